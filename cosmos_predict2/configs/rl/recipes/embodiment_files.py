@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RLinf's YAML files, composed by Hydra: defaults lists, interpolations, search paths and overrides as there."""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
+from cosmos_predict2.configs.rl.recipes.rows import unknown_field
+from imaginaire.errors import ConfigError, near
+
+
+def load_embodiment(folder: str, name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The content of the configuration ``name`` of a folder, without Hydra's own settings."""
+    place = Path(folder).expanduser().absolute()
+    names = sorted(path.stem for path in place.glob("*.yaml"))
+    if name.removesuffix(".yaml") not in names:
+        if not place.is_dir():
+            raise ConfigError(f"--config-path {folder}: there is no such folder.")
+        raise ConfigError(f"--config-name {name}: {folder} has no {name}.yaml.{near(name, names)}")
+    os.environ.setdefault("EMBODIED_PATH", str(place.parent))  # published files look for their groups below it
+    try:
+        with warnings.catch_warnings(), hydra.initialize_config_dir(config_dir=str(place), version_base=None):
+            warnings.simplefilter("ignore")  # of defaults lists without _self_, which published files have
+            tree = hydra.compose(name.removesuffix(".yaml"), overrides=list(overrides))
+        content = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
+    except MissingConfigException as error:
+        missing = str(error.missing_cfg_file)
+        group = place / missing.rpartition("/")[0]
+        known = [f"{missing.rpartition('/')[0]}/{path.stem}" for path in group.glob("*.yaml")]
+        raise ConfigError(
+            f"{name}: its defaults have '{missing}', which {folder} has not.{near(missing, known)}"
+        ) from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{name}: {error.full_key}: {str(error.msg).splitlines()[0]}.") from None
+    except HydraException as error:
+        raise _explained(name, overrides, error) from None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{name} is no configuration with sections.")
+    return {str(key): value for key, value in content.items()}
+
+
+def _explained(name: str, overrides: Sequence[str], error: HydraException) -> ConfigError:
+    """What is wrong: an override of a field that the files have not, or what Hydra says."""
+    cause = error.__cause__
+    key = getattr(cause, "full_key", None)
+    item = next((one for one in overrides if key and one.lstrip("+~").startswith(f"{key}=")), None)
+    if item is not None and key not in FIELDS:
+        return unknown_field(str(key), FIELDS)
+    if item is not None:
+        return ConfigError(f"{item}: {name} does not have this field. To add it write +{item}.")
+    return ConfigError(f"{name}: {str(error).splitlines()[0]}.")

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From RLinf's configuration of a policy in a world model to an experiment with overrides.
+
+content = load_embodiment("examples/embodiment/config", "tiny_toy_grpo")
+compose(CONFIG, translate_embodiment(content).overrides)
+"""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cosmos_predict2.configs.rl.recipes.embodiment import CONFIG, FIELDS, KL_KINDS, LOSS, RL
+from cosmos_predict2.configs.rl.recipes.rows import ALWAYS, Fields, Translation, override, read_fields, shown_value
+from cosmos_predict2.released import EMBODIED, describe_missing
+from imaginaire import storage
+from imaginaire.errors import ConfigError, near
+
+ENV, PLACE = f"{CONFIG}.env", "cluster.component_placement"
+TOY_SUITES = ("push_puck",)
+POLICIES = ("toy", "openvla_oft", "openpi", "openvla")
+PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", None: "float32"}
+ALL_STARTS = 2**20  # groups of a run at most; environments take their numbers modulo the starts that there are
+_ENVS = "cosmos_predict2.rl.envs"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What an epoch comes to, of all processes together."""
+
+    groups: int
+    group_size: int
+    decisions: int  # of an episode
+    execute: int  # actions of a decision
+    max_steps: int
+    minibatches: int
+    updates: int
+    micro_batch_size: int
+
+    @property
+    def episodes(self) -> int:
+        return self.groups * self.group_size
+
+    @property
+    def steps(self) -> int:
+        """Of the optimizer."""
+        return self.minibatches * self.updates
+
+
+@dataclass(frozen=True)
+class Placement:
+    """GPUs, or processes where there are none: those that train, and those that play apart from them."""
+
+    train: int
+    play: int = 0  # 0: those that train
+
+
+def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
+    """The run of a configuration on a machine with so many GPUs."""
+    fields, warnings = read_fields(content, FIELDS)
+    sizes, placement = sizes_of(fields), placement_of(fields, gpus_here)
+    require_policy(fields)
+    settings = {
+        **fields.settings(ALWAYS),
+        **_policy(fields),
+        **_optimizer(fields),
+        **_epochs(fields, sizes),
+        **_parts(sizes, placement),
+        **_loss(fields),
+        **_environment(fields, placement, warnings),
+        **_evaluation(fields),
+        **_workers(placement, gpus_here),
+        "job.group": "embodied",
+        f"{CONFIG}.compare": 0,
+        "trainer.callbacks.imagination_gap": None,
+    }
+    has_world_model = fields["env.train.env_type"] == "cosmos_wm"
+    experiment = "tiny_vla_grpo_world_model_frozen" if has_world_model else "tiny_vla_grpo_simulator"
+    backends = fields["runner.logger.logger_backends"]
+    if unknown := [name for name in backends if name not in ("tensorboard", "wandb")]:
+        raise ConfigError(f"runner.logger.logger_backends has {unknown[0]}: there are tensorboard and wandb.")
+    settings["job.wandb_mode"] = "online" if "wandb" in backends else "disabled"
+    removed = _TOY_SETTINGS if fields["env.train.wm_env_type"] == "libero" and has_world_model else ()
+    return Translation(
+        [f"experiment={experiment}", *(override(key, value) for key, value in settings.items()), *removed],
+        {PLACE: placement.train},
+        {"IMAGINAIRE_OUTPUT_ROOT": str(fields["runner.logger.log_path"])},
+        warnings,
+    )
+
+
+# --- numbers
+
+
+def sizes_of(fields: Fields) -> Sizes:
+    """How an epoch's episodes become groups, and its decisions minibatches."""
+    envs, group = _at_least_1(fields, "env.train.total_num_envs"), _at_least_1(fields, "algorithm.group_size")
+    episodes = envs * _at_least_1(fields, "algorithm.rollout_epoch")
+    if group < 2:
+        raise ConfigError(f"algorithm.group_size = {group}, but GRPO compares the episodes of a group: 2 at least.")
+    _require_same(fields, "env.train.group_size", "algorithm.group_size")
+    if envs % group:
+        raise ConfigError(f"env.train.total_num_envs = {envs} is no multiple of algorithm.group_size = {group}.")
+    steps, execute = (
+        _at_least_1(fields, "env.train.max_episode_steps"),
+        _at_least_1(fields, "actor.model.num_action_chunks"),
+    )
+    _require_same(fields, "env.train.max_steps_per_rollout_epoch", "env.train.max_episode_steps")
+    if fields["env.train.env_type"] == "cosmos_wm":
+        _require_same(fields, "env.train.world_model_cfg.chunk", "actor.model.num_action_chunks")
+        if execute > fields["env.train.world_model_cfg.cosmos.chunk_size"]:
+            raise ConfigError(
+                f"actor.model.num_action_chunks = {execute}, but the world model imagines"
+                f" {fields['env.train.world_model_cfg.cosmos.chunk_size']} actions at once (cosmos.chunk_size)."
+            )
+    decisions = math.ceil(steps / execute)
+    batch = _at_least_1(fields, "actor.global_batch_size")
+    minibatches, rest = divmod(episodes * decisions, batch)
+    if rest or not minibatches:
+        raise ConfigError(
+            f"actor.global_batch_size = {batch} does not divide the {episodes * decisions} decisions of an epoch:"
+            f" {episodes} episodes (total_num_envs x rollout_epoch) of {decisions} (max_episode_steps /"
+            " num_action_chunks)."
+        )
+    return Sizes(
+        groups=episodes // group,
+        group_size=group,
+        decisions=decisions,
+        execute=execute,
+        max_steps=steps,
+        minibatches=minibatches,
+        updates=fields["algorithm.update_epoch"],
+        micro_batch_size=_at_least_1(fields, "actor.micro_batch_size"),
+    )
+
+
+def placement_of(fields: Fields, gpus_here: int) -> Placement:
+    """Who trains, and who plays: the same GPUs, or actor apart from env and rollout."""
+    given = fields[PLACE]
+    if given is None:
+        return Placement(max(1, gpus_here))
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{PLACE} = {given!r}, but it is a section, such as 'actor,env,rollout: all'.")
+    places = {part.strip(): _gpus(value, gpus_here) for names, value in given.items() for part in str(names).split(",")}
+    if unknown := set(places) - {"actor", "env", "rollout"}:
+        raise ConfigError(
+            f"{PLACE}: no part is called '{min(unknown)}'.{near(min(unknown), ('actor', 'env', 'rollout'))}"
+        )
+    if missing := {"actor", "env", "rollout"} - set(places):
+        raise ConfigError(f"{PLACE} does not place {', '.join(sorted(missing))}.")
+    if places["env"] != places["rollout"]:
+        raise ConfigError(f"{PLACE}: env and rollout have one place here, since the policy acts where it is answered.")
+    train, play = places["actor"], places["rollout"]
+    if train == play:
+        return Placement(len(train))
+    if train & play or len(play) % len(train):
+        raise ConfigError(
+            f"{PLACE}: env and rollout share all GPUs with actor, or have others, a multiple of actor's"
+            f" {len(train)}, such as actor: 0 and env,rollout: 1-3."
+        )
+    return Placement(len(train), len(play))
+
+
+def _gpus(value: Any, gpus_here: int) -> set[int]:
+    text = str(value).strip()
+    if text == "all":
+        return set(range(max(1, gpus_here)))
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        raise ConfigError(f"{PLACE} has '{text}', but it is all, or GPUs such as 0-3 or 0,2.")
+    ends = [part.split("-") for part in text.split(",")]
+    return {number for part in ends for number in range(int(part[0]), int(part[-1]) + 1)}
+
+
+def _at_least_1(fields: Fields, path: str) -> int:
+    value = fields[path]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{path} = {shown_value(value)}, but it is a whole number, 1 at least.")
+    return value
+
+
+def _require_same(fields: Fields, path: str, other: str) -> None:
+    if path in fields.given and fields[path] != fields[other]:
+        raise ConfigError(f"{path} = {fields[path]} must be {other} = {fields[other]}.")
+
+
+# --- settings of the experiment
+
+
+def require_policy(fields: Fields) -> None:
+    """Raise for a policy that is not here."""
+    kind, key = fields["actor.model.model_type"], "actor.model.model_type"
+    if kind not in POLICIES:
+        raise ConfigError(f'{key} = "{kind}": no policy is called so.{near(kind, POLICIES)}')
+    if kind != "toy":
+        name = "PI0.5" if kind == "openpi" else "OpenVLA"
+        raise ConfigError(
+            f'{key} = "{kind}": not yet, this version has no {name} policies. What runs today is {key} = toy: `bash'
+            " examples/embodiment/run_embodiment.sh tiny_toy_grpo`, or `python -m scripts.train --"
+            " experiment=tiny_vla_grpo_world_model`."
+        )
+    for path in ("model.is_lora", "fsdp_config.gradient_checkpointing", "model.use_proprio"):
+        if fields[f"actor.{path}"]:
+            raise ConfigError(f"actor.{path} = true, but the toy policy has nothing of the kind: set it to False.")
+
+
+def _policy(fields: Fields) -> dict[str, Any]:
+    _require_same(fields, "rollout.model.model_path", "actor.model.model_path")
+    precision = fields["actor.model.precision"]
+    if precision not in PRECISIONS:
+        raise ConfigError(f'actor.model.precision = "{precision}".{near(str(precision), ["bf16", "fp32"])}')
+    for path in (
+        "rollout.model.precision",
+        *(f"actor.fsdp_config.mixed_precision.{n}_dtype" for n in ("param", "reduce")),
+    ):
+        if fields[path] is not None:
+            _require_same(fields, path, "actor.model.precision")
+    found: dict[str, Any] = {f"{CONFIG}.precision": PRECISIONS[precision]}
+    if path := fields["actor.model.model_path"]:
+        found[f"{CONFIG}.policy.path"] = path
+    return found
+
+
+def _optimizer(fields: Fields) -> dict[str, Any]:
+    return {"optimizer.betas": [fields["actor.optim.adam_beta1"], fields["actor.optim.adam_beta2"]]}
+
+
+def _epochs(fields: Fields, sizes: Sizes) -> dict[str, Any]:
+    """Ends, saves, evaluations and beginnings; iterations here are steps of the optimizer."""
+    limits = [number for number in (fields["runner.max_epochs"], fields["runner.max_steps"]) if number > 0]
+    if not limits:
+        raise ConfigError("runner.max_epochs = -1 and runner.max_steps = -1: the run has no end. Set one.")
+    every, save = fields["runner.val_check_interval"], fields["runner.save_interval"]
+    found: dict[str, Any] = {
+        "trainer.max_iter": min(limits) * sizes.steps,
+        "trainer.logging_iter": sizes.steps,
+        "trainer.run_validation": every > 0,
+        "checkpoint.save_iter": (save if save > 0 else min(limits)) * sizes.steps,
+    }
+    if every > 0:
+        found["trainer.validation_iter"] = every * sizes.steps
+    resume, weights = fields["runner.resume_dir"], fields["runner.ckpt_path"]
+    if resume and weights:
+        raise ConfigError("runner.resume_dir and runner.ckpt_path: a run goes on, or begins with weights. Give one.")
+    if resume or weights:
+        found |= {"checkpoint.load_path": resume or weights, "checkpoint.load_training_state": bool(resume)}
+    return found
+
+
+def _parts(sizes: Sizes, placement: Placement) -> dict[str, Any]:
+    """What each process has of an epoch."""
+    number = placement.train
+    per_process = sizes.episodes * sizes.decisions // sizes.minibatches / number
+    if sizes.groups % number:
+        raise ConfigError(
+            f"{sizes.groups} groups of an epoch (total_num_envs x rollout_epoch / group_size) are not divided by the"
+            f" {number} processes of {PLACE}."
+        )
+    if per_process % sizes.micro_batch_size:
+        raise ConfigError(
+            f"actor.micro_batch_size = {sizes.micro_batch_size} does not divide the {per_process:g} decisions that"
+            f" each of {number} processes has of actor.global_batch_size = {per_process * number:g}."
+        )
+    parts = int(per_process) // sizes.micro_batch_size
+    return {
+        "dataloader_train.batch_size": sizes.groups // number,
+        "dataloader_train.dataset.num": ALL_STARTS,
+        f"{RL}.execute": sizes.execute,
+        f"{RL}.minibatches": sizes.minibatches,
+        f"{RL}.micro_batches": parts,
+        "trainer.grad_accum_iter": parts,
+        f"{ENV}.max_steps": sizes.max_steps,
+    }
+
+
+def _loss(fields: Fields) -> dict[str, Any]:
+    kind = fields["algorithm.kl_penalty"]
+    if kind not in KL_KINDS:
+        raise ConfigError(f'algorithm.kl_penalty = "{kind}".{near(kind, KL_KINDS)}')
+    low, high = fields["algorithm.rewards_lower_bound"], fields["algorithm.rewards_upper_bound"]
+    is_filtered = fields["algorithm.filter_rewards"]
+    return {
+        f"{LOSS}.ratio_level": fields["algorithm.logprob_type"],
+        f"{LOSS}.aggregation": fields["algorithm.loss_agg_func"],
+        f"{LOSS}.kl_kind": KL_KINDS[kind],
+        f"{RL}.lower_bound": low if is_filtered else None,
+        f"{RL}.upper_bound": high if is_filtered else None,
+        f"{RL}.advantage_epsilon": 1e-6,
+        f"{RL}.shared_noise": False,  # there, each environment has noise of its own
+    }
+
+
+def _environment(fields: Fields, placement: Placement, warnings: list[str]) -> dict[str, Any]:
+    """Where the policy learns."""
+    kind, suite = fields["env.train.env_type"], fields["env.train.task_suite_name"]
+    num_envs, rest = divmod(fields["env.train.total_num_envs"], placement.train)
+    if rest or not num_envs:
+        raise ConfigError(
+            f"env.train.total_num_envs = {fields['env.train.total_num_envs']} is no multiple of the {placement.train}"
+            f" processes of {PLACE}."
+        )
+    if kind == "toy":
+        _require_toy_suite("env.train", suite)
+        return {f"{ENV}.num_envs": num_envs, f"+{ENV}.tasks": [suite]}
+    if kind != "cosmos_wm":
+        raise ConfigError(f'env.train.env_type = "{kind}": {_not_here(kind)}')
+    imagined = fields["env.train.wm_env_type"]
+    if imagined == "toy":
+        _require_toy_suite("env.train", suite)
+        _require_tiny(fields)
+        parts: dict[str, Any] = {f"+{ENV}.starts.tasks": [suite]}
+    elif imagined == "libero":
+        parts = _libero(fields)
+    else:
+        raise ConfigError(f'env.train.wm_env_type = "{imagined}".{near(imagined, ("libero", "toy"))}')
+    world = "env.train.world_model_cfg.cosmos"
+    if fields[f"{world}.guidance"]:
+        warnings.append(
+            f"{world}.guidance = {fields[f'{world}.guidance']:g} changes nothing where there is no text: the second"
+            " pass of each step is left out"
+        )
+    sampling = {
+        "_target_": "cosmos_predict2.world_model.options.SamplingOptions",
+        "num_steps": fields[f"{world}.num_steps"],
+    }
+    if fields[f"{world}.num_steps"] == 1:
+        sampling["final_evaluation"] = False
+    scoring = dict(
+        judge="all",
+        reward_on="each",
+        use_rel_reward=fields["env.train.use_rel_reward"],
+        reward_coef=float(fields["env.train.reward_coef"]),
+        terminate_on_success=not fields["env.train.ignore_terminations"],
+    )
+    if "env.train.success_reward_threshold" in fields.given:
+        scoring["success_threshold"] = fields["env.train.success_reward_threshold"]
+    return {
+        **parts,
+        f"{ENV}.num_envs": num_envs,
+        f"+{ENV}.sampling": sampling,
+        f"{ENV}.scoring": scoring,
+        f"+{ENV}.batch_size": _at_least_1(fields, f"{world}.batch_size"),
+        f"+{ENV}.offload": "phase" if fields["env.enable_offload"] else "never",
+    }
+
+
+def _require_toy_suite(section: str, suite: str) -> None:
+    if suite not in TOY_SUITES:
+        raise ConfigError(f'{section}.task_suite_name = "{suite}" of the toy world.{near(suite, TOY_SUITES)}')
+
+
+def _require_tiny(fields: Fields) -> None:
+    for name in ("cosmos_model_dir", "world_model_cfg.cosmos.ckpt_path"):
+        if fields[f"env.train.{name}"] not in (None, "tiny"):
+            raise ConfigError(
+                f'env.train.{name} = "{fields[f"env.train.{name}"]}", but the toy world is imagined by the model'
+                " that is shipped: tiny. For another, an override of scripts.train: model.config.world_model."
+            )
+
+
+_TOY_SETTINGS = (  # of the experiment's toy world, which the parts of another world have not
+    *(f"~{ENV}.starts.{name}" for name in ("setting", "tasks", "split", "seed")),
+    f"~{ENV}.reward.setting",
+)
+FILES = {  # of a world model's folder, by the field that names each
+    "world_model_cfg.cosmos.ckpt_path": "the world model's weights",
+    "world_model_cfg.cosmos.tokenizer_path": "its tokenizer",
+    "world_model_cfg.reward_model.from_pretrained": "the reward model's weights",
+    "initial_image_path": "the recorded starts",
+}
+
+
+def _libero(fields: Fields) -> dict[str, Any]:
+    """The world model of a folder, its reward, and its starts."""
+    paths = {name: _file(fields, f"env.train.{name}", what) for name, what in FILES.items()}
+    world, scale = "env.train.world_model_cfg", fields["env.train.world_model_cfg.cosmos.action_scaler"]
+    imagination = {
+        "_target_": "cosmos_predict2.configs.rl.imagination.imagination_of",
+        "dit_path": paths["world_model_cfg.cosmos.ckpt_path"],
+        "tokenizer_path": paths["world_model_cfg.cosmos.tokenizer_path"],
+        "action_transform": f"controller:{scale:g}x{fields['actor.model.action_dim']}",
+        "chunk_size": fields[f"{world}.cosmos.chunk_size"],
+    }
+    starts = {
+        "_target_": f"{_ENVS}.recorded_starts.RecordedStarts",
+        "path": paths["initial_image_path"],
+        "keyframes": fields["env.train.enable_kir"],
+        "by_task": False,
+        "size": fields[f"{world}.image_size"],
+    }
+    reward = {
+        "_target_": "cosmos_predict2.rl.rewards.resnet.ResnetReward",
+        "path": paths["world_model_cfg.reward_model.from_pretrained"],
+    }
+    return {
+        f"{CONFIG}.world_model": None,
+        f"{CONFIG}.true_env": None,
+        f"+{ENV}.imagination": imagination,
+        f"+{ENV}.starts": starts,
+        f"+{ENV}.reward": reward,
+    }
+
+
+def _file(fields: Fields, path: str, what: str) -> str:
+    value = fields[path]
+    folder = fields["env.train.cosmos_model_dir"]
+    if not value or str(value).startswith("None/"):
+        raise ConfigError(
+            f"{path} = {shown_value(value)}: {what} have no path, since env.train.cosmos_model_dir ="
+            f" {shown_value(folder)}. Set it to the world model's folder, such as"
+            " models/Cosmos-Predict2.5-LIBERO-Spatial."
+        )
+    repositories = {repository: name for name, (repository, _) in EMBODIED.items()}
+    if folder in repositories and not os.path.isdir(folder):
+        raise ConfigError(
+            f"env.train.cosmos_model_dir = {shown_value(folder)}: fetch this repository, then give its folder below"
+            f" models/: python -m scripts.download_checkpoints --embodied {repositories[folder]}"
+        )
+    if not storage.exists(value) and not os.path.isdir(value):
+        raise ConfigError(f"{path}: {describe_missing(value)} A relative path is below {os.getcwd()}.")
+    return str(value)
+
+
+def _evaluation(fields: Fields) -> dict[str, Any]:
+    """Where the policy is judged, if it is."""
+    if fields["runner.val_check_interval"] <= 0:
+        return {}
+    kind, suite = fields["env.eval.env_type"], fields["env.eval.task_suite_name"]
+    if kind != "toy":
+        raise ConfigError(
+            f'env.eval.env_type = "{kind}": {_not_here(kind)} Or evaluate never: runner.val_check_interval = -1.'
+        )
+    _require_toy_suite("env.eval", suite)
+    num_envs = _at_least_1(fields, "env.eval.total_num_envs")
+    return {
+        f"{CONFIG}.eval_env.num_envs": num_envs,
+        "dataloader_val.batch_size": num_envs,
+        "dataloader_val.dataset.num": num_envs * _at_least_1(fields, "algorithm.eval_rollout_epoch"),
+    }
+
+
+def _not_here(kind: str) -> str:
+    known = ("cosmos_wm", "toy")
+    if kind in ("libero", "maniskill", "robotwin", "behavior", "opensora_wm", "wan_wm"):
+        return f"not yet, this version has no such environment. There are {' and '.join(known)}."
+    return f"no environment is called so.{near(kind, known)}"
+
+
+def _workers(placement: Placement, gpus_here: int) -> dict[str, Any]:
+    """Rollouts on Ray, where they have GPUs of their own."""
+    if not placement.play:
+        return {}
+    target = {"_target_": "cosmos_predict2.rl.ray_rollout.RayRollout", "num_workers": placement.play // placement.train}
+    return {f"{CONFIG}.rollout": {**target, "num_gpus": 1.0 if gpus_here else 0.0}}

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations of RLinf: the files here translate, fields set what their table says, others are refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cosmos_predict2.configs.rl.recipes import embodiment_translation
+from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
+from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
+from cosmos_predict2.configs.rl.recipes.embodiment_translation import (
+    Placement,
+    placement_of,
+    sizes_of,
+    translate_embodiment,
+)
+from cosmos_predict2.configs.rl.recipes.rows import Only, Read, To, Translation, read_fields
+from imaginaire.config.compose import compose
+from imaginaire.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = "cosmos_predict2/configs/base/config.py"
+CONFIGS = str(ROOT / "examples/embodiment/config")
+OFT, PI05 = "cosmos_libero_spatial_grpo_openvlaoft", "cosmos_libero_spatial_grpo_openpi05"
+FOLDER = ("libero-spatial-2b-19k.pt", "resnet_rm.pth", "tokenizer/tokenizer.pth", "dataset/seed_0_traj_0.npy")
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("EMBODIED_PATH", raising=False)
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> str:
+    """A folder with the files of a world model, which nothing opens."""
+    for name in FOLDER:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return str(tmp_path)
+
+
+def translated(name: str, *overrides: str, gpus: int = 0) -> Translation:
+    return translate_embodiment(load_embodiment(CONFIGS, name, overrides), gpus)
+
+
+def value_of(translation: Translation, key: str) -> str:
+    found = [item.partition("=") for item in translation.overrides]
+    return next(value for name, _, value in found if name.lstrip("+") == key or name.endswith(f".{key}"))
+
+
+@pytest.mark.parametrize(("name", "episodes", "steps"), [(OFT, 1024, 4), (PI05, 512, 8)])
+def test_the_published_numbers_of_an_epoch(name: str, episodes: int, steps: int) -> None:
+    fields, warnings = read_fields(load_embodiment(CONFIGS, name), FIELDS)
+    sizes = sizes_of(fields)
+    assert (sizes.groups, sizes.episodes, sizes.decisions, sizes.steps) == (episodes // 8, episodes, 32, steps)
+    assert placement_of(fields, 4) == Placement(4) and not warnings
+
+
+@pytest.mark.parametrize(("name", "policy"), [(OFT, "OpenVLA"), (PI05, "PI0.5")])
+def test_a_policy_that_is_not_here_yet_is_refused_with_what_runs(name: str, policy: str) -> None:
+    with pytest.raises(ConfigError, match=f"this version has no {policy} policies.*tiny_toy_grpo.*tiny_vla_grpo"):
+        translated(name, gpus=4)
+
+
+@pytest.mark.slow
+def test_all_but_the_policy_of_the_published_file_composes(model_dir: str) -> None:
+    overrides = ["actor.model.model_type=toy", "actor.model.model_path=null", "rollout.model.model_path=null"]
+    overrides += ["actor.fsdp_config.gradient_checkpointing=false", f"env.train.cosmos_model_dir={model_dir}"]
+    translation = translated(OFT, *overrides, gpus=4)
+    assert translation.num_gpus == 4 and any("guidance = 7" in warning for warning in translation.warnings)
+    assert f"{model_dir}/resnet_rm.pth" in value_of(translation, "env.reward")
+    config = compose(BASE, [item for item in translation.overrides if "env.reward" not in item])
+    env, rl = config.model.config.env, config.model.config.rl
+    assert (env.num_envs, env.max_steps, env.batch_size, env.offload) == (16, 256, 16, "phase")
+    assert env.imagination.dit_path == f"{model_dir}/libero-spatial-2b-19k.pt"
+    assert env.imagination.action_transform == "controller:20x7" and env.imagination.chunk_size == 12
+    assert env.starts.path == f"{model_dir}/dataset/" and list(env.starts.size) == [256, 320]
+    assert env.scoring.use_rel_reward and env.scoring.reward_coef == 5.0 and env.scoring.terminate_on_success
+    assert env.sampling.num_steps == 10 and "final_evaluation" not in env.sampling
+    assert (rl.group_size, rl.execute, rl.minibatches, rl.updates) == (8, 8, 4, 1)
+    assert (rl.lower_bound, rl.upper_bound) == (0.5, 4.5)
+    assert (rl.loss.clip_low, rl.loss.clip_high, rl.loss.dual_clip) == (0.2, 0.28, 3.0)
+    assert (rl.loss.ratio_level, rl.loss.aggregation) == ("token_level", "token-mean")
+    assert config.dataloader_train.batch_size == 32 and config.trainer.grad_accum_iter == 8192 // 4 // 32
+    assert config.trainer.max_iter == 4000 and config.checkpoint.save_iter == 8 and not config.trainer.run_validation
+    assert config.optimizer.lr == 2e-5 and config.trainer.callbacks.grad_clip.clip_norm == 1.0
+
+
+@pytest.mark.slow
+def test_the_tiny_twin_composes() -> None:
+    config = compose(BASE, translated("tiny_toy_grpo").overrides)
+    assert config.job.path == "rlinf/embodied/tiny_toy_grpo" and config.model.config.refinement is None
+    assert config.dataloader_train.batch_size == 12 and config.model.config.env.starts.tasks == ["push_puck"]
+
+
+CHANGES = [  # an override of the tiny twin, and what it sets here
+    ("+algorithm.kl_beta=0.5", "loss.kl_beta", "0.5"),
+    ("+algorithm.kl_penalty=low_var_kl", "loss.kl_kind", '"k3"'),
+    ("algorithm.logprob_type=action_level", "loss.ratio_level", '"action_level"'),
+    ("env.train.total_num_envs=96", "dataloader_train.batch_size", "24"),
+    ("runner.max_epochs=5", "trainer.max_iter", "80"),
+    ("+runner.max_steps=1", "trainer.max_iter", "16"),
+    ("runner.val_check_interval=-1", "trainer.run_validation", "false"),
+    ("+runner.resume_dir=runs/a", "checkpoint.load_training_state", "true"),
+    ("+runner.ckpt_path=runs/a", "checkpoint.load_path", '"runs/a"'),
+    ("runner.logger.logger_backends=[wandb]", "job.wandb_mode", '"online"'),
+    ("actor.micro_batch_size=16", "rl.micro_batches", "3"),
+    ("actor.model.model_path=clones/mine", "policy.path", '"clones/mine"'),
+    ("+actor.model.noise=0.1", "policy.noise", "0.1"),
+    ("env.train.env_type=toy", "experiment", "tiny_vla_grpo_simulator"),
+    (
+        "env.train.world_model_cfg.cosmos.num_steps=4",
+        "env.sampling",
+        '{_target_:"cosmos_predict2.world_model.options.SamplingOptions",num_steps:4}',
+    ),
+    ("env.enable_offload=false", "env.offload", '"never"'),
+]
+
+
+@pytest.mark.parametrize(("change", "key", "value"), CHANGES, ids=lambda case: str(case)[:40])
+def test_a_field_sets_what_the_table_says(change: str, key: str, value: str) -> None:
+    assert value_of(translated("tiny_toy_grpo", change), key) == value
+
+
+WRONG = [  # an override of the tiny twin, and what the error names
+    ("algorithm.gruop_size=4", "Did you mean group_size?"),
+    ("+algorithm.max_epochs=4", "Did you mean runner.max_epochs?"),
+    ("+actor.optim.critic_lr=1", "actor.optim.critic_lr"),
+    ("algorithm.group_size=1", "algorithm.group_size = 1"),
+    ("algorithm.group_size=5", "no multiple of algorithm.group_size = 5"),
+    ("env.train.group_size=4", "env.train.group_size = 4 must be algorithm.group_size"),
+    ("env.train.total_num_envs=null", "env.train.total_num_envs"),
+    ("env.train.max_steps_per_rollout_epoch=48", "env.train.max_steps_per_rollout_epoch"),
+    ("env.train.world_model_cfg.chunk=8", "env.train.world_model_cfg.chunk = 8"),
+    ("env.train.world_model_cfg.cosmos.chunk_size=8", "cosmos.chunk_size"),
+    ("env.train.env_type=libero", "not yet, this version has no such environment"),
+    ("env.train.env_type=cosmos", "Did you mean cosmos_wm?"),
+    ("env.train.wm_env_type=libero", "env.train.cosmos_model_dir"),
+    ("env.train.task_suite_name=push_pcuk", "Did you mean push_puck?"),
+    ("env.train.cosmos_model_dir=models/mine", "the model that is shipped: tiny"),
+    ("env.eval.env_type=libero", "runner.val_check_interval = -1"),
+    ("+env.train.cosmos_ckpt_path=a.pt", "Write cosmos_model_dir"),
+    ("+env.train.use_fixed_reset_state_ids=false", "use_fixed_reset_state_ids"),
+    ("actor.global_batch_size=50", "actor.global_batch_size = 50 does not divide the 192 decisions"),
+    ("actor.micro_batch_size=32", "actor.micro_batch_size = 32"),
+    ("actor.model.model_type=openvla_otf", "Did you mean openvla_oft"),
+    ("actor.model.precision=bf8", "actor.model.precision"),
+    ("+actor.model.is_lora=true", "actor.model.is_lora"),
+    ("+actor.training_backend=megatron", "actor.training_backend"),
+    ("+rollout.model.model_path=other", "rollout.model.model_path = other"),
+    ("+runner.only_eval=true", "scripts.evaluate_policy"),
+    ("runner.max_epochs=-1", "the run has no end"),
+    ("runner.logger.logger_backends=[swanlab]", "swanlab"),
+    ("+algorithm.adv_type=gae", "algorithm.adv_type"),
+    ("+algorithm.kl_penalty=kll", "algorithm.kl_penalty"),
+    ("cluster.num_nodes=2", "ray_utils/start_ray.sh"),
+    ("+critic.use_critic_model=true", "critic.use_critic_model"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "named"), WRONG, ids=lambda case: str(case)[:40])
+def test_a_wrong_field_is_refused_by_name(change: str, named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        translated("tiny_toy_grpo", change)
+    assert named in str(refused.value)
+
+
+def test_a_file_of_the_world_model_that_is_missing_is_named_with_its_download(model_dir: str) -> None:
+    overrides = ["actor.model.model_type=toy", "actor.fsdp_config.gradient_checkpointing=false"]
+    (Path(model_dir) / "tokenizer/tokenizer.pth").unlink()
+    with pytest.raises(ConfigError) as refused:
+        translated(OFT, *overrides, f"env.train.cosmos_model_dir={model_dir}")
+    assert f"tokenizer_path: {model_dir}/tokenizer/tokenizer.pth does not exist" in str(refused.value)
+    with pytest.raises(ConfigError, match="download_checkpoints --embodied cosmos_libero_spatial"):
+        translated(OFT, *overrides)
+    with pytest.raises(ConfigError, match=r"cosmos_model_dir = None.*models/Cosmos-Predict2\.5-LIBERO-Spatial"):
+        translated(OFT, *overrides, "env.train.cosmos_model_dir=null")
+
+
+def test_a_repository_of_the_hub_is_fetched_first() -> None:
+    overrides = ["actor.model.model_type=toy", "actor.fsdp_config.gradient_checkpointing=false"]
+    with pytest.raises(ConfigError, match="download_checkpoints --embodied cosmos_libero_spatial"):
+        translated(OFT, *overrides, "env.train.cosmos_model_dir=tayalmanan/cosmos-robotics")
+
+
+def placed(gpus: int = 0, **places: Any) -> Translation:
+    """The tiny twin with these places; the names of parts joined by underscores."""
+    content = load_embodiment(CONFIGS, "tiny_toy_grpo")
+    content["actor"]["micro_batch_size"] = 12
+    content["cluster"]["component_placement"] = {name.replace("_", ","): value for name, value in places.items()}
+    return translate_embodiment(content, gpus)
+
+
+def test_places_apart_are_workers_of_ray() -> None:
+    together = placed(4, actor_env_rollout="all")
+    assert together.num_gpus == 4 and value_of(together, "env.num_envs") == "12"
+    assert not any("model.config.rollout=" in item for item in together.overrides)
+    apart = placed(4, actor=0, env_rollout="1-3")
+    assert apart.num_gpus == 1 and "num_workers:3,num_gpus:1.0" in value_of(apart, "model.config.rollout")
+    assert "num_workers:2,num_gpus:0.0" in value_of(placed(0, actor=0, env_rollout="1,2"), "model.config.rollout")
+
+
+@pytest.mark.parametrize(
+    ("places", "named"),
+    [
+        (dict(actor=0), "does not place env, rollout"),
+        (dict(actor=0, env=1, rollout=2), "env and rollout have one place"),
+        (dict(actor="0-1", env_rollout="1-2"), "share all GPUs with actor"),
+        (dict(actor="0-1", env_rollout="2-4"), "a multiple of actor's 2"),
+        (dict(actor_env_rollout="half"), "'half'"),
+        (dict(actor_envs_rollout="all"), "Did you mean env?"),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(places: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        placed(4, **places)
+    assert named in str(refused.value)
+
+
+def test_published_files_with_absolute_references_and_settings_of_hydra_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are published: no _self_, groups by a search path, paths by ${env.train...}."""
+    folder = tmp_path / "embodied/config"
+    folder.mkdir(parents=True)
+    for name in ("env", "model", "training_backend"):
+        (folder / name).symlink_to(Path(CONFIGS) / name)
+    content = yaml.safe_load((Path(CONFIGS) / f"{OFT}.yaml").read_text())
+    content["defaults"] = [*content["defaults"][:-1], {"override hydra/job_logging": "stdout"}]
+    search = ["file://${oc.env:EMBODIED_PATH}/config/"]
+    content["hydra"] = {"run": {"dir": "."}, "output_subdir": None, "searchpath": search}
+    content["env"]["train"]["initial_image_path"] = "${env.train.cosmos_model_dir}/dataset/"
+    (folder / "mine.yaml").write_text(yaml.safe_dump(content))
+    loaded = load_embodiment(str(folder), "mine.yaml")
+    assert loaded == load_embodiment(CONFIGS, OFT)
+    assert loaded["env"]["train"]["world_model_cfg"]["cosmos"]["ckpt_path"] == (
+        "models/Cosmos-Predict2.5-LIBERO-Spatial/libero-spatial-2b-19k.pt"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "named"),
+    [
+        ("cosmos_libero_spatial_grpo_openvla", (), f"Did you mean {OFT}"),
+        ("tiny_toy_grpo", ("actor.model.model_path=${a.b}",), "actor.model.model_path"),
+        ("tiny_toy_grpo", ("runner.max_epochs=[",), "tiny_toy_grpo"),
+        ("tiny_toy_grpo", ("actor.group_name=a",), "To add it write +actor.group_name=a"),
+    ],
+)
+def test_files_and_overrides_that_cannot_be_read_are_explained(
+    name: str, overrides: tuple[str, ...], named: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_embodiment(CONFIGS, name, overrides)
+    assert named in str(refused.value)
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_embodiment("/none/such", name)
+
+
+def test_each_row_accepts_its_default_and_gives_its_reason() -> None:
+    fields, _ = read_fields({}, FIELDS)
+    for path, row in FIELDS.items():
+        if isinstance(row, (To, Only)):
+            value = fields[path]
+            for part in reversed(path.split(".")):
+                value = {part: value}
+            read_fields(value, FIELDS)
+        assert getattr(row, "reason", "") or getattr(row, "key", "") or getattr(row, "what", row)
+
+
+def test_every_field_that_is_read_is_used_or_belongs_to_a_policy_that_is_not_here() -> None:
+    """Read rows promise that the translation looks at them."""
+    text = Path(str(embodiment_translation.__file__)).read_text()
+    later = {"actor.model", "env.eval", "algorithm.sampling_params", "env.train.init_params"}
+    later.add("actor.fsdp_config.mixed_precision")
+    for path, row in FIELDS.items():
+        if isinstance(row, Read) and not any(path.startswith(f"{section}.") for section in later):
+            assert path.rpartition(".")[2] in text, path

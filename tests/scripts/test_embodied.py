@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""run_embodiment.sh: the tiny twin from the command to a checkpoint, and what a wrong call says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import embodied
+from tests.programs import call, python
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodiment.sh"
+
+
+def started(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What the script did, started in the folder."""
+    environment = {**os.environ, "PYTHON": python(), "CUDA_VISIBLE_DEVICES": "", **variables}
+    environment.pop("IMAGINAIRE_OUTPUT_ROOT", None)
+    command = ["bash", str(SCRIPT), *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+def test_the_tiny_twin_learns_by_the_command_of_the_guide(tmp_path: Path) -> None:
+    short = ("runner.max_epochs=1", "runner.val_check_interval=-1", "env.train.total_num_envs=16")
+    short += ("actor.global_batch_size=32", "actor.micro_batch_size=32", "algorithm.rollout_epoch=1")
+    made = started(tmp_path, "tiny_toy_grpo", "TOY", *short, "--", "job.group=mine")
+    assert made.returncode == 0, made.stdout + made.stderr
+    (logs,) = (tmp_path / "logs").glob("*-tiny_toy_grpo")
+    log = (logs / "run_embodiment.log").read_text()
+    assert log.startswith(python()) and "finished: iteration 4" in log and "finished: iteration 4" in made.stdout
+    assert (logs / "rlinf/mine/tiny_toy_grpo/checkpoints/model/iter_000000004.pt").is_file()
+
+
+@pytest.mark.slow
+def test_the_published_configuration_says_what_it_waits_for(tmp_path: Path) -> None:
+    made = started(tmp_path, "cosmos_libero_spatial_grpo_openvlaoft", "LIBERO", "runner.max_epochs=2")
+    assert made.returncode == 2 and "this version has no OpenVLA policies" in made.stdout
+    assert "run_embodiment.sh tiny_toy_grpo" in made.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("runner.max_epochs=2",)])
+def test_without_a_configuration_the_script_names_those_that_there_are(words: tuple[str, ...], tmp_path: Path) -> None:
+    made = started(tmp_path, *words, PYTHON=sys.executable)
+    assert made.returncode == 2 and "tiny_toy_grpo" in made.stderr and not (tmp_path / "logs").exists()
+
+
+def test_a_configuration_that_is_not_there_is_an_error_with_near_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(embodied, "--config-name", "tiny_toy_gpro") == 2
+    assert "Did you mean tiny_toy_grpo" in capsys.readouterr().err
+    assert call(embodied, "--config-name", "tiny_toy_grpo", "algorithm.group_size=7") == 2
+    assert "algorithm.group_size" in capsys.readouterr().err
