@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes played in processes of their own, on this machine or on others: actors of Ray.
+
+    model.config.rollout=L(RayRollout)(num_workers=4)
+
+Each actor has the policy and the environments of its own, and gets the weights before every rollout. An episode is the
+same as in this process, since what it draws follows from its own number; to the last bit with as many threads
+(OMP_NUM_THREADS; an actor has as many as num_cpus) and as many episodes at once. A cluster must be there before: `ray
+start --head`, or ray_utils/start_ray.sh on each machine. An actor that dies costs the episodes that it was playing.
+They are invalid, which is not the same as failed, and another actor takes its place.
+"""
+
+import io
+import logging
+import math
+import pickle
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.rl.episodes import LocalRollout, Mode, Starts, Trajectories, concatenated
+from cosmos_predict2.rl.interfaces import Policy, VecEnv
+from imaginaire.errors import ConfigError, TrainingError, missing_package
+
+log = logging.getLogger(__name__)
+
+KEY = "model.config.rollout"
+
+
+class RayRollout:
+    """Plays on ``num_workers`` actors, each with ``num_cpus`` cores and ``num_gpus`` GPUs (a share: 0.5).
+
+    ``timeout`` is how many seconds a worker may take for its episodes before it counts as dead. After ``max_deaths`` of
+    one worker in a row, without an episode between, the run ends. ``lost`` counts the invalid episodes, ``restarts``
+    the workers that were started again.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        env: VecEnv,
+        execute: int | None = None,
+        *,
+        num_workers: int = 2,
+        num_cpus: float = 1.0,
+        num_gpus: float = 0.0,
+        address: str = "auto",
+        timeout: float = 3600.0,
+        max_deaths: int = 5,
+    ) -> None:
+        if num_workers < 1:
+            raise ConfigError(f"{KEY}.num_workers is {num_workers}, but it is at least 1.")
+        self.policy, self.env, self.execute = policy, env, execute
+        self.num_workers, self.timeout, self.max_deaths = num_workers, timeout, max_deaths
+        self.device = _device_of(policy)
+        if self.device.type == "cuda" and not num_gpus:
+            raise ConfigError(
+                f"{KEY}.num_gpus is 0, but the policy is on {self.device}: give each worker a GPU or a part."
+            )
+        self._ray = _connected(address)
+        _require_resources(self._ray, num_workers, num_cpus, num_gpus)
+        self._options = dict(num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy="SPREAD", max_restarts=0)
+        self._workers: list[Any] = []
+        self._deaths = [0] * num_workers
+        self._weights: Any = None
+        self.lost = 0
+        self.restarts = 0
+
+    def sync(self, policy: Policy) -> None:
+        """The weights to decide with from now on; of a world model that is trained, those to imagine with."""
+        self.policy = policy
+        self._weights = self._ray.put(_packed({name: part.state_dict() for name, part in self._trained().items()}))
+        if not self._workers:
+            self._parts = self._ray.put(_packed((self.policy, self.env)))
+            self._workers = [self._started() for _ in range(self.num_workers)]
+        for worker in self._workers:
+            worker.sync.remote(self._weights)
+
+    def collect(self, starts: Starts, mode: Mode = "sample", on_progress: Any = None) -> Trajectories:
+        if not self._workers:
+            self.sync(self.policy)
+        size = min(self.env.num_envs, math.ceil(len(starts) / self.num_workers))
+        parts = [starts.part(slice(first, first + size)) for first in range(0, len(starts), size)]
+        for _ in range(2):  # where nothing came back, once more
+            played = self._played(parts, mode, on_progress)
+            if found := next((one for one in played if one is not None), None):
+                return concatenated(
+                    [_lost(found, len(part)) if one is None else one for part, one in zip(parts, played)]
+                )
+        raise TrainingError(
+            f"All workers of {KEY} died, twice in a row: no episode came back. `ray status` and the log above say more;"
+            " each needs memory for the policy and the environments."
+        )
+
+    def close(self) -> None:
+        """End the workers; the cluster stays."""
+        for worker in self._workers:
+            self._ray.kill(worker)
+        self._workers = []
+
+    def _trained(self) -> dict[str, nn.Module]:
+        """What changes between rollouts."""
+        found = {"policy": self.policy, "world_model": _network_of(self.env)}
+        modules = {name: part for name, part in found.items() if isinstance(part, nn.Module)}
+        return {name: part for name, part in modules.items() if any(p.requires_grad for p in part.parameters())}
+
+    def _started(self) -> Any:
+        return self._ray.remote(_Player).options(**self._options).remote(self._parts, self.execute, self.device.type)
+
+    def _played(self, parts: list[Starts], mode: Mode, on_progress: Any) -> list[Trajectories | None]:
+        """The episodes of each part, in order; None where the worker that played them died."""
+        played: list[Trajectories | None] = [None] * len(parts)
+        waiting, idle = deque(range(len(parts))), deque(range(self.num_workers))
+        busy: dict[Any, tuple[int, int]] = {}  # the worker and the part of each answer that is awaited
+        while waiting or busy:
+            while waiting and idle:
+                worker, number = idle.popleft(), waiting.popleft()
+                busy[self._workers[worker].collect.remote(parts[number], mode)] = worker, number
+            done, late = self._ray.wait(list(busy), num_returns=1, timeout=self.timeout)
+            for answer in done or late:
+                worker, number = busy.pop(answer)
+                played[number] = self._answer(answer, worker, len(parts[number]), is_late=not done)
+                idle.append(worker)
+            if on_progress is not None:
+                on_progress(f"part {len(parts) - len(waiting) - len(busy)} of {len(parts)}")
+        return played
+
+    def _answer(self, answer: Any, worker: int, num_episodes: int, *, is_late: bool) -> Trajectories | None:
+        errors = self._ray.exceptions
+        try:
+            if is_late:
+                self._ray.kill(self._workers[worker])
+            else:
+                content = self._ray.get(answer)
+                self._deaths[worker] = 0
+                return _unpacked(content, self.device)
+            why = f"no answer in {self.timeout:g} seconds"
+        except errors.RayTaskError as error:  # it lives, and says what is wrong
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
+            why = str(error).strip().splitlines()[0]
+        self._bury(worker, num_episodes, why)
+        return None
+
+    def _bury(self, worker: int, num_episodes: int, why: str) -> None:
+        """Count what is lost with a dead worker, and start another one in its place."""
+        self._deaths[worker] += 1
+        self.lost += num_episodes
+        if self._deaths[worker] > self.max_deaths:
+            raise TrainingError(
+                f"Worker {worker} of {KEY} died {self._deaths[worker]} times in a row"
+                f" (max_deaths={self.max_deaths}): {why}"
+            )
+        self.restarts += 1
+        log.warning(
+            "rollout worker %d died: %s; its %d episodes are invalid (%d lost so far), and it is started again",
+            *(worker, why, num_episodes, self.lost),
+        )
+        self._workers[worker] = self._started()
+        self._workers[worker].sync.remote(self._weights)
+
+
+class _Player:
+    """What an actor does. Its methods run in the order of their calls."""
+
+    def __init__(self, parts: bytes, execute: int | None, device: str) -> None:
+        policy, env = _unpacked(parts, torch.device(device))
+        self.rollout = LocalRollout(policy, env, execute)
+
+    def sync(self, weights: bytes) -> None:
+        policy, env = self.rollout.policy, self.rollout.env
+        modules: dict[str, Any] = {"policy": policy}
+        state = _unpacked(weights, _device_of(policy))
+        if "world_model" in state:
+            modules["world_model"] = _network_of(env)
+        for name, part in modules.items():
+            part.load_state_dict(state[name])
+            part.eval()
+
+    def collect(self, starts: Starts, mode: Mode) -> bytes:
+        return _packed(self.rollout.collect(starts, mode))
+
+
+def _connected(address: str) -> Any:
+    """The module ``ray``, connected to a cluster."""
+    try:
+        import ray
+    except ImportError:
+        raise missing_package("ray", "rl") from None
+    if ray.is_initialized():
+        return ray
+    try:
+        ray.init(address=address, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"{KEY}: no Ray cluster answers at address={address} ({str(error).strip().splitlines()[0].rstrip('.')})."
+            " Start one: `ray start --head` on this machine, or `RANK=0 bash ray_utils/start_ray.sh` on the first of"
+            " several; `ray status` shows it, and `ray stop --force` ends one that is stuck. Or play in this process:"
+            f" {KEY}=null."
+        ) from error
+    return ray
+
+
+def _require_resources(ray: Any, num_workers: int, num_cpus: float, num_gpus: float) -> None:
+    """Raise where the cluster will never have room for the workers, which would wait for ever."""
+    there = ray.cluster_resources()
+    for name, kind, each in (("num_cpus", "CPU", num_cpus), ("num_gpus", "GPU", num_gpus)):
+        if num_workers * each > there.get(kind, 0):
+            raise ConfigError(
+                f"{KEY}: num_workers={num_workers} with {name}={each:g} each, but the cluster has"
+                f" {there.get(kind, 0):g} {kind}s. Lower one of them, or start Ray with more: ray start --head"
+                f" --{name.replace('_', '-')}=N."
+            )
+
+
+def _network_of(env: VecEnv) -> Any:
+    """The network of a world model's environment; None of a simulator."""
+    imagination = getattr(env, "imagination", None)
+    return None if imagination is None else imagination.world.net
+
+
+def _device_of(policy: Policy) -> torch.device:
+    first = next(policy.parameters(), None) if isinstance(policy, nn.Module) else None
+    return torch.device("cpu") if first is None else first.device
+
+
+def _lost(like: Trajectories, num_episodes: int) -> Trajectories:
+    """Episodes of which nothing is known, of the shapes of others."""
+    rows = torch.zeros(num_episodes, dtype=torch.long)
+    blank = like.rows(rows)
+    return replace(
+        blank,
+        record={name: torch.zeros_like(value) for name, value in blank.record.items()},
+        **{name: torch.zeros_like(value) for name, value in _tensors(blank).items()},
+        finish_step_E=torch.full_like(blank.finish_step_E, -1),
+    )
+
+
+def _tensors(played: Trajectories) -> dict[str, Tensor]:
+    found = {name: value for name, value in vars(played).items() if isinstance(value, Tensor)}
+    del found["finish_step_E"]
+    return found
+
+
+def _packed(value: Any) -> bytes:
+    """Objects and tensors as bytes, whichever device these are on."""
+    from ray import cloudpickle  # which takes functions inside functions, too
+
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer, pickle_module=cloudpickle)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{KEY}: the policy or the environment cannot travel to another process: {error}. Open files and"
+            " connections at their first use, and leave them out of __getstate__."
+        ) from error
+    return buffer.getvalue()
+
+
+def _unpacked(content: bytes, device: torch.device) -> Any:
+    """What `_packed` was given, in another process: what lay on a GPU there is on the device, the rest on the CPU."""
+
+    def place(storage: Any, location: str) -> Any:
+        return storage if location == "cpu" else storage.to(device=device)
+
+    return torch.load(io.BytesIO(content), map_location=place, weights_only=False)
