@@ -38,7 +38,7 @@ class AdvantageConfig(Section):
 
 @attrs.define(kw_only=True, slots=False)
 class RewardConfig(Section):
-    """One reward: what makes it, and how it counts. ``make`` is a lazy call of a reward, or of a function."""
+    """One reward: what makes it, and how it counts. ``make`` is a lazy call of a reward's class, or module:function."""
 
     make: Any = None
     weight: float = 1.0
@@ -156,7 +156,9 @@ def reward_configs(rl: RLConfig) -> dict[str, RewardConfig]:
             continue
         one = value if isinstance(value, RewardConfig) else RewardConfig(**dict(value))
         if one.make is None:
-            raise ConfigError(f"{KEY}.rewards.{name}.make: null, but it must name a reward class or a function.")
+            raise ConfigError(
+                f"{KEY}.rewards.{name}.make: null, but it must be a lazy call of a reward's class, or module:function."
+            )
         if one.weight:
             found[name] = one
     return found

@@ -7,6 +7,7 @@ from typing import Any
 from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
 from cosmos_predict2.models.model_checks import declared
 from cosmos_predict2.rl.config import KEY, RLConfig, reward_configs
+from cosmos_predict2.rl.rewards import registry
 from imaginaire.config.names import target_of
 from imaginaire.errors import DataError
 from imaginaire.findings import CheckContext, Finding, error
@@ -17,7 +18,7 @@ OF_TRUE_CLIPS = ("true_video", "true_latents")
 def check_rewards(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
     """An error for each reward that requires what a data set does not have (``requires`` of its class)."""
     for name, reward in reward_configs(rl).items():
-        required = getattr(target_of(reward.make), "requires", ())
+        required = getattr(registry.target_of(reward.make), "requires", ())
         for key, data in context.training.items():
             for missing in (one for one in required if lacks(data, one)):
                 yield error(

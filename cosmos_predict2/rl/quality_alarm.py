@@ -19,9 +19,9 @@ from torch import Tensor
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, first_clips
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.local import LocalReward
+from cosmos_predict2.rl.rewards.registry import reward_of
 from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
 from imaginaire import distributed
-from imaginaire.config import lazy_config
 from imaginaire.config.schema import Section, above
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.training.callbacks import EveryN
@@ -68,7 +68,7 @@ class QualityAlarm(EveryN):
                 f" {on_alarm!r}), and at least 1 clip and 1 step (found {num_clips} and {num_sampling_step})."
             )
         self.measures = {name: one if isinstance(one, Measure) else Measure(**one) for name, one in measures.items()}
-        self.rewards = {name: LocalReward(lazy_config.instantiate(one.make)) for name, one in self.measures.items()}
+        self.rewards = {name: LocalReward(reward_of(one.make)) for name, one in self.measures.items()}
         self.num_clips, self.num_steps, self.on_alarm, self.seed = num_clips, num_sampling_step, on_alarm, seed
         self._clips: list[FixedClip] | None = None
         self._reward: float | None = None  # smoothed

@@ -15,7 +15,7 @@ from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig, r
 from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.one_rank import OneRank
-from imaginaire.config import lazy_config
+from cosmos_predict2.rl.rewards.registry import reward_of
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -102,8 +102,8 @@ def _facts(name: str, value: Tensor, is_valid: Tensor) -> dict[str, float]:
 
 
 def _made(name: str, option: RewardConfig) -> Reward:
-    """The reward of a lazy call: an object with submit and fetch, or a function, which is asked at once."""
-    made = lazy_config.instantiate(option.make)
+    """The reward of an option: an object with submit and fetch, or a function, which is asked at once."""
+    made = reward_of(option.make)
     if all(callable(getattr(made, method, None)) for method in ("submit", "fetch")):
         return cast(Reward, made)
     if callable(made):

@@ -165,6 +165,30 @@ def test_requests_are_named_by_what_is_asked(true: Tensor) -> None:
     assert first == again != other
 
 
+def brightness(clips: Clips, context: Mapping[str, Any]) -> Tensor:
+    assert clips.video_B_C_F_H_W is not None
+    return clips.video_B_C_F_H_W.float().mean(dim=(1, 2, 3, 4)) / 255
+
+
+brightness.needs_pixels = True  # type: ignore[attr-defined]
+
+
+def test_a_function_of_your_own_is_named_by_its_path(true: Tensor) -> None:
+    scoring = _scoring(f"{__name__}:brightness", "smoothness")
+    assert scoring.needs_pixels
+    scores = scoring.fetch([scoring.submit(_clips(true), _context(true))], 4)
+    assert torch.equal(scores["r0"].value_B[0], brightness(_clips(true), {}))
+    for make, told in {
+        f"{__name__}:darkness": "darkness",
+        "smothness": "smoothness",
+        "cosmos_predict2.rl.rewards.action_following:ActionFollowing": "data",
+    }.items():
+        with pytest.raises(ConfigError, match=told):
+            _scoring(make)
+    with pytest.raises(ConfigError, match=f"make={__name__}:brightness"):
+        _scoring(L(brightness)())
+
+
 def test_wrong_rewards_are_refused(true: Tensor) -> None:
     with pytest.raises(ConfigError, match="r0"):
         _scoring(L(dict)(a=1))

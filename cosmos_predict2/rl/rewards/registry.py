@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards by name, and by import path: what a service or a config can ask for."""
+"""Rewards by name, by import path and as lazy calls: what a service or a config can ask for."""
 
 import importlib
 import inspect
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cosmos_predict2.rl.rewards.local import ScoreFunction
+from imaginaire.config import lazy_config
+from imaginaire.config.names import target_of as lazy_target_of
 from imaginaire.errors import ConfigError, near
 
 _HERE = "cosmos_predict2.rl.rewards"
@@ -50,6 +52,24 @@ def imported(path: str, what: str) -> Any:
         raise ConfigError(f"The {what} '{path}' cannot be imported: {error}.") from error
 
 
+def target_of(make: Any) -> Any:
+    """The class or function of a config's ``make``, which is a name, module:function, or a lazy call."""
+    return imported(path_of(make)[1], "reward") if isinstance(make, str) else lazy_target_of(make)
+
+
+def reward_of(make: Any) -> Any:
+    """The reward of a config's ``make``: an object with submit and fetch, or a function of (clips, context)."""
+    if isinstance(make, str):
+        return build(path_of(make)[1])
+    if (
+        inspect.isfunction(target := target_of(make))
+        and next(iter(inspect.signature(target).parameters), "") == "clips"
+    ):
+        path = f"{target.__module__}:{target.__qualname__}"
+        raise ConfigError(f"A lazy call of {path} would call it without clips: name the function, make={path}.")
+    return lazy_config.instantiate(make)
+
+
 def build(path: str, arguments: Mapping[str, Any] | None = None, **optional: Any) -> ScoreFunction:
     """The function at an import path, or an object of the class there.
 
@@ -66,7 +86,10 @@ def build(path: str, arguments: Mapping[str, Any] | None = None, **optional: Any
     given = dict(arguments or {})
     if unknown := [name for name in given if name not in taken and not takes_all]:
         raise ConfigError(f"The reward '{path}' takes no argument '{unknown[0]}'.{near(unknown[0], taken)}")
-    made = found(**(known | given))
+    try:
+        made = found(**(known | given))
+    except TypeError as error:  # it takes what was not given
+        raise ConfigError(f"The reward '{path}' could not be built: {error}.") from error
     if not callable(made):
         raise ConfigError(f"'{path}' is no reward: it must be callable with (clips, context).")
     return made  # type: ignore[no-any-return]
