@@ -19,7 +19,8 @@ Table = tuple[str, Sequence[object], Sequence[tuple[str, Sequence[float]]]]  # c
 
 FIGURES = "figures.json"
 COLOURS = ("#3b82f6", "#e5484d", "#2f9e64", "#a855f7", "#e08700", "#64748b")  # seen on white and on black
-WIDTH, HEIGHT, MARGIN = 460, 220, 52
+WIDTH, HEIGHT, MARGIN = 460, 220, 68  # a number of three digits with sign and exponent stands in the margin
+WIDEST_CLIP = 320  # as it is shown
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1f2328; --soft: #59636e; --line: #d1d9e0; --back: #fff; --card: #f6f8fa; }
@@ -33,10 +34,12 @@ td:first-child, th:first-child { text-align: left; } tr + tr { border-top: 1px s
 figure { margin: 0; } figcaption { font-size: .85rem; color: var(--soft); min-height: 1.3em; }
 .row { display: flex; flex-wrap: wrap; gap: .8rem; margin: .5rem 0 1rem; }
 .row figure:has(svg), .tile, pre { background: var(--card); border-radius: .5rem; padding: .8rem; }
-.tile { min-width: 9rem; } .tile b { display: block; font-size: 1.4rem; } .tile span { color: var(--soft); }
+.row figure:has(svg) { flex: 1 1 27rem; min-width: 0; max-width: 36rem; } li { overflow-wrap: anywhere; }
+.tile { flex: 1 1 9rem; max-width: 18rem; } .tile b { display: block; font-size: 1.4rem; }
+.tile span { color: var(--soft); }
 .tile .good { color: #2f9e64; } .tile .bad { color: #e5484d; }
-video { width: WIDE_px; max-width: 100%; image-rendering: pixelated; background: var(--card); display: block; }
-svg { max-width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
+video { width: WIDE_px; max-width: 100%; image-rendering: RENDERING_; background: var(--card); display: block; }
+svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
 svg .grid { stroke: var(--line); } svg .title { fill: var(--text); font-weight: bold; font-size: 12px; }
 pre { overflow-x: auto; } button { font: inherit; } .note { color: var(--soft); margin-top: 0; }
 .verdict { font-size: 1.1rem; font-weight: 600; }
@@ -150,7 +153,9 @@ class Page:
     def as_html(self) -> str:
         """The page, a verdict that was added first above the facts."""
         facts = "".join(f"<li>{html.escape(fact)}</li>" for fact in self.facts)
-        style = _STYLE.replace("WIDE_", str(self.video_width))
+        # Small clips keep sharp pixels; those with labels in them are shown smaller than they are.
+        rendering = "pixelated" if self.video_width <= WIDEST_CLIP else "auto"
+        style = _STYLE.replace("WIDE_", str(self.video_width)).replace("RENDERING_", rendering)
         buttons = '<p><button id="restart">all from the start</button> <button id="pause">pause</button></p>'
         first = list(itertools.takewhile(lambda part: 'class="verdict"' in part, self._parts))
         return (
@@ -174,7 +179,7 @@ def written(folder: Path, name: str, caption: str, video_C_F_H_W: Tensor, fps: f
 
 def shown_width(video: Tensor) -> int:
     """How wide a page shows videos of this width."""
-    return max(96, min(320, 4 * video.shape[-1]))
+    return max(96, min(WIDEST_CLIP, 4 * video.shape[-1]))
 
 
 def aligned(corner: str, columns: Sequence[object], rows: Sequence[tuple[str, Sequence[float]]]) -> list[str]:

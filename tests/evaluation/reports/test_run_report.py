@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_predict2.evaluation.reports.evaluation_page import Page
 from cosmos_predict2.evaluation.reports.run_report import by_name, read_records, reward_plots, verdict, write_report
 from imaginaire.errors import DataError
 
@@ -75,3 +76,12 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(DataError, match="no record yet"):
         read_records(str(tmp_path))
+
+
+def test_numbers_beside_a_drawing_are_whole() -> None:
+    page = Page("numbers")
+    page.plots({"loss": {"loss": [(0, -1.234e-07), (1, 3.456e-10)], "rate": [(0, 1.25e-05), (1, -9.99e-05)]}}, "x")
+    labels = re.findall(r'<text x="(\S+)" y="\S+" text-anchor="end">(\S+)</text>', page.as_html())
+    assert len(labels) == 3
+    for right, text in labels:
+        assert float(right) > 6.5 * len(text)  # no wider is a digit at 11 pixels
