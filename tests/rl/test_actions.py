@@ -85,11 +85,13 @@ def test_what_a_regression_cannot_be_fitted_to_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["flow_grpo", pytest.param("nft", marks=pytest.mark.long)])
-def test_a_model_with_actions_learns_from_first_frames_and_actions(objective: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("objective", "batches"), [("flow_grpo", 8), pytest.param("nft", 4, marks=pytest.mark.long)])
+def test_a_model_with_actions_learns_from_first_frames_and_actions(
+    objective: str, batches: int, tmp_path: Path
+) -> None:
     options = [item for item in SHORT if "sample_steps" not in item]
     records = run(
-        tmp_path, f"experiment=tiny_{objective}_action_toy_world", *options, "trainer.grad_accum_iter=4",
+        tmp_path, f"experiment=tiny_{objective}_action_toy_world", *options, f"trainer.grad_accum_iter={batches}",
         f"+{RL}.rewards.following.make={{_target_: tests.rl.test_actions.following}}",
     )  # fmt: skip
     first = records[0]
