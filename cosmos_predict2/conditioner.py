@@ -35,6 +35,7 @@ class Condition:
     gt_frames_B_C_T_H_W: Tensor | None = None
     condition_mask_B_1_T_H_W: Tensor | None = None  # 1 on the conditioning frames
     action_B_A_D: Tensor | None = None  # of the whole clip, scaled; never withheld
+    is_without_text: bool = False  # known to be: then nobody looks at the text, for which a GPU would be waited for
 
     def with_conditioning_frames(self, gt_frames_B_C_T_H_W: Tensor, num_frames_B: Tensor) -> "Condition":
         """The same, with the first latent frames of each sample as conditioning frames."""
@@ -67,7 +68,9 @@ class Condition:
 
     def equals(self, other: "Condition") -> bool:
         """Whether a network sees the same in both: then what guidance would subtract is zero."""
-        return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        known = {"crossattn_emb_B_S_E"} if self.is_without_text and other.is_without_text else set()
+        names = [field.name for field in fields(self) if field.name not in known]
+        return all(_is_same(getattr(self, name), getattr(other, name)) for name in names)
 
     def stacked_with(self, other: "Condition") -> "Condition":
         """Both conditions in one batch, this one first."""
@@ -76,7 +79,7 @@ class Condition:
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
-        return replace(self, **values)
+        return replace(self, **values, is_without_text=self.is_without_text and other.is_without_text)
 
 
 def conditioning_frames_mask(num_frames_B: Tensor, like_B_C_T_H_W: Tensor) -> Tensor:

@@ -19,6 +19,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed
@@ -70,13 +76,17 @@ UNREAD_TEXT = {"cosmos_predict2/nn/dit.py:require_readable reads a number": 2}
 CHUNKS = 3
 WAITS_OF_A_ROLLOUT = {
     "cosmos_predict2/world_model/world_model.py:encode copies to the device and waits": 1,  # the first frames
-    "cosmos_predict2/world_model/world_model.py:<dictcomp> copies to the device and waits": CHUNKS,  # the actions
     "cosmos_predict2/world_model/imagination.py:_rows copies to the device and waits": CHUNKS,  # the text
-    "cosmos_predict2/world_model/world_model.py:generate_latents copies to the device and waits": CHUNKS,  # the noise
     "cosmos_predict2/conditioner.py:_is_same needs the shape of equal": CHUNKS,  # is there anything to guide by?
     "cosmos_predict2/nn/dit.py:prepare reads a number": CHUNKS,  # is there a text?
     # What is not finite must not become the next chunk's first frame.
-    "cosmos_predict2/world_model/imagination.py:_pixels reads a number": CHUNKS,
+    "cosmos_predict2/world_model/imagination.py:generate_actions reads a number": CHUNKS,
+}
+# Where it may wait in chunks of an environment, however many batches are imagined: where the reward looks at pictures,
+# and what is not finite must not become the next chunk's first frame.
+WAITS_OF_AN_ENVIRONMENT = {
+    "cosmos_predict2/world_model/imagination.py:generate_actions reads a number": CHUNKS,
+    "cosmos_predict2/rl/rewards/frames.py:judge copies to the host": CHUNKS,
 }
 
 # Where the host may wait when it learns from rewards. Noise is drawn on the host, so that it is the same on any number
@@ -193,6 +203,39 @@ def test_sampling_and_rollouts_stay_on_the_device() -> None:
     for what, (waits, found, expected) in _alone(_imagined).items():
         assert waits == (WAITS_OF_A_ROLLOUT if what == "rollout" else {}), what
         assert float((found.float() - expected.float()).abs().max()) <= (1 if what == "rollout" else 1e-3), what
+
+
+@pytest.mark.slow
+def test_an_imagined_environment_waits_once_a_chunk_and_for_its_reward() -> None:
+    waits, pictures, expected = _alone(_environment)
+    assert waits == WAITS_OF_AN_ENVIRONMENT
+    assert (pictures.int() - expected.int()).abs().max() <= 1
+
+
+def _environment() -> tuple[Waits, Tensor, Tensor]:
+    """What made the host wait in chunks of an environment, and its pictures there and on the CPU."""
+    imagination = imagination_of(device="cpu")
+    actions = torch.rand(CHUNKS, 5, 12, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+    def play(imagination: Imagination, far: FarDevice | None = None) -> Tensor:
+        scoring = Scoring(judge="last", reward_on="last")
+        env = WorldModelEnv(imagination, ToyStarts(), ToyDetectorReward(), 5, 36, scoring=scoring, batch_size=2)
+        env.reset(options={"trial_ids": range(5), "seeds": range(5)})
+        for chunk in actions:
+            if far is not None:
+                far.watching = True
+            observed = env.chunk_step(chunk)[0]
+            if far is not None:
+                far.watching = False
+        return observed["full_image"].cpu()
+
+    expected = play(imagination)
+    with FarDevice() as far:
+        world = imagination.world
+        net, tokenizer = (copy.deepcopy(part).to(device()) for part in (world.net, world.tokenizer))
+        moved = WorldModel(world.config, net, tokenizer, device=device())
+        pictures = play(Imagination(moved), far)
+    return dict(far.waits), pictures, expected
 
 
 def _imagined() -> dict[str, tuple[Waits, Tensor, Tensor]]:

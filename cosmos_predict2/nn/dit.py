@@ -262,15 +262,19 @@ class DiT(nn.Module):
         latent_shape: tuple[int, int, int],
         fps_B: Tensor | None = None,
         skip_no_text: bool = False,
+        is_without_text: bool = False,
     ) -> Prepared:
         """What does not change from one sampling step to the next, for ``forward(..., prepared=...)``.
 
         ``latent_shape`` is (T, H, W) in latents, of the part that the network sees. With ``skip_no_text`` a text of
         zeros is skipped where that changes nothing: values of zeros are zeros, unless a projection adds its bias.
+        ``is_without_text`` says that it is one; else it is looked at, which waits for a GPU.
         """
-        self.require_readable(crossattn_emb_B_S_E)
+        if not is_without_text:
+            self.require_readable(crossattn_emb_B_S_E)
         size = self._size(tuple(latent_shape))
-        is_skipped = skip_no_text and self.crossattn_proj is None and not bool(crossattn_emb_B_S_E.any())
+        is_skipped = skip_no_text and self.crossattn_proj is None
+        is_skipped = is_skipped and (is_without_text or not bool(crossattn_emb_B_S_E.any()))
         text_B_S_E = None if is_skipped else self._text(crossattn_emb_B_S_E)
         cross = [None if text_B_S_E is None else block.cross_attn.keys_values(text_B_S_E) for block in self._blocks()]
         return Prepared(size, *self._positions(size, fps_B), tuple(cross))

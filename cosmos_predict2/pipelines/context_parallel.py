@@ -41,13 +41,20 @@ class LeadingWorld(WorldModel):
         seed: int | Sequence[int] = 0,
         options: SamplingOptions = GUIDED,
         on_step: OnStep | None = None,
+        is_without_text: bool = False,
     ) -> Tensor:
-        sent = {"seed": seed, "options": replace(options, progress=False)}
+        sent = {"seed": seed, "options": replace(options, progress=False), "is_without_text": is_without_text}
         on_host = {name: value.cpu() for name, value in batch.items()}
         distributed.broadcast_object((on_host, given_B_C_T_H_W.cpu(), num_given, sent))
         try:
             return super().generate_latents(
-                batch, given_B_C_T_H_W, num_given, seed=seed, options=options, on_step=on_step
+                batch,
+                given_B_C_T_H_W,
+                num_given,
+                seed=seed,
+                options=options,
+                on_step=on_step,
+                is_without_text=is_without_text,
             )
         except (UserError, OSError, torch.OutOfMemoryError) as error:
             raise SpreadError(f"Rank 0 failed in sampling: {error}") from error

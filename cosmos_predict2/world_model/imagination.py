@@ -82,7 +82,7 @@ class Imagination:
         texts = {key: with_tokens(text, num_tokens) for key, text in given.items() if text is not None}
         if text_B_S_E is None:
             # One token does: all tokens of a text of zeros are alike, so that attention gives the same for any number.
-            texts[TEXT_KEY] = torch.zeros(1, 1, self.world.net.text_channels)
+            texts[TEXT_KEY] = torch.zeros(1, 1, self.world.net.text_channels, device=self.world.device)
         rows = {key: self._rows(text, size) for key, text in texts.items()}
         videos, finite = [], []
         step = batch_size or self.world.samples_at_once(num_latent, height, width)
@@ -99,6 +99,7 @@ class Imagination:
                 latent_frames(num_given),
                 seed=seeds if isinstance(seeds, int) else [int(seed) for seed in seeds[part]],
                 options=options,
+                is_without_text=text_B_S_E is None and negative_text_B_S_E is None,
             )
             few = self.world.clips_at_once(pixel_frames(num_latent), height, width)
             for some in latent.split(few):

@@ -284,18 +284,21 @@ class WorldModel:
         seed: int | Sequence[int] = 0,
         options: SamplingOptions = GUIDED,
         on_step: OnStep | None = None,
+        is_without_text: bool = False,
     ) -> Tensor:
         """Latents [B, C, T, H, W] that begin with the first ``num_given`` latent frames of ``given_B_C_T_H_W``.
 
-        ``batch`` has what the conditioner takes. With a seed for each sample, a sample does not depend on the others.
+        ``batch`` has what the conditioner takes; ``is_without_text`` says that all its texts are zeros. With a seed for
+        each sample, a sample does not depend on the others.
         """
         given = given_B_C_T_H_W
         num_B = torch.full((given.shape[0],), num_given, device=self.device)
-        on_device = {key: value.to(self.device) for key, value in batch.items()}
+        on_device = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
         conditional, unconditional = (
-            condition.with_conditioning_frames(given, num_B) for condition in self.conditioner.guidance_pair(on_device)
+            replace(condition.with_conditioning_frames(given, num_B), is_without_text=is_without_text)
+            for condition in self.conditioner.guidance_pair(on_device)
         )
-        noise = initial_noise(tuple(given.shape), seed).to(given)
+        noise = initial_noise(tuple(given.shape), seed).to(given, non_blocking=True)
         return self.sample(conditional, unconditional, noise, options, on_step)
 
     @torch.no_grad()
@@ -363,7 +366,8 @@ class WorldModel:
 
         def run(condition: Condition) -> Callable[[Tensor, Tensor], Tensor]:
             if isinstance(self.net, FSDPModule):  # its weights are whole only inside its own forward pass
-                self.net.require_readable(condition.crossattn_emb_B_S_E)
+                if not condition.is_without_text:
+                    self.net.require_readable(condition.crossattn_emb_B_S_E)
                 prepared = None
             else:
                 prepared = self._prepared(condition, shape)
@@ -402,7 +406,13 @@ class WorldModel:
         is_one = size > 1 and text_B_S_E.stride(0) == 0
         text = (text_B_S_E[:1] if is_one else text_B_S_E).to(self.net.dtype)
         try:
-            prepared = self.net.prepare(text, latent_shape=latent_shape, fps_B=condition.fps_B, skip_no_text=True)
+            prepared = self.net.prepare(
+                text,
+                latent_shape=latent_shape,
+                fps_B=condition.fps_B,
+                skip_no_text=True,
+                is_without_text=condition.is_without_text,
+            )
         except ValueError as error:  # frames or a text that this network does not take
             raise DataError(f"This network cannot make such a video. {error}") from error
         if not is_one:

@@ -31,7 +31,8 @@ def imagination_of(
     asked = ActionModel(dit_path=path, action_transform=action_transform, chunk_size=chunk_size, load_ema=load_ema)
     choice = choose_action_model(asked)
     if tokenizer_path:
-        choice.config.tokenizer["vae_pth"] = tokenizer_path
+        key = "weights" if "weights" in choice.config.tokenizer else "vae_pth"  # of the tiny one, of Wan's
+        choice.config.tokenizer[key] = tokenizer_path
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     precision = precision or ("float32" if device == "cpu" else choice.config.precision)

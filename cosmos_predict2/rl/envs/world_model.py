@@ -185,7 +185,8 @@ class WorldModelEnv:
                 f"These starts have pictures {found}, but those before {before} (height, width): give the size that"
                 " they are stretched to (starts.size)."
             )
-        self._frames[:, ids], self._first[ids] = pictures, pictures[:, :, :1]
+        where = self._on_device(ids)
+        self._frames[:, where], self._first[where] = pictures, pictures[:, :, :1]
         if history > 1:
             if (rows := first.actions_E_A_D) is not None and rows.shape[2] != self.action_dim:
                 raise DataError(
@@ -207,6 +208,7 @@ class WorldModelEnv:
         """
         assert self._frames is not None and self._first is not None and self._actions is not None
         given, size, most = self.starts.history, len(ids), int(counts.max())
+        where = self._on_device(ids)
         before = self._actions[ids]
         filled = self._filled(actions_E_A_D)
         raw = torch.cat([before, filled], dim=1)
@@ -216,7 +218,7 @@ class WorldModelEnv:
         needed = given if self.scoring.judge == "all" or self.keep_frames else given - 1 + int(counts.min())
         low = min(needed, int(counts.min()))  # where the next chunk begins, too
         video = self._generate(
-            self._frames[:, ids].flatten(0, 1),
+            self._frames[:, where].flatten(0, 1),
             self.imagination.transformed(raw.numpy()).repeat(self.num_noises, 1, 1),
             all_seeds,
             self._text(ids),
@@ -225,8 +227,8 @@ class WorldModelEnv:
         ends = numpy.arange(given)[None] + counts[:, None] - low
         last = _picked(video, ends)
         if self.keep_first:
-            last[:, :, :, 0] = self._first[ids, :, 0]
-        self._frames[:, ids] = last if self._frames.is_floating_point() else self._to_bytes(last)
+            last[:, :, :, 0] = self._first[where, :, 0]
+        self._frames[:, where] = last if self._frames.is_floating_point() else self._to_bytes(last)
         if given > 1:
             joined = torch.cat([before, filled], dim=1)
             self._actions[ids] = torch.stack([row[n : n + given - 1] for row, n in zip(joined, counts, strict=True)])
@@ -308,8 +310,12 @@ class WorldModelEnv:
     def _pictures(self, ids: Ids) -> Tensor:
         """The present pictures, uint8 [E, H, W, 3]."""
         assert self._frames is not None
-        last = self._frames[0, ids, :, -1].permute(0, 2, 3, 1)
+        last = self._frames[0][self._on_device(ids)][:, :, -1].permute(0, 2, 3, 1)
         return self._to_bytes(last)
+
+    def _on_device(self, ids: Ids) -> Tensor:
+        """The numbers as an index into what lies on the device, for which the host does not wait."""
+        return torch.from_numpy(ids).to(self.device, non_blocking=True)
 
     def _observation(self, ids: Ids) -> Observation:
         pictures = self._pictures(ids)
