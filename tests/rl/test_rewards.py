@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
-from cosmos_predict2.rl.config import RewardConfig, RLConfig
+from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
 from cosmos_predict2.rl.rewards.local import LocalReward
@@ -157,6 +157,49 @@ def _partial(name: str) -> Any:
 def test_a_sample_counts_only_where_all_rewards_are_valid(true: Tensor) -> None:
     advantage, _ = _advantages(_scoring(L(verifiable.Agreement)(), L(_partial)(name="_first_invalid")), true)
     assert advantage[0, 0] == 0 and advantage[0, 1] < 0 < advantage[0, 3]
+
+
+def _valued(*values: float) -> Any:
+    return lambda clips, context: torch.tensor(values)
+
+
+def test_rewards_count_by_their_weights_and_advantages_have_a_limit(true: Tensor) -> None:
+    weights, values = {"up": 2.0, "down": 0.5}, {"up": (0.0, 1.0, 2.0, 9.0), "down": (9.0, 2.0, 1.0, 0.0)}
+    makes = {name: L(_valued_by)(values=value) for name, value in values.items()}
+    options = {name: RewardConfig(make=make, weight=weights[name]) for name, make in makes.items()}
+    advantage, facts = _advantages(Scoring(RLConfig(rewards=options)), true)
+    alone, _ = _advantages(_scoring(makes["up"]), true)
+    assert facts["reward_mean"] == pytest.approx(3 * (2.0 + 0.5))
+    torch.testing.assert_close(advantage, 2.0 * alone + 0.5 * alone.flip(1))
+    limit = RLConfig(rewards={"up": options["up"]}, advantage=AdvantageConfig(adv_clip_max=0.5))
+    limited, _ = _advantages(Scoring(limit), true)
+    assert (limited.min(), limited.max()) == (-0.5, 0.5)
+
+
+def _valued_by(values: Any) -> Any:
+    return _valued(*values)
+
+
+@pytest.mark.parametrize("name", ["agreement", "latents", "background", "positions", "permanence"])
+@pytest.mark.parametrize("given", [1, 2])
+def test_frames_that_were_given_do_not_count(name: str, given: int, true: Tensor) -> None:
+    """One or two latent frames, so one or five of pixels; the next frame does count."""
+    reward, context = (
+        LocalReward(WORSE[name][0]()),
+        _context(true) | {"num_conditional_frames": torch.full((4,), given)},
+    )
+    first = 1 if given == 1 else 5
+
+    def changed(frames: slice, latents: slice) -> Tensor:
+        video, clips = true.clone(), _clips(true)
+        video[:, :, frames] = 0
+        assert clips.latents_B_C_T_H_W is not None
+        clips.latents_B_C_T_H_W[:, :, latents] = 7
+        return reward._score(Clips(clips.latents_B_C_T_H_W, video, clips.prompts, 10.0), context).value_B
+
+    own = reward._score(_clips(true), context).value_B
+    assert torch.equal(changed(slice(0, first), slice(0, given)), own)
+    assert (changed(slice(first, first + 1), slice(given, given + 1)) < own).all()
 
 
 def test_requests_are_named_by_what_is_asked(true: Tensor) -> None:

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rollout leaves to train on is what it did: its noise, its levels, its true clips; and what a loss adds up."""
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.diffusion.transitions import Normal
+from cosmos_predict2.rl import losses
+from cosmos_predict2.rl.config import RLConfig
+from cosmos_predict2.rl.experience import Experience, order
+from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.groups import Groups, RowDraws
+from cosmos_predict2.rl.losses import Losses
+from cosmos_predict2.rl.rollout import Kept, chain_path, sigma_of
+from cosmos_predict2.rl.weight_copy import WeightCopy
+from imaginaire.data.stream import POSITION_KEY
+from tests.rl.runs import RL, rl_options, run
+
+FLOW_GRPO, DDRL, NFT = (f"tiny_{name}_toy_world" for name in ("flow_grpo", "ddrl", "nft"))
+
+
+def _seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FlowGRPOModel, Experience]]:
+    """Fills with what is trained on, and by which model."""
+    found: list[tuple[FlowGRPOModel, Experience]] = []
+    step = FlowGRPOModel.training_step
+
+    def noted(self: FlowGRPOModel, batch: Any, iteration: int) -> Any:
+        found.append((self, batch))
+        return step(self, batch, iteration)
+
+    monkeypatch.setattr(FlowGRPOModel, "training_step", noted)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_same", [True, False])
+def test_the_data_term_and_the_rollout_share_clips_levels_and_noise(
+    is_same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members of a group start at one noise by ``use_same_seed``; the data term sees its own condition's true clip."""
+    seen = _seen(monkeypatch)
+    options = [f"{RL}.use_same_seed={is_same}", f"{RL}.noise_on_trained_steps_only=true", "trainer.max_iter=1"]
+    run(tmp_path, *rl_options(DDRL, *options))
+    steps = {batch.kept.k for _, batch in seen if batch.kept is not None}
+    assert len(seen) == 4 and len(steps) == 2
+    for model, batch in seen:
+        assert batch.data is not None and batch.kept is not None
+        assert torch.equal(*batch.noise_B_C_T_H_W) == is_same
+        assert batch.window == tuple(sorted(steps))
+        assert torch.equal(batch.data.x0_B_C_T_H_W, batch.condition.gt_frames_B_C_T_H_W)
+        assert torch.equal(batch.data.epsilon_B_C_T_H_W, batch.noise_B_C_T_H_W)
+        chain = chain_path(model.world, model.rl, batch.condition, None, batch.noise_B_C_T_H_W).chain
+        level = sigma_of(chain.levels[batch.kept.k], model.rl)
+        assert batch.data.sigma_B_1.flatten().tolist() == pytest.approx([level, level])
+
+
+@pytest.mark.slow
+def test_later_updates_compare_with_what_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _seen(monkeypatch)
+    twice = [f"{RL}.updates=2", f"{RL}.num_timesteps=1", "trainer.grad_accum_iter=2", "optimizer.lr=1e-3"]
+    records = run(tmp_path, *rl_options(NFT, f"{RL}.objective=awm", *twice))
+    assert [batch.is_before_update for _, batch in seen] == [True, True, False, False]
+    assert all(batch.forward is not None and batch.forward.v_old_B_C_T_H_W is not None for _, batch in seen)
+    assert records[0]["train/ratio_std"] == 0 < records[1]["train/ratio_std"]
+
+
+@pytest.mark.slow
+def test_the_reference_follows_after_so_many_iterations(tmp_path: Path) -> None:
+    """It is where the weights were: the distance is 0 at first, grows, and is 0 again where it followed."""
+    options = [f"{RL}.kl_beta=0.1", f"{RL}.update_ref_every_iter=2", "trainer.max_iter=4", "checkpoint.save_iter=4"]
+    records = run(tmp_path, *rl_options(FLOW_GRPO, *options, "optimizer.lr=1e-3"))
+    assert [record["train/kl_loss"] > 0 for record in records] == [False, True, False, True]
+
+
+def _losses(monkeypatch: pytest.MonkeyPatch, judged: Normal, **options: Any) -> Losses:
+    monkeypatch.setattr(losses, "chain_path", lambda *arguments: None)
+    monkeypatch.setattr(losses, "judge", lambda path, kept: (judged, None))
+    world: Any = SimpleNamespace(context=SimpleNamespace(is_on=False))
+    return Losses(world, RLConfig(**options))
+
+
+def test_the_loss_adds_the_distance_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(mean - reference mean)^2 / (2 std^2), times kl_beta; the clipped part has the advantage's sign reversed."""
+    mean = torch.zeros(2, 1, 1, 1, 2)
+    kept = Kept(0, mean, mean + 0.3, mean, None, mean + 0.2)
+    experience: Any = SimpleNamespace(
+        kept=kept, condition=None, unconditional=None, noise_B_C_T_H_W=mean, window=None, data=None, forward=None,
+        advantage_B=torch.tensor([1.0, 3.0]), is_before_update=True, facts={},
+    )  # fmt: skip
+    output, loss = _losses(monkeypatch, Normal(mean, 0.5), kl_beta=10.0).of(experience)
+    assert float(output["kl_loss"]) == pytest.approx(0.2**2 / (2 * 0.5**2))
+    assert float(output["policy_loss"]) == -2
+    assert float(loss) == pytest.approx(-2 + 10 * 0.08)
+
+
+def _normal(seed: int = 0, position: int = 3, member: int = 0, purpose: str = "start") -> Tensor:
+    draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, seed, Groups(4))
+    return draws.normal((8,), torch.tensor([0]), torch.tensor([member]), purpose)
+
+
+@pytest.mark.parametrize("change", [dict(seed=1), dict(position=4), dict(member=1), dict(purpose="step0")])
+def test_noise_follows_from_seed_place_member_and_purpose(change: dict[str, Any]) -> None:
+    assert torch.equal(_normal(), _normal())
+    assert not torch.equal(_normal(), _normal(**change))
+
+
+def test_every_update_has_each_of_its_samples_at_every_step_once() -> None:
+    updates = list(order(8, 2, 2, [1, 4], 3, lambda steps, update: steps[:: 1 - 2 * (update % 2)]))
+    assert [number for number, _ in updates] == list(range(6))
+    for number, pairs in updates:
+        found = Counter((i, k) for rows, k in pairs for i in range(rows.start, rows.stop))
+        part = range(4) if number % 2 == 0 else range(4, 8)
+        assert found == Counter((i, k) for i in part for k in (1, 4))
+        assert pairs[0][1] == (1 if number % 2 == 0 else 4)
+
+
+def test_a_copy_follows_by_its_decay_and_gives_the_own_weights_back() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    copy = WeightCopy(module)
+    nn.init.ones_(module.weight)
+    copy.follow(module, 0.75)
+    with pytest.raises(RuntimeError), copy.scope(module):
+        assert module.weight.item() == 0.25
+        raise RuntimeError
+    assert module.weight.item() == 1
