@@ -22,6 +22,7 @@ from cosmos_predict2.rl import policy_losses
 from cosmos_predict2.rl.advantages import group_advantages
 from cosmos_predict2.rl.episodes import LocalRollout, RolloutSource, Starts, Trajectories, concatenated, replayed
 from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
+from cosmos_predict2.rl.policy_evaluation import Comparison
 from cosmos_predict2.rl.policy_losses import choose_groups
 from cosmos_predict2.rl.refinement import Refinement
 from cosmos_predict2.rl.vla_config import RefinementConfig, VLAGRPOConfig
@@ -421,23 +422,26 @@ class VLAGRPOModel(ImaginaireModel):
         tasks = [int(i) for i in batch["task_id"]]
         starts = Starts(tasks, numbers, numbers, numbers)
         greedy = LocalRollout(self.policy, self.eval_env, self.rl.execute).collect(starts, "greedy")
-        output = {"greedy_success": greedy.success_E.float().mean(), "greedy_return": greedy.return_E.mean()}
+        output: dict[str, Any] = {
+            "greedy_success": greedy.success_E.float().mean(),
+            "greedy_return": greedy.return_E.mean(),
+        }
         if self.held_world_model is not None and self.true_env is not None and self.config.compare:
             output |= self._compared(starts.part(slice(0, min(count, self.config.compare))))
         return output, 1 - output["greedy_success"]
 
-    def _compared(self, starts: Starts) -> dict[str, Tensor]:
+    def _compared(self, starts: Starts) -> dict[str, float]:
         imagined = LocalRollout(self.policy, self.env, self.rl.execute).collect(starts, "sample")
         assert self.true_env is not None
         true, _ = replayed(self.true_env, starts, imagined.actions_M_E_A_D, self.rl.execute)
-        seen, true = imagined.success_E.float().cpu(), true.float().cpu()
+        found = Comparison.of(imagined.success_E, true)
         return {
-            "imagined_success": seen.mean(),
-            "true_success": true.mean(),
-            "gap": seen.mean() - true.mean(),
-            "agreement": (seen == true).float().mean(),
-            "true_positive_rate": (seen * true).sum() / true.sum().clamp(min=1),
-            "false_positive_rate": (seen * (1 - true)).sum() / (1 - true).sum().clamp(min=1),
+            "imagined_success": found.imagined_rate,
+            "true_success": found.true_rate,
+            "gap": found.imagined_rate - found.true_rate,
+            "agreement": found.agreement,
+            "true_positive_rate": found.true_positive_rate,
+            "false_positive_rate": found.false_positive_rate,
         }
 
 

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a policy of the toy world learns, in imagination and in the simulator: greedy success before and after, by seed.
+
+    python -m benchmarks.policy_learning                                      # both, seeds 0, 1 and 2
+    python -m benchmarks.policy_learning --experiment tiny_vla_grpo_world_model_frozen --seeds 0 -- trainer.max_iter=160
+    python -m benchmarks.policy_learning --windows all --least 0.08           # from a stronger clone
+
+Every seed has a clone of its own, of 20 demonstrations, and a run of its own. Success is that of 800 held-out starts
+in the simulator (standard error .017), which no run looks at to stop or to choose weights: the last ones count. Core-
+seconds are those of the run with its checks at start and end alone. ``gap`` is imagined less true success of actions
+that the policy drew in imagination, at the end. ``--curve`` draws success over core-seconds, from runs that check after
+every refinement.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+EXPERIMENTS = ("tiny_vla_grpo_world_model", "tiny_vla_grpo_simulator")
+LEAST = {"tiny_vla_grpo_world_model": 0.14, "tiny_vla_grpo_simulator": 0.40}  # gain on each seed
+MEAN = {"tiny_vla_grpo_world_model": 0.18}
+AT_THE_END = {"tiny_vla_grpo_world_model": 0.60}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run; ``curve`` has (core-seconds, success) of every check."""
+
+    experiment: str
+    seed: int
+    before: float
+    after: float
+    seconds: float
+    gap: float | None
+    curve: list[tuple[float, float]]
+
+    @property
+    def gain(self) -> float:
+        return self.after - self.before
+
+    def __str__(self) -> str:
+        gap = "" if self.gap is None else f"  gap {self.gap:+.3f}"
+        return (
+            f"{self.experiment:36} seed {self.seed}  {self.before:.3f} -> {self.after:.3f} ({self.gain:+.3f})"
+            f"  {self.seconds:.0f} core-s{gap}"
+        )
+
+
+def clone(seed: int, root: Path, windows: str) -> Path:
+    """The file of a clone of 20 demonstrations."""
+    path = root / f"clone_{windows.replace(',', '_')}_{seed}"
+    command = ["scripts.train_policy", "--seed", str(seed), "--windows", windows, "--out", str(path), "--overwrite"]
+    _run(command, root)
+    return path / "policy.safetensors"
+
+
+def learn(experiment: str, seed: int, policy: Path, root: Path, overrides: Sequence[str] = ()) -> Row:
+    """One run from a clone."""
+    name = f"{experiment}_{seed}"
+    options = [f"experiment={experiment}", f"job.name={name}", f"trainer.seed={seed}"]
+    options += [f"model.config.policy.path={policy}", "checkpoint.keep_last=1"]
+    seconds = _run(["scripts.train", "--", *options, *overrides], root)
+    (path,) = root.glob(f"*/*/{name}/metrics.jsonl")
+    return row_of(experiment, seed, path, seconds)
+
+
+def row_of(experiment: str, seed: int, path: Path, seconds: float) -> Row:
+    """The figures of a run's metrics."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    checks = [record for record in records if "val/greedy_success" in record]
+    last = max(1, checks[-1]["iteration"])
+    curve = [(seconds * check["iteration"] / last, check["val/greedy_success"]) for check in checks]
+    return Row(experiment, seed, curve[0][1], curve[-1][1], seconds, checks[-1].get("val/gap"), curve)
+
+
+def missed(rows: Sequence[Row], least: float | None = None) -> list[str]:
+    """What the runs of one experiment should have reached and have not."""
+    name = rows[0].experiment
+    found = []
+    wanted = LEAST.get(name) if least is None else least
+    if wanted is not None and (low := [row.seed for row in rows if row.gain < wanted]):
+        found.append(f"+{wanted:.2f} on seeds {low}")
+    if least is None and name in MEAN and sum(row.gain for row in rows) / len(rows) < MEAN[name]:
+        found.append(f"+{MEAN[name]:.2f} on average")
+    if least is None and name in AT_THE_END and (low := [row.seed for row in rows if row.after < AT_THE_END[name]]):
+        found.append(f"{AT_THE_END[name]:.2f} at the end on seeds {low}")
+    return found
+
+
+def draw(rows: Sequence[Row], path: str) -> None:
+    """Success over core-seconds, a line for each run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    styles = dict(zip(dict.fromkeys(row.experiment for row in rows), ("-", "--", ":", "-."), strict=False))
+    for row in rows:
+        label = f"{row.experiment.removeprefix('tiny_vla_grpo_')}, seed {row.seed}"
+        axes.plot(*zip(*row.curve, strict=True), styles[row.experiment], color=f"C{row.seed}", label=label)
+    axes.set(xlabel="core-seconds", ylabel="greedy success in the simulator", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def _run(arguments: Sequence[str], root: Path) -> float:
+    """Core-seconds of a module of this repository."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    environment = dict(os.environ, IMAGINAIRE_OUTPUT_ROOT=str(root), OMP_NUM_THREADS=threads, WANDB_MODE="disabled")
+    subprocess.run([sys.executable, "-m", *arguments], check=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiment", nargs="*", default=list(EXPERIMENTS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--windows", default="0,12", help="of the demonstrations; all: a stronger clone")
+    parser.add_argument("--least", type=float, default=None, help="the gain that is wanted of each run")
+    parser.add_argument("--output", default="", help="folder of the runs; default: a temporary one")
+    parser.add_argument("--curve", default="", help="a .png")
+    parser.add_argument("overrides", nargs="*", help="after --: overrides of every run")
+    arguments = parser.parse_args()
+    root = Path(arguments.output or tempfile.mkdtemp(prefix="policy_learning_"))
+    checks = [] if arguments.curve else ["trainer.validation_iter=1000000000"]  # at the start and at the end
+    rows, verdicts = [], []
+    for experiment in arguments.experiment:
+        of_one = []
+        for seed in arguments.seeds:
+            policy = clone(seed, root, arguments.windows)
+            of_one.append(learn(experiment, seed, policy, root, [*checks, *arguments.overrides]))
+            print(of_one[-1], flush=True)
+        verdicts.append(f"{experiment}: misses {', '.join(missed(of_one, arguments.least)) or 'nothing'}")
+        rows += of_one
+    print("", *rows, *verdicts, sep="\n")
+    if arguments.curve:
+        draw(rows, arguments.curve)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
