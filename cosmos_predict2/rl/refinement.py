@@ -111,11 +111,14 @@ class Refinement(nn.Module):
                 f"The true episodes have {frames.shape[1]} frames, but a window of the world model {self._num_frames}."
             )
         generator = random.generator(seed, phase * distributed.world_size() + distributed.rank(), "windows")
-        places = []
-        for i in range(len(frames)):
-            order = torch.randperm(len(starts), generator=generator).tolist()
-            good = [starts[k] for k in order if _shows_motion(played, i, starts[k], span)]
-            places += [(i, start) for start in good[: self.config.windows]]
+        orders = [torch.randperm(len(starts), generator=generator).tolist() for _ in range(len(frames))]
+        chosen = [[starts[k] for k in order] for order in orders]
+        moving = [[k for k in some if _shows_motion(played, i, k, span)] for i, some in enumerate(chosen)]
+        if not any(moving):  # a policy that touches nothing yet: there is no more to learn from than that
+            moving = [some if played.is_valid_E[i] else [] for i, some in enumerate(chosen)]
+        places = [(i, start) for i, some in enumerate(moving) for start in some[: self.config.windows]]
+        if not places:
+            raise DataError("None of the true episodes is valid: the world model cannot be refined. See the log.")
         for first in range(0, len(places), CLIPS_AT_ONCE):
             some = places[first : first + CLIPS_AT_ONCE]
             video = torch.stack([frames[i, start : start + self._num_frames] for i, start in some])
@@ -179,6 +182,6 @@ def _executed(actions_M_E_A_D: Tensor, num_steps: int) -> Tensor:
 
 
 def _shows_motion(played: Trajectories, i: int, start: int, span: int) -> bool:
-    """Whether something besides the robot moves in a window of a valid episode; where nobody knows, it may."""
+    """Whether something besides the robot moves in a window of a valid episode; if nobody knows, it may."""
     moved = played.moved_E_L
     return bool(played.is_valid_E[i]) and (moved is None or bool(moved[i, start : start + span].any()))

@@ -157,6 +157,11 @@ class VLAGRPOModel(ImaginaireModel):
             raise ConfigError("model_parallel.context_parallel_size must be 1: policies are trained data-parallel.")
         if (model := self.held_world_model) is not None:
             model.parallelize(dims)
+        if self.refinement is not None and self.refinement.config.episodes < dims.dp_size:
+            raise ConfigError(
+                f"{KEY}.refinement.episodes={self.refinement.config.episodes} are fewer than the {dims.dp_size}"
+                " data-parallel ranks, each of which plays some."
+            )
         if self.rl.loss.kl_beta:
             self._reference = WeightCopy(self.net)
 
@@ -373,8 +378,8 @@ class VLAGRPOModel(ImaginaireModel):
         with evaluating(self.net):
             for i, temperature in enumerate(config.temperatures):
                 source = LocalRollout(self.policy, self.true_env, self.rl.execute, True, float(temperature))
-                rows = slice(i * len(starts) // count, (i + 1) * len(starts) // count)
-                parts.append(source.collect(starts.part(rows), "sample", self.progress))
+                if some := starts.part(slice(i * len(starts) // count, (i + 1) * len(starts) // count)):
+                    parts.append(source.collect(some, "sample", self.progress))
         return concatenated(parts)
 
     # --- one micro-batch

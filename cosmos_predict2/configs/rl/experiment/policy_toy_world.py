@@ -35,7 +35,7 @@ UPDATES, MINIBATCHES = 4, 4
 STEPS = UPDATES * MINIBATCHES  # of the optimizer, of an experience
 HELD_OUT = 200  # starts of a validation batch
 EPISODE = 24  # actions
-PHASES, EVERY, REFINED = 10, 6, 150
+PHASES, EVERY, REFINED = 12, 6, 150
 
 
 def starts(num: int, batch_size: int, *, shuffle: bool) -> Any:
@@ -78,6 +78,9 @@ def refinement() -> RefinementConfig:
         episodes=600,
         temperatures=[0.25, 0.75, 1.25, 1.75],
         steps=REFINED,
+        newest=8,
+        earlier=5,
+        old=3,
         optimizer=L(muon)(model=PLACEHOLDER, lr=0.015, adam_lr=1e-3, precision="auto"),
         scheduler=L(lambda_linear)(**falling),
         data=L(ToyWorldLatents)(tokenizer=L(TinyTokenizer)(), num_episodes=1200, **old),
@@ -112,6 +115,7 @@ def tiny(name: str, experiences: int, every: int, **config: Any) -> dict[str, An
             validation_iter=per_check,
             run_validation=True,
             distributed_parallelism="ddp",
+            ddp=dict(static_graph=False),  # a step trains the policy or the world model
             callbacks=dict(imagination_gap=L(ImaginationGap)(limit=0.4)) if "world_model" in config else {},
         ),
         checkpoint=dict(save_iter=per_check),
