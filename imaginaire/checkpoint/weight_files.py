@@ -31,7 +31,12 @@ log = logging.getLogger(__name__)
 
 TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 POINTER = "latest_checkpoint.txt"
-CONTAINERS = ("model", "state_dict", "module")  # a training file keeps its weights under one of these
+CONTAINERS = (
+    "model",
+    "state_dict",
+    "model_state_dict",
+    "module",
+)  # a training file keeps its weights under one of these
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(?:safetensors|bin)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The success classifier of world-model environments: a residual network that looks at one picture.
+
+Names of its weights are the published ones (`resnet_rm.pth`), so that such a file is read as it is. It resembles a
+ResNet-18, but every convolution has a bias and a shortcut has no normalisation.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.checkpoints.card import safetensors_header
+from cosmos_predict2.rl.interfaces import Judgement
+from imaginaire import storage
+from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.weight_files import shape_of
+from imaginaire.errors import CheckpointError, ConfigError
+
+WIDTHS = (64, 64, 128, 256, 512)  # of the stem and the four stages
+THRESHOLD = 0.5
+KEY = "success_classifier"  # in the header of a file of ours: what it was trained on, and its threshold
+
+_AT_ONCE = 256  # pictures
+
+
+class Residual(nn.Module):
+    """relu(BN(conv(relu(BN(conv x)))) + x), where x passes a 1x1 convolution if its shape changes."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1)
+        has_shortcut = stride > 1 or in_channels != channels
+        self.conv3 = nn.Conv2d(in_channels, channels, 1, stride) if has_shortcut else None
+        self.bn1, self.bn2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+
+    def forward(self, x_B_C_H_W: Tensor) -> Tensor:
+        y_B_C_H_W = torch.relu(self.bn1(self.conv1(x_B_C_H_W)))
+        shortcut = x_B_C_H_W if self.conv3 is None else self.conv3(x_B_C_H_W)
+        return torch.relu(self.bn2(self.conv2(y_B_C_H_W)) + shortcut)
+
+
+class SuccessClassifier(nn.Module):
+    """Pictures [B, 3, H, W] in [-1, 1] of any size -> the probability that the task is done, [B, 1]."""
+
+    def __init__(self, widths: Sequence[int] = WIDTHS) -> None:
+        super().__init__()
+        if len(widths) != len(WIDTHS) or min(widths) < 1:
+            raise ConfigError(f"widths={list(widths)}: 5 numbers of channels are expected, of stem and stages.")
+        self.widths = tuple(widths)
+        stem = nn.Sequential(
+            nn.Conv2d(3, widths[0], 7, 2, 3), nn.BatchNorm2d(widths[0]), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+        )
+        stages = [
+            nn.Sequential(Residual(before, width, 1 if i == 0 else 2), Residual(width, width))
+            for i, (before, width) in enumerate(itertools.pairwise(widths))
+        ]
+        head = nn.Linear(widths[-1], 1)
+        self.net = nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head, nn.Sigmoid())
+
+    def forward(self, images_B_C_H_W: Tensor) -> Tensor:
+        return torch.sigmoid(self.logits(images_B_C_H_W))
+
+    def logits(self, images_B_C_H_W: Tensor) -> Tensor:
+        """Log-odds [B, 1], as training needs them."""
+        logits: Tensor = self.net[:-1](images_B_C_H_W.clamp(-1, 1))
+        return logits
+
+
+class ResnetReward:
+    """Judges pictures one by one with a `SuccessClassifier`; see `FrameReward`.
+
+    The value is the probability of success, or with ``rounded`` 0 or 1 by the threshold; success is a probability of at
+    least ``threshold``, by default the one that the file was calibrated to, or 0.5.
+    """
+
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        model: SuccessClassifier | None = None,
+        threshold: float | None = None,
+        rounded: bool = False,
+        device: str | None = None,
+    ) -> None:
+        if (model is None) == (not path):
+            raise ConfigError("ResnetReward needs either path, the file of a success classifier, or model.")
+        recorded: Mapping[str, Any] = {}
+        if model is None:
+            model, recorded = read_classifier(path)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = model.to(device).eval().requires_grad_(False)
+        self.threshold = float(recorded.get("threshold", THRESHOLD)) if threshold is None else threshold
+        if not 0 < self.threshold <= 1:
+            raise ConfigError(f"threshold={self.threshold} of ResnetReward: above 0 and at most 1.")
+        self.rounded = rounded
+
+    def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
+        probability_E_F = self.probabilities(frames_E_F_H_W_C)
+        is_success_E_F = probability_E_F >= self.threshold
+        return Judgement(is_success_E_F.float() if self.rounded else probability_E_F, is_success_E_F)
+
+    @torch.no_grad()
+    def probabilities(self, frames_E_F_H_W_C: Tensor) -> Tensor:
+        """Of success, [E, F], of uint8 pictures."""
+        device = next(self.model.parameters()).device
+        pictures = frames_E_F_H_W_C.flatten(0, 1)
+        found = [self.model(to_unit(part.to(device)))[:, 0] for part in pictures.split(_AT_ONCE)]
+        return torch.cat(found).unflatten(0, frames_E_F_H_W_C.shape[:2])
+
+
+def to_unit(pictures_B_H_W_C: Tensor) -> Tensor:
+    """uint8 pictures as the classifier takes them: [B, 3, H, W] in [-1, 1]."""
+    return pictures_B_H_W_C.permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def write_classifier(path: Path, model: SuccessClassifier, about: Mapping[str, Any]) -> None:
+    """Write a classifier and what is recorded of it (its threshold among that), complete or not at all."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    content = safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(dict(about), sort_keys=True)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_atomically(path, lambda file: file.write(content))
+
+
+def read_classifier(path: str) -> tuple[SuccessClassifier, Mapping[str, Any]]:
+    """The classifier of a file, its widths as its weights have them, and what is recorded of it.
+
+    Published files (`resnet_rm.pth`) are read as plain tensors; every name is accounted for.
+    """
+    source = weights.read(path)
+    first = ["net.0.0.weight", *(f"net.{stage}.0.conv1.weight" for stage in range(1, len(WIDTHS)))]
+    if missing := [name for name in first if name not in source]:
+        raise CheckpointError(
+            f"{path} is no success classifier: it has no '{missing[0]}'. A published resnet_rm.pth is expected, or a"
+            " file of scripts.train_reward_model."
+        )
+    model = SuccessClassifier([shape_of(source, name)[0] for name in first])
+    weights.load_into(model.state_dict(), source).require(
+        ["*.num_batches_tracked"], source=path, cure="Give the classifier's own file."
+    )
+    header = safetensors_header(path)
+    try:
+        recorded = json.loads(header.get(KEY, "{}"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: its {KEY} cannot be read: {error}") from error
+    return model.eval(), recorded if isinstance(recorded, dict) else {}

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The success classifier with the published names, narrow and at full size, against golden values."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.rewards.resnet import THRESHOLD, WIDTHS, SuccessClassifier
+from imaginaire.checkpoint import weights
+from tests.goldens import Golden
+from tests.parity.action_files import compare_close
+
+AREA = "action"
+FILE = "resnet_reward.safetensors"
+PROBABILITY = 5e-5
+FULL = 1e-4  # of the largest magnitude
+FULL_PICTURES = (2, 3, 64, 80)
+
+
+def test_resnet_reward(golden: Golden) -> None:
+    tensors, config = golden.tensors(FILE), golden.metadata(FILE)["config"]
+    model = SuccessClassifier(config["widths"].use()).eval()
+    source = {name: tensors[name].use() for name in tensors if name.startswith("net.")}
+    weights.load_into(model.state_dict(), source).require(["*.num_batches_tracked"])
+    images = tensors["in.images"].use()
+    config["hw"].compare(list(images.shape[2:]))
+    with torch.no_grad():
+        probability = model(images)
+    tensors["out.prob"].compare(probability, atol=PROBABILITY)
+    tensors["out.reward"].compare(probability.round())
+    assert torch.equal(probability.round(), (probability > THRESHOLD).float())
+
+
+def test_resnet_reward_at_full_size(golden: Golden) -> None:
+    tensors, config = golden.tensors(FILE), golden.metadata(FILE)["config"]
+    model = SuccessClassifier(WIDTHS).eval()
+    _fill(model.state_dict())
+    count = math.prod(FULL_PICTURES)
+    images = torch.sin(config["freq"].use() * torch.arange(count, dtype=torch.float64)).float().reshape(FULL_PICTURES)
+    with torch.no_grad():
+        compare_close(tensors["full.pooled512"], model.net[:7](images), FULL)
+        compare_close(tensors["full.prob"], model(images), FULL)
+
+
+def _fill(state: dict[str, Tensor]) -> None:
+    """The weights that a formula gives, as the golden folder's README has it."""
+    for k, name in enumerate(sorted(state)):
+        target = state[name]
+        if name.endswith("num_batches_tracked"):
+            continue
+        i = torch.arange(target.numel(), dtype=torch.float64)
+        q = 43758.5453 * torch.sin(12.9898 * (i + 1) + 78.233 * (k + 1))
+        v = (2 * (q - q.floor()) - 1).reshape(target.shape)
+        is_norm = ".bn" in name or name.startswith("net.0.1")
+        if name.endswith("running_var"):
+            v = 1 + 0.5 * v
+        elif target.ndim >= 2:
+            v = v * 2 / math.sqrt(math.prod(target.shape[1:]))
+        elif is_norm and name.endswith(".weight"):
+            v = 1 + 0.2 * v
+        else:
+            v = 0.1 * v
+        target.copy_(v.float())
