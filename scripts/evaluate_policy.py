@@ -168,9 +168,11 @@ def _write_videos(
     num = min(args.videos, args.episodes)
     part, actions = found.starts.part(slice(0, num)), found.played.actions_M_E_A_D[:, :num]
     world = dict(setting=args.setting, tasks=args.tasks, split=args.split)
-    films = [film(ToyEnv(num, action_dim=action_dim, keep_frames=True, **world), part, actions, args.execute)]
+    true = ToyEnv(num, action_dim=action_dim, keep_frames=True, **world)
+    films = [film(true, part, actions, args.execute)[0]]
     if imagination is not None:
-        films.append(film(_imagined_env(args, imagination, num, keep_frames=True), part, actions, args.execute))
+        imagined = _imagined_env(args, imagination, num, keep_frames=True)
+        films.append(film(imagined, part, actions, args.execute)[0])
     names = []
     for i in range(num):
         task = args.tasks[part.task_ids[i] % len(args.tasks)]

@@ -149,13 +149,21 @@ def played_along(found: Evaluation, true_env: VecEnv, execute: int | None = None
 
 
 @torch.no_grad()
-def film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None) -> Tensor:
-    """The pictures of these actions, uint8 [E, 3, F, H, W], the first one included; ``env`` keeps its frames."""
-    ids = list(range(len(starts)))
-    options = dict(env_ids=ids, task_ids=starts.task_ids, trial_ids=starts.trial_ids, seeds=starts.seeds)
-    observation, _ = env.reset(options=options)
-    parts = [observation["full_image"][:, None].cpu()]
-    for actions_E_A_D in actions_M_E_A_D:
-        *_, info = env.chunk_step(actions_E_A_D, ids, execute)
-        parts.append(info["frames"][:, :execute].cpu())
-    return torch.cat(parts, dim=1).permute(0, 4, 1, 2, 3).contiguous()
+def film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None) -> tuple[Tensor, Tensor]:
+    """The pictures of these actions, uint8 [E, 3, F, H, W], the first one included, and the rewards [E, F - 1].
+
+    ``env`` keeps its frames; as many episodes as it has places are played together.
+    """
+    parts = []
+    for first in range(0, len(starts), env.num_envs):
+        part = starts.part(slice(first, first + env.num_envs))
+        ids = list(range(len(part)))
+        options = dict(env_ids=ids, task_ids=part.task_ids, trial_ids=part.trial_ids, seeds=part.seeds)
+        observation, _ = env.reset(options=options)
+        pictures, rewards = [observation["full_image"][:, None].cpu()], []
+        for actions_E_A_D in actions_M_E_A_D[:, first : first + env.num_envs]:
+            _, reward_E_A, _, _, info = env.chunk_step(actions_E_A_D, ids, execute)
+            pictures.append(info["frames"][:, :execute].cpu())
+            rewards.append(reward_E_A[:, :execute])
+        parts.append((torch.cat(pictures, dim=1).permute(0, 4, 1, 2, 3), torch.cat(rewards, dim=1)))
+    return torch.cat([pictures for pictures, _ in parts]), torch.cat([rewards for _, rewards in parts])

@@ -64,10 +64,13 @@ def test_the_same_actions_in_the_same_world_agree() -> None:
 
 
 def test_a_film_has_the_first_picture_and_one_for_each_action() -> None:
-    env, starts = ToyEnv(2, split="val", keep_frames=True), held_out_starts(2, 1, seed=0)
+    starts = held_out_starts(2, 1, seed=0)
     actions = torch.zeros(2, 2, 12, 4)
     actions[1, :, :, 0] = 1.0
-    pictures = film(env, starts, actions)
+    both, one = (ToyEnv(num, split="val", keep_frames=True, reward_on="each") for num in (2, 1))
+    pictures, rewards = film(both, starts, actions)
+    assert all(map(torch.equal, film(one, starts, actions), (pictures, rewards)))
+    assert rewards.shape == (2, 24) and rewards.ne(0).all()
     assert pictures.shape == (2, 3, 25, 48, 48) and pictures.dtype == torch.uint8
     assert torch.equal(pictures[:, :, 0], pictures[:, :, 12]) and not torch.equal(
         pictures[:, :, 12], pictures[:, :, 13]

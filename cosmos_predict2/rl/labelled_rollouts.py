@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of the toy world with success known: what a success classifier learns from, and is measured on.
+
+Drivers of all skills, and the policy that will be judged, act in the simulator; the same actions are imagined. So there
+are successes, failures and near misses, on true pictures, on those that passed the tokenizer, and on imagined ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.episodes import Starts
+from cosmos_predict2.rl.interfaces import Policy
+from cosmos_predict2.rl.policy_evaluation import evaluate, film, held_out_starts
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.rewards.success_training import LabelledPictures
+from cosmos_predict2.toy_world.episodes import Mix, make_episodes
+from cosmos_predict2.toy_world.tasks import REWARD_RANGE
+from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.sampling import to_uint8
+
+DRIVERS = Mix(
+    {"expert": 0.4, "noisy": 0.35, "push": 0.25},
+    {"expert": (0.6, 1.0), "noisy": (0.1, 0.6), "push": (0.5, 1.0)},
+    ring_elsewhere=0.0,
+)
+TASK = "push_puck"
+SIMULATOR, ROUND_TRIP, SHOWN, OUTCOME = "simulator", "tokenizer round trip", "imagined", "imagined, by the outcome"
+
+_NEAR_PX = 8.0  # a puck this near to the goal that is not there is a near miss
+_TOGETHER = 100  # episodes
+
+
+@dataclass(frozen=True)
+class Played:
+    """Starts, and the actions that were chosen there."""
+
+    starts: Starts
+    actions_M_E_A_D: Tensor
+
+
+def by_drivers(num: int, split: str, first: int, seed: int, setting: str = "default") -> Played:
+    """Episodes of drivers of all skills."""
+    starts = held_out_starts(num, 1, seed, first)
+    episodes = make_episodes(num, 0, mix=DRIVERS, setting=setting, first=SPLITS[split] + first)
+    env = ToyEnv(1, setting)
+    actions_E_M_A_D = torch.from_numpy(episodes.actions).unflatten(1, (-1, env.metadata["chunk"]))
+    return Played(starts, actions_E_M_A_D.transpose(0, 1).contiguous())
+
+
+def by_policy(policy: Policy, num: int, split: str, first: int, seed: int, setting: str = "default") -> Played:
+    """Episodes of a policy that samples."""
+    starts = held_out_starts(num, 1, seed, first)
+    env = ToyEnv(min(num, _TOGETHER), setting, split=split)
+    return Played(starts, evaluate(policy, env, starts, [TASK], "sample").played.actions_M_E_A_D)
+
+
+def labelled(
+    played: Played, split: str, imagination: Imagination | None, setting: str = "default"
+) -> Mapping[str, LabelledPictures]:
+    """The pictures after each action by their source, the simulator's rule having labelled them.
+
+    Imagined pictures are there twice: labelled by what they show (the detector sees the puck, and the goal is known),
+    and by how the simulator's episode of the same actions stood at this step.
+    """
+    together = min(len(played.starts), _TOGETHER)
+    env = ToyEnv(together, setting, split=split, reward_on="each", keep_frames=True)
+    true, reward_E_F = film(env, played.starts, played.actions_M_E_A_D)
+    found = {SIMULATOR: _pictures(true[:, :, 1:], reward_E_F)}
+    if imagination is None:
+        return found
+    world, chunk = imagination.world, imagination.config.chunk_size
+    starts = [k for k in range(0, true.shape[2] - 1, chunk) if k + chunk < true.shape[2]]
+    clips = [to_uint8(world.decode(world.encode(true[:, :, k : k + chunk + 1]))).cpu()[:, :, 1:] for k in starts]
+    rewards = [reward_E_F[:, k : k + chunk] for k in starts]
+    found[ROUND_TRIP] = _pictures(torch.cat(clips, dim=2), torch.cat(rewards, dim=1))
+    judge, toy_starts = ToyDetectorReward(setting), ToyStarts(setting, split=split)
+    imagined_env = WorldModelEnv(
+        imagination,
+        toy_starts,
+        judge,
+        together,
+        env.metadata["max_steps"],
+        scoring=Scoring(judge="last", reward_on="last"),
+        keep_frames=True,
+    )
+    imagined = film(imagined_env, played.starts, played.actions_M_E_A_D)[0][:, :, 1:]
+    goal = toy_starts.starts(played.starts.task_ids, played.starts.trial_ids).context["goal"]
+    shown = judge.judge(imagined.permute(0, 2, 3, 4, 1), {"goal": goal})
+    found[SHOWN] = _pictures(imagined, shown.value_E_F)
+    found[OUTCOME] = _pictures(imagined, reward_E_F)
+    return found
+
+
+def _pictures(video_E_C_F_H_W: Tensor, reward_E_F: Tensor) -> LabelledPictures:
+    """The dense reward says both: it is above 0 where the task is done, else minus the distance."""
+    reward_N = reward_E_F.flatten()
+    pictures_N_H_W_C = video_E_C_F_H_W.permute(0, 2, 3, 4, 1).flatten(0, 1).contiguous()
+    return LabelledPictures(pictures_N_H_W_C, reward_N > 0, (reward_N <= 0) & (reward_N > -_NEAR_PX / REWARD_RANGE))

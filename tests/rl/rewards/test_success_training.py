@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.rewards import success_training
+from cosmos_predict2.rl.rewards.recorded_success import recorded_successes
+from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
+from cosmos_predict2.rl.rewards.success_training import (
+    LabelledPictures,
+    TrainingOptions,
+    augmented,
+    calibrated_threshold,
+    measure,
+    reliability_svg,
+    scale_to,
+    train,
+)
+from cosmos_predict2.tools.prepare.toy.folder import write_folder
+from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from imaginaire.errors import DataError
+from scripts import train_reward_model
+
+NARROW = (8, 8, 8, 8, 8)
+
+
+def squares(num: int, seed: int) -> LabelledPictures:
+    """Pictures with a bright square that is red (success) or blue; purple is a near miss."""
+    draws = numpy.random.default_rng(seed)
+    pictures = draws.integers(0, 60, (num, 24, 24, 3)).astype(numpy.uint8)
+    kind = draws.integers(0, 3, num)
+    colours = numpy.array([(230, 30, 30), (30, 30, 230), (150, 30, 150)])
+    for i in range(num):
+        y, x = draws.integers(4, 14, 2)
+        pictures[i, y : y + 7, x : x + 7] = colours[kind[i]]
+    return LabelledPictures(torch.from_numpy(pictures), torch.from_numpy(kind == 0), torch.from_numpy(kind == 2))
+
+
+@pytest.fixture(scope="module")
+def trained() -> SuccessClassifier:
+    torch.manual_seed(0)
+    model = SuccessClassifier(NARROW)
+    losses = train(model, squares(200, 0), TrainingOptions(steps=60, batch_size=32, lr=5e-3), seed=0)
+    assert numpy.mean(losses[-5:]) < 0.5 * numpy.mean(losses[:5])
+    return model
+
+
+def test_a_classifier_learns_what_success_looks_like(trained: SuccessClassifier) -> None:
+    quality = measure(trained, squares(200, 1), threshold=0.5)
+    assert quality.precision > 0.9 and quality.recall > 0.9
+    assert not trained.training
+
+
+class Said(SuccessClassifier):
+    """Says log-odds that stand in the first pixel, times the scale of its last layer."""
+
+    def __init__(self) -> None:
+        super().__init__((1, 1, 1, 1, 1))
+        with torch.no_grad():
+            self.net[7].weight.fill_(1.0)
+            self.net[7].bias.zero_()
+
+    def logits(self, images_B_C_H_W: Tensor) -> Tensor:
+        said = 4 * images_B_C_H_W[:, :1, 0, 0]
+        return said * self.net[7].weight + self.net[7].bias
+
+
+def said(success: Tensor, level: Tensor) -> LabelledPictures:
+    pictures = level.to(torch.uint8)[:, None, None, None].expand(-1, 1, 1, 3)
+    return LabelledPictures(pictures, success, torch.zeros_like(success))
+
+
+def test_probabilities_are_scaled_to_what_is_true() -> None:
+    draws = torch.Generator().manual_seed(0)
+    level = torch.randint(0, 256, (4000,), generator=draws)
+    true = 0.5 * 4 * (level / 127.5 - 1) - 1.0  # half as sure, and rarer, than the model says
+    success = torch.rand(4000, generator=draws) < true.sigmoid()
+    model, pictures = Said(), said(success, level)
+    before = measure(model, pictures, 0.5).calibration_error
+    scale, offset = scale_to(model, pictures)
+    assert scale == pytest.approx(0.5, abs=0.05) and offset == pytest.approx(-1.0, abs=0.1)
+    assert measure(model, pictures, 0.5).calibration_error < 0.03 < before
+
+
+def test_the_threshold_is_the_lowest_that_is_precise_enough() -> None:
+    level = torch.tensor([250, 240, 230, 220, 210, 210, 200, 190])
+    success = torch.tensor([1, 1, 1, 0, 1, 0, 0, 0], dtype=torch.bool)
+    model, pictures = Said(), said(success, level)
+    chosen = {p: calibrated_threshold(model, pictures, p) for p in (0.6, 0.75, 0.9)}
+    taken = {p: sum(success_training.log_odds(model, pictures.pictures_N_H_W_C).double().sigmoid() >= t).item()
+             for p, t in chosen.items() if t is not None}  # fmt: skip
+    assert taken == {0.6: 6, 0.75: 4, 0.9: 3}  # the two of level 210 go together
+    assert calibrated_threshold(model, said(~success, 255 - level), 0.99) is not None
+    assert calibrated_threshold(model, said(torch.tensor([False, True]), torch.tensor([200, 200])), 0.9) is None
+
+
+def test_quality_counts_what_is_judged() -> None:
+    level, success = torch.tensor([255, 255, 0, 0]), torch.tensor([True, False, True, False])
+    found = measure(Said(), said(success, level), 0.5)
+    assert (found.precision, found.recall, found.accuracy, found.base_rate) == (0.5, 0.5, 0.5, 0.5)
+    assert [(one.count, one.rate) for one in found.bins] == [(2, 0.5), (2, 0.5)]
+    assert math.isnan(measure(Said(), said(success, torch.zeros(4)), 0.5).precision)
+    root = ElementTree.fromstring(reliability_svg({"simulator": found, "imagined": found}))
+    assert len(root.findall("{*}circle")) == 4
+
+
+def test_augmented_pictures_show_the_same_in_another_place() -> None:
+    images = to_unit(squares(6, 3).pictures_N_H_W_C)
+    seen = augmented(images, torch.Generator().manual_seed(1))
+    assert seen.shape == images.shape and not torch.allclose(seen, images, atol=0.1)
+    assert (seen.flatten(2).amax(2) - images.flatten(2).amax(2)).abs().max() < 0.6
+
+
+def test_pictures_of_one_kind_teach_nothing() -> None:
+    pictures = squares(6, 0)
+    nothing = LabelledPictures(pictures.pictures_N_H_W_C, torch.zeros(6, dtype=torch.bool), pictures.near_N)
+    with pytest.raises(DataError, match="Of 6 pictures 0 show success"):
+        train(SuccessClassifier(NARROW), nothing, TrainingOptions(steps=1), 0)
+
+
+def test_recordings_have_their_successes_and_what_came_just_before(tmp_path: Path) -> None:
+    write_folder(str(tmp_path / "toy"), ToyFolder(episodes=6, frames=13, val_fraction=0.0, form="lerobot"))
+    learnt, held_out = recorded_successes(tmp_path / "toy", "next.done", None, near=3, val_fraction=0.34)
+    assert (len(learnt), len(held_out)) == (4, 2)
+    for part in (*learnt, *held_out):
+        assert part.pictures_N_H_W_C.shape == (13, 48, 48, 3) and part.pictures_N_H_W_C.dtype == torch.uint8
+        assert part.success_N.nonzero().flatten().tolist() == [12]
+        assert part.near_N.nonzero().flatten().tolist() == [9, 10, 11]
+    with pytest.raises(DataError, match=r"no column 'next\.success'"):
+        recorded_successes(tmp_path / "toy", "next.success", None, near=3, val_fraction=0.34)
+    with pytest.raises(DataError, match="1 of 6 episodes are held out, but 2"):
+        recorded_successes(tmp_path / "toy", "next.done", None, near=3, val_fraction=0.1)
+
+
+def _command(*words: str) -> int:
+    return train_reward_model.command_line.main(train_reward_model._parser(), train_reward_model.run, words)
+
+
+def test_the_command_trains_calibrates_and_measures_a_reward_model(tmp_path: Path) -> None:
+    words = ("--data", "toy", "--episodes", "4", "--steps", "3", "--batch_size", "8", "--out", str(tmp_path / "rm"))
+    assert _command(*words) == 0
+    found = json.loads((tmp_path / "rm" / "quality.json").read_text())
+    assert set(found["quality"]) == {"simulator", "tokenizer round trip", "imagined", "imagined, by the outcome"}
+    assert all(quality["count"] == 24 for quality in found["quality"].values())
+    reward = ResnetReward(str(tmp_path / "rm" / "reward_model.safetensors"), device="cpu")
+    assert reward.threshold == found["threshold"]
+    assert reward.judge(torch.zeros(1, 2, 48, 48, 3, dtype=torch.uint8), {}).value_E_F.shape == (1, 2)
+    assert "<svg" in (tmp_path / "rm" / "reliability.svg").read_text()
+
+
+def test_wrong_flags_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "reward_model.safetensors").write_bytes(b"")
+    out = ("--out", str(tmp_path / "new"))
+    for words, named in [
+        (("--out", str(tmp_path / "full")), "holds a reward model"),
+        ((*out, "--precision", "1.5"), "--precision 1.5"),
+        ((*out, "--setting", "hart"), "--setting hart"),
+        ((*out, "--policy", str(tmp_path / "nowhere"), "--no_imagined"), "nowhere"),
+        ((*out, "--data", str(tmp_path / "nowhere")), "nowhere"),
+        ((*out, "--data", str(tmp_path), "--val_fraction", "0"), "--val_fraction 0"),
+    ]:
+        assert _command(*words) == 2
+        assert named in capsys.readouterr().err
