@@ -9,15 +9,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
+from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
+from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
+from cosmos_predict2.configs.rl.recipes.embodiment_translation import sizes_of
+from cosmos_predict2.configs.rl.recipes.rows import read_fields
+from cosmos_predict2.tools.plan import embodied
 from cosmos_predict2.tools.plan.advice import on_one_card
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, as_text, as_values, cards_text, cards_values, make_plan
 from cosmos_predict2.tools.plan.speed import GB, GPUS, find_gpu
 from cosmos_predict2.tools.plan.workload import read_workload
 from imaginaire import command_line
 from imaginaire.config.compose import compose
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, near
 
 DEFAULT_CONFIG = "cosmos_predict2/configs/base/config.py"
+EMBODIED_CONFIGS = "examples/embodiment/config"
 _EPILOG = """\
 Nothing is built, downloaded or read from the data: only the configuration counts, as for scripts.train. All figures
 are estimates. Exit code: 0 it fits, 1 it does not, 2 the configuration cannot run.
@@ -26,6 +32,7 @@ examples:
   python -m scripts.plan --gpus 8 --gpu H100 -- experiment=predict2_video2world_training_2b_groot_gr1_480
   python -m scripts.plan --one_card -- experiment=predict2_video2world_training_2b_groot_gr1_480
   python -m scripts.plan --gpu RTX-4090 -- experiment=NAME model.config.train_architecture=lora
+  python -m scripts.plan --gpus 4 --gpu A100 --embodied cosmos_libero_spatial_grpo_openvlaoft
   python -m scripts.plan --gpus 2 --gpu_memory 24 --json plan.json -- experiment=NAME optimizer=adamw
 """
 
@@ -39,6 +46,7 @@ def _parser() -> command_line.Parser:
         "--gpu_memory", type=command_line.above_zero, help="GB of one, as nvidia-smi counts (default: what the GPU has)"
     )
     add("--one_card", action="store_true", help=f"what fits one card of {', '.join(map(str, CARDS))} GB, and how")
+    add("--embodied", metavar="NAME", help=f"a policy in a world model, NAME.yaml of {EMBODIED_CONFIGS}")
     add("--config", default=DEFAULT_CONFIG, help="config file, or the saved config.yaml of a run")
     add("--json", metavar="FILE", help="write the figures to this file too; - prints them in place of the table")
     add("overrides", nargs="*", help="after --: experiment=NAME and dotted overrides, as for scripts.train")
@@ -48,6 +56,8 @@ def _parser() -> command_line.Parser:
 def run(args: argparse.Namespace) -> int:
     gpu = find_gpu(args.gpu)
     memory = gpu.memory if args.gpu_memory is None else args.gpu_memory
+    if args.embodied:
+        return run_embodied(args, memory)
     config = compose(args.config, args.overrides)
     if args.one_card:
         work = read_workload(config, config.model_parallel.context_parallel_size)
@@ -57,6 +67,42 @@ def run(args: argparse.Namespace) -> int:
     num_gpus = gpu.usual_count if args.gpus is None else args.gpus
     plan = make_plan(read_workload(config, num_gpus), args.gpu, gpu, memory)
     return show(as_text(plan), as_values(plan), args.json, fits=plan.fits)
+
+
+def run_embodied(args: argparse.Namespace, memory: float) -> int:
+    """The plan of a configuration of RLinf; the overrides are the configuration's."""
+    gpu = find_gpu(args.gpu)
+    fields, _ = read_fields(load_embodiment(EMBODIED_CONFIGS, args.embodied, args.overrides), FIELDS)
+    policy, sizes = fields["actor.model.model_type"], sizes_of(fields)
+    if policy not in embodied.POLICIES:
+        raise ConfigError(f'--embodied {args.embodied}: its policy is "{policy}".{near(policy, embodied.POLICIES)}')
+    num_gpus = gpu.usual_count if args.gpus is None else args.gpus
+    envs, rest = divmod(fields["env.train.total_num_envs"], num_gpus)
+    if rest or not envs:
+        raise ConfigError(f"env.train.total_num_envs = {num_gpus * envs + rest} is no multiple of --gpus {num_gpus}.")
+    world = "env.train.world_model_cfg"
+    height, width = fields[f"{world}.image_size"]
+    run = embodied.EmbodiedRun(
+        policy=policy,
+        gpus=num_gpus,
+        envs=envs,
+        rollouts=sizes.episodes // fields["env.train.total_num_envs"],
+        decisions=sizes.decisions,
+        batch_size=fields[f"{world}.cosmos.batch_size"],
+        evaluations=fields[f"{world}.cosmos.num_steps"] + (fields[f"{world}.cosmos.num_steps"] > 1),
+        chunk_size=fields[f"{world}.cosmos.chunk_size"],
+        image_size=(height, width),
+        micro_batch=sizes.micro_batch_size,
+        updates=sizes.updates,
+        offload=fields["env.enable_offload"],
+        recomputes=fields["actor.fsdp_config.gradient_checkpointing"],
+    )
+    forms = [form for form in embodied.FORMS if form != "sharded" or num_gpus > 1]
+    found = {form: embodied.estimate(run, gpu, form) for form in forms}
+    text = embodied.as_text(run, args.gpu, memory, found)
+    values = embodied.as_values(run, args.gpu, memory, found)
+    fits = any(one.total <= memory * GB for one in found.values())
+    return show(text, values, args.json, fits=fits)
 
 
 def show(text: str, values: dict[str, Any], path: str | None, *, fits: bool) -> int:

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from cosmos_predict2.rl.experience import joined
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
-from imaginaire import random
+from imaginaire import distributed, random
 from imaginaire.errors import ConfigError
+from imaginaire.progress import tracked
 
+BAR = "Generating Rollout Epochs"  # as the public trainer calls them: episodes that are played at once
 Mode = Literal["sample", "greedy"]
 
 
@@ -100,7 +102,8 @@ class LocalRollout:
     @torch.no_grad()
     def collect(self, starts: Starts, mode: Mode = "sample", on_progress: Any = None) -> Trajectories:
         size, parts = self.env.num_envs, []
-        for start in range(0, len(starts), size):
+        is_shown = on_progress is not None and distributed.is_rank0()
+        for start in tracked(range(0, len(starts), size), BAR, is_shown=is_shown, leave=False):
             if on_progress is not None:
                 on_progress(f"episode {start + 1} of {len(starts)}")
             parts.append(self._played(starts.part(slice(start, start + size)), mode))

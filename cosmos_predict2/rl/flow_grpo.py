@@ -42,7 +42,6 @@ from imaginaire.optim import lora
 log = logging.getLogger(__name__)
 
 # Trackers show these, and those of the rewards, as the public trainer does: GRPO/reward_mean
-TRACKER_GROUP = "GRPO"
 PUBLISHED_METRICS = {"reward_mean", "log_prob_ratio", "kl_loss", "policy_loss", "data_loss"}
 SMALLEST_TIME = 1e-3  # forward-process objectives divide by nothing, but a clip without noise teaches nothing
 
@@ -93,9 +92,9 @@ class FlowGRPOModel(Video2WorldModel):
 
     batch_kinds: tuple[str, ...] = ()
 
-    def tracker_group(self, name: str) -> str | None:
+    def published_name(self, name: str) -> str | None:
         of_rewards = {f"{reward}{end}" for reward in self.scoring.rewards for end in ("", "_std", "_valid_rate")}
-        return TRACKER_GROUP if name in PUBLISHED_METRICS | of_rewards else None
+        return f"GRPO/{name}" if name in PUBLISHED_METRICS | of_rewards else None
 
     # --- weights beside the trained ones
 

@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.episodes import LocalRollout, Mode, Starts, Trajectories, concatenated
+from cosmos_predict2.rl.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, concatenated
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
+from imaginaire import distributed
 from imaginaire.errors import ConfigError, TrainingError, missing_package
+from imaginaire.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +57,6 @@ class RayRollout:
             raise ConfigError(f"{KEY}.num_workers is {num_workers}, but it is at least 1.")
         self.policy, self.env, self.execute = policy, env, execute
         self.num_workers, self.timeout, self.max_deaths = num_workers, timeout, max_deaths
-        self.device = _device_of(policy)
-        if self.device.type == "cuda" and not num_gpus:
-            raise ConfigError(
-                f"{KEY}.num_gpus is 0, but the policy is on {self.device}: give each worker a GPU or a part."
-            )
         self._ray = _connected(address)
         _require_resources(self._ray, num_workers, num_cpus, num_gpus)
         self._options = dict(num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy="SPREAD", max_restarts=0)
@@ -69,11 +66,17 @@ class RayRollout:
         self.lost = 0
         self.restarts = 0
 
+    @property
+    def device(self) -> torch.device:
+        return _device_of(self.policy)
+
     def sync(self, policy: Policy) -> None:
         """The weights to decide with from now on; of a world model that is trained, those to imagine with."""
         self.policy = policy
         self._weights = self._ray.put(_packed({name: part.state_dict() for name, part in self._trained().items()}))
         if not self._workers:
+            if self.device.type == "cuda" and not self._options["num_gpus"]:
+                raise ConfigError(f"{KEY}.num_gpus is 0, but the policy is on {self.device}: give each worker a part.")
             self._parts = self._ray.put(_packed((self.policy, self.env)))
             self._workers = [self._started() for _ in range(self.num_workers)]
         for worker in self._workers:
@@ -115,6 +118,7 @@ class RayRollout:
         played: list[Trajectories | None] = [None] * len(parts)
         waiting, idle = deque(range(len(parts))), deque(range(self.num_workers))
         busy: dict[Any, tuple[int, int]] = {}  # the worker and the part of each answer that is awaited
+        progress = Progress(BAR, len(parts), is_shown=on_progress is not None and distributed.is_rank0(), leave=False)
         while waiting or busy:
             while waiting and idle:
                 worker, number = idle.popleft(), waiting.popleft()
@@ -124,8 +128,10 @@ class RayRollout:
                 worker, number = busy.pop(answer)
                 played[number] = self._answer(answer, worker, len(parts[number]), is_late=not done)
                 idle.append(worker)
+            progress.set(len(parts) - len(waiting) - len(busy))
             if on_progress is not None:
-                on_progress(f"part {len(parts) - len(waiting) - len(busy)} of {len(parts)}")
+                on_progress(f"part {progress.done} of {len(parts)}")
+        progress.close()
         return played
 
     def _answer(self, answer: Any, worker: int, num_episodes: int, *, is_late: bool) -> Trajectories | None:

@@ -43,6 +43,20 @@ from imaginaire.training.model import ImaginaireModel, evaluating
 log = logging.getLogger(__name__)
 
 KEY = "model.config"
+PUBLISHED_METRICS = {  # as RLinf's runs show them; of imagined episodes, but for the last
+    "success": "env/success_once",
+    "reward_mean": "env/return",
+    "episode_len": "env/episode_len",
+    "advantage_max": "rollout/advantages_max",
+    "advantage_min": "rollout/advantages_min",
+    "policy_loss": "actor/policy_loss",
+    "ratio_mean": "actor/ratio",
+    "clip_fraction": "actor/clip_fraction",
+    "dual_clip_fraction": "actor/dual_cliped_ratio",
+    "approx_kl": "actor/approx_kl",
+    "entropy": "actor/entropy_loss",
+    "greedy_success": "eval/success_once",
+}
 POLICY, WORLD_MODEL = "policy", "world_model"
 
 
@@ -64,6 +78,13 @@ class VLAGRPOModel(ImaginaireModel):
     """Group-relative policy optimization of a policy in an environment."""
 
     batch_kinds = (POLICY, WORLD_MODEL)
+    memory_advice = (
+        "Try model.config.env.offload=phase (the world model leaves the GPU while the policy is trained;"
+        " enable_offload: True of RLinf's configurations), a smaller model.config.env.batch_size"
+        " (environments imagined at once) or model.config.env.num_envs, more model.config.rl.micro_batches"
+        " with as many in trainer.grad_accum_iter (actor.micro_batch_size), and see by nvidia-smi that no other process"
+        " holds the GPU."
+    )
     progress_counts: Tensor
 
     def __init__(self, config: Any) -> None:
@@ -192,6 +213,9 @@ class VLAGRPOModel(ImaginaireModel):
         super().on_before_zero_grad(optimizer, scheduler, iteration)
         self._is_open = self._left > 0
 
+    def published_name(self, name: str) -> str | None:
+        return PUBLISHED_METRICS.get(name)
+
     def batch_kind(self, batch: Any) -> str:
         return POLICY if isinstance(batch, Decisions) or "trial_id" in batch else WORLD_MODEL
 
@@ -219,6 +243,8 @@ class VLAGRPOModel(ImaginaireModel):
             if number + 1 == self.rl.max_rollouts or self._on_all_ranks(self._num_with_spread(parts) >= wanted):
                 break
             batch = next(others)
+        if self.refinement is None and (offload := getattr(self.env, "offload", None)) is not None:
+            offload()
         played = concatenated(parts)
         advantage = self._advantages(played)
         if len(parts) > 1:  # first those that teach something; every rank has equally many

@@ -6,8 +6,9 @@
 #   bash examples/embodiment/run_embodiment.sh CONFIG [PLATFORM] [KEY=VALUE ...] [-- OVERRIDES OF scripts.train]
 #   bash examples/embodiment/run_embodiment.sh cosmos_libero_spatial_grpo_openvlaoft LIBERO runner.max_epochs=10
 #
-# The run lies in logs/<date>-CONFIG, with the output in run_embodiment.log. Relative paths are below the folder that the
-# command is started in. PYTHON is the interpreter, else that of the active environment, of .venv_cosmos, of .venv.
+# The run lies in logs/<date>-CONFIG, with the output in run_embodiment.log; both below IMAGINAIRE_OUTPUT_ROOT if it is
+# set. Relative paths are below the folder that the command is started in. PYTHON is the interpreter, else that of the
+# active environment, of .venv_cosmos, of .venv_openvla_oft, of .venv.
 # Exit code: that of scripts.train; 2 something that you can mend.
 
 set -u
@@ -40,7 +41,9 @@ if [ -z "$python" ]; then
     fi
 fi
 
-logs=$PWD/logs/$(date +%Y%m%d-%H:%M:%S)-$config
+place=${IMAGINAIRE_OUTPUT_ROOT:-$PWD}
+[[ $place == *://* ]] && place=$PWD
+logs=$place/logs/$(date +%Y%m%d-%H:%M:%S)-$config
 mkdir -p "$logs" || exit 2
 command=("$python" -m scripts.embodied --config-path "$EMBODIED_PATH/config" --config-name "$config"
     "runner.logger.log_path='$logs'" "$@")

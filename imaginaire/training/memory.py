@@ -34,9 +34,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
-def advice(error: BaseException) -> str:
-    """What to lower."""
+def advice(error: BaseException, of_model: str = "") -> str:
+    """What to lower: as the model says, or what holds for most."""
     cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if of_model:
+        return f"Out of memory: {cause}\n{of_model}"
     return (
         f"Out of memory: {cause}\nTry a smaller dataloader_train.batch_size with a larger trainer.grad_accum_iter (the"
         " same update), a larger model.config.fsdp_shard_size or model_parallel.context_parallel_size,"

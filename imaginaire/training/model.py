@@ -39,6 +39,7 @@ class ImaginaireModel(nn.Module):
 
     ranks_per_sample: int = 1  # neighbouring data-parallel ranks that get the same training batches; it divides them
     batch_kinds: tuple[str, ...] = ()  # whose losses and gradient norms are also logged apart, such as image and video
+    memory_advice = ""  # what to lower where memory runs out, if it is not what the trainer proposes
     progress: Callable[[str], None] = staticmethod(lambda text: None)  # see `train_batches`; set by the trainer
     phase: Callable[[str], AbstractContextManager[Any]] = staticmethod(lambda name: nullcontext())  # likewise
 
@@ -140,8 +141,8 @@ class ImaginaireModel(nn.Module):
     def on_after_backward(self) -> None:
         pass
 
-    def tracker_group(self, name: str) -> str | None:
-        """The group in which trackers show a metric of `training_step`, too: that of published runs of this kind."""
+    def published_name(self, name: str) -> str | None:
+        """The name, group/metric, by which trackers show a metric, too: that of published runs of this kind."""
         return None
 
     def has_start_weights(self) -> bool:

@@ -127,7 +127,7 @@ class ImaginaireTrainer:
                     raise
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if memory.is_out_of_memory(error):
-                raise TrainingError(memory.advice(error)) from error
+                raise TrainingError(memory.advice(error, model.memory_advice)) from error
             if (dead_worker := workers.explained(error)) is not None:  # raised by a signal handler, so anywhere
                 raise dead_worker from error
             raise

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts import embodied
 from tests.programs import call, python
@@ -31,14 +32,12 @@ def test_the_tiny_twin_learns_by_the_command_of_the_guide(tmp_path: Path) -> Non
     (logs,) = (tmp_path / "logs").glob("*-tiny_toy_grpo")
     log = (logs / "run_embodiment.log").read_text()
     assert log.startswith(python()) and "finished: iteration 4" in log and "finished: iteration 4" in made.stdout
-    assert (logs / "rlinf/mine/tiny_toy_grpo/checkpoints/model/iter_000000004.pt").is_file()
-
-
-@pytest.mark.slow
-def test_the_published_configuration_says_what_it_waits_for(tmp_path: Path) -> None:
-    made = started(tmp_path, "cosmos_libero_spatial_grpo_openvlaoft", "LIBERO", "runner.max_epochs=2")
-    assert made.returncode == 2 and "this version has no OpenVLA policies" in made.stdout
-    assert "run_embodiment.sh tiny_toy_grpo" in made.stdout
+    folder = logs / "rlinf/mine/tiny_toy_grpo"
+    assert (folder / "checkpoints/model/iter_000000004.pt").is_file()
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    shown = set(events.Tags()["scalars"])
+    assert {"env/success_once", "env/return", "actor/policy_loss", "actor/ratio", "rollout/advantages_max"} <= shown
 
 
 @pytest.mark.parametrize("words", [(), ("runner.max_epochs=2",)])

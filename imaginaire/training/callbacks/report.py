@@ -68,10 +68,7 @@ class LossLog(Callback):
             suffix = "" if self.multiplier == 1 else f"@{self.multiplier}"
             means = _gathered(self._train)
             values = {f"train{suffix}/{name}": value for name, value in means.items()}
-            groups = {name: group for name in means if (group := self.trainer.model.tracker_group(name))}
-            self.trainer.metrics.also_call(
-                {f"train{suffix}/{name}": f"{group}{suffix}/{name}" for name, group in groups.items()}
-            )
+            self._also_call("train", means, suffix)
             if self.multiplier == 1:
                 values |= self._rates
                 values["train/samples_seen"] = self.trainer.samples_seen
@@ -87,10 +84,19 @@ class LossLog(Callback):
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
         if self.multiplier == 1:
-            values = {f"val/{name}": value for name, value in _gathered(self._validation).items()}
+            means = _gathered(self._validation)
+            self._also_call("val", means)
+            values = {f"val/{name}": value for name, value in means.items()}
             self.trainer.metrics.log(values, iteration)
             if "val/loss" in values:
                 log.info("iter %d validation loss %.6g", iteration, values["val/loss"])
+
+    def _also_call(self, section: str, means: Mapping[str, Any], suffix: str = "") -> None:
+        """Have trackers show metrics under their published names, too."""
+        names = {name: shown for name in means if (shown := self.trainer.model.published_name(name))}
+        self.trainer.metrics.also_call(
+            {f"{section}{suffix}/{name}": f"{suffix}/".join(shown.split("/", 1)) for name, shown in names.items()}
+        )
 
     def _with_kind(self, batch: Any, output: Any, loss: Tensor) -> Any:
         """The output with the losses of this kind of batch under names of their own."""

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command of the guide "RL with Cosmos Predict 2.5 World Model", as it prints them: what it does here."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints.hub_server import Hub, serve
+from tests.programs import python
+from tests.test_documentation import ROOT
+from tests.test_guides import follow
+
+NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra rl: Ray's own commands")
+DOWNLOAD = """
+pip install huggingface_hub
+
+python -c "
+from huggingface_hub import snapshot_download
+snapshot_download(
+    repo_id='tayalmanan/cosmos-robotics',
+    local_dir='models/Cosmos-Predict2.5-LIBERO-Spatial',
+)
+"
+"""
+DOWNLOAD_POLICY = """
+python -c "
+from huggingface_hub import snapshot_download
+snapshot_download(
+    repo_id='RLinf/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora',
+    local_dir='models/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora',
+)
+"
+"""
+LAUNCH = "bash examples/embodiment/run_embodiment.sh cosmos_libero_spatial_grpo_openvlaoft"
+TINY = LAUNCH.replace("cosmos_libero_spatial_grpo_openvlaoft", "tiny_toy_grpo") + " runner.max_epochs=1"
+TABLE = [  # the command; what is put in place of it here; its exit code; what it prints
+    # The first two set up a machine: this checkout is what they make.
+    ("git clone https://github.com/tayalmanan28/wm_vla_rl.git\ncd wm_vla_rl", "ls requirements", 0, "install.sh"),
+    ("bash requirements/install.sh cosmos_world_model", "{} --dry-run", 0, "venv .venv_cosmos"),
+    ("bash requirements/install.sh openvla_oft", "{} --dry-run", 0, "venv .venv_openvla_oft"),
+    (LAUNCH, "{}", 2, "this version has no OpenVLA policies"),
+    (LAUNCH, f"{TINY} --dryrun", 0, "experiment=tiny_vla_grpo_world_model_frozen"),
+    ("bash ray_utils/start_ray.sh", "{}", 2, "RANK is ''"),
+    pytest.param(
+        *(
+            "ray start --head --num-gpus=4 --num-cpus=32",
+            "{} --dashboard-host=x --help | grep -e num-gpus",
+            0,
+            "num-gpus",
+        ),
+        marks=NEEDS_RAY,
+    ),
+    pytest.param("ray status", "timeout 60 {} --address=127.0.0.1:1 || true", 0, "", marks=NEEDS_RAY),
+    pytest.param("ray stop --force && ray start --head --num-gpus=4", "ray stop --help", 0, "--force", marks=NEEDS_RAY),
+    # Of the machine, not of this project.
+    ("kill -9 $(nvidia-smi --query-compute-apps=pid --format=csv,noheader)", "type kill", 0, "kill"),
+    # Not needed: a missing package is no error, and the doctor tells which attention runs.
+    (
+        'python -c "import flash_attn; print(flash_attn.__version__)"',
+        "python -m scripts.doctor --brief",
+        0,
+        "ready",
+    ),
+]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for name in (
+        "scripts",
+        "cosmos_predict2",
+        "imaginaire",
+        "examples",
+        "requirements",
+        "ray_utils",
+        "constraints.txt",
+    ):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "here", "code", "printed"), TABLE, ids=lambda case: str(case)[:40])
+def test_a_command_of_the_guide(command: str, here: str, code: int, printed: str, checkout: Path) -> None:
+    made = follow(checkout, here.format(command), code=code, PYTHON=python())
+    assert printed in made
+
+
+@pytest.mark.slow
+def test_the_downloads_of_the_guide_put_files_where_its_configuration_looks(checkout: Path) -> None:
+    files = ("libero-spatial-2b-19k.pt", "resnet_rm.pth", "tokenizer/tokenizer.pth", "dataset/seed_0_traj_0.npy")
+    policy = {"config.json": b"{}"}
+    repositories = {
+        "tayalmanan/cosmos-robotics": dict.fromkeys(files, b"x"),
+        "RLinf/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora": policy,
+    }
+    with serve(Hub(repositories)) as hub:
+        settings = dict(HF_ENDPOINT=hub.url, HF_HOME=str(checkout / "home"), HF_HUB_DISABLE_XET="1")
+        settings["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # an interpreter that reads them anew
+        for text in (DOWNLOAD.partition("\n\n")[2], DOWNLOAD_POLICY):
+            follow(checkout, text, **settings)
+    overrides = "actor.model.model_type=toy actor.fsdp_config.gradient_checkpointing=false --dryrun"
+    words = f"{LAUNCH} {overrides} -- '~model.config.env.reward'"
+    made = follow(checkout, words, PYTHON=python())
+    assert 'dit_path:"models/Cosmos-Predict2.5-LIBERO-Spatial/libero-spatial-2b-19k.pt"' in made
+    (checkout / "models/Cosmos-Predict2.5-LIBERO-Spatial/tokenizer/tokenizer.pth").unlink()
+    made = follow(checkout, words, code=2, PYTHON=python())
+    assert "tokenizer_path: models/Cosmos-Predict2.5-LIBERO-Spatial/tokenizer/tokenizer.pth does not exist" in made
