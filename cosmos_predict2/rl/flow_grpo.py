@@ -241,7 +241,7 @@ class FlowGRPOModel(Video2WorldModel):
         video = to_uint8(self.world.decode(part.final)).cpu() if self.scoring.needs_pixels else None
         texts = batch.get("ai_caption") or [""] * len(batch["fps"])
         prompts = [texts[i] for i in rows.tolist()]
-        clips = Clips(part.final.cpu(), video, prompts, float(batch["fps"][0]))
+        clips = Clips(part.final.cpu(), video, prompts, float(batch["fps"][int(rows[0])]))
         of_rows = {key: value[rows] if isinstance(value, Tensor) else value for key, value in context.items()}
         with self.phase("reward"):
             return self.scoring.submit(clips, of_rows)

@@ -10,14 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.diffusion.transitions import Normal
 from cosmos_predict2.rl import losses
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.experience import Experience, order
 from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.groups import Groups, RowDraws
+from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.losses import Losses
 from cosmos_predict2.rl.rollout import Kept, chain_path, sigma_of
+from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from imaginaire.data.stream import POSITION_KEY
 from tests.rl.runs import RL, rl_options, run
@@ -58,6 +61,20 @@ def test_the_data_term_and_the_rollout_share_clips_levels_and_noise(
         chain = chain_path(model.world, model.rl, batch.condition, None, batch.noise_B_C_T_H_W).chain
         level = sigma_of(chain.levels[batch.kept.k], model.rl)
         assert batch.data.sigma_B_1.flatten().tolist() == pytest.approx([level, level])
+
+
+@pytest.mark.slow
+def test_rewards_learn_the_frame_rate_of_their_own_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, submit, found = ToyWorldVideos.__getitem__, Scoring.submit, []
+
+    def noted(self: Scoring, clips: Clips, context: Any) -> Any:
+        found.append(clips.fps)
+        return submit(self, clips, context)
+
+    monkeypatch.setattr(ToyWorldVideos, "__getitem__", lambda self, i: {**read(self, i), "fps": 5.0 + i})
+    monkeypatch.setattr(Scoring, "submit", noted)
+    run(tmp_path, *rl_options(FLOW_GRPO, "trainer.max_iter=1"))
+    assert len(set(found)) == 2  # of two conditions
 
 
 @pytest.mark.slow
