@@ -99,6 +99,7 @@ def test_a_policy_is_read_from_a_run(tmp_path: Path) -> None:
     model.mkdir(parents=True)
     state = {f"net.{name}": value for name, value in policy.state_dict().items()}
     state |= {f"net_ema.{name}": value + 1 for name, value in policy.state_dict().items()}
+    state |= {"world_model.net.x": torch.zeros(2), "progress_counts": torch.zeros(2)}
     torch.save(state, model / "iter_000000005.pt")
     (tmp_path / "checkpoints" / "latest_checkpoint.txt").write_text("iter_000000005.pt\n")
     for address in (tmp_path, model / "iter_000000005.pt"):
