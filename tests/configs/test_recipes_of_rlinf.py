@@ -72,6 +72,7 @@ def test_all_but_the_policy_of_the_published_file_composes(model_dir: str) -> No
     translation = translated(OFT, *overrides, gpus=4)
     assert translation.num_gpus == 4 and any("guidance = 7" in warning for warning in translation.warnings)
     assert f"{model_dir}/resnet_rm.pth" in value_of(translation, "env.reward")
+    assert "rounded" in value_of(translation, "env.reward")  # 0 or 1, as published
     config = compose(BASE, [item for item in translation.overrides if "env.reward" not in item])
     env, rl = config.model.config.env, config.model.config.rl
     assert (env.num_envs, env.max_steps, env.batch_size, env.offload) == (16, 256, 16, "phase")

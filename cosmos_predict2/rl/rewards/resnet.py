@@ -101,6 +101,11 @@ class ResnetReward:
             raise ConfigError(f"threshold={self.threshold} of ResnetReward: above 0 and at most 1.")
         self.rounded = rounded
 
+    def to(self, device: torch.device | str) -> "ResnetReward":
+        """Move the weights, as an environment does that leaves the GPU to others by phases; gives itself."""
+        self.model.to(device)
+        return self
+
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
         probability_E_F = self.probabilities(frames_E_F_H_W_C)
         is_success_E_F = probability_E_F >= self.threshold

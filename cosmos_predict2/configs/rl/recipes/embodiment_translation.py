@@ -392,6 +392,7 @@ def _libero(fields: Fields) -> dict[str, Any]:
     reward = {
         "_target_": "cosmos_predict2.rl.rewards.resnet.ResnetReward",
         "path": paths["world_model_cfg.reward_model.from_pretrained"],
+        "rounded": True,  # a published reward is 0 or 1
     }
     return {
         f"{CONFIG}.world_model": None,
