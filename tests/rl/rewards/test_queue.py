@@ -115,6 +115,18 @@ def test_a_lease_that_ends_gives_the_job_to_another_worker(opened: Open) -> None
     assert queue.finish(second, "w2", "{}")
 
 
+def test_a_worker_that_leases_its_own_lost_job_again_finishes_the_new_lease_alone(opened: Open) -> None:
+    """What it still computed under the old one comes too late, like that of any other worker."""
+    queue = opened(Limits(max_attempts=3))
+    queue.put("t", ["a"], b"body", "d", 1)
+    (first,) = queue.lease("a", "w", 1, 0.05)
+    time.sleep(0.1)
+    (second,) = queue.lease("a", "w", 1, 30)
+    assert not queue.finish(first, "w", '{"late": 1}')
+    assert not queue.fail(first, "w", "late")
+    assert queue.finish(second, "w", "{}") and not queue.finish(second, "w", "{}")
+
+
 def test_a_job_whose_workers_die_fails_after_its_attempts_and_is_leased_alone(opened: Open) -> None:
     queue = opened(Limits(max_attempts=2))
     for k in range(3):
