@@ -2,6 +2,7 @@
 """The world model as an environment, on the tiny weights that ship."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -316,3 +317,30 @@ def test_one_noise_level_is_one_evaluation_of_the_sampler() -> None:
 
     x = sample(lambda x, sigma: x / (1 + sigma[:, None]), torch.full((1, 2), 8.0), torch.tensor([3.0]))
     assert torch.equal(x, torch.full((1, 2), 2.0))
+
+
+@pytest.mark.parametrize("keep_first", [False, True])
+def test_five_pictures_and_the_actions_between_them_are_handed_on(imagination: Imagination, keep_first: bool) -> None:
+    starts = ToyStarts()
+    single = starts.starts([0, 0], [1, 2])
+    five = replace(
+        single,
+        pictures_E_F_H_W_C=single.pictures_E_F_H_W_C + torch.arange(5, dtype=torch.uint8)[:, None, None, None],
+        actions_E_A_D=torch.linspace(-1, 1, 32).reshape(2, 4, 4),
+    )
+    starts.history, starts.starts = 5, lambda task_ids, trial_ids: five
+    env = WorldModelEnv(imagination, starts, Brightness(), 2, 24, scoring=Scoring(judge="last"), keep_first=keep_first)
+    assert env.metadata["chunk"] == 8
+    begin(env)
+    steps = actions(env, num_actions=8)
+    with mock.patch.object(imagination, "generate_actions", wraps=imagination.generate_actions) as generate:
+        env.chunk_step(steps, execute=6)
+        assert torch.equal(generate.call_args.args[1][:, :4], five.actions_E_A_D)
+        assert torch.equal(generate.call_args.args[1][:, 4:], steps)
+        frames = env._frames[0].clone()
+        env.chunk_step(steps, execute=3)
+    first, given = generate.call_args.args[:2]
+    assert torch.equal(first, frames) and torch.equal(given[:, :4], steps[:, 2:6])
+    kept = torch.equal(first[:, :, 0], five.pictures_E_F_H_W_C[:, 0].permute(0, 3, 1, 2))
+    assert kept == keep_first
+    assert torch.equal(env._actions, torch.cat([steps[:, 5:6], steps[:, :3]], dim=1))
