@@ -27,7 +27,7 @@ help:
 	@echo "make test-gpu    the tests that need a GPU"
 	@echo "make lint        ruff check, ruff format --check, mypy"
 	@echo "make format      let ruff mend what it can"
-	@echo "make demo        set-up, then teach a small model a new task, and see one obey actions"
+	@echo "make demo        set-up, then teach a small world model a new task, and a policy in another"
 
 setup: $(STAMP)
 	-@$(PY) -m scripts.doctor --brief
