@@ -103,7 +103,7 @@ def test_the_downloads_of_the_guide_put_files_where_its_configuration_looks(chec
         for text in (DOWNLOAD.partition("\n\n")[2], DOWNLOAD_POLICY):
             follow(checkout, text, **settings)
     overrides = "actor.model.model_type=toy actor.fsdp_config.gradient_checkpointing=false --dryrun"
-    words = f"{LAUNCH} {overrides} -- '~model.config.env.reward'"
+    words = f"{LAUNCH} {overrides}"
     made = follow(checkout, words, PYTHON=python())
     assert 'dit_path:"models/Cosmos-Predict2.5-LIBERO-Spatial/libero-spatial-2b-19k.pt"' in made
     (checkout / "models/Cosmos-Predict2.5-LIBERO-Spatial/tokenizer/tokenizer.pth").unlink()

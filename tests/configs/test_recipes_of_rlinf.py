@@ -71,14 +71,13 @@ def test_all_but_the_policy_of_the_published_file_composes(model_dir: str) -> No
     overrides += ["actor.fsdp_config.gradient_checkpointing=false", f"env.train.cosmos_model_dir={model_dir}"]
     translation = translated(OFT, *overrides, gpus=4)
     assert translation.num_gpus == 4 and any("guidance = 7" in warning for warning in translation.warnings)
-    assert f"{model_dir}/resnet_rm.pth" in value_of(translation, "env.reward")
-    assert "rounded" in value_of(translation, "env.reward")  # 0 or 1, as published
-    config = compose(BASE, [item for item in translation.overrides if "env.reward" not in item])
+    config = compose(BASE, translation.overrides)
     env, rl = config.model.config.env, config.model.config.rl
     assert (env.num_envs, env.max_steps, env.batch_size, env.offload) == (16, 256, 16, "phase")
     assert env.imagination.dit_path == f"{model_dir}/libero-spatial-2b-19k.pt"
     assert env.imagination.action_transform == "controller:20x7" and env.imagination.chunk_size == 12
     assert env.starts.path == f"{model_dir}/dataset/" and list(env.starts.size) == [256, 320]
+    assert env.reward.path == f"{model_dir}/resnet_rm.pth" and env.reward.rounded
     assert env.scoring.use_rel_reward and env.scoring.reward_coef == 5.0 and env.scoring.terminate_on_success
     assert env.sampling.num_steps == 10 and "final_evaluation" not in env.sampling
     assert (rl.group_size, rl.execute, rl.minibatches, rl.updates) == (8, 8, 4, 1)
@@ -97,6 +96,7 @@ def test_the_tiny_twin_composes() -> None:
     assert config.dataloader_train.batch_size == 12 and config.model.config.env.starts.tasks == ["push_puck"]
 
 
+_CLASSIFIER = '{_target_:"cosmos_predict2.rl.rewards.resnet.ResnetReward",path:"setup.py",rounded:true}'
 CHANGES = [  # an override of the tiny twin, and what it sets here
     ("+algorithm.kl_beta=0.5", "loss.kl_beta", "0.5"),
     ("+algorithm.kl_penalty=low_var_kl", "loss.kl_kind", '"k3"'),
@@ -117,6 +117,7 @@ CHANGES = [  # an override of the tiny twin, and what it sets here
         "env.sampling",
         '{_target_:"cosmos_predict2.world_model.options.SamplingOptions",num_steps:4}',
     ),
+    ("env.train.world_model_cfg.reward_model={type:ResnetRM,from_pretrained:setup.py}", "env.reward", _CLASSIFIER),
     ("env.enable_offload=false", "env.offload", '"never"'),
 ]
 
@@ -140,6 +141,7 @@ WRONG = [  # an override of the tiny twin, and what the error names
     ("env.train.env_type=libero", "not yet, this version has no such environment"),
     ("env.train.env_type=cosmos", "Did you mean cosmos_wm?"),
     ("env.train.wm_env_type=libero", "env.train.cosmos_model_dir"),
+    ("env.train.world_model_cfg.reward_model.type=ResnetRM", "reward_model.from_pretrained"),
     ("env.train.task_suite_name=push_pcuk", "Did you mean push_puck?"),
     ("env.train.cosmos_model_dir=models/mine", "the model that is shipped: tiny"),
     ("env.eval.env_type=libero", "runner.val_check_interval = -1"),

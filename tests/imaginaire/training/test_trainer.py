@@ -371,6 +371,15 @@ def test_out_of_memory_becomes_advice_in_keys(tmp_path: Path) -> None:
         train(tmp_path, [f"model._target_={__name__}.Hungry", *QUICK])
 
 
+class HungryInItsWay(Hungry):
+    memory_advice = "Imagine less at once."
+
+
+def test_a_model_may_know_better_what_to_lower(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"Out of memory.*\nImagine less at once\."):
+        train(tmp_path, [f"model._target_={__name__}.HungryInItsWay", *QUICK])
+
+
 class Hanging(project.RestlessModel):
     def training_step(self, batch: Any, iteration: int) -> Any:
         if iteration == 2:

@@ -101,7 +101,7 @@ ENVIRONMENT: Mapping[str, Row] = {
 WORLD_MODEL: Mapping[str, Row] = {
     "stats_path": Unused("not read there either: actions are scaled by action_scaler"),
     "dtype": Unused("the world model has the precision of its weights"),
-    "reward_model.type": Only(("ResnetRM", "toy"), "Others: model.config.env.reward, an override"),
+    "reward_model.type": Only(("ResnetRM", "toy"), "Others are an override of scripts.train: model.config.env.reward"),
     "reward_model.from_pretrained": Read(None, "the reward model's weights"),
     "cosmos.ckpt_path": Read(None, "the world model's weights"),
     "cosmos.tokenizer_path": Read(None, "its tokenizer"),

@@ -82,7 +82,11 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
     if unknown := [name for name in backends if name not in ("tensorboard", "wandb")]:
         raise ConfigError(f"runner.logger.logger_backends has {unknown[0]}: there are tensorboard and wandb.")
     settings["job.wandb_mode"] = "online" if "wandb" in backends else "disabled"
-    removed = _TOY_SETTINGS if fields["env.train.wm_env_type"] == "libero" and has_world_model else ()
+    removed: list[str] = []
+    if has_world_model and fields["env.train.wm_env_type"] == "libero":
+        removed += [f"~{ENV}.starts.{name}" for name in ("setting", "tasks", "split", "seed")]
+    if has_world_model and _has_classifier(fields):
+        removed.append(f"~{ENV}.reward.setting")
     return Translation(
         [f"experiment={experiment}", *(override(key, value) for key, value in settings.items()), *removed],
         {PLACE: placement.train},
@@ -310,6 +314,9 @@ def _environment(fields: Fields, placement: Placement, warnings: list[str]) -> d
         _require_toy_suite("env.train", suite)
         _require_tiny(fields)
         parts: dict[str, Any] = {f"+{ENV}.starts.tasks": [suite]}
+        if _has_classifier(fields):
+            path = "world_model_cfg.reward_model.from_pretrained"
+            parts[f"+{ENV}.reward"] = _classifier(_file(fields, f"env.train.{path}", FILES[path]))
     elif imagined == "libero":
         parts = _libero(fields)
     else:
@@ -359,10 +366,6 @@ def _require_tiny(fields: Fields) -> None:
             )
 
 
-_TOY_SETTINGS = (  # of the experiment's toy world, which the parts of another world have not
-    *(f"~{ENV}.starts.{name}" for name in ("setting", "tasks", "split", "seed")),
-    f"~{ENV}.reward.setting",
-)
 FILES = {  # of a world model's folder, by the field that names each
     "world_model_cfg.cosmos.ckpt_path": "the world model's weights",
     "world_model_cfg.cosmos.tokenizer_path": "its tokenizer",
@@ -389,18 +392,23 @@ def _libero(fields: Fields) -> dict[str, Any]:
         "by_task": False,
         "size": fields[f"{world}.image_size"],
     }
-    reward = {
-        "_target_": "cosmos_predict2.rl.rewards.resnet.ResnetReward",
-        "path": paths["world_model_cfg.reward_model.from_pretrained"],
-        "rounded": True,  # a published reward is 0 or 1
-    }
     return {
         f"{CONFIG}.world_model": None,
         f"{CONFIG}.true_env": None,
         f"+{ENV}.imagination": imagination,
         f"+{ENV}.starts": starts,
-        f"+{ENV}.reward": reward,
+        f"+{ENV}.reward": _classifier(paths["world_model_cfg.reward_model.from_pretrained"]),
     }
+
+
+def _has_classifier(fields: Fields) -> bool:
+    """Whether pictures are judged by a trained network, not by the toy world's detector."""
+    return bool(fields["env.train.world_model_cfg.reward_model.type"] == "ResnetRM")
+
+
+def _classifier(path: str) -> dict[str, Any]:
+    """A reward of 0 or 1, as published."""
+    return {"_target_": "cosmos_predict2.rl.rewards.resnet.ResnetReward", "path": path, "rounded": True}
 
 
 def _file(fields: Fields, path: str, what: str) -> str:
