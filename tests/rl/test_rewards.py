@@ -14,6 +14,7 @@ from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
 from cosmos_predict2.rl.rewards.local import LocalReward
+from cosmos_predict2.rl.rewards.registry import reward_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.toy_world.detector import Detection
 from imaginaire.config import L
@@ -230,6 +231,12 @@ def test_a_function_of_your_own_is_named_by_its_path(true: Tensor) -> None:
             _scoring(make)
     with pytest.raises(ConfigError, match=f"make={__name__}:brightness"):
         _scoring(L(brightness)())
+
+
+def test_what_the_config_has_already_made_is_the_reward() -> None:
+    """As nodes inside a lazy call that builds its arguments, too."""
+    made = verifiable.Smoothness()
+    assert reward_of(made) is made and reward_of(brightness) is brightness
 
 
 def test_wrong_rewards_are_refused(true: Tensor) -> None:

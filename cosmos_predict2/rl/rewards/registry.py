@@ -53,8 +53,10 @@ def imported(path: str, what: str) -> Any:
 
 
 def target_of(make: Any) -> Any:
-    """The class or function of a config's ``make``, which is a name, module:function, or a lazy call."""
-    return imported(path_of(make)[1], "reward") if isinstance(make, str) else lazy_target_of(make)
+    """The class or function of a config's ``make``: a name, module:function, a lazy call, or what one has made."""
+    if isinstance(make, str):
+        return imported(path_of(make)[1], "reward")
+    return lazy_target_of(make) if isinstance(make, Mapping) else type(make)
 
 
 def reward_of(make: Any) -> Any:
