@@ -225,3 +225,15 @@ def test_a_world_model_that_is_only_held_is_in_no_checkpoint(tmp_path: Path) -> 
     run(tmp_path, *frozen, "trainer.max_iter=2", "trainer.run_validation=true", name=f"{IMAGINED}_frozen")
     names = set(saved(tmp_path, "vla")["model"])
     assert names == {name for name in names if name.startswith("net.mlp") or name == "progress_counts"}
+
+
+def _refined_run(root: Path) -> None:
+    run(root, *SMALL, "dataloader_train.batch_size=1", "trainer.max_iter=4", name=IMAGINED)
+
+
+@pytest.mark.slow
+def test_two_processes_refine_on_the_windows_of_both(tmp_path: Path) -> None:
+    run_distributed(_refined_run, world_size=2, args=(tmp_path,), timeout=240)
+    state = saved(tmp_path, "vla")["model"]
+    episodes, per_episode = 4, 2
+    assert 2 < state["refinement.windows.counts"][0] <= episodes * per_episode  # more than one rank's share

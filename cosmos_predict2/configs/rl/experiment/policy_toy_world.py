@@ -35,7 +35,7 @@ UPDATES, MINIBATCHES = 4, 4
 STEPS = UPDATES * MINIBATCHES  # of the optimizer, of an experience
 HELD_OUT = 200  # starts of a validation batch
 EPISODE = 24  # actions
-PHASES, EVERY, REFINED = 12, 6, 150
+PHASES, EVERY, REFINED = 14, 6, 150
 
 
 def starts(num: int, batch_size: int, *, shuffle: bool) -> Any:
