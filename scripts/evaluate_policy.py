@@ -72,7 +72,7 @@ def _parser() -> command_line.Parser:
 def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.envs.toy import ToyEnv
     from cosmos_predict2.rl.policies.files import read_policy
-    from cosmos_predict2.rl.policy_evaluation import evaluate, held_out_starts, imagined_along, played_along
+    from cosmos_predict2.rl.vla.policy_evaluation import evaluate, held_out_starts, imagined_along, played_along
     from imaginaire.progress import Progress
 
     if args.videos and not args.out:
@@ -163,7 +163,7 @@ def _write_videos(
 
     from cosmos_predict2.data.video.media import write_video
     from cosmos_predict2.rl.envs.toy import ToyEnv
-    from cosmos_predict2.rl.policy_evaluation import film
+    from cosmos_predict2.rl.vla.policy_evaluation import film
 
     num = min(args.videos, args.episodes)
     part, actions = found.starts.part(slice(0, num)), found.played.actions_M_E_A_D[:, :num]

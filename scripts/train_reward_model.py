@@ -131,9 +131,9 @@ def run(args: argparse.Namespace) -> None:
 def _of_toy(args: argparse.Namespace, device: str) -> tuple[list[Any], Any, Mapping[str, Any]]:
     """What to learn from, what calibrates, and what is measured by its source."""
     from cosmos_predict2.configs.rl.imagination import imagination_of
-    from cosmos_predict2.rl import labelled_rollouts
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.rewards.success_training import LabelledPictures
+    from cosmos_predict2.rl.vla import labelled_rollouts
     from cosmos_predict2.toy_world.scene import SETTINGS
     from imaginaire.errors import near
 

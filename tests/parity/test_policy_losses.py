@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages
 from cosmos_predict2.rl.interfaces import LogProb
-from cosmos_predict2.rl.policy_losses import (
+from cosmos_predict2.rl.vla.policy_losses import (
     PolicyLossConfig,
     choose_groups,
     episode_scores,

@@ -10,7 +10,7 @@ from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.files import write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.policy_evaluation import (
+from cosmos_predict2.rl.vla.policy_evaluation import (
     Comparison,
     Rate,
     evaluate,

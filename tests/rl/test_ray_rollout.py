@@ -19,10 +19,10 @@ from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
-from cosmos_predict2.rl.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.ray_rollout import RayRollout
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories
+from cosmos_predict2.rl.vla.ray_rollout import RayRollout
 from imaginaire.errors import ConfigError, DataError, TrainingError
 
 NUM = 12

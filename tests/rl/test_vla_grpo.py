@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.episodes import LocalRollout, Starts, Trajectories, concatenated, replayed
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.vla_config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla_grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories, concatenated, replayed
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from imaginaire import distributed, random
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, TrainingError

@@ -17,13 +17,13 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
-from cosmos_predict2.rl.episode_starts import EpisodeStarts
-from cosmos_predict2.rl.imagination_gap import ImaginationGap
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
-from cosmos_predict2.rl.vla_config import RefinementConfig, VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla_grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.imagination_gap import ImaginationGap
+from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.config import PLACEHOLDER, L, register_experiment
 from imaginaire.data.stream import ResumableLoader

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.rl import policy_losses
 from cosmos_predict2.rl.advantages import group_advantages
-from cosmos_predict2.rl.episodes import LocalRollout, RolloutSource, Starts, Trajectories, concatenated, replayed
 from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
-from cosmos_predict2.rl.policy_evaluation import Comparison
-from cosmos_predict2.rl.policy_losses import choose_groups
-from cosmos_predict2.rl.refinement import Refinement
-from cosmos_predict2.rl.vla_config import RefinementConfig, VLAGRPOConfig
+from cosmos_predict2.rl.vla import policy_losses
+from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig
+from cosmos_predict2.rl.vla.episodes import LocalRollout, RolloutSource, Starts, Trajectories, concatenated, replayed
+from cosmos_predict2.rl.vla.policy_evaluation import Comparison
+from cosmos_predict2.rl.vla.policy_losses import choose_groups
+from cosmos_predict2.rl.vla.refinement import Refinement
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination

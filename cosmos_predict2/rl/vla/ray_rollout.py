@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, concatenated
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
+from cosmos_predict2.rl.vla.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, concatenated
 from imaginaire import distributed
 from imaginaire.errors import ConfigError, TrainingError, missing_package
 from imaginaire.progress import Progress
