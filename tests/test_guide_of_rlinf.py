@@ -53,7 +53,7 @@ TABLE = [  # the command; what is put in place of it here; its exit code; what i
         ),
         marks=NEEDS_RAY,
     ),
-    pytest.param("ray status", "timeout 60 {} --address=127.0.0.1:1 || true", 0, "", marks=NEEDS_RAY),
+    pytest.param("ray status", "{} --help", 0, "--address", marks=NEEDS_RAY),
     pytest.param("ray stop --force && ray start --head --num-gpus=4", "ray stop --help", 0, "--force", marks=NEEDS_RAY),
     # Of the machine, not of this project.
     ("kill -9 $(nvidia-smi --query-compute-apps=pid --format=csv,noheader)", "type kill", 0, "kill"),

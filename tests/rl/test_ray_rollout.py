@@ -52,11 +52,13 @@ class Broken(ToyEnv):
 def cluster() -> Iterator[None]:
     """A Ray of two cores on this machine, with its sockets where their paths are short enough."""
     ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
-    folder = tempfile.mkdtemp(prefix="ray")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
-    yield
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has at most 107 characters
+    try:
+        ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
