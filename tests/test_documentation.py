@@ -120,6 +120,15 @@ def test_the_reference_of_fields_is_up_to_date() -> None:
     assert result.stdout == (ROOT / "documentations" / "configuration_fields.md").read_text(), result.stderr
 
 
+def expanded(word: str) -> list[str]:
+    """What a shell makes of braces in the key of an override: a.{b,c}=0 is a.b=0 and a.c=0."""
+    key, _, value = word.partition("=")
+    if not (braces := re.fullmatch(r"(.*)\{([\w,]+)\}(.*)", key)):
+        return [word]
+    before, names, after = braces.groups()
+    return [f"{before}{name}{after}={value}" for name in names.split(",")]
+
+
 def trainings(page: Path) -> list[tuple[str, list[str]]]:
     """(--config, overrides) of every training that a page starts or plans, without words that a shell would compute."""
     found = []
@@ -130,8 +139,9 @@ def trainings(page: Path) -> list[tuple[str, list[str]]]:
                 command = command.replace(f"${{{name}}}", value).replace(f"${name}", value)
             flags, _, overrides = command.partition("-- ")
             config = re.search(r"--config=(\S+)", flags)
-            words = itertools.takewhile(lambda word: "=" in word, shlex.split(overrides, comments=True))
-            found.append((config.group(1) if config else BASE, [word for word in words if "$" not in word]))
+            given = itertools.takewhile(lambda word: "=" in word, shlex.split(overrides, comments=True))
+            words = [each for word in given if "$" not in word for each in expanded(word)]
+            found.append((config.group(1) if config else BASE, words))
     return [(config, words) for config, words in found if words and (ROOT / config).is_file()]
 
 
