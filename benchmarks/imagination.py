@@ -106,7 +106,8 @@ def measure(num_envs: int, members: int, rounds: int, precision: str) -> None:
         source = LocalRollout(policy, env)
         learn = shares.timed("update", update)
         whole = shares.timed("rest", _iteration)
-        played = source.collect(starts(num_envs, members))  # warm
+        played = source.collect(starts(num_envs, members))
+        learn(policy, played, members)  # both warm
         shares.seconds.clear()
         seconds = []
         for _ in range(rounds):
