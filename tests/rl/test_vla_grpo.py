@@ -185,6 +185,11 @@ def test_options_that_contradict_each_other_are_refused() -> None:
             model(**options)
 
 
+def test_micro_batches_that_the_trainer_does_not_add_up_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.grad_accum_iter"):
+        run(tmp_path, f"{RL}.micro_batches=2")
+
+
 def _returns(root: Path) -> list[float]:
     one, first = model(), distributed.rank() * 2  # two groups for each rank, as the loader deals them out
     mine = {**batch(first, size=2), "sample_position": torch.arange(first, first + 2)}

@@ -38,6 +38,12 @@ class Demonstrations:
 
     def windows(self, chunk: int, starts: Sequence[int] | None = None) -> "Windows":
         """The windows that begin at these steps; None means at every step."""
+        longest = max(len(of_episode) for of_episode in self.actions)
+        if late := [start for start in starts or () if not 0 <= start <= longest - chunk]:
+            raise DataError(
+                f"{self.source}: no demonstration holds a window of {chunk} actions that begins at {late}; the longest"
+                f" has {longest} actions."
+            )
         pictures, actions = [], []
         for i, of_episode in enumerate(self.actions):
             last = len(of_episode) - chunk

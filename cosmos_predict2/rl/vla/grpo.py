@@ -159,6 +159,10 @@ class VLAGRPOModel(ImaginaireModel):
         config = as_config(VLAGRPOConfig, arguments["config"], KEY)
         for field_name, text in config.rl.problems():
             yield error(f"{KEY}.rl.{field_name}", text)
+        if (run := context.config) is not None and run.trainer.grad_accum_iter != config.rl.micro_batches:
+            wanted = config.rl.micro_batches
+            text = f"{run.trainer.grad_accum_iter}, but a minibatch has {KEY}.rl.micro_batches={wanted} parts"
+            yield error("trainer.grad_accum_iter", text, f"Set trainer.grad_accum_iter={wanted}")
 
     # --- set-up
 
