@@ -6,6 +6,7 @@
 
     python -m benchmarks.rl_learning --seeds 0 --pictures after.png --experiment tiny_flow_grpo_toy_world
     python -m benchmarks.rl_learning --checkpoint RUN/checkpoints/model/iter_000000200.pt
+    python -m benchmarks.rl_learning --seeds 0 --curve curve.png
 
 Clips that no training saw (full-skill pushes of the puck), sampled by "2ab" in 8 steps from the same noise. PSNR where
 something moves; the mean distance in pixels of puck and gripper from their true places; the share of frames that show
@@ -19,12 +20,13 @@ where the true future is known.
 """
 
 import argparse
+import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ NUM_CLIPS, BATCH, STEPS, GIVEN = 256, 64, 8, 1
 SHOWN = 4
 TWICE = 96  # clips that are imagined again, from other noise
 SEED_OF_CLIPS, OTHER_NOISE = 7, 10_000
+CHECKS = ("trainer.callbacks.quality_alarm.every_n=20", "trainer.callbacks.quality_alarm.num_clips=64")
 
 
 def held_out(num_clips: int = NUM_CLIPS) -> dict[str, Any]:
@@ -144,6 +147,29 @@ def train(experiment: str, seed: int, root: str, overrides: list[str]) -> tuple[
     return str(sorted(folder.glob("model/iter_*.pt"))[-1]), seconds
 
 
+def draw(root: str, runs: Sequence[str], path: str) -> None:
+    """How PSNR and distances of the alarm's clips change, a line for each run in this folder."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharex=True)
+    labels = {"quality/agreement": "PSNR where something moves, dB", "quality/positions": "distance of things, px"}
+    for name in runs:
+        (metrics,) = Path(root).glob(f"*/*/{name}/metrics.jsonl")
+        rows = [row for line in metrics.read_text().splitlines() if "quality/agreement" in (row := json.loads(line))]
+        for pane, key in zip(panes, labels, strict=True):
+            values = [abs(row[key]) for row in rows]  # positions are a reward: minus the distance
+            pane.plot([row["iteration"] for row in rows], [value - values[0] for value in values], label=name)
+    for pane, label in zip(panes, labels.values(), strict=True):
+        pane.set(xlabel="iteration", ylabel=f"change of {label}")
+        pane.grid(alpha=0.3)
+    panes[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiment", nargs="*", default=list(EXPERIMENTS))
@@ -151,16 +177,18 @@ def main() -> int:
     parser.add_argument("--output", default="", help="folder of the runs; default: a temporary one")
     parser.add_argument("--checkpoint", nargs="*", default=[], help="measure these instead of training")
     parser.add_argument("--pictures", default="", help="a .png: true clips, the base's, and the last run's")
+    parser.add_argument("--curve", default="", help="a .png: what the runs' held-out clips gain while they learn")
     parser.add_argument("overrides", nargs="*", help="after --: overrides of every run")
     arguments = parser.parse_args()
     clips = held_out()
     root = arguments.output or tempfile.mkdtemp(prefix="rl_learning_")
+    overrides = [*(CHECKS if arguments.curve else ()), *arguments.overrides]
     report("base", 0, 0.0, base := measure(tiny_video2world_path(), "auto", clips), base)
     for path in arguments.checkpoint:
         report(path, 0, 0.0, measure(path, "net_ema", clips), base)
     for experiment in arguments.experiment if not arguments.checkpoint else ():
         for seed in arguments.seeds:
-            path, seconds = train(experiment, seed, root, arguments.overrides)
+            path, seconds = train(experiment, seed, root, overrides)
             for which in ("net", "net_ema"):
                 report(f"{experiment} {which}", seed, seconds, measure(path, which, clips), base)
             if arguments.pictures:
@@ -169,6 +197,8 @@ def main() -> int:
                 triples = [clip for triple in zip(few["video"], before, after, strict=True) for clip in triple]
                 sheet = media.contact_sheet(triples, ["true", "before", "after"] * SHOWN, side=64)
                 media.write_image(arguments.pictures, sheet)
+    if arguments.curve:
+        draw(root, [f"{name}_{seed}" for name in arguments.experiment for seed in arguments.seeds], arguments.curve)
     return 0
 
 
