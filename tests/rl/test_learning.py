@@ -45,7 +45,7 @@ def test_spread_is_the_deviation_of_clips_where_the_true_one_moves() -> None:
 def test_the_true_future_as_reward_makes_clips_better_in_every_respect(
     experiment: str, tmp_path: Path, clips: dict[str, Any], base: Row
 ) -> None:
-    assert rl_learning.missed(_after(experiment, tmp_path, clips), base) == []
+    assert rl_learning.missed(_after(experiment, tmp_path, clips), base, experiment) == []
 
 
 @pytest.mark.long
