@@ -135,7 +135,7 @@ def _imagination(args: argparse.Namespace, action_dim: int) -> Any:
     return imagination
 
 
-def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, keep_frames: bool = False) -> Any:
+def _imagined_env(args: argparse.Namespace, imagination: Any, size: int) -> Any:
     """The world model as an environment with the starts of the simulator."""
     from cosmos_predict2.rl.envs.scoring import Scoring
     from cosmos_predict2.rl.envs.starts import ToyStarts
@@ -151,7 +151,6 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, keep_fr
         SETTINGS[args.setting].num_steps,
         scoring=Scoring(judge="last", reward_on="last"),
         sampling=replace(ONE_EVALUATION, num_steps=args.num_steps),
-        keep_frames=keep_frames,
     )
 
 
@@ -168,10 +167,10 @@ def _write_videos(
     num = min(args.videos, args.episodes)
     part, actions = found.starts.part(slice(0, num)), found.played.actions_M_E_A_D[:, :num]
     world = dict(setting=args.setting, tasks=args.tasks, split=args.split)
-    true = ToyEnv(num, action_dim=action_dim, keep_frames=True, **world)
+    true = ToyEnv(num, action_dim=action_dim, **world)
     films = [film(true, part, actions, args.execute)[0]]
     if imagination is not None:
-        imagined = _imagined_env(args, imagination, num, keep_frames=True)
+        imagined = _imagined_env(args, imagination, num)
         films.append(film(imagined, part, actions, args.execute)[0])
     names = []
     for i in range(num):

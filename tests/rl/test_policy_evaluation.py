@@ -67,7 +67,7 @@ def test_a_film_has_the_first_picture_and_one_for_each_action() -> None:
     starts = held_out_starts(2, 1, seed=0)
     actions = torch.zeros(2, 2, 12, 4)
     actions[1, :, :, 0] = 1.0
-    both, one = (ToyEnv(num, split="val", keep_frames=True, reward_on="each") for num in (2, 1))
+    both, one = (ToyEnv(num, split="val", reward_on="each") for num in (2, 1))
     pictures, rewards = film(both, starts, actions)
     assert all(map(torch.equal, film(one, starts, actions), (pictures, rewards)))
     assert rewards.shape == (2, 24) and rewards.ne(0).all()

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.data.video.media import read_video
+from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
@@ -18,7 +20,7 @@ from imaginaire.config import L
 from imaginaire.errors import ConfigError, TrainingError
 from tests.multiprocess import run_distributed
 from tests.rl.vla_runs import IMAGINED, RL, SMALL, run
-from tests.training import difference, saved
+from tests.training import difference, run_dir, saved
 
 
 def starts(num: int, members: int = 1) -> Starts:
@@ -225,11 +227,20 @@ def test_a_run_that_refines_its_world_model_resumes_bit_by_bit(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_world_model_that_is_only_held_is_in_no_checkpoint(tmp_path: Path) -> None:
-    frozen = [item for item in SMALL if "refinement" not in item]
+def test_a_world_model_that_is_only_held_is_in_no_checkpoint_and_in_the_runs_page(tmp_path: Path) -> None:
+    frozen = [item for item in SMALL if "refinement" not in item and "draw_episodes" not in item]
     run(tmp_path, *frozen, "trainer.max_iter=2", "trainer.run_validation=true", name=f"{IMAGINED}_frozen")
     names = set(saved(tmp_path, "vla")["model"])
     assert names == {name for name in names if name.startswith("net.mlp") or name == "progress_counts"}
+    folder = run_dir(tmp_path, "vla")
+    videos = sorted((folder / "samples").glob("*.mp4"))
+    assert [path.name[:14] for path in videos] == ["iter_000000000", "iter_000000002"]
+    shown, _ = read_video(videos[0])
+    _, _, height, width = shown.shape  # two episodes below each other, in columns: imagined, true
+    first, last = shown[:, 0, :, : width // 2].int(), shown[:, 0, :, width // 2 :].int()
+    assert height > width * 0.9 and float((first - last).abs().float().mean()) < 8  # they begin alike
+    page = Path(write_report(str(folder))).read_text()
+    assert "success, held out" in page and "groups of 2 episodes" in page and page.count("data:video/mp4") == 2
 
 
 def _refined_run(root: Path) -> None:

@@ -75,6 +75,7 @@ SMALL = [  # of tiny_vla_grpo_world_model: two groups of two, a refinement of tw
     "trainer.logging_iter=1",
     "trainer.run_validation=false",
     "trainer.callbacks.imagination_gap=null",
+    "trainer.callbacks.draw_episodes=null",
     "checkpoint.save_iter=100",
 ]
 IMAGINED = "tiny_vla_grpo_world_model"

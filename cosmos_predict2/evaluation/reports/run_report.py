@@ -20,13 +20,27 @@ from imaginaire.errors import DataError
 REPORT = "report.html"
 LARGEST_VIDEO = 8 << 20  # bytes; a larger one is linked
 MOVING = "PSNR where something moves, dB"
-TILES = {"train/reward_mean": "reward", "samples/moving_psnr_ema": MOVING, "val/loss": "validation loss"}
+TILES = {
+    "train/reward_mean": "reward",
+    "val/greedy_success": "success, held out",
+    "samples/moving_psnr_ema": MOVING,
+    "val/loss": "validation loss",
+}
 Record = Mapping[str, float]
 Lines = dict[str, Points]
 # What is drawn together, by the ends of the metrics' names; a drawing without any is left out.
+SUCCESS: dict[str, tuple[str, ...]] = {
+    "Greedy, of held-out starts": ("val/greedy_success",),
+    "Of the same sampled actions": ("val/imagined_success", "val/true_success"),
+    "Imagined success": ("val/true_positive_rate", "val/false_positive_rate"),
+    "In training": ("train/success", "train/groups_with_spread"),
+}
 LEARNING: dict[str, tuple[str, ...]] = {
-    "Ratio of new to old probability": ("train/log_prob_ratio",),
+    "Ratio of new to old probability": ("train/log_prob_ratio", "train/ratio_mean"),
     "Spread of the ratio": ("train/ratio_std", "train/clip_fraction_above", "train/clip_fraction_below"),
+    "Share of clipped ratios": ("train/clip_fraction",),
+    "Entropy": ("train/entropy",),
+    "Loss of the world model": ("train/edm_loss",),
     "Distance to the reference, and from update to update": ("train/kl_loss", "train/approx_kl"),
     "Groups without spread": ("train/groups_without_spread",),
     "Size of advantages": ("train/advantage_abs",),
@@ -58,8 +72,10 @@ def write_report(run_dir: str) -> str:
         for title, start in {"PSNR, dB": "samples/psnr_", MOVING: "samples/moving_psnr_"}.items()
     }
     _show(page, "Likeness of the samples to the truth", "", likeness)
-    drawn = {title: {_short(n): lines[n] for n in names if n in lines} for title, names in LEARNING.items()}
-    _show(page, "Learning", "", drawn)
+    successes = "Imagined and true success of the same actions; the gap is what exploits the world model."
+    for heading, note, table in (("Success", successes, SUCCESS), ("Learning", "", LEARNING)):
+        drawn = {title: {_short(n): lines[n] for n in names if n in lines} for title, names in table.items()}
+        _show(page, heading, note, drawn)
     path = storage.join(run_dir, REPORT)
     text = page.as_html()
     storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
@@ -130,8 +146,10 @@ def _facts(run_dir: str, records: Sequence[Record], tree: Mapping[str, object]) 
     facts = [f"iteration {max(r['iteration'] for r in records):g}" + (f" of {most}" if most else ""), run_dir]
     config = model.get("config") if isinstance(model, Mapping) else None
     rl = config.get("rl") if isinstance(config, Mapping) else None
-    if isinstance(rl, Mapping):
-        facts.append(f"{rl.get('objective')}, {rl.get('transition')}, groups of {rl.get('num_rollout')}")
+    if isinstance(rl, Mapping) and "objective" in rl:
+        facts.append(f"{rl['objective']}, {rl.get('transition')}, groups of {rl.get('num_rollout')}")
+    elif isinstance(rl, Mapping):
+        facts.append(f"a policy, groups of {rl.get('group_size')} episodes")
     return facts
 
 
@@ -165,7 +183,7 @@ def _show_samples(page: Page, run_dir: str) -> None:
             found.setdefault(match[2], []).append((int(match[1]), file))
     if not found:
         return
-    page.heading("Samples before and after", "The same validation clips from the same noise: truth, then what is made.")
+    page.heading("Samples before and after", "The same ones each time, the truth beside what is generated.")
     for kind, files in sorted(found.items()):
         ends = [min(files), max(files)] if len(files) > 1 else files
         page.clips([Clip(f"iteration {k}, {kind.replace('_', ' ')}", _inside(folder, file)) for k, file in ends])

@@ -71,7 +71,7 @@ def labelled(
     and by how the simulator's episode of the same actions stood at this step.
     """
     together = min(len(played.starts), _TOGETHER)
-    env = ToyEnv(together, setting, split=split, reward_on="each", keep_frames=True)
+    env = ToyEnv(together, setting, split=split, reward_on="each")
     true, reward_E_F = film(env, played.starts, played.actions_M_E_A_D)
     found = {SIMULATOR: _pictures(true[:, :, 1:], reward_E_F)}
     if imagination is None:
@@ -89,7 +89,6 @@ def labelled(
         together,
         env.metadata["max_steps"],
         scoring=Scoring(judge="last", reward_on="last"),
-        keep_frames=True,
     )
     imagined = film(imagined_env, played.starts, played.actions_M_E_A_D)[0][:, :, 1:]
     goal = toy_starts.starts(played.starts.task_ids, played.starts.trial_ids).context["goal"]

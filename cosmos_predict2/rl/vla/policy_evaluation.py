@@ -6,7 +6,8 @@ beside = compare(policy, env, imagined_env, num_episodes=800)
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Mode, Starts, Trajectories, replayed
+from imaginaire.errors import ConfigError
 from imaginaire.random import derive_seed
 
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
@@ -152,8 +154,29 @@ def played_along(found: Evaluation, true_env: VecEnv, execute: int | None = None
 def film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None) -> tuple[Tensor, Tensor]:
     """The pictures of these actions, uint8 [E, 3, F, H, W], the first one included, and the rewards [E, F - 1].
 
-    ``env`` keeps its frames; as many episodes as it has places are played together.
+    As many episodes as ``env`` has places are played together.
     """
+    with _keeping_frames(env):
+        return _film(env, starts, actions_M_E_A_D, execute)
+
+
+@contextmanager
+def _keeping_frames(env: Any) -> Iterator[None]:
+    """Inside, ``info["frames"]`` has the pictures after each action, which training does without."""
+    before = getattr(env, "keep_frames", None)
+    if before is None:
+        raise ConfigError(
+            f"{type(env).__name__} has no keep_frames, so that its episodes cannot be shown: give it this attribute,"
+            ' and where it is true info["frames"] [E, A, H, W, 3] after a chunk.'
+        )
+    env.keep_frames = True
+    try:
+        yield
+    finally:
+        env.keep_frames = before
+
+
+def _film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None) -> tuple[Tensor, Tensor]:
     parts = []
     for first in range(0, len(starts), env.num_envs):
         part = starts.part(slice(first, first + env.num_envs))

@@ -20,6 +20,7 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.draw_episodes import DrawEpisodes
 from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.imagination_gap import ImaginationGap
@@ -34,6 +35,7 @@ GROUPS, MEMBERS = 24, 8
 UPDATES, MINIBATCHES = 4, 4
 STEPS = UPDATES * MINIBATCHES  # of the optimizer, of an experience
 HELD_OUT = 200  # starts of a validation batch
+SHOWN = 4  # of them, as videos
 EPISODE = 24  # actions
 PHASES, EVERY, REFINED = 14, 6, 150
 
@@ -116,12 +118,16 @@ def tiny(name: str, experiences: int, every: int, **config: Any) -> dict[str, An
             run_validation=True,
             distributed_parallelism="ddp",
             ddp=dict(static_graph=False),  # a step trains the policy or the world model
-            callbacks=dict(imagination_gap=L(ImaginationGap)(limit=0.4)) if "world_model" in config else {},
+            callbacks=WATCH if "world_model" in config else {},
         ),
         checkpoint=dict(save_iter=per_check),
     )
 
 
+WATCH = dict(
+    imagination_gap=L(ImaginationGap)(limit=0.4),
+    draw_episodes=L(DrawEpisodes)(true_env=L(ToyEnv)(num_envs=SHOWN), num_episodes=SHOWN),
+)
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "tiny_vla_grpo_simulator": tiny("tiny_vla_grpo_simulator", 200, 50, env=L(ToyEnv)(num_envs=GROUPS * MEMBERS)),
     "tiny_vla_grpo_world_model": tiny(

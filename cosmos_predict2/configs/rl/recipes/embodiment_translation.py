@@ -75,6 +75,7 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
         "job.group": "embodied",
         f"{CONFIG}.compare": 0,
         "trainer.callbacks.imagination_gap": None,
+        "trainer.callbacks.draw_episodes": None,
     }
     has_world_model = fields["env.train.env_type"] == "cosmos_wm"
     experiment = "tiny_vla_grpo_world_model_frozen" if has_world_model else "tiny_vla_grpo_simulator"

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a policy imagines to do, beside what the same actions truly do, at every validation.
+
+The run's folder gets ``samples/iter_000000492_episodes.mp4`` and a contact sheet of the same name, with a row for each
+of the first starts of the validation data, which are the same every time.
+"""
+
+import logging
+from typing import Any
+
+from torch import Tensor
+
+from cosmos_predict2.callbacks.fixed_clips import apart
+from cosmos_predict2.callbacks.side_by_side import side_by_side
+from cosmos_predict2.data.video import media
+from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts
+from cosmos_predict2.rl.vla.policy_evaluation import film
+from imaginaire import distributed, storage
+from imaginaire.errors import ConfigError
+from imaginaire.training.callbacks import Callback
+
+log = logging.getLogger(__name__)
+
+LABELS = ("imagined", "true")
+
+
+class DrawEpisodes(Callback):
+    """The policy plays greedily in imagination; ``true_env``, or else that of the model, repeats its actions.
+
+    ``fps`` is that of the videos.
+    """
+
+    def __init__(self, num_episodes: int = 4, fps: float = 10.0, true_env: Any = None) -> None:
+        super().__init__()
+        if num_episodes < 1 or fps <= 0:
+            raise ConfigError(f"draw_episodes: num_episodes={num_episodes} and fps={fps} must be above 0.")
+        self.num_episodes, self.fps, self.true_env = num_episodes, fps, true_env
+        self._starts: Starts | None = None
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        self.true_env = self.true_env or getattr(model, "true_env", None)
+        if getattr(model, "held_world_model", None) is None or self.true_env is None:
+            raise ConfigError(
+                f"trainer.callbacks.{self.name} shows imagined beside true episodes: it needs model.config.world_model"
+                f" and true_env. Switch it off: trainer.callbacks.{self.name}=null."
+            )
+
+    def on_validation_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        if self._starts is None:
+            numbers = [int(i) for i in batch["trial_id"][: self.num_episodes]]
+            self._starts = Starts([int(i) for i in batch["task_id"][: len(numbers)]], numbers, numbers, numbers)
+
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
+        if self._starts is None:
+            return
+        with apart(self.trainer, model), model.ema_scope():  # on all ranks, as a sharded world model must
+            played = LocalRollout(model.policy, model.env, model.rl.execute).collect(self._starts, "greedy")
+            films = [
+                film(env, self._starts, played.actions_M_E_A_D, model.rl.execute)[0]
+                for env in (model.env, self.true_env)
+            ]
+        if distributed.is_rank0():
+            self._write(list(zip(*films, strict=True)), iteration)
+
+    def _write(self, rows: list[tuple[Tensor, ...]], iteration: int) -> None:
+        start = storage.join(self.trainer.run_dir, "samples", f"iter_{iteration:09d}_episodes")
+        video = side_by_side(rows, LABELS)
+        media.write_video(f"{start}.mp4", video, self.fps)
+        frames = video.transpose(0, 1).contiguous().numpy()
+        self.trainer.metrics.log_video("samples/episodes_video", frames, iteration, max(1, round(self.fps)))
+        labels = [f"start {i} {label}" for i in range(len(rows)) for label in LABELS]
+        media.write_image(f"{start}.png", media.contact_sheet([clip for row in rows for clip in row], labels))
+        log.info("episodes of iteration %d, imagined beside true: %s.mp4", iteration, start)
