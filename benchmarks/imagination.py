@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imagined environment steps per second in the loop of a policy that learns, and where the time goes.
 
-    python -m benchmarks.imagination [--envs 16 64 192] [--groups_of 8] [--threads 1] [--rounds 3] [--precision float32]
+    python -m benchmarks.imagination [--envs 16 64] [--steps 24 48] [--groups_of 8] [--threads 1] [--rounds 3]
 
-An iteration is the rollout of all environments (two decisions of twelve actions, imagined by the tiny world model and
-judged by the toy world's detector) and sixteen minibatches of the update. The first row of each table decodes and
-judges every picture and evaluates the network twice a chunk, as inference does; the rows below leave out the pictures
-that nobody looks at, then the second evaluation, which changes pictures but not what is learnt from
-them (the last column: how often both call the same episodes successful). What the exact shortcuts inside a chunk buy
-against the published way is in `benchmarks.rollout`.
+An iteration is the rollout of all environments (decisions of twelve actions, imagined by the tiny world model and
+judged by the toy world's detector) and sixteen minibatches of the update. The first row of each table imagines as the
+public code does (`benchmarks.rollout`: one environment after the other, guided by two equal halves, and so on), decodes
+and judges every picture, and takes ten steps (eleven evaluations) a chunk. The rows below leave out what has no effect,
+then the pictures that nobody looks at, then all evaluations but one, which changes pictures but hardly what is learnt
+from them (the last column: how often a way and the first one call the same episodes successful). All ways take turns.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -20,9 +21,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, rollout
 from cosmos_predict2.checkpoints.tiny_base import tiny_policy_path
 from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.rl.advantages import group_advantages
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
@@ -32,15 +34,20 @@ from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig, policy_loss
 from cosmos_predict2.world_model.options import SamplingOptions
+from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.world_model import WorldModel
 
-EPISODE, UPDATES, MINIBATCHES = 24, 4, 4
+UPDATES, MINIBATCHES = 4, 4
 EVERY = Scoring(judge="all", reward_on="last")
 LAST = Scoring(judge="last", reward_on="last")
-WAYS = [
-    ("every picture, two evaluations", EVERY, SamplingOptions(num_steps=1)),
-    ("+ the last picture alone", LAST, SamplingOptions(num_steps=1)),
-    ("+ one evaluation", LAST, ONE_EVALUATION),
-]
+TEN = SamplingOptions(num_steps=10, guidance=rollout.GUIDANCE)  # whose halves are equal: the text is one of zeros
+PUBLIC = "as the public code does"
+WAYS = {
+    PUBLIC: (EVERY, TEN),
+    "without what has no effect": (EVERY, TEN),
+    "+ the last picture alone": (LAST, TEN),
+    "+ one evaluation": (LAST, ONE_EVALUATION),
+}
 
 
 class Shares:
@@ -88,53 +95,77 @@ def update(policy: ToyPolicy, played: Trajectories, members: int) -> None:
             optimizer.step()
 
 
-def measure(num_envs: int, members: int, rounds: int, precision: str) -> None:
-    reference: torch.Tensor | None = None
-    first: float | None = None
-    for name, scoring, sampling in WAYS:
-        policy, imagination = ToyPolicy(path=tiny_policy_path()), imagination_of(precision=precision)
-        reward, shares, world = ToyDetectorReward(), Shares(), imagination.world
-        env = WorldModelEnv(imagination, ToyStarts(), reward, num_envs, EPISODE, scoring=scoring, sampling=sampling)
+def published(world: WorldModel) -> Callable[..., torch.Tensor]:
+    """In place of `Imagination.generate_actions`: the same videos, made as the public code makes them."""
+    pipe, way = Video2WorldActionConditionedPipeline(world), rollout.WAYS[0]
+
+    def generate(
+        first: torch.Tensor,
+        actions: torch.Tensor,
+        seeds: list[int],
+        options: SamplingOptions,
+        *,
+        frames: range,
+        **_: Any,
+    ) -> torch.Tensor:
+        inputs = rollout.Inputs(first, actions, seeds)
+        video = rollout.imagine(pipe, way, inputs, options.num_steps, rollout.SETTINGS["tiny"][2])
+        return to_uint8(video[:, :, frames.start : frames.stop])
+
+    return generate
+
+
+class Loop:
+    """Iterations in one of the ways, with the seconds of their parts."""
+
+    def __init__(self, way: str, num_envs: int, num_steps: int, members: int, precision: str) -> None:
+        scoring, sampling = WAYS[way]
+        self.policy, imagination = ToyPolicy(path=tiny_policy_path()), imagination_of(precision=precision)
+        reward, self.shares, world = ToyDetectorReward(), Shares(), imagination.world
+        if way == PUBLIC:
+            imagination.generate_actions = published(world)  # type: ignore[method-assign]
+        env = WorldModelEnv(imagination, ToyStarts(), reward, num_envs, num_steps, scoring=scoring, sampling=sampling)
         for part, holder, attribute in (
-            ("policy", policy, "act"),
+            ("policy", self.policy, "act"),
             ("encode", world, "given_latents"),
-            ("denoise", world, "generate_latents"),
+            ("imagine", imagination, "generate_actions"),
             ("decode", world, "decode"),
             ("reward", reward, "judge"),
         ):
-            setattr(holder, attribute, shares.timed(part, getattr(holder, attribute)))
-        source = LocalRollout(policy, env)
-        learn = shares.timed("update", update)
-        whole = shares.timed("rest", _iteration)
-        played = source.collect(starts(num_envs, members))
-        learn(policy, played, members)  # both warm
-        shares.seconds.clear()
-        seconds = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            whole(source, learn, policy, starts(num_envs, members), members)
-            seconds.append(time.perf_counter() - start)
-        speed = num_envs * EPISODE / statistics.median(seconds)
-        reference = played.success_E if reference is None else reference
-        first = speed if first is None else first
-        alike = float((played.success_E == reference).float().mean())
-        total = sum(shares.seconds.values())
-        parts = "  ".join(f"{part} {shares.seconds[part] / total:.0%}" for part in PARTS)
-        row = f"{num_envs:5d} {name:32} {speed:7.0f} steps/s  {speed / first:4.2f}x  {parts}  alike {alike:.3f}"
-        print(row, flush=True)
+            setattr(holder, attribute, self.shares.timed(part, getattr(holder, attribute)))
+        self.source, self.starts, self.members = LocalRollout(self.policy, env), starts(num_envs, members), members
+        self.learn = self.shares.timed("update", update)
+        self.iterate = self.shares.timed("rest", self._iterate)
+        played = self.source.collect(self.starts)
+        self.success_E = played.success_E
+        self.learn(self.policy, played, members)  # both warm
+        self.shares.seconds.clear()
+
+    def _iterate(self) -> None:
+        self.learn(self.policy, self.source.collect(self.starts), self.members)
 
 
-PARTS = ("policy", "encode", "denoise", "decode", "reward", "update", "rest")
+def measure(num_envs: int, num_steps: int, members: int, rounds: int, precision: str) -> None:
+    print(f"\n{num_envs} environments, {num_steps} steps, groups of {members}")
+    loops = {way: Loop(way, num_envs, num_steps, members, precision) for way in WAYS}
+    seconds = machine.in_turns({way: loop.iterate for way, loop in loops.items()}, rounds)
+    for way, loop in loops.items():
+        times = statistics.median(a / b for a, b in zip(seconds[PUBLIC], seconds[way], strict=True))
+        speed = num_envs * num_steps / statistics.median(seconds[way])
+        alike = float((loop.success_E == loops[PUBLIC].success_E).float().mean())
+        total = sum(loop.shares.seconds.values())
+        parts = "  ".join(f"{part} {loop.shares.seconds[part] / total:.0%}" for part in PARTS)
+        print(f"  {way:27} {speed:6.0f} steps/s {times:6.2f} x  {parts}  alike {alike:.3f}", flush=True)
 
 
-def _iteration(source: LocalRollout, learn: Callable[..., Any], policy: ToyPolicy, some: Starts, members: int) -> None:
-    learn(policy, source.collect(some), members)
+PARTS = ("policy", "encode", "imagine", "decode", "reward", "update", "rest")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="*", type=int, default=[16, 64, 192])
-    parser.add_argument("--groups_of", type=int, default=8)
+    parser.add_argument("--envs", nargs="*", type=int, default=[16, 64])
+    parser.add_argument("--steps", nargs="*", type=int, default=[24], help="of an episode")
+    parser.add_argument("--groups_of", nargs="*", type=int, default=[8])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", default="float32")
@@ -142,8 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(asked.threads)
     device, _ = machine.device_and_dtype()
     print(f"{machine.described(device)}, {asked.precision}")
-    for num_envs in asked.envs:
-        measure(num_envs, asked.groups_of, asked.rounds, asked.precision)
+    for sizes in itertools.product(asked.envs, asked.steps, asked.groups_of):
+        measure(*sizes, asked.rounds, asked.precision)
 
 
 if __name__ == "__main__":
