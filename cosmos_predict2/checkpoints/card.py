@@ -223,6 +223,8 @@ def read_card(path: str, *, fetch: bool = True) -> ModelCard:
             found |= dict(run_folder=folder, run=run_tree(folder), starts=start_facts(folder))
             found |= _typed(_of_run(found["run"], found["starts"]), folder, is_strict=False)
         found |= _of_weights(path)
+        if found.get("action_transform") is None and _below(found.get("run"), "model", "config", "world_model"):
+            found["action_transform"] = read_card(str(found.get("base") or ""), fetch=fetch).action_transform
     if found.get("action_transform") is None:
         of_release = next((transform for pattern, transform in _RELEASED if re.search(pattern, path)), None)
         found |= dict(action_transform=of_release, is_known_by_name=of_release is not None)
@@ -305,9 +307,10 @@ def safetensors_header(path: str) -> dict[str, str]:
 
 def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any]:
     """The same of a run's config.yaml and of its starts: also what its data sets are."""
-    of_pipeline = _below(tree, "model", "config", "pipe_config").get("input_crop")
+    config = _below(tree, "model", "config", "world_model", "config") or _below(tree, "model", "config")
+    of_pipeline = _below(config, "pipe_config").get("input_crop")
     nodes = [*mappings(tree.get("dataloader_train"))]
-    return _of_config(_below(tree, "model", "config")) | {
+    return _of_config(config) | {
         "texts": starts.get(TEXT_KEY),
         "frame_rate": starts.get(RATE_KEY),
         "video_size": next((node["video_size"] for node in nodes if _is_size(node.get("video_size"))), None),

@@ -19,6 +19,7 @@ from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, below, names_at
 from imaginaire.errors import CheckpointError
 
 WHICH = ("auto", "net", "net_ema")
+WORLD_MODEL = "world_model."  # of a run whose ``net.`` is a policy
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")  # of recomputation, compile, FSDP1
 
 
@@ -36,7 +37,14 @@ def open_weights(path: str) -> Mapping[str, Tensor]:
     address = inside_a_pipeline(path)
     if download_command(address) and not storage.is_remote(address) and not storage.exists(address):
         raise CheckpointError(describe_missing(address))
-    return weights.read(address)
+    return _of_world_model(weights.read(address))
+
+
+def _of_world_model(source: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Of a run in which a policy and a world model are trained, the tensors of the latter; else all."""
+    if not any(name.startswith(WORLD_MODEL) for name in source):
+        return source
+    return weights.renamed(source, lambda name: name[len(WORLD_MODEL) :] if name.startswith(WORLD_MODEL) else None)
 
 
 def network_of(source: Mapping[str, Tensor], path: str, which: str = "auto") -> Mapping[str, Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors
+import safetensors.torch
 import torch
 import yaml
 
@@ -30,6 +30,8 @@ from cosmos_predict2.checkpoints.dit_weights import open_dit
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.configs.choice import choose_action_model
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import EXPERIMENTS
+from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.asked import ActionModel
@@ -153,6 +155,21 @@ def test_the_tiny_model_can_be_copied_without_its_config(tmp_path: Path) -> None
     assert (choice.config.timestamps.nfe, choice.config.timestamps.t_min) == (1, 10.0)
     _, own = _pipeline(tiny_action_path())
     assert yaml.safe_load(to_yaml(pipe.config)) == yaml.safe_load(to_yaml(own.config))
+
+
+def test_the_world_model_of_a_policys_run_is_read_like_any_other(tmp_path: Path) -> None:
+    """Its weights are below ``world_model.``, and its actions are those of the weights that it began with."""
+    (tmp_path / "config.yaml").write_text(to_yaml({"model": EXPERIMENTS["tiny_vla_grpo_world_model"]["model"]}))
+    base = safetensors.torch.load_file(tiny_action_path())
+    refined = {f"world_model.{name}": 2 * tensor for name, tensor in base.items()}
+    safetensors.torch.save_file(refined | {"net.mlp.0.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    imagination = imagination_of(str(tmp_path / "model.safetensors"))
+    weights = imagination.world.net.state_dict()
+    assert all(torch.equal(weights[name.removeprefix("net.")], 2 * tensor.float()) for name, tensor in base.items())
+    assert imagination.transform == imagination_of().transform
+    words = [str(tmp_path / "model.safetensors"), str(tmp_path / "alone.safetensors")]
+    convert.run(convert._parser().parse_args(words))
+    assert read_card(str(tmp_path / "alone.safetensors")).action_transform == imagination.transform
 
 
 def test_weights_record_more_than_the_run_around_them(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.policies.weights import load_weights
 from imaginaire import storage
-from imaginaire.checkpoint.weight_files import latest
+from imaginaire.checkpoint.weight_files import latest, open_address
 from imaginaire.errors import CheckpointError, near
 
 KEY = "policy_card"  # in the header
@@ -86,6 +86,7 @@ def _card(address: str) -> PolicyCard:
     for key in ("model", "config", "policy"):
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     if not isinstance(tree, Mapping) or "_target_" not in tree:
+        open_address(address)  # raises where there is nothing
         raise CheckpointError(
             f"{address} records no policy: its header has no {KEY}, and no run's config.yaml names model.config.policy."
             " Give the policy's own file, or the run that trained it."
