@@ -17,7 +17,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from imaginaire.config.files import broken_modules
-from imaginaire.config.internals import OBJECTS, patched_store
+from imaginaire.config.internals import OBJECTS, patched_store, raw
 from imaginaire.config.names import describe
 from imaginaire.config.overrides import RENAMED
 from imaginaire.config.schema import Config
@@ -241,7 +241,7 @@ def prepare_store(root: Config) -> None:
 
 
 def _rename_defaults(node: DictConfig, module: str | None) -> None:
-    found: list[Any] = OmegaConf.to_container(node, resolve=False)["defaults"]  # type: ignore[call-overload,index,assignment]
+    found: Any = OmegaConf.to_container(raw(node, "defaults"), resolve=False)  # not all of the node: it is large
     defaults = [
         {_renamed(str(key)): _own_choice(_renamed(str(key)), name, module) for key, name in item.items()}
         if isinstance(item, dict)
