@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
 from cosmos_predict2.configs.rl.recipes.rows import unknown_field
+from imaginaire.config.registry import forgiving_store
 from imaginaire.errors import ConfigError, near
 
 
@@ -27,9 +28,10 @@ def load_embodiment(folder: str, name: str, overrides: Sequence[str] = ()) -> di
         raise ConfigError(f"--config-name {name}: {folder} has no {name}.yaml.{near(name, names)}")
     os.environ.setdefault("EMBODIED_PATH", str(place.parent))  # published files look for their groups below it
     try:
-        with warnings.catch_warnings(), hydra.initialize_config_dir(config_dir=str(place), version_base=None):
+        with forgiving_store(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of defaults lists without _self_, which published files have
-            tree = hydra.compose(name.removesuffix(".yaml"), overrides=list(overrides))
+            with hydra.initialize_config_dir(config_dir=str(place), version_base=None):
+                tree = hydra.compose(name.removesuffix(".yaml"), overrides=list(overrides))
         content = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except MissingConfigException as error:
         missing = str(error.missing_cfg_file)
