@@ -17,7 +17,6 @@ from imaginaire.errors import CheckpointError
 from tests.checkpoints.nets import SMALL, call, inputs_of, random_net
 
 pytestmark = pytest.mark.slow  # importing diffusers takes seconds
-peft = pytest.importorskip("peft", reason="peft is in the extra dev")
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
 ADDED: dict[str, dict[str, Any]] = {
@@ -37,10 +36,15 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
+def _peft() -> Any:
+    """Imported by a test and not beside them: it takes seconds, of every process that collects."""
+    return pytest.importorskip("peft", reason="peft is in the extra dev")
+
+
 def _adapted(**config: Any) -> Any:
     """diffusers' network with trained adapters over the weights of ``random_net(seed=1)``."""
     theirs: Any = diffusers_twin(random_net(seed=1), SMALL)
-    theirs.add_adapter(peft.LoraConfig(**{"target_modules": TARGETS, "r": 4, "lora_alpha": 8, **config}))
+    theirs.add_adapter(_peft().LoraConfig(**{"target_modules": TARGETS, "r": 4, "lora_alpha": 8, **config}))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
@@ -64,7 +68,7 @@ def _save(theirs: Any, folder: Path) -> list[str]:
     settings = theirs.peft_config["default"].to_dict()
     CosmosLoraLoaderMixin.save_lora_weights(
         folder / "pipeline",
-        transformer_lora_layers=peft.get_peft_model_state_dict(theirs),
+        transformer_lora_layers=_peft().get_peft_model_state_dict(theirs),
         transformer_lora_adapter_metadata={k: list(v) if isinstance(v, set) else v for k, v in settings.items()},
     )
     theirs.save_lora_adapter(folder / "transformer")
@@ -93,7 +97,7 @@ def test_what_diffusers_saves_has_the_same_output_here_and_again_there(config: d
     state, metadata = CosmosLoraLoaderMixin.lora_state_dict(folder, return_lora_metadata=True)
     CosmosLoraLoaderMixin.load_lora_into_transformer(state, of_pipeline, metadata=metadata)
     torch.testing.assert_close(_output(of_pipeline), expected, rtol=1e-4, atol=1e-4)
-    in_peft = peft.PeftModel.from_pretrained(random_net(seed=1), str(tmp_path / "peft")).base_model.model
+    in_peft = _peft().PeftModel.from_pretrained(random_net(seed=1), str(tmp_path / "peft")).base_model.model
     torch.testing.assert_close(call(in_peft), expected, rtol=1e-4, atol=1e-4)
 
 
