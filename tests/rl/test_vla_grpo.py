@@ -210,13 +210,14 @@ def test_two_processes_play_what_one_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_refines_its_world_model_resumes_bit_by_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [IMAGINED, f"{IMAGINED}_nft"])
+def test_a_run_that_refines_its_world_model_resumes_bit_by_bit(name: str, tmp_path: Path) -> None:
     """It stops within a refinement, whose windows are then those of the checkpoint, and after an experience."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    records = run(whole, *SMALL, "trainer.max_iter=10", name=IMAGINED)
-    run(parts, *SMALL, "trainer.max_iter=5", name=IMAGINED)
-    run(parts, *SMALL, "trainer.max_iter=8", name=IMAGINED)
-    run(parts, *SMALL, "trainer.max_iter=10", name=IMAGINED)
+    records = run(whole, *SMALL, "trainer.max_iter=10", name=name)
+    run(parts, *SMALL, "trainer.max_iter=5", name=name)
+    run(parts, *SMALL, "trainer.max_iter=8", name=name)
+    run(parts, *SMALL, "trainer.max_iter=10", name=name)
     one, other = saved(whole, "vla"), saved(parts, "vla")
     assert difference(one, other) is None
     kinds = ["world_model" if "train/world_model_loss" in record else "policy" for record in records[:10]]

@@ -3,8 +3,8 @@
 
 `train_batches` plays groups of episodes that share their start, compares each with its group, and yields the decisions
 in minibatches; `training_step` computes their probabilities anew, with gradients. With a refinement, the world model is
-trained in turn on what the policy really does. The policy is ``net``; a world model that is trained is
-``world_model``, one that is only held is in no checkpoint.
+trained in turn on what the policy really does: supervised, or from rewards where it is a `FlowGRPOModel`. The policy
+is ``net``; a world model that is trained is ``world_model``, one that is only held is in no checkpoint.
 """
 
 import logging
@@ -19,13 +19,14 @@ from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.advantages import group_advantages
+from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
 from cosmos_predict2.rl.vla import policy_losses
 from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig
 from cosmos_predict2.rl.vla.episodes import LocalRollout, RolloutSource, Starts, Trajectories, concatenated, replayed
 from cosmos_predict2.rl.vla.policy_evaluation import Comparison
 from cosmos_predict2.rl.vla.policy_losses import choose_groups
-from cosmos_predict2.rl.vla.refinement import Refinement
+from cosmos_predict2.rl.vla.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
@@ -140,6 +141,7 @@ class VLAGRPOModel(ImaginaireModel):
             raise ConfigError(f"{KEY}.refinement needs {KEY}.world_model and {KEY}.true_env: what it refines, and by.")
         if config.optimizer is None:
             raise ConfigError(f"{KEY}.refinement.optimizer must be set, such as L(muon)(lr=0.015).")
+        require_refinable(model, config, self.rl.micro_batches)
         self.world_model = model  # now a part of this module, trained and saved
         height, width = env.reset(options=dict(env_ids=[0], task_ids=[0], trial_ids=[0], seeds=[0]))[0][
             "full_image"
@@ -211,17 +213,20 @@ class VLAGRPOModel(ImaginaireModel):
     # --- experience
 
     def at_boundary(self) -> bool:
-        return not self._is_open
+        return not self._is_open and (self.refinement is None or self.world_model.at_boundary())
 
     def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
         super().on_before_zero_grad(optimizer, scheduler, iteration)
         self._is_open = self._left > 0
+        if self.refinement is not None:
+            self.world_model.on_before_zero_grad(optimizer, scheduler, iteration)
 
     def published_name(self, name: str) -> str | None:
         return PUBLISHED_METRICS.get(name)
 
     def batch_kind(self, batch: Any) -> str:
-        return POLICY if isinstance(batch, Decisions) or "trial_id" in batch else WORLD_MODEL
+        is_of_policy = isinstance(batch, Decisions) or (isinstance(batch, Mapping) and "trial_id" in batch)
+        return POLICY if is_of_policy else WORLD_MODEL
 
     def train_batches(self, dataloader: Any) -> Iterator[Any]:
         starts = iter(dataloader)
@@ -390,7 +395,7 @@ class VLAGRPOModel(ImaginaireModel):
             self._is_open, self._left = True, 0
             self.progress_counts[1] = step + 1
             number = (phase * config.steps + step) * self._dims.dp_size + self._dims.dp_rank
-            yield refinement.batch(self.seed, number * size)
+            yield from self.world_model.train_batches([refinement.batch(self.seed, number * size)])
 
     def _true_episodes(self, config: RefinementConfig, phase: int) -> Trajectories:
         """This rank's share of a phase's episodes in the true environment."""
@@ -417,6 +422,8 @@ class VLAGRPOModel(ImaginaireModel):
     def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
         if not isinstance(batch, Decisions):
             output, loss = self.world_model.training_step(batch, iteration)
+            if isinstance(self.world_model, FlowGRPOModel):
+                return {f"refinement_{name}": value for name, value in output.items()}, loss
             return {"edm_loss": output["edm_loss"]}, loss
         log_prob = self.policy.log_prob(batch.record)
         output, loss = self._policy_loss(batch, log_prob)

@@ -17,6 +17,7 @@ from cosmos_predict2.data.latent_cache import LATENTS_KEY, PROBE_KEY, probe
 from cosmos_predict2.data.samples import frame_item, text_item
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.models.video2world_model import Video2WorldModel
+from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.vla.config import RefinementConfig
 from cosmos_predict2.rl.vla.episodes import Trajectories
 from cosmos_predict2.world_model.imagination import Imagination
@@ -173,6 +174,26 @@ class Refinement(nn.Module):
             world = self._model.world
             latents = world.encode(torch.stack([item["video"] for item in items])) / world.config.sigma_data
         return latents.to(device).float(), torch.stack([item[ACTION_KEY] for item in items]).to(device)
+
+
+def require_refinable(model: Video2WorldModel, config: RefinementConfig, micro_batches: int) -> None:
+    """Raise where a world model that learns from rewards does not make one update of each batch of windows."""
+    if not isinstance(model, FlowGRPOModel):
+        return
+    rl, key = model.rl, "model.config.world_model.config.rl"
+    if rl.updates * rl.minibatches > 1 or rl.kl_beta or rl.weight_copy_decay_type or not rl.on_policy:
+        raise ConfigError(
+            f"model.config.refinement takes one update of each batch, and keeps no other weights: set {key}.updates=1,"
+            " minibatches=1, kl_beta=0, weight_copy_decay_type=0 and on_policy=True."
+        )
+    samples = (config.newest + config.earlier + config.old) * rl.num_rollout
+    parts = -(-samples // rl.rollout_batch) * rl.num_trained
+    if parts != micro_batches:
+        raise ConfigError(
+            f"An update of the world model has {parts} micro-batches ({samples} clips in batches of"
+            f" {key}.rollout_batch={rl.rollout_batch}, {rl.num_trained} trained steps), but one of the policy"
+            f" model.config.rl.micro_batches={micro_batches}: they must be equal."
+        )
 
 
 def _executed(actions_M_E_A_D: Tensor, num_steps: int) -> Tensor:

@@ -12,13 +12,16 @@ from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_
 from cosmos_predict2.configs.action_conditioned.defaults.model import predict2
 from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
 from cosmos_predict2.configs.base.post_training import job
+from cosmos_predict2.configs.rl.defaults.model import with_actions
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
+from cosmos_predict2.rl.config import RewardConfig, RLConfig
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.rewards.verifiable import Agreement
 from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.draw_episodes import DrawEpisodes
 from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts
@@ -28,6 +31,7 @@ from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.config import PLACEHOLDER, L, register_experiment
 from imaginaire.data.stream import ResumableLoader
+from imaginaire.optim.adamw import adamw
 from imaginaire.optim.muon import muon
 from imaginaire.optim.schedules import lambda_linear
 
@@ -37,16 +41,29 @@ STEPS = UPDATES * MINIBATCHES  # of the optimizer, of an experience
 HELD_OUT = 200  # starts of a validation batch
 SHOWN = 4  # of them, as videos
 EPISODE = 24  # actions
-PHASES, EVERY, REFINED = 14, 6, 150
+PHASES, EVERY = 14, 6
+NFT: dict[str, Any] = dict(
+    objective="nft",
+    transition="ode",
+    sample_steps=4,
+    num_timesteps=1,
+    nft_beta=0.1,
+    use_same_forward_noise=True,
+    num_rollout=4,
+    rollout_batch=64,
+    data_beta=10.0,
+    rewards=dict(agreement=RewardConfig(make=L(Agreement)())),
+)
+MUON = L(muon)(model=PLACEHOLDER, lr=0.015, adam_lr=1e-3, precision="auto")
+ADAMW = L(adamw)(model=PLACEHOLDER, lr=2e-4, weight_decay=0.0)
 
 
 def starts(num: int, batch_size: int, *, shuffle: bool) -> Any:
     return L(ResumableLoader)(dataset=L(EpisodeStarts)(num=num), batch_size=batch_size, shuffle=shuffle)
 
 
-def world_model() -> Any:
+def world_model(node: Any) -> Any:
     """The shipped world model, as it was trained."""
-    node = predict2("tiny", "chunk")["model"]
     pipe = node.config.pipe_config
     pipe.net.update(NET)
     pipe.video_noise_factor = 25.0
@@ -56,10 +73,21 @@ def world_model() -> Any:
     return node
 
 
-def imagined() -> dict[str, Any]:
+def supervised() -> Any:
+    return world_model(predict2("tiny", "chunk")["model"])
+
+
+def rewarded() -> Any:
+    """The same, to be refined by NFT: its clips are compared with what the policy's actions truly led to."""
+    node = world_model(with_actions("tiny")["model"])
+    node.config.rl = RLConfig(**NFT)
+    return node
+
+
+def imagined(model: Any) -> dict[str, Any]:
     """The world model in place of the simulator, judged by the last picture of an episode."""
     return dict(
-        world_model=world_model(),
+        world_model=model,
         env=L(WorldModelEnv)(
             starts=L(ToyStarts)(),
             reward=L(ToyDetectorReward)(),
@@ -71,19 +99,19 @@ def imagined() -> dict[str, Any]:
     )
 
 
-def refinement() -> RefinementConfig:
+def refinement(steps: int, optimizer: Any) -> RefinementConfig:
     """On true episodes of the policy, beside windows that the world model was trained on."""
-    falling = dict(warm_up_steps=[0], cycle_lengths=[REFINED], f_start=[1.0], f_max=[1.0], f_min=[0.0])
+    falling = dict(warm_up_steps=[0], cycle_lengths=[steps], f_start=[1.0], f_max=[1.0], f_min=[0.0])
     old = dict(mix="mixed", captions=False, num_tokens=1, seed=0, split="train", least_travel=1.0)
     return RefinementConfig(
         every=EVERY,
         episodes=600,
         temperatures=[0.25, 0.75, 1.25, 1.75],
-        steps=REFINED,
+        steps=steps,
         newest=8,
         earlier=5,
         old=3,
-        optimizer=L(muon)(model=PLACEHOLDER, lr=0.015, adam_lr=1e-3, precision="auto"),
+        optimizer=optimizer,
         scheduler=L(lambda_linear)(**falling),
         data=L(ToyWorldLatents)(tokenizer=L(TinyTokenizer)(), num_episodes=1200, **old),
     )
@@ -131,10 +159,22 @@ WATCH = dict(
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "tiny_vla_grpo_simulator": tiny("tiny_vla_grpo_simulator", 200, 50, env=L(ToyEnv)(num_envs=GROUPS * MEMBERS)),
     "tiny_vla_grpo_world_model": tiny(
-        "tiny_vla_grpo_world_model", PHASES * EVERY, EVERY, **imagined(), refinement=refinement()
+        "tiny_vla_grpo_world_model",
+        PHASES * EVERY,
+        EVERY,
+        **imagined(supervised()),
+        refinement=refinement(150, MUON),
+    ),
+    # Refined by an objective of reinforcement learning, with a data term.
+    "tiny_vla_grpo_world_model_nft": tiny(
+        "tiny_vla_grpo_world_model_nft",
+        PHASES * EVERY,
+        EVERY,
+        **imagined(rewarded()),
+        refinement=refinement(30, ADAMW),
     ),
     # The same world model throughout: the policy learns to exploit it.
-    "tiny_vla_grpo_world_model_frozen": tiny("tiny_vla_grpo_world_model_frozen", 60, 10, **imagined()),
+    "tiny_vla_grpo_world_model_frozen": tiny("tiny_vla_grpo_world_model_frozen", 60, 10, **imagined(supervised())),
 }
 for name, experiment in EXPERIMENTS.items():
     register_experiment(name, experiment)
