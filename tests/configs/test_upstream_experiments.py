@@ -18,6 +18,7 @@ from imaginaire.config.compose import compose, experiment_names
 from imaginaire.config.lazy_config import save_yaml, to_yaml
 from imaginaire.errors import ConfigError
 from imaginaire.training import preflight
+from imaginaire.training.trainer import launch
 from tests.programs import python
 
 ROOT = Path(__file__).parent.parent.parent
@@ -294,12 +295,17 @@ def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_published_file_trains_on_two_processes_and_goes_on_alone(checkout: Path) -> None:
+def test_a_published_file_trains_on_two_processes_and_goes_on_alone(
+    checkout: Path, drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone in this process, which may have imported megatron-core for another test."""
     name = "experiment=predict2_video2world_training_tiny_kitchen"
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--standalone"]
-    run(checkout, *launch, "-m", "scripts.train", "--", name, "trainer.max_iter=2")
-    again = run(checkout, "-m", "scripts.train", "--", name)
-    run_dir = checkout / "checkpoints/posttraining/video2world/tiny_kitchen"
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--standalone"]
+    run(checkout, *torchrun, "-m", "scripts.train", "--", name, "trainer.max_iter=2")
+    drop(kitchen=PUBLISHED_FORM)
+    monkeypatch.chdir(checkout)
+    assert launch(compose(str(ROOT / BASE), [name])) == 0
+    run_dir = tmp_path / "out/posttraining/video2world/tiny_kitchen"
     assert (run_dir / "checkpoints/latest_checkpoint.txt").read_text().strip() == "iter_000000003.pt"
-    assert "resumed from iter 2" in again.stderr
-    assert "cpu x2" in (run_dir / "stdout.log").read_text()
+    log = (run_dir / "stdout.log").read_text()
+    assert "resumed from iter 2" in log and "cpu x2" in log
