@@ -176,9 +176,11 @@ def test_what_contributing_adds_runs_from_a_folder_outside(tmp_path: Path) -> No
     for name, block in {**files, "my_project/__init__.py": ""}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(block)
-    train = [python(), "-m", "scripts.train", "--config=my_project/config.py", "--"]
+    train = "from scripts.train import main\n"  # three runs of one process, which imports once
     for experiment in ("my_project", "my_network", "my_objective"):
-        subprocess.run([*train, f"experiment={experiment}", "trainer.max_iter=5"], cwd=tmp_path, check=True)
+        words = ["--config=my_project/config.py", "--", f"experiment={experiment}", "trainer.max_iter=5"]
+        train += f"assert main({words}) == 0, {experiment!r}\n"
+    subprocess.run([python(), "-c", train], cwd=tmp_path, check=True)
     records = next(tmp_path.rglob("my_project/metrics.jsonl")).read_text()
     assert "train/largest_weight" in records
     command = next(block for _, block in blocks(ROOT / "CONTRIBUTING.md") if "--solver ancestral" in block)
