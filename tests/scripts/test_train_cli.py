@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line of training, up to the point where a run would begin."""
 
+import contextlib
+import io
 import logging
 import os
 import resource
@@ -20,6 +22,7 @@ from imaginaire.config.lazy_config import save_yaml, to_yaml
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.training import trainer
 from scripts import train
+from tests.multiprocess import run_distributed
 from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +39,7 @@ def run(
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -258,11 +261,15 @@ def test_dryrun_is_quick_and_mistakes_have_no_traceback(tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stderr.startswith("ConfigError"), done.stderr
 
 
+def _dryrun() -> tuple[int, str]:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = train.main(["--dryrun", "--config=examples/minimal/config.py", "--", "experiment=minimal"])
+    return code, said.getvalue()
+
+
 @pytest.mark.slow
-def test_torchrun_hands_the_arguments_through(tmp_path: Path) -> None:
-    command = [python(), "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--standalone"]
-    command += ["-m", "scripts.train", "--dryrun", "--config=examples/minimal/config.py", "--", "experiment=minimal"]
-    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "note: 2 processes here" in done.stdout and done.stdout.count("\nconfig: ") == 1
+def test_a_dryrun_of_two_processes_speaks_once(tmp_path: Path) -> None:
+    """As torchrun starts them; that it hands arguments through is seen where it trains."""
+    done = run_distributed(_dryrun, 2, env={"IMAGINAIRE_OUTPUT_ROOT": str(tmp_path)})
+    assert [code for code, _ in done] == [0, 0]
+    assert "note: 2 processes here" in done[0][1] and "".join(said for _, said in done).count("\nconfig: ") == 1
