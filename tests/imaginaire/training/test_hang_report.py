@@ -222,7 +222,7 @@ def _end_as_torchrun_does(root: Path) -> str:
 
     with mock.patch.object(Watchdog, "ask", signalled):
         try:
-            _train(root, "DiesInData", "trainer.timeout_period=2")
+            _train(root, "DiesInData", "trainer.timeout_period=20")
         except RuntimeError as error:
             return str(error)
     return "no error"
