@@ -286,7 +286,11 @@ def test_a_puck_that_is_not_seen_counts_as_farthest() -> None:
     distance = (starts.context["states"][:, 4:6] - starts.context["goal"]).norm(dim=1).clamp(max=12)
     assert torch.allclose(judged.value_E_F[:, 0].double(), -distance / 12, atol=0.03)
     assert (judged.value_E_F[:, 1] == -1).all() and not judged.success_E_F[:, 1].any()
-    assert ToyDetectorReward().judge(frames[:, :1], {"goal": starts.context["states"][:, 4:6]}).success_E_F.all()
+    at_goal = {"goal": starts.context["states"][:, 4:6]}
+    assert ToyDetectorReward().judge(frames[:, :1], at_goal).success_E_F.all()
+    sparse = ToyDetectorReward(dense=False)
+    assert (sparse.judge(frames[:, :1], at_goal).value_E_F == 1).all()
+    assert (sparse.judge(frames, starts.context).value_E_F == 0).all()
 
 
 def test_what_cannot_be_meant_is_named(imagination: Imagination) -> None:
