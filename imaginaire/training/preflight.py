@@ -7,6 +7,7 @@ training on one kind and validating on another is a warning.
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -141,8 +142,12 @@ def findings(config: Config, world_size: int | None = None) -> list[Finding]:
 def _findings(config: Config, context: CheckContext, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     for section in nodes.values():
         for key, node in section.items():
-            if callable(check := getattr(target_of(node, key), "check", None)):
-                yield from check(_arguments(node), replace(context, key=key))
+            target = target_of(node, key)
+            if callable(check := getattr(target, "check", None)):
+                is_held = key != "model" and isinstance(target, type) and issubclass(target, ImaginaireModel)
+                for one in check(_arguments(node), replace(context, key=key)):
+                    # A model reports keys as the run's own; one that another model holds has its place there.
+                    yield replace(one, key=re.sub(r"^model\b", key, one.key)) if is_held else one
     if config.trainer.run_validation:
         yield from _other_kind(config)
     yield from _scheduler_problems(config)

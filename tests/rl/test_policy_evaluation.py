@@ -71,6 +71,7 @@ def test_a_film_has_the_first_picture_and_one_for_each_action() -> None:
     pictures, rewards = film(both, starts, actions)
     assert all(map(torch.equal, film(one, starts, actions), (pictures, rewards)))
     assert rewards.shape == (2, 24) and rewards.ne(0).all()
+    assert not both.keep_frames  # as before
     assert pictures.shape == (2, 3, 25, 48, 48) and pictures.dtype == torch.uint8
     assert torch.equal(pictures[:, :, 0], pictures[:, :, 12]) and not torch.equal(
         pictures[:, :, 12], pictures[:, :, 13]

@@ -15,6 +15,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories, concatenated, replayed
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.refinement import _shows_motion
 from imaginaire import distributed, random
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, TrainingError
@@ -208,6 +209,21 @@ def test_two_processes_play_what_one_does(tmp_path: Path) -> None:
 
 
 # --- a world model that is refined in turn
+
+
+def test_windows_are_of_valid_episodes_in_which_something_moves() -> None:
+    played = LocalRollout(policy(), ToyEnv(num_envs=3, keep_frames=True), keep_frames=True).collect(starts(3))
+    moved = torch.zeros(3, 24, dtype=torch.bool)
+    moved[:2, 13] = True
+    played = replace(played, is_valid_E=torch.tensor([True, False, True]), moved_E_L=moved)
+    assert [_shows_motion(played, i, 12, 12) for i in range(3)] == [True, False, False]
+    assert not _shows_motion(played, 0, 0, 12)
+
+
+def test_what_is_wrong_with_a_held_world_model_has_its_place_in_the_configuration(tmp_path: Path) -> None:
+    key = "model.config.world_model.config.model_manager_config.dit_path"
+    with pytest.raises(ConfigError, match=f"- {key}: missing.pt does not exist"):
+        run(tmp_path, *SMALL, f"{key}=missing.pt", "trainer.max_iter=1", name=IMAGINED)
 
 
 @pytest.mark.slow

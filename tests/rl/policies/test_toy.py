@@ -105,3 +105,14 @@ def test_knots_that_do_not_divide_a_chunk_are_refused() -> None:
         ToyPolicy(num_knots=5)
     with pytest.raises(ConfigError, match=r"policy\.noise=0"):
         ToyPolicy(noise=0)
+
+
+def test_the_temperature_is_how_far_a_sample_is_from_the_likeliest_actions(pictures: Tensor) -> None:
+    one, observation = policy(), {"full_image": pictures[:4]}
+    likeliest = one.act(observation, mode="greedy", generators=generators(4)).record["knots"]
+    off = [
+        one.act(observation, mode="sample", generators=generators(4), temperature=t).record["knots"] - likeliest
+        for t in (0.0, 1.0, 2.0)
+    ]
+    assert not off[0].any() and off[1].all()
+    torch.testing.assert_close(off[2], 2 * off[1])
