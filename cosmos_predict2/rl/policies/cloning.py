@@ -90,6 +90,8 @@ def recorded_demonstrations(folder: Path, num: int | None = None) -> Demonstrati
             lambda i, frames: torch.from_numpy(numpy.stack([episodes.render(i, k, k + 1)[0] for k in frames])),
             str(folder),
         )
+    if not folder.is_dir():
+        raise DataError(f"{folder} does not exist: give the folder of the recordings to clone.")
     if not (folder / "meta").is_dir():
         raise DataError(
             f"{folder} holds no demonstrations: {PATTERN} (scripts.make_toy_world --form states writes them to"

@@ -153,7 +153,7 @@ def test_the_command_writes_a_policy_that_acts(tmp_path: Path, capsys: pytest.Ca
         (("--steps", "0"), "--steps"),
         (("--setting", "hart"), "--setting hart"),
         (("--chunk", "10"), "policy.chunk=10"),
-        (("--data", "nowhere"), "nowhere"),
+        (("--data", "nowhere"), "nowhere does not exist"),
     ],
 )
 def test_wrong_flags_are_named(
