@@ -26,6 +26,7 @@ class Scoring(Section):
     # Paid: the value of each judged picture, or that of an episode's last one alone.
     reward_on: str = attrs.field(default="each", validator=one_of("each", "last"))
     reward_coef: float = 1.0
+    sparse: bool = False  # pay 1 for a picture that shows success and 0 for any other, in place of its value
     use_rel_reward: bool = False  # pay differences between successive judged pictures, the first one's to 0
     success_threshold: float | None = None  # of the value; null: as the reward says
     confirm: int = attrs.field(default=1, validator=at_least(1))  # successive judged pictures that must show success
@@ -86,7 +87,7 @@ def score(
         column = counts_E - 1 if scoring.judge == "last" else numpy.full(size, k)
         seen = column < counts_E
         is_last = seen & (column == counts_E - 1)
-        paid = scoring.reward_coef * value_E_F[:, k]
+        paid = scoring.reward_coef * (success_E_F[:, k].astype(value_E_F.dtype) if scoring.sparse else value_E_F[:, k])
         earned = paid - previous if scoring.use_rel_reward else paid
         pays = is_last if scoring.reward_on == "last" else seen
         reward[pays, column[pays]] = earned[pays]

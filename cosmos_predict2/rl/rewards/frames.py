@@ -17,11 +17,9 @@ from imaginaire.errors import ConfigError, DataError
 
 class ToyDetectorReward:
     """The toy world's dense reward, 1 [d < success distance] - min(d, 12) / 12, where d is how far the detector sees
-    the puck from ``goal`` [E, 2] of the context; without ``dense`` the first term alone. A puck that is not seen counts
-    as farthest."""
+    the puck from ``goal`` [E, 2] of the context. A puck that is not seen counts as farthest."""
 
-    def __init__(self, setting: str = "default", dense: bool = True) -> None:
-        self.dense = dense
+    def __init__(self, setting: str = "default") -> None:
         try:
             self.setting, _ = find_setting(setting, None)
         except ValueError as error:
@@ -34,5 +32,5 @@ class ToyDetectorReward:
         puck = detect(numpy.ascontiguousarray(frames_E_F_H_W_C.cpu().numpy()), ("puck",)).position["puck"]
         distance = numpy.nan_to_num(numpy.hypot(*numpy.moveaxis(puck - goal, -1, 0)), nan=REWARD_RANGE)
         is_done = distance < self.setting.success_distance
-        value = is_done - self.dense * numpy.minimum(distance, REWARD_RANGE) / REWARD_RANGE
+        value = is_done - numpy.minimum(distance, REWARD_RANGE) / REWARD_RANGE
         return Judgement(torch.from_numpy(value).float(), torch.from_numpy(is_done))
