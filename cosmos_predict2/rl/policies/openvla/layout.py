@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenVLA's public folder: weights under timm's names, read with an account of every name and written back the same.
+
+What nothing reads (the last block and final norm of each tower, the attention pooling) is kept aside for the writing.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
+from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, local_file, names_at
+from imaginaire.checkpoint.weight_files import below as below_address
+from imaginaire.errors import CheckpointError
+
+CONFIG, STATISTICS = "config.json", "dataset_statistics.json"
+PROPRIO = "proprio_projector"
+SHARD = 5 * 2**30  # bytes
+# transformers' names -> timm's, newer releases first; q, k and v are thirds of one matrix
+_OF_BLOCKS = [
+    (r"attention\.(?:attention\.)?(q|k|v)_proj\.", r"attn.qkv.\1."),
+    (
+        r"attention\.attention\.(q)uery\.|attention\.attention\.(k)ey\.|attention\.attention\.(v)alue\.",
+        r"attn.qkv.\1\2\3.",
+    ),
+    (r"attention\.(?:o_proj|output\.dense)\.", "attn.proj."),
+    (r"self_attn\.(q|k|v)_proj\.", r"attn.qkv.\1."),
+    (r"self_attn\.out_proj\.", "attn.proj."),
+    (r"layer_scale(\d)\.lambda1", r"ls\1.scale_factor"),
+    (r"layer_norm(\d)\.", r"norm\1."),
+]
+_OF_EMBEDDINGS = {
+    "embeddings.cls_token": "cls_token",
+    "embeddings.register_tokens": "reg_token",
+    "embeddings.position_embeddings": "pos_embed",
+    "embeddings.position_embedding.weight": "pos_embed",
+    "embeddings.patch_embeddings.projection.weight": "patch_embed.proj.weight",
+    "embeddings.patch_embeddings.projection.bias": "patch_embed.proj.bias",
+    "embeddings.patch_embedding.weight": "patch_embed.proj.weight",
+    "embeddings.patch_embedding.bias": "patch_embed.proj.bias",
+}
+_TOWER = re.compile(r"(vision_backbone\.(?:fused_)?featurizer)\.(.*)")
+_LAYER = re.compile(r"encoder\.layers?\.(\d+)\.(.*)")
+_UNUSED = re.compile(r"vision_backbone\.(?:fused_)?featurizer\.(?:norm\.|attn_pool\.|blocks\.)")
+MASK_TOKEN = "*.mask_token"  # of transformers alone
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of the model is in the public file: its name, and which third of it."""
+
+    name: str
+    third: int | None = None
+
+
+def place_of(name: str) -> Place | None:
+    """None for what only transformers has."""
+    found = _TOWER.fullmatch(name)
+    if found is None:
+        return Place(name)
+    tower, inner = found.groups()
+    if inner.endswith("mask_token"):
+        return None
+    if inner in _OF_EMBEDDINGS:
+        return Place(f"{tower}.{_OF_EMBEDDINGS[inner]}")
+    layer = _LAYER.fullmatch(inner)
+    if layer is None:
+        raise CheckpointError(
+            f"This release of transformers calls a part of a vision tower {name}, which is not known."
+        )
+    block, rest = layer.groups()
+    for pattern, public in _OF_BLOCKS:
+        rest = re.sub(rf"^{pattern}|^{pattern}$" if "|" not in pattern else f"^(?:{pattern})", public, rest)
+    third = re.fullmatch(r"attn\.qkv\.(q|k|v)\.(.*)", rest)
+    if third is not None:
+        return Place(f"{tower}.blocks.{block}.attn.qkv.{third[2]}", "qkv".index(third[1]))
+    return Place(f"{tower}.blocks.{block}.{rest}")
+
+
+def from_public(model: nn.Module, source: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
+    """Load the model; what nothing reads is returned. Every name is used, kept aside or an error."""
+    converted, used = {}, set()
+    for name, target in model.state_dict().items():
+        place = place_of(name)
+        if place is None or place.name not in source:
+            continue
+        used.add(place.name)
+        tensor = source[place.name]
+        if place.third is not None:
+            tensor = tensor.chunk(3)[place.third]
+        elif name.endswith("embeddings.position_embeddings"):  # the class token's position is in the token
+            tensor = torch.cat([tensor.new_zeros(1, 1, tensor.shape[-1]), tensor], dim=1)
+        elif name.endswith("embeddings.position_embedding.weight"):
+            tensor = tensor.reshape(target.shape)
+        converted[name] = tensor
+    left = [name for name in source if name not in used]
+    unknown = [name for name in left if not _UNUSED.match(name)]
+    if unknown:
+        raise CheckpointError(
+            f"{path} has {len(unknown)} tensors that this policy does not know: {', '.join(unknown[:5])}. See that its"
+            " config.json is its own; proprio_projector needs policy.use_proprio=True."
+        )
+    cure = "The folder must hold the whole model in its public layout."
+    weights.load_into(model.state_dict(), converted).require(allow_missing=[MASK_TOKEN], source=path, cure=cure)
+    return {name: source[name] for name in left}
+
+
+def to_public(model: nn.Module, aside: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The model's weights and those kept aside, by public names."""
+    public: dict[str, Tensor] = {}
+    thirds: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in model.state_dict().items():
+        place = place_of(name)
+        tensor = tensor.detach().cpu()
+        if place is None:
+            continue
+        if place.third is not None:
+            thirds.setdefault(place.name, {})[place.third] = tensor
+        elif name.endswith("embeddings.position_embeddings"):
+            public[place.name] = tensor[:, 1:]
+        elif name.endswith("embeddings.position_embedding.weight"):
+            public[place.name] = tensor[None]
+        else:
+            public[place.name] = tensor
+    public |= {name: torch.cat([parts[i] for i in range(3)]) for name, parts in thirds.items()}
+    return {name: tensor.contiguous() for name, tensor in sorted({**public, **aside}.items())}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A public folder, here or on the hub."""
+
+    address: str
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A file's content, {} where there is no such file."""
+        if name not in names_at(self.address):
+            return {}
+        try:
+            content = json.loads(local_file(below_address(self.address, name)).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CheckpointError(f"{self.address}/{name} is no JSON: {error}.") from error
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{self.address}/{name} is a {type(content).__name__}, but an object is expected.")
+        return content
+
+    def small_files(self) -> dict[str, Path]:
+        """All that are no weights: settings, statistics, the tokenizer."""
+        found = {}
+        for name in names_at(self.address):
+            is_weights = name.endswith((*TENSOR_SUFFIXES, ".index.json")) and not name.endswith("tokenizer.model")
+            if not is_weights and "." in name and not name.startswith("."):
+                found[name] = local_file(below_address(self.address, name))
+        return {name: file for name, file in found.items() if file.is_file()}
+
+    def tokenizer_folder(self) -> str:
+        """What transformers reads a tokenizer from."""
+        if not is_hub(self.address):
+            return self.address
+        files = list(self.small_files().values())
+        return str(files[0].parent) if files else self.address
+
+    def sidecar(self, part: str) -> str | None:
+        """The one torch file of a part that is stored beside the model."""
+        names = [name for name in names_at(self.address) if part in name and "checkpoint" in name]
+        if len(names) > 1:
+            raise CheckpointError(f"{self.address} has several files of {part}: {', '.join(names)}. Keep one.")
+        return names[0] if names else None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Of the model, and of its proprioception where that is a file of its own (never unpickled beyond tensors)."""
+        names = [name for name in names_at(self.address) if name.endswith(".safetensors")]
+        if not names:
+            raise CheckpointError(f"{self.address} holds no weights (*.safetensors) of OpenVLA.")
+        found: dict[str, Tensor] = {}
+        for name in names:  # the index repeats what the files name
+            found.update(weights.read(below_address(self.address, name)))
+        if (file := self.sidecar(PROPRIO)) is not None:
+            part = weights.load_pt(local_file(below_address(self.address, file)))
+            found.update({f"{PROPRIO}.{name.removeprefix('module.')}": value for name, value in part.items()})
+        return found
+
+
+def write_folder(folder: Path, tensors: Mapping[str, Tensor], small: Mapping[str, Path], shard: int = SHARD) -> None:
+    """A public folder: safetensors, in shards with an index where they are large, and the other files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in small.items():
+        if path.resolve() != (folder / name).resolve():
+            shutil.copyfile(path, folder / name)
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if size and size + tensor.nbytes > shard:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.nbytes
+    count = len(parts)
+    files = [
+        f"model-{i + 1:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors" for i in range(count)
+    ]
+    for file, part in zip(files, parts):
+        safetensors.torch.save_file(
+            {name: tensor.clone() for name, tensor in part.items()}, folder / file, {"format": "pt"}
+        )
+    if count > 1:
+        places = {name: file for file, part in zip(files, parts) for name in part}
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def load_public(model: OpenVLAModel, folder: Folder) -> dict[str, Tensor]:
+    """Load a model from a public folder; what nothing reads is returned."""
+    return from_public(model, folder.tensors(), folder.address)

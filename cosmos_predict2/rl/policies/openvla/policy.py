@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenVLA and OpenVLA-OFT as policies: a picture and a sentence in, a chunk of actions out, each number a token.
+
+Letters: E environments, V views, K actions of the network (each is held for ``hold`` steps), N numbers of an action.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
+from cosmos_predict2.rl.policies.openvla import pictures
+from cosmos_predict2.rl.policies.openvla.codec import (
+    ActionTokens,
+    Statistics,
+    statistics_for,
+    token_log_probs,
+    with_gripper,
+)
+from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes
+from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, load_public, to_public, write_folder
+from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
+from cosmos_predict2.rl.policies.openvla.prompts import Prompts
+from imaginaire.errors import CheckpointError, ConfigError, near
+
+VARIANTS = ("oft", "autoregressive")
+
+
+class OpenVLAPolicy(nn.Module):
+    """A policy of a public folder or hub id, ``path``.
+
+    "oft" decides on ``action_chunk`` actions in one pass, with every token seeing every other; "autoregressive" is the
+    original, token after token. The probability of a token is that of ``temperature``, in rollouts and in training.
+    ``path`` gives sizes, statistics, tokenizer and weights. Null settings are those of its config.json.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        variant: str = "oft",
+        action_chunk: int | None = None,
+        action_dim: int | None = None,
+        hold: int | None = None,
+        num_images_in_input: int | None = None,
+        use_proprio: bool | None = None,
+        unnorm_key: str = "",
+        bounds: str = "q99",
+        gripper: str | None = None,
+        center_crop: bool | None = None,
+        temperature: float = 1.0,
+        max_tokens: int = 64,
+        attention: str = "eager",
+    ) -> None:
+        super().__init__()
+        if variant not in VARIANTS:
+            raise ConfigError(f"policy.variant='{variant}'.{near(variant, VARIANTS)}")
+        if temperature <= 0:
+            raise ConfigError(f"policy.temperature={temperature} must be above 0; evaluation is greedy by --mode.")
+        self.folder = Folder(str(path))
+        config = self.folder.json(CONFIG)
+        if not config:
+            raise CheckpointError(f"{path} has no {CONFIG}: a folder or hub id in OpenVLA's public layout is expected.")
+
+        def setting(name: str, given: Any, otherwise: Any) -> Any:
+            return config.get(name, otherwise) if given is None else given
+
+        sizes = OpenVLASizes.of(config, str(path))
+        self.variant, self.temperature = variant, temperature
+        self.num_actions = 1 if variant == "autoregressive" else int(setting("action_chunk", action_chunk, 8))
+        self.action_dim = int(setting("action_dim", action_dim, 7))
+        self.hold = int(setting("hold", hold, 1))
+        self.gripper = str(setting("gripper", gripper, "libero"))
+        self.num_views = int(setting("num_images_in_input", num_images_in_input, 1))
+        self.arguments = dict(
+            path=str(path), variant=variant, action_chunk=action_chunk, action_dim=action_dim, hold=hold,
+            num_images_in_input=num_images_in_input, use_proprio=use_proprio, unnorm_key=unnorm_key, bounds=bounds,
+            gripper=gripper, center_crop=center_crop, temperature=temperature, max_tokens=max_tokens,
+            attention=attention,
+        )  # fmt: skip
+        norm_stats = self.folder.json(STATISTICS) or config.get("norm_stats", {})
+        self.unnorm_key, entry = statistics_for(norm_stats, unnorm_key, str(path))
+        self.statistics = Statistics.of(entry["action"], bounds, self.action_dim)
+        self.proprio_statistics = None
+        if setting("use_proprio", use_proprio, False):
+            proprio = entry.get("proprio")
+            if proprio is None:
+                raise CheckpointError(f"{path}: policy.use_proprio needs statistics of proprio, which it has not.")
+            self.proprio_statistics = Statistics.of(proprio, bounds, len(proprio["q01"]))
+        self.tokens = ActionTokens(sizes.vocabulary, sizes.bins)
+        self.prompts = Prompts(self.folder.tokenizer_folder(), max_tokens, sizes.pad_id)
+        crops = bool(setting("center_crop", center_crop, True))
+        self.preprocessor = pictures.Preprocessor.of(self.folder.json(pictures.CONFIG), str(path), crops)
+        proprio_dim = 0 if self.proprio_statistics is None else len(self.proprio_statistics.low)
+        self.model = OpenVLAModel(sizes, proprio_dim, attention)
+        self._aside = load_public(self.model, self.folder)
+
+    @property
+    def chunk(self) -> int:
+        """Steps of a decision."""
+        return self.num_actions * self.hold
+
+    # --- deciding
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Observation,
+        *,
+        mode: Literal["sample", "greedy"],
+        generators: Sequence[torch.Generator],
+        temperature: float = 1.0,
+    ) -> Decision:
+        record = self._inputs(observation)
+        seen = self._seen(record)
+        heat = self.temperature * temperature if mode == "sample" else 0.0
+        num = self.num_actions * self.action_dim
+        draws = [torch.rand(num, generator=each, device=each.device) for each in generators]
+        draws_E_KN = torch.stack(draws).to(seen.device)
+        if self.variant == "oft":
+            logits = self.model.parallel_logits(seen, record["ids"], record["length"], num)
+            chosen = _chosen(logits[..., self.tokens.ids], draws_E_KN, heat)
+        else:
+            chosen = self._one_by_one(seen, record, draws_E_KN, heat)
+        record["responses"] = chosen.unflatten(1, (self.num_actions, self.action_dim)).short()
+        return Decision(self.actions(record["responses"]), record)
+
+    def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
+        chosen = record["responses"].flatten(1).long()
+        seen = self._seen(record)
+        prompt = (record["ids"], record["length"])
+        if self.variant == "oft":
+            logits = self.model.parallel_logits(seen, *prompt, chosen.shape[1])
+        else:
+            logits = self.model.forced_logits(seen, *prompt, chosen + self.tokens.ids.start)
+        found = token_log_probs(logits[..., self.tokens.ids], chosen, self.temperature)
+        log_prob, entropy = (value.unflatten(1, (self.num_actions, self.action_dim)) for value in found)
+        return LogProb(log_prob, entropy)
+
+    def actions(self, responses_E_K_N: Tensor) -> Tensor:
+        """What the environment executes, float32 [E, K * hold, N], of tokens counted from the first of actions."""
+        normalized = self.tokens.decode(responses_E_K_N.long() + self.tokens.ids.start)
+        actions = with_gripper(self.statistics.unnormalized(normalized), self.gripper)
+        return actions.float().repeat_interleave(self.hold, dim=1)
+
+    def _one_by_one(self, seen: Tensor, record: Mapping[str, Tensor], draws_E_N: Tensor, heat: float) -> Tensor:
+        first = self.tokens.ids.start
+        chosen = torch.zeros_like(draws_E_N, dtype=torch.long)
+        for k in range(chosen.shape[1]):
+            until = chosen[:, : k + 1] + first
+            logits = self.model.forced_logits(seen, record["ids"], record["length"], until)[:, -1, self.tokens.ids]
+            chosen[:, k] = _chosen(logits, draws_E_N[:, k], heat)
+        return chosen
+
+    # --- what it sees
+
+    def _inputs(self, observation: Observation) -> dict[str, Tensor]:
+        """All that a decision depends on, pictures as uint8."""
+        device = self.model.projector.fc1.weight.device
+        views = observation["full_image"][:, None]
+        if self.num_views > 1:
+            wrist = observation["wrist_image"]
+            if wrist.shape[1] < self.num_views - 1:
+                raise ConfigError(
+                    f"policy.num_images_in_input={self.num_views}, but the environment has {1 + wrist.shape[1]} views."
+                )
+            views = torch.cat([views, wrist[:, : self.num_views - 1]], dim=1)
+        ids, length = self.prompts.batch(observation["task_description"])
+        found = {"pixels": self.preprocessor.resized(views), "ids": ids, "length": length}
+        if self.proprio_statistics is not None:
+            found["proprio"] = self.proprio_statistics.normalized(observation["state"]).float()
+        return {name: value.to(device) for name, value in found.items()}
+
+    def _seen(self, record: Mapping[str, Tensor]) -> Tensor:
+        return self.model.seen(self.preprocessor.normalized(record["pixels"]), record.get("proprio"))
+
+    # --- cloning
+
+    def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
+        """The record of a demonstrator who saw this and did these actions; held ones are the mean of what they hold."""
+        held = actions_B_A_D.unflatten(1, (self.num_actions, self.hold)).mean(dim=2)
+        ids = self.tokens.encode(self.statistics.normalized(held)) - self.tokens.ids.start
+        return {**self._inputs(observation), "responses": ids.clamp(0, self.tokens.bins - 1).short()}
+
+    def cloning_loss(self, record: Mapping[str, Tensor]) -> Tensor:
+        return -self.log_prob(record).log_prob_B_K_N.mean()
+
+    # --- files
+
+    def save(self, folder: Path) -> None:
+        """Write its public folder, complete with what nothing reads."""
+        write_folder(folder, to_public(self.model, self._aside), self.folder.small_files())
+
+
+def _chosen(logits: Tensor, draws: Tensor, heat: float) -> Tensor:
+    """The likeliest of the last dimension, or with ``heat`` the one that a uniform number falls upon."""
+    if heat == 0:
+        return logits.argmax(dim=-1)
+    reached = torch.softmax(logits.float() / heat, dim=-1).cumsum(dim=-1)
+    return (reached < draws[..., None] * reached[..., -1:]).sum(dim=-1).clamp(max=logits.shape[-1] - 1)

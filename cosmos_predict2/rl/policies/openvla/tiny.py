@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny random OpenVLA-OFT in the public layout: for tests, and to learn the toy world on a laptop."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.rl.policies.openvla.config import DINOV2, SIGLIP, OpenVLASizes
+from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, to_public, write_folder
+from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
+from cosmos_predict2.rl.policies.openvla.pictures import CONFIG as PREPROCESSOR
+from cosmos_predict2.rl.policies.openvla.prompts import PROMPT, SPACE
+from imaginaire import random
+
+BINS, PADDING = 256, 64
+_SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
+_MEANS = [[0.484375, 0.455078125, 0.40625], [0.5, 0.5, 0.5]]
+_STDS = [[0.228515625, 0.2236328125, 0.224609375], [0.5, 0.5, 0.5]]
+_SIGLIP_MLP = 3.7362
+
+
+def write_tiny(
+    folder: Path,
+    *,
+    seed: int = 0,
+    statistics: Mapping[str, Any] | None = None,
+    sentences: Sequence[str] = ("push the red disc to the ring",),
+    image_size: int = 56,
+    width: int = 64,
+    layers: int = 3,
+    mlp: int = 96,
+    vision: tuple[int, int] = (32, 48),
+    vision_layers: int = 3,
+    text_tokens: int = 320,
+    action_chunk: int = 8,
+    action_dim: int = 7,
+    hold: int = 1,
+    num_images_in_input: int = 1,
+    proprio_dim: int = 0,
+    gripper: str = "as_is",
+    shard: int = 2**30,
+) -> None:
+    """Write config.json, random weights, settings of pictures, a tokenizer of the ``sentences``, and ``statistics``:
+    {"action": {"q01": ..., ...}, "proprio": ...}, without which numbers lie in [-1, 1]."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = text_tokens + BINS + PADDING
+    config = {
+        "model_type": "openvla",
+        "architectures": ["OpenVLAForActionPrediction"],
+        "vision_backbone_id": "dinosiglip-vit-so-224px",
+        "use_fused_vision_backbone": True,
+        "image_sizes": [image_size, image_size],
+        DINOV2: dict(embed_dim=vision[0], depth=vision_layers, num_heads=4, reg_tokens=4, patch=14),
+        SIGLIP: dict(embed_dim=vision[1], depth=vision_layers, num_heads=4, mlp_ratio=_SIGLIP_MLP, patch=14),
+        "n_action_bins": BINS,
+        "pad_token_id": 3,
+        "pad_to_multiple_of": PADDING,
+        "text_config": {
+            "model_type": "llama", "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": mlp,
+            "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 4,
+            "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+            "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2,
+        },
+        "action_chunk": action_chunk,
+        "action_dim": action_dim,
+        "hold": hold,
+        "num_images_in_input": num_images_in_input,
+        "use_proprio": proprio_dim > 0,
+        "proprio_dim": proprio_dim,
+        "gripper": gripper,
+        "center_crop": False,
+    }  # fmt: skip
+    pictures = {
+        "image_resize_strategy": "resize-naive",
+        "input_sizes": [[3, image_size, image_size]] * 2,
+        "interpolations": ["bicubic"] * 2,
+        "means": _MEANS,
+        "stds": _STDS,
+    }
+    found = dict(statistics or {"action": in_unit_range(action_dim)})
+    if proprio_dim:
+        found.setdefault("proprio", in_unit_range(proprio_dim))
+    for name, content in ((CONFIG, config), (PREPROCESSOR, pictures), (STATISTICS, {"tiny": found})):
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _write_tokenizer(folder, sentences, text_tokens)
+    with random.preserved():
+        torch.manual_seed(random.derive_seed(seed, 0, "tiny_openvla"))
+        model = OpenVLAModel(OpenVLASizes.of(config, str(folder)), proprio_dim)
+        model.apply(_drawn)
+        unused = _unread(vision)
+    write_folder(folder, to_public(model, unused), {}, shard)
+
+
+def in_unit_range(dim: int) -> dict[str, list[Any]]:
+    """Statistics of numbers that lie in [-1, 1] already."""
+    low, high = [-1.0] * dim, [1.0] * dim
+    return {"q01": low, "q99": high, "min": low, "max": high, "mask": [True] * dim}
+
+
+def _unread(vision: tuple[int, int]) -> dict[str, Tensor]:
+    """Some of what published files hold and nothing reads."""
+    first, second = (f"vision_backbone.{name}" for name in ("featurizer", "fused_featurizer"))
+    return {
+        f"{first}.norm.weight": torch.randn(vision[0]),
+        f"{second}.norm.weight": torch.randn(vision[1]),
+        f"{second}.attn_pool.latent": torch.randn(1, 1, vision[1]),
+    }
+
+
+def _drawn(module: nn.Module) -> None:
+    """Wide enough that pictures matter from the beginning: transformers' .02 is meant for wide networks."""
+    if isinstance(module, (nn.Linear, nn.Conv2d)):
+        nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def _write_tokenizer(folder: Path, sentences: Sequence[str], size: int) -> None:
+    """A byte-pair tokenizer in LLaMA's form: words begin with a mark of the space, and a sentence with <s>."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=_SPECIAL[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Metaspace(replacement=SPACE)  # type: ignore[assignment]
+    letters = [*map(chr, range(32, 127)), "\n", SPACE]
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[*_SPECIAL], initial_alphabet=letters)
+    tokenizer.train_from_iterator([PROMPT.format(sentence.lower()) for sentence in sentences] * 2, trainer)
+    begin = (_SPECIAL[1], tokenizer.token_to_id(_SPECIAL[1]))
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{begin[0]} $A", special_tokens=[begin])  # type: ignore[assignment]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = dict(zip(("unk_token", "bos_token", "eos_token", "pad_token"), _SPECIAL))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 2048, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

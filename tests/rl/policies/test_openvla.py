@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cosmos_predict2.rl.interfaces import Observation
+from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
+from imaginaire.errors import CheckpointError, ConfigError, DataError
+
+SENTENCES = ("push the red disc to the ring", "open", "put both moka pots on the stove of the kitchen")
+SMALL = dict(image_size=28, sentences=SENTENCES, text_tokens=200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("openvla")
+    write_tiny(path, num_images_in_input=2, proprio_dim=5, gripper="libero", shard=100_000, **SMALL)
+    return path
+
+
+def _observation(num: int = 3) -> Observation:
+    draws = torch.Generator().manual_seed(3)
+    pictures = torch.randint(256, (num, 2, 40, 32, 3), generator=draws, dtype=torch.uint8)
+    return {
+        "full_image": pictures[:, 0],
+        "wrist_image": pictures[:, 1:],
+        "state": torch.randn(num, 5, generator=draws),
+        "task_description": list(SENTENCES[:num]),
+    }
+
+
+def _generators(num: int = 3) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(i) for i in range(num)]
+
+
+@pytest.mark.parametrize(("variant", "temperature"), [("oft", 1.6), ("autoregressive", 0.7)])
+def test_training_computes_the_probabilities_that_were_drawn_with(
+    folder: Path, variant: str, temperature: float
+) -> None:
+    policy, seen = OpenVLAPolicy(str(folder), variant, temperature=temperature), _observation()
+    decision = policy.act(seen, mode="sample", generators=_generators())
+    record = decision.record
+    assert len(set(record["length"].tolist())) == 3 and record["pixels"].dtype == torch.uint8
+    assert record["pixels"].shape == (3, 2, 1, 3, 28, 28) and record["proprio"].shape == (3, 5)
+    found = policy.log_prob(record)
+    assert found.log_prob_B_K_N.shape == (3, policy.num_actions, 7) and found.entropy_B_K_N is not None
+    assert decision.actions_E_A_D.shape == (3, policy.chunk, 7)
+    for i in (2, 0, 1):  # a row alone, and among others that are longer or shorter, is the same
+        alone = policy.log_prob({name: value[i : i + 1] for name, value in record.items()})
+        torch.testing.assert_close(alone.log_prob_B_K_N[0], found.log_prob_B_K_N[i], rtol=0, atol=1e-5)
+    greedy = policy.act(seen, mode="greedy", generators=_generators()).record["responses"]
+    changed = {**record, "responses": (greedy + 100) % 256}
+    of_greedy, of_other = (
+        policy.log_prob({**one}).log_prob_B_K_N for one in ({**record, "responses": greedy}, changed)
+    )
+    assert of_greedy.sum() > found.log_prob_B_K_N.sum() and of_greedy.sum() > of_other.sum()
+    if variant == "oft":
+        assert (of_greedy.sum(dim=(1, 2)) > of_other.sum(dim=(1, 2))).all()
+    for name in ("pixels", "proprio", "ids"):  # each is looked at
+        other = {**record, name: record[name].flip(0)}
+        assert not torch.allclose(policy.log_prob(other).log_prob_B_K_N, found.log_prob_B_K_N, atol=1e-4)
+    found.log_prob_B_K_N.sum().backward()
+    still = [name for name, weight in policy.named_parameters() if weight.grad is None and weight.requires_grad]
+    assert not still
+
+
+def test_draws_follow_from_their_own_generators_and_from_the_temperature(folder: Path) -> None:
+    policy, seen = OpenVLAPolicy(str(folder)), _observation()
+    first = policy.act(seen, mode="sample", generators=_generators()).record["responses"]
+    one = {name: value[1:2] for name, value in seen.items()}
+    alone = policy.act(one, mode="sample", generators=_generators()[1:2]).record["responses"]
+    assert torch.equal(first[1], alone[0])
+    cold = policy.act(seen, mode="sample", generators=_generators(), temperature=1e-4).record["responses"]
+    assert torch.equal(cold, policy.act(seen, mode="greedy", generators=_generators()).record["responses"])
+
+
+def test_a_demonstrator_is_recorded_as_the_nearest_tokens(folder: Path) -> None:
+    policy, seen = OpenVLAPolicy(str(folder), gripper="as_is"), _observation()
+    wanted = torch.rand(3, policy.chunk, 7) * 1.9 - 0.95
+    record = policy.record_of(seen, wanted)
+    assert (policy.actions(record["responses"]) - wanted).abs().max() < 1 / 255 + 1e-6
+    loss = policy.cloning_loss(record)
+    loss.backward()
+    assert loss > 0
+
+
+def test_a_folder_is_written_as_it_was_read(folder: Path, tmp_path: Path) -> None:
+    OpenVLAPolicy(str(folder)).save(tmp_path / "again")
+    before, after = (_tensors(path) for path in (folder, tmp_path / "again"))
+    assert before.keys() == after.keys() and len(list(folder.glob("model-0*-of-*.safetensors"))) > 1
+    assert any("attn_pool" in name for name in before)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    for name in ("config.json", "tokenizer.json", "preprocessor_config.json", "dataset_statistics.json"):
+        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    first, second = OpenVLAPolicy(str(folder)), OpenVLAPolicy(str(tmp_path / "again"))
+    act = [one.act(_observation(), mode="greedy", generators=_generators()).actions_E_A_D for one in (first, second)]
+    assert torch.equal(*act)
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def test_proprioception_beside_the_model_is_read(folder: Path, tmp_path: Path) -> None:
+    OpenVLAPolicy(str(folder)).save(tmp_path)
+    tensors = _tensors(tmp_path)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    of_proprio = {name: value for name, value in tensors.items() if name.startswith("proprio_projector.")}
+    save_file(
+        {name: value for name, value in tensors.items() if name not in of_proprio}, tmp_path / "model.safetensors"
+    )
+    stored = {f"module.{name.partition('.')[2]}": value for name, value in of_proprio.items()}
+    torch.save(stored, tmp_path / "proprio_projector--100_checkpoint.pt")
+    first, second = OpenVLAPolicy(str(folder)), OpenVLAPolicy(str(tmp_path))
+    assert all(torch.equal(*pair) for pair in zip(first.state_dict().values(), second.state_dict().values()))
+
+
+def test_folders_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config.json"):
+        OpenVLAPolicy(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"variant='of'.*oft"):
+        OpenVLAPolicy(str(folder), "of")
+    with pytest.raises(CheckpointError, match=r"unnorm_key to one of its tiny"):
+        OpenVLAPolicy(str(folder), unnorm_key="libero_10")
+    with pytest.raises(CheckpointError, match=r"tensors that this policy does not know: proprio_projector"):
+        OpenVLAPolicy(str(folder), use_proprio=False)
+    with pytest.raises(DataError, match=r"policy.max_tokens=9: raise it"):
+        OpenVLAPolicy(str(folder), max_tokens=9).act(_observation(), mode="greedy", generators=_generators())
+    with pytest.raises(CheckpointError, match="statistics are of 7 numbers, but the policy has 6"):
+        OpenVLAPolicy(str(folder), action_dim=6)
+    OpenVLAPolicy(str(folder)).save(tmp_path / "less")
+    config = json.loads((tmp_path / "less" / "config.json").read_text())
+    config["text_config"]["num_hidden_layers"] = 4
+    (tmp_path / "less" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"missing in the file"):
+        OpenVLAPolicy(str(tmp_path / "less"))
+
+
+@pytest.mark.parametrize("strategy", ["resize-naive", "letterbox", "resize-crop"])
+def test_pictures_are_brought_to_size(strategy: str) -> None:
+    settings = dict(
+        image_resize_strategy=strategy,
+        input_sizes=[[3, 28, 28]] * 2,
+        interpolations=["bicubic", "bilinear"],
+        means=[[0.5, 0.25, 0.0], [0.5] * 3],
+        stds=[[0.5] * 3, [0.5] * 3],
+    )
+    preprocessor = Preprocessor.of(settings, "settings")
+    picture = torch.zeros(1, 1, 40, 80, 3, dtype=torch.uint8)
+    picture[:, :, :, 40:] = 255
+    resized = preprocessor.resized(picture)
+    assert resized.shape == (1, 1, 2, 3, 28, 28)  # the towers' interpolations differ
+    assert (resized[..., 14, 0] == 0).all() and (resized[..., 14, 27] == 255).all()
+    corner = resized[0, 0, 0, :, 0, 0].tolist()
+    assert corner == ([127, 63, 0] if strategy == "letterbox" else [0, 0, 0])
+    seen = preprocessor.normalized(resized)
+    assert seen.shape == (1, 6, 28, 28) and seen[0, 3:, 14, 27].eq(1).all() and seen[0, 3:, 14, 0].eq(-1).all()
