@@ -10,6 +10,7 @@ import logging
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
@@ -23,6 +24,7 @@ examples:
   python -m scripts.train_policy --suite toy --demonstrations 20 --out policy
   python -m scripts.train_policy --demonstrations 20 --windows all --seed 1 --out policy_all
   python -m scripts.train_policy --data datasets/toy_states/train --demonstrations 100 --out policy_mine
+  python -m scripts.train_policy --policy openvla_oft --demonstrations 2000 --windows all --out oft
   python -m scripts.evaluate_policy --suite toy --policy policy
 """
 
@@ -44,6 +46,8 @@ def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.train_policy", __doc__, _EPILOG)
     add, count = parser.add_argument, command_line.at_least(1)
     add("--out", required=True, metavar="PATH", help="the folder of the policy, or its file (.safetensors)")
+    add("--policy", choices=["toy", "openvla_oft"], default="toy", help="what is trained")
+    add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
     add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
     add("--demonstrations", type=count, default=20, metavar="N", help="how many; the first ones of --data")
     add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
@@ -70,12 +74,13 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from cosmos_predict2.rl.policies import cloning, files
-    from cosmos_predict2.rl.policies.toy import ToyPolicy
     from cosmos_predict2.toy_world.scene import SETTINGS
     from imaginaire import random
     from imaginaire.errors import near
 
-    path = files.file_of(Path(args.out))
+    path = Path(args.out) / files.PUBLIC_CONFIG if args.policy != "toy" else files.file_of(Path(args.out))
+    if args.base and args.policy == "toy":
+        raise ConfigError("--base is for policies with published weights: give --policy openvla_oft.")
     if path.exists() and not args.overwrite:
         raise ConfigError(f"--out {path} exists: give another path, or --overwrite.")
     if args.setting not in SETTINGS:
@@ -88,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     log.info("%s: %d windows", demonstrations.source, len(windows))
     with random.preserved():
         torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
-        policy = ToyPolicy(args.action_dim, args.chunk, args.knots, noise=args.noise)
+        policy = _policy(args, windows)
     options = cloning.CloningOptions(args.steps, args.lr, args.batch_size)
     losses = cloning.clone(policy, windows, options, args.seed)
     about = dict(
@@ -104,9 +109,35 @@ def run(args: argparse.Namespace) -> None:
         loss=losses[-1],
         command=shlex.join(["python", "-m", "scripts.train_policy", *sys.argv[1:]]),
     )
-    files.write_policy(path, policy, about)
-    log.info("wrote %s; the negative log-probability of an element fell from %.3f to %.3f", path, losses[0], losses[-1])
+    files.write_policy(Path(args.out), policy, about)
+    path = Path(args.out) if args.policy != "toy" else path
+    log.info("wrote %s; the loss fell from %.3f to %.3f", path, losses[0], losses[-1])
     print(f"policy: {path}")
+
+
+def _policy(args: argparse.Namespace, windows: Any) -> Any:
+    """What is to be trained, with random weights or those of --base."""
+    from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+    from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
+    from cosmos_predict2.rl.policies.toy import ToyPolicy
+
+    if args.policy == "toy":
+        return ToyPolicy(args.action_dim, args.chunk, args.knots, noise=args.noise)
+    if args.chunk % args.knots:
+        raise ConfigError(f"--chunk {args.chunk} is no multiple of --knots {args.knots}: choose one that is.")
+    hold = args.chunk // args.knots
+    if args.base:
+        return OpenVLAPolicy(args.base, action_chunk=args.knots, action_dim=args.action_dim, hold=hold)
+    write_tiny(
+        Path(args.out),
+        seed=args.seed,
+        statistics={"action": windows.statistics()},
+        sentences=sorted(set(windows.observation["task_description"])),
+        action_chunk=args.knots,
+        action_dim=args.action_dim,
+        hold=hold,
+    )
+    return OpenVLAPolicy(args.out)
 
 
 if __name__ == "__main__":

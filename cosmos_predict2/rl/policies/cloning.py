@@ -4,28 +4,46 @@
     demonstrations = toy_demonstrations(20, seed=0)
     clone(policy, demonstrations.windows(chunk=12, starts=[0, 12]), CloningOptions(), seed=0)
 
-A demonstration is a recorded episode; a window of it is one picture and the chunk of actions that followed.
+A demonstration is a recorded episode; a window of it is one picture and the chunk of actions that followed. Any policy
+can be cloned that offers what `Cloneable` names.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.toy.states import PATTERN, read_states
 from cosmos_predict2.data.toy.videos import SPLITS
-from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.toy_world.episodes import make_episodes
+from cosmos_predict2.toy_world.tasks import find_tasks
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from imaginaire.progress import Progress
 from imaginaire.random import generator
 
 MIX = "expert"  # skill .85 to 1
+TASK = "push_puck"  # what the toy world's expert demonstrates
+
+
+class Cloneable(Protocol):
+    """A policy, a module, that learns from demonstrations besides."""
+
+    action_dim: int
+
+    def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
+        """What is kept of demonstrators who saw this and did that, one row each."""
+
+    def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
+        """What falls as the policy becomes likelier to do the same; what it draws comes from ``generator``."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 @dataclass(frozen=True)
@@ -69,6 +87,30 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.pictures_B_H_W_C)
+
+    @property
+    def observation(self) -> Observation:
+        """As an environment shows it: one camera, and no state, which recordings of pictures do not have."""
+        pictures = self.pictures_B_H_W_C
+        return {
+            "full_image": pictures,
+            "wrist_image": pictures.new_zeros(len(pictures), 0, *pictures.shape[1:]),
+            "state": torch.zeros(len(pictures), 0),
+            "task_description": [find_tasks([TASK])[0].sentence] * len(pictures),
+        }
+
+    def statistics(self) -> dict[str, list[Any]]:
+        """Of the actions, as public files of statistics have them."""
+        flat = self.actions_B_A_D.flatten(0, 1).double().numpy()
+        found = dict(
+            mean=flat.mean(0),
+            std=flat.std(0),
+            min=flat.min(0),
+            max=flat.max(0),
+            q01=numpy.quantile(flat, 0.01, axis=0),
+            q99=numpy.quantile(flat, 0.99, axis=0),
+        )
+        return {**{name: value.tolist() for name, value in found.items()}, "mask": [True] * flat.shape[1]}
 
 
 def toy_demonstrations(num: int, seed: int, setting: str = "default", action_dim: int = 4) -> Demonstrations:
@@ -116,22 +158,22 @@ class CloningOptions:
     batch_size: int = 64
 
 
-def clone(policy: ToyPolicy, windows: Windows, options: CloningOptions, seed: int) -> list[float]:
-    """Raise the probability of the demonstrated actions; gives the losses."""
+def clone(policy: Cloneable, windows: Windows, options: CloningOptions, seed: int) -> list[float]:
+    """Make the demonstrated actions likelier; gives the losses."""
     if windows.actions_B_A_D.shape[2] != policy.action_dim:
         raise ConfigError(
             f"The demonstrations have {windows.actions_B_A_D.shape[2]} numbers per action, the policy"
             f" {policy.action_dim}: set --action_dim {windows.actions_B_A_D.shape[2]}."
         )
-    record = policy.record_of(windows.pictures_B_H_W_C, windows.actions_B_A_D)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=options.lr)
+    record = policy.record_of(windows.observation, windows.actions_B_A_D)
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=options.lr)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1e-6, options.steps)
     draws, losses = generator(seed, 0, "cloning"), []
     with Progress("cloning", options.steps, unit="step") as progress:
         for step in range(options.steps):
             rows = torch.randint(len(windows), (options.batch_size,), generator=draws)
-            log_prob_B_K_N = policy.log_prob({name: value[rows] for name, value in record.items()}).log_prob_B_K_N
-            loss = -log_prob_B_K_N.mean()
+            loss = policy.cloning_loss({name: value[rows] for name, value in record.items()}, draws)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -2,7 +2,8 @@
 """Policies as files: safetensors whose header records the class, its arguments, and what the weights were trained on.
 
 A policy is also read from the folder or the checkpoint of a run that trained one: its config.yaml names the class, its
-weights are below ``net.``. Nothing that a file names is imported; only classes of `POLICIES` are built.
+weights are below ``net.``. A published policy is a folder in its public layout, and stays one when it is written; what
+is recorded of it lies beside. Nothing that a file names is imported; only classes of `POLICIES` are built.
 """
 
 import importlib.metadata
@@ -17,15 +18,18 @@ import torch
 
 from cosmos_predict2.checkpoints.card import name_of, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.policies.weights import load_weights
 from imaginaire import storage
-from imaginaire.checkpoint.weight_files import latest, open_address
-from imaginaire.errors import CheckpointError, near
+from imaginaire.checkpoint.weight_files import below, latest, local_file, names_at, open_address
+from imaginaire.errors import CheckpointError, ConfigError, near
 
 KEY = "policy_card"  # in the header
 FILE = "policy.safetensors"
-POLICIES: dict[str, type[ToyPolicy]] = {name_of(ToyPolicy): ToyPolicy}  # by dotted name; more may be added
+CARD, PUBLIC_CONFIG = "policy_card.json", "config.json"  # of folders in a public layout
+PUBLIC: dict[str, type] = {"openvla": OpenVLAPolicy}  # by model_type of config.json; these read and `save` folders
+POLICIES: dict[str, type] = {name_of(each): each for each in (ToyPolicy, *PUBLIC.values())}  # more may be added
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class PolicyCard:
     policy: str  # the dotted name of the class
     arguments: Mapping[str, Any]
     about: Mapping[str, Any] = field(default_factory=dict)  # data, seed, options and versions of the training
+    is_public: bool = False  # in its public layout
 
 
 def file_of(path: Path) -> Path:
@@ -42,22 +47,30 @@ def file_of(path: Path) -> Path:
     return path if path.suffix else path / FILE
 
 
-def write_policy(path: Path, policy: ToyPolicy, about: Mapping[str, Any]) -> None:
-    """Write a policy, complete or not at all, to the file of this path."""
-    path = file_of(path)
+def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> None:
+    """Write a policy, complete or not at all, to the file of this path; a published one to the folder."""
+    is_public = isinstance(policy, tuple(PUBLIC.values()))
+    if is_public and path.suffix:
+        raise ConfigError(f"{path}: a {type(policy).__name__} is a folder in its public layout: give a folder.")
+    path = path if is_public else file_of(path)
     versions = {"torch": torch.__version__, "cosmos-posttrain": importlib.metadata.version("cosmos-posttrain")}
     card = {
         "policy": name_of(type(policy)),
         "arguments": policy.arguments,
         "about": {**about, "versions": versions},
     }
+    if is_public:
+        policy.save(path)
+        text = json.dumps(card, indent=1, sort_keys=True) + "\n"
+        storage.write_atomically(path / CARD, lambda file: file.write(text.encode()))
+        return
     tensors = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
     content = safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(card, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.write_atomically(path, lambda file: file.write(content))
 
 
-def read_policy(address: str, which: str = "auto") -> tuple[ToyPolicy, PolicyCard]:
+def read_policy(address: str, which: str = "auto") -> tuple[Any, PolicyCard]:
     """The policy of a file, a folder or a run, and what is recorded of it; ``which`` is "net", "net_ema" or "auto"."""
     address = latest(address)  # once: a run may save another checkpoint meanwhile
     card = _card(address)
@@ -69,11 +82,32 @@ def read_policy(address: str, which: str = "auto") -> tuple[ToyPolicy, PolicyCar
         policy = POLICIES[card.policy](**card.arguments)
     except TypeError as error:
         raise CheckpointError(f"{address}: its policy cannot be built from what it records: {error}.") from error
-    load_weights(policy, address, which)
+    if not card.is_public:  # else it has read its folder
+        load_weights(policy, address, which)
     return policy.eval(), card
 
 
+def _public_card(address: str) -> PolicyCard | None:
+    """Of a folder in a public layout; None for anything else."""
+    names = names_at(address)
+    if PUBLIC_CONFIG not in names:
+        return None
+    try:
+        kind = json.loads(local_file(below(address, PUBLIC_CONFIG)).read_text(encoding="utf-8"))["model_type"]
+        recorded = json.loads(local_file(below(address, CARD)).read_text(encoding="utf-8")) if CARD in names else {}
+        arguments = {**recorded.get("arguments", {}), "path": address}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{address}: its {PUBLIC_CONFIG} or {CARD} cannot be read: {error}") from error
+    if kind not in PUBLIC:
+        raise CheckpointError(
+            f"{address} holds a model of type '{kind}', which is no policy known here.{near(kind, PUBLIC)}"
+        )
+    return PolicyCard(name_of(PUBLIC[kind]), arguments, recorded.get("about", {}), is_public=True)
+
+
 def _card(address: str) -> PolicyCard:
+    if (public := _public_card(address)) is not None:
+        return public
     header = safetensors_header(address)
     if KEY in header:
         try:
@@ -91,5 +125,6 @@ def _card(address: str) -> PolicyCard:
             f"{address} records no policy: its header has no {KEY}, and no run's config.yaml names model.config.policy."
             " Give the policy's own file, or the run that trained it."
         )
-    arguments = {name: value for name, value in tree.items() if name not in ("_target_", "path")}
+    starts_from = () if POLICIES.get(str(tree["_target_"])) in PUBLIC.values() else ("path",)  # their sizes are there
+    arguments = {name: value for name, value in tree.items() if name not in ("_target_", *starts_from)}
     return PolicyCard(str(tree["_target_"]), arguments, {"run": folder})

@@ -91,10 +91,14 @@ class ToyPolicy(nn.Module):
         entropy = 0.5 + 0.5 * math.log(2 * math.pi) + log_std
         return LogProb(log_prob_B_K_N, torch.full_like(log_prob_B_K_N, entropy))
 
-    def record_of(self, full_image_B_H_W_C: Tensor, actions_B_A_D: Tensor) -> dict[str, Tensor]:
-        """The record of a demonstrator who saw these pictures and did this: each knot the mean of what it holds."""
+    def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
+        """The record of a demonstrator who saw this and did that: each knot the mean of what it holds."""
         knots_B_K_N = actions_B_A_D[..., self.entries].unflatten(1, (self.num_knots, -1)).mean(dim=2)
-        return {"features": self.features(full_image_B_H_W_C), "knots": knots_B_K_N.to(self.shares)}
+        return {"features": self.features(observation["full_image"]), "knots": knots_B_K_N.to(self.shares)}
+
+    def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
+        """The negative log-probability of an element; nothing is drawn."""
+        return -self.log_prob(record).log_prob_B_K_N.mean()
 
     def means(self, features_E_C: Tensor) -> Tensor:
         """The motions [E, K, 2] that it is most likely to choose."""

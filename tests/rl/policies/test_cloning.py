@@ -34,7 +34,7 @@ def test_windows_begin_where_they_are_asked_for() -> None:
 
 def test_a_record_of_a_demonstrator_has_the_means_of_what_knots_hold() -> None:
     policy, windows = ToyPolicy(), toy_demonstrations(2, seed=0).windows(12, [0])
-    knots = policy.record_of(windows.pictures_B_H_W_C, windows.actions_B_A_D)["knots"]
+    knots = policy.record_of(windows.observation, windows.actions_B_A_D)["knots"]
     torch.testing.assert_close(knots[:, 1], windows.actions_B_A_D[:, 3:6, :2].mean(1))
 
 
@@ -47,7 +47,7 @@ def test_cloning_learns_what_was_demonstrated_and_follows_from_the_seed() -> Non
         losses = clone(policy, windows, CloningOptions(steps=150, batch_size=16), seed)
         cloned.append(policy)
     assert numpy.mean(losses[-10:]) < numpy.mean(losses[:10]) - 1
-    record = policy.record_of(windows.pictures_B_H_W_C, windows.actions_B_A_D)
+    record = policy.record_of(windows.observation, windows.actions_B_A_D)
     assert (policy.means(record["features"]) - record["knots"]).abs().mean() < 0.25
     first, again, other = (torch.cat([p.flatten() for p in policy.parameters()]) for policy in cloned)
     assert torch.equal(first, again) and not torch.equal(first, other)

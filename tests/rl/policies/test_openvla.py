@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Observation
+from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
@@ -85,7 +86,7 @@ def test_a_demonstrator_is_recorded_as_the_nearest_tokens(folder: Path) -> None:
     wanted = torch.rand(3, policy.chunk, 7) * 1.9 - 0.95
     record = policy.record_of(seen, wanted)
     assert (policy.actions(record["responses"]) - wanted).abs().max() < 1 / 255 + 1e-6
-    loss = policy.cloning_loss(record)
+    loss = policy.cloning_loss(record, torch.Generator())
     loss.backward()
     assert loss > 0
 
@@ -162,3 +163,33 @@ def test_pictures_are_brought_to_size(strategy: str) -> None:
     assert corner == ([127, 63, 0] if strategy == "letterbox" else [0, 0, 0])
     seen = preprocessor.normalized(resized)
     assert seen.shape == (1, 6, 28, 28) and seen[0, 3:, 14, 27].eq(1).all() and seen[0, 3:, 14, 0].eq(-1).all()
+
+
+def test_a_published_folder_is_a_policy_with_a_card(folder: Path, tmp_path: Path) -> None:
+    policy, card = read_policy(str(folder))
+    assert card.arguments == {"path": str(folder)} and policy.num_views == 2
+    sampled = OpenVLAPolicy(str(folder), temperature=1.6)
+    with torch.no_grad():
+        sampled.model.projector.fc1.bias += 1
+    write_policy(tmp_path / "cloned", sampled, {"seed": 4})
+    found, card = read_policy(str(tmp_path / "cloned"))
+    assert found.temperature == 1.6 and card.about["seed"] == 4
+    assert torch.equal(found.model.projector.fc1.bias, sampled.model.projector.fc1.bias)
+    with pytest.raises(ConfigError, match="give a folder"):
+        write_policy(tmp_path / "cloned.safetensors", sampled, {})
+    (tmp_path / "config.json").write_text('{"model_type": "openvlo"}')
+    with pytest.raises(CheckpointError, match=r"type 'openvlo'.*Did you mean openvla"):
+        read_policy(str(tmp_path))
+
+
+def test_a_published_policy_is_read_from_a_run(folder: Path, tmp_path: Path) -> None:
+    policy = OpenVLAPolicy(str(folder))
+    target = "cosmos_predict2.rl.policies.openvla.policy.OpenVLAPolicy"
+    lines = f"model:\n  config:\n    policy:\n      _target_: {target}\n      path: {folder}\n      temperature: 1.6\n"
+    (tmp_path / "config.yaml").write_text(lines)
+    save_file({f"net.{name}": value + 1 for name, value in policy.state_dict().items()}, tmp_path / "model.safetensors")
+    found, _ = read_policy(str(tmp_path / "model.safetensors"))
+    assert found.temperature == 1.6
+    assert all(
+        torch.equal(*pair) for pair in zip(found.state_dict().values(), [v + 1 for v in policy.state_dict().values()])
+    )

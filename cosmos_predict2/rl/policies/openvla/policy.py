@@ -184,7 +184,8 @@ class OpenVLAPolicy(nn.Module):
         ids = self.tokens.encode(self.statistics.normalized(held)) - self.tokens.ids.start
         return {**self._inputs(observation), "responses": ids.clamp(0, self.tokens.bins - 1).short()}
 
-    def cloning_loss(self, record: Mapping[str, Tensor]) -> Tensor:
+    def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
+        """The negative log-probability of a token; nothing is drawn."""
         return -self.log_prob(record).log_prob_B_K_N.mean()
 
     # --- files
