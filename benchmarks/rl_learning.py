@@ -157,7 +157,7 @@ def draw(root: str, runs: Sequence[str], path: str) -> None:
     from matplotlib import pyplot
 
     figure, panes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharex=True)
-    labels = {"quality/agreement": "PSNR where something moves, dB", "quality/positions": "distance of things, px"}
+    labels = {"quality/agreement": "PSNR, dB", "quality/positions": "distance, px"}
     for name in runs:
         (metrics,) = Path(root).glob(f"*/*/{name}/metrics.jsonl")
         rows = [row for line in metrics.read_text().splitlines() if "quality/agreement" in (row := json.loads(line))]
