@@ -6,6 +6,7 @@ import argparse
 import logging
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,12 +32,16 @@ transformer folder, to write. Without --to its suffix decides. Names in files be
 --to peft, --to diffusers-lora: LoRA adapters alone. SOURCE is a checkpoint of a run with adapters, or an adapter in
 another layout. DESTINATION is the folder to write. Both layouts can be given to --lora of the inference program.
 
+--to public: a policy that has a published layout (OpenVLA) as its folder. SOURCE is a run or a folder.
+
 examples:
   python -m scripts.convert checkpoints/examples/minimal/minimal checkpoints/examples/minimal/as_dcp --to dcp
   python -m scripts.convert RUN/checkpoints/model/iter_000001000.pt exported.pt --weights ema --dtype bfloat16
   python -m scripts.convert exported.pt exported/transformer --to diffusers
   python -m scripts.convert RUN adapter --to peft --weights ema
+  python -m scripts.convert RUN my_openvla --to public
 """
+PUBLIC = "public"
 _WHICH = {"auto": "auto", "net": "net", "ema": "net_ema"}
 _DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _DTYPES |= {"fp16": torch.float16, "fp32": torch.float32}
@@ -64,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("source", help="what to read (a path, s3:// address or hub id)")
     parser.add_argument("destination", help="what to write: a run folder, a file or a transformer folder")
     parser.add_argument(
-        "--to", choices=("standard", "dcp", *FORMS, *ADAPTER_FORMS), help="form to write (default: by the suffix)"
+        "--to",
+        choices=("standard", "dcp", *FORMS, *ADAPTER_FORMS, PUBLIC),
+        help="form to write (default: by the suffix)",
     )
     parser.add_argument(
         "--weights", choices=tuple(_WHICH), default="auto", help="trained or averaged weights (auto: trained, if there)"
@@ -81,16 +88,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     form = args.to or _form_of(args.destination)
-    if form in ("standard", "dcp"):
+    if form in ("standard", "dcp", PUBLIC):
         of_weights = {
-            "--weights": args.weights != "auto",
+            "--weights": args.weights != "auto" and form != PUBLIC,
             "--dtype": args.dtype,
             "--merge-lora": args.merge_lora,
             "--lora_alpha": args.lora_alpha is not None,
             "--rope_scale": args.rope_scale,
         }
         if given := [flag for flag, is_given in of_weights.items() if is_given]:
-            raise ConfigError(f"--to {form} keeps the whole training state, so {', '.join(given)} cannot be applied.")
+            kept = "its network as it is" if form == PUBLIC else "the whole training state"
+            raise ConfigError(f"--to {form} keeps {kept}, so {', '.join(given)} cannot be applied.")
+        if form == PUBLIC:
+            _to_public(args)
+            return
         written = convert(args.source, args.destination, form)
         log.info("wrote %s in %s", written.name, written.folder)
         return
@@ -112,6 +123,19 @@ def run(args: argparse.Namespace) -> None:
         options |= dict(merge_lora=args.merge_lora, rope_scale=tuple(args.rope_scale) if args.rope_scale else None)
         tensors = export(Export(args.source, args.destination, form, **options))
     log.info("wrote %s (%d tensors%s)", args.destination, len(tensors), f", {args.dtype}" if args.dtype else "")
+
+
+def _to_public(args: argparse.Namespace) -> None:
+    """Write a policy as the folder that it was published as."""
+    from cosmos_predict2.rl.policies.files import read_policy, write_policy
+
+    if storage.exists(args.destination) and not args.overwrite:
+        raise ConfigError(f"{args.destination} exists: give another folder, or --overwrite.")
+    policy, card = read_policy(args.source, _WHICH[args.weights])
+    if not hasattr(policy, "save"):
+        raise ConfigError(f"{args.source} holds a {type(policy).__name__}, which has no public layout.")
+    write_policy(Path(args.destination), policy, {**card.about, "converted_from": args.source})
+    log.info("wrote %s", args.destination)
 
 
 def _form_of(destination: str) -> str:

@@ -12,9 +12,12 @@ from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
+from imaginaire import command_line
 from imaginaire.errors import CheckpointError, ConfigError, DataError
+from scripts import convert
 
 SENTENCES = ("push the red disc to the ring", "open", "put both moka pots on the stove of the kitchen")
+UNUSED = "vision_backbone.fused_featurizer.attn_pool.latent"
 SMALL = dict(image_size=28, sentences=SENTENCES, text_tokens=200)
 
 
@@ -188,8 +191,22 @@ def test_a_published_policy_is_read_from_a_run(folder: Path, tmp_path: Path) -> 
     lines = f"model:\n  config:\n    policy:\n      _target_: {target}\n      path: {folder}\n      temperature: 1.6\n"
     (tmp_path / "config.yaml").write_text(lines)
     save_file({f"net.{name}": value + 1 for name, value in policy.state_dict().items()}, tmp_path / "model.safetensors")
-    found, _ = read_policy(str(tmp_path / "model.safetensors"))
-    assert found.temperature == 1.6
-    assert all(
-        torch.equal(*pair) for pair in zip(found.state_dict().values(), [v + 1 for v in policy.state_dict().values()])
+    assert (
+        command_line.main(
+            convert._parser(),
+            convert.run,
+            [str(tmp_path / "model.safetensors"), str(tmp_path / "out"), "--to", "public"],
+        )
+        == 0
     )
+    acts = []
+    for address in ("model.safetensors", "out"):
+        found, _ = read_policy(str(tmp_path / address))
+        assert found.temperature == 1.6
+        for name, value in policy.state_dict().items():
+            folded = ("mask_token", "cls_token", "position_embeddings")  # timm has no position of the class token
+            assert torch.equal(found.state_dict()[name], value + 1) or name.endswith(folded), name
+        acts.append(found.act(_observation(), mode="greedy", generators=_generators()).actions_E_A_D)
+    assert torch.equal(*acts)
+    before, after = _tensors(folder), _tensors(tmp_path / "out")
+    assert before.keys() == after.keys() and torch.equal(before[UNUSED], after[UNUSED])

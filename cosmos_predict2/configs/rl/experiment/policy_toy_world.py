@@ -19,6 +19,7 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.verifiable import Agreement
@@ -37,11 +38,11 @@ from imaginaire.optim.schedules import lambda_linear
 
 GROUPS, MEMBERS = 24, 8
 UPDATES, MINIBATCHES = 4, 4
-STEPS = UPDATES * MINIBATCHES  # of the optimizer, of an experience
 HELD_OUT = 200  # starts of a validation batch
 SHOWN = 4  # of them, as videos
 EPISODE = 24  # actions
 PHASES, EVERY = 14, 6
+OFT = "checkpoints/policies/tiny_openvla_oft"  # as scripts.train_policy --policy openvla_oft --out writes it
 NFT: dict[str, Any] = dict(
     objective="nft",
     transition="ode",
@@ -117,31 +118,29 @@ def refinement(steps: int, optimizer: Any) -> RefinementConfig:
     )
 
 
-def tiny(name: str, experiences: int, every: int, **config: Any) -> dict[str, Any]:
+def tiny(name: str, experiences: int, every: int, updates: int = UPDATES, **config: Any) -> dict[str, Any]:
     """A run of so many experiences of the policy, validated and saved after ``every`` of them."""
-    refined = config.get("refinement")
-    per_check = every * STEPS + (0 if refined is None else every // refined.every * refined.steps)
+    refined, steps = config.get("refinement"), updates * MINIBATCHES
+    per_check = every * steps + (0 if refined is None else every // refined.every * refined.steps)
     rl = VLARLConfig(
         group_size=MEMBERS,
-        updates=UPDATES,
+        updates=updates,
         minibatches=MINIBATCHES,
         advantage_epsilon=0.05,
         loss=PolicyLossConfig(ratio_level="chunk"),
     )
-    policy, eval_env = L(ToyPolicy)(path=tiny_policy_path()), L(ToyEnv)(num_envs=HELD_OUT, split="val")
-    config = {"compare": 50, **config}
+    eval_env = L(ToyEnv)(num_envs=HELD_OUT, split="val")
+    config = {"compare": 50, "policy": L(ToyPolicy)(path=tiny_policy_path()), **config}
     return dict(
         defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
         job=job(name, group="reinforcement_learning"),
-        model=L(VLAGRPOModel)(
-            config=VLAGRPOConfig(policy=policy, eval_env=eval_env, rl=rl, **config), _recursive_=False
-        ),
+        model=L(VLAGRPOModel)(config=VLAGRPOConfig(eval_env=eval_env, rl=rl, **config), _recursive_=False),
         dataloader_train=starts(100_000, GROUPS, shuffle=True),
         dataloader_val=starts(4 * HELD_OUT, HELD_OUT, shuffle=False),
         optimizer=dict(lr=3e-4, weight_decay=0.0, betas=[0.9, 0.999]),
         trainer=dict(
             max_iter=experiences // every * per_check,
-            logging_iter=STEPS,
+            logging_iter=steps,
             validation_iter=per_check,
             run_validation=True,
             distributed_parallelism="ddp",
@@ -158,6 +157,15 @@ WATCH = dict(
 )
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "tiny_vla_grpo_simulator": tiny("tiny_vla_grpo_simulator", 200, 50, env=L(ToyEnv)(num_envs=GROUPS * MEMBERS)),
+    # A policy that sees with transformers, from a folder of scripts.train_policy; an update costs more than a rollout.
+    "tiny_vla_grpo_openvla_oft_simulator": tiny(
+        "tiny_vla_grpo_openvla_oft_simulator",
+        240,
+        20,
+        updates=1,
+        policy=L(OpenVLAPolicy)(path=OFT),
+        env=L(ToyEnv)(num_envs=GROUPS * MEMBERS),
+    ),
     "tiny_vla_grpo_world_model": tiny(
         "tiny_vla_grpo_world_model",
         PHASES * EVERY,

@@ -131,6 +131,10 @@ def to_public(model: nn.Module, aside: Mapping[str, Tensor]) -> dict[str, Tensor
             public[place.name] = tensor[None]
         else:
             public[place.name] = tensor
+    for name, tensor in model.state_dict().items():  # transformers trains a position of the class token; timm has none
+        if name.endswith("embeddings.position_embeddings"):
+            tower = name.removesuffix("embeddings.position_embeddings")
+            public[f"{tower}cls_token"] = public[f"{tower}cls_token"] + tensor.detach().cpu()[:, :1]
     public |= {name: torch.cat([parts[i] for i in range(3)]) for name, parts in thirds.items()}
     return {name: tensor.contiguous() for name, tensor in sorted({**public, **aside}.items())}
 
