@@ -25,6 +25,7 @@ examples:
   python -m scripts.train_policy --demonstrations 20 --windows all --seed 1 --out policy_all
   python -m scripts.train_policy --data datasets/toy_states/train --demonstrations 100 --out policy_mine
   python -m scripts.train_policy --policy openvla_oft --demonstrations 2000 --windows all --out oft
+  python -m scripts.train_policy --policy pi05 --demonstrations 2000 --windows all --steps 3000 --lr 2e-3 --out pi05
   python -m scripts.evaluate_policy --suite toy --policy policy
 """
 
@@ -46,7 +47,7 @@ def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.train_policy", __doc__, _EPILOG)
     add, count = parser.add_argument, command_line.at_least(1)
     add("--out", required=True, metavar="PATH", help="the folder of the policy, or its file (.safetensors)")
-    add("--policy", choices=["toy", "openvla_oft"], default="toy", help="what is trained")
+    add("--policy", choices=["toy", "openvla_oft", "pi05"], default="toy", help="what is trained")
     add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
     add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
     add("--demonstrations", type=count, default=20, metavar="N", help="how many; the first ones of --data")
@@ -126,6 +127,8 @@ def _policy(args: argparse.Namespace, windows: Any) -> Any:
     if args.chunk % args.knots:
         raise ConfigError(f"--chunk {args.chunk} is no multiple of --knots {args.knots}: choose one that is.")
     hold = args.chunk // args.knots
+    if args.policy == "pi05":
+        return _pi05(args, windows, hold)
     if args.base:
         return OpenVLAPolicy(args.base, action_chunk=args.knots, action_dim=args.action_dim, hold=hold)
     write_tiny(
@@ -138,6 +141,18 @@ def _policy(args: argparse.Namespace, windows: Any) -> Any:
         hold=hold,
     )
     return OpenVLAPolicy(args.out)
+
+
+def _pi05(args: argparse.Namespace, windows: Any, hold: int) -> Any:
+    """PI0.5; a random one is laid out where the trained one will be."""
+    from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+    from cosmos_predict2.rl.policies.pi05.tiny import STATISTICS, write_tiny
+
+    sizes: dict[str, Any] = dict(action_horizon=args.knots, action_env_dim=args.action_dim, hold=hold)
+    if args.base:
+        return Pi05Policy(args.base, **sizes)
+    statistics = {**STATISTICS, "actions": windows.statistics()}
+    return Pi05Policy(str(write_tiny(Path(args.out), seed=args.seed, norm_stats=statistics, **sizes)))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch
 from cosmos_predict2.checkpoints.card import name_of, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.policies.weights import load_weights
 from imaginaire import storage
@@ -28,7 +29,10 @@ from imaginaire.errors import CheckpointError, ConfigError, near
 KEY = "policy_card"  # in the header
 FILE = "policy.safetensors"
 CARD, PUBLIC_CONFIG = "policy_card.json", "config.json"  # of folders in a public layout
-PUBLIC: dict[str, type] = {"openvla": OpenVLAPolicy}  # by model_type of config.json; these read and `save` folders
+PUBLIC: dict[str, type] = {
+    "openvla": OpenVLAPolicy,
+    "pi05": Pi05Policy,
+}  # by model_type of config.json; these read and `save` folders
 POLICIES: dict[str, type] = {name_of(each): each for each in (ToyPolicy, *PUBLIC.values())}  # more may be added
 
 

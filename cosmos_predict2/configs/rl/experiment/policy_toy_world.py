@@ -20,6 +20,7 @@ from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.verifiable import Agreement
@@ -43,6 +44,7 @@ SHOWN = 4  # of them, as videos
 EPISODE = 24  # actions
 PHASES, EVERY = 14, 6
 OFT = "checkpoints/policies/tiny_openvla_oft"  # as scripts.train_policy --policy openvla_oft --out writes it
+PI05 = "checkpoints/policies/tiny_pi05"
 NFT: dict[str, Any] = dict(
     objective="nft",
     transition="ode",
@@ -164,6 +166,14 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         20,
         updates=1,
         policy=L(OpenVLAPolicy)(path=OFT),
+        env=L(ToyEnv)(num_envs=GROUPS * MEMBERS),
+    ),
+    "tiny_vla_grpo_pi05_simulator": tiny(
+        "tiny_vla_grpo_pi05_simulator",
+        240,
+        20,
+        updates=1,
+        policy=L(Pi05Policy)(path=PI05, noise_method="flow_sde"),
         env=L(ToyEnv)(num_envs=GROUPS * MEMBERS),
     ),
     "tiny_vla_grpo_world_model": tiny(

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What PI0.5 is given, exactly as published: pictures, sentences and states in, actions out.
+
+Everything is float32 or integers; pictures stay uint8 until the network takes them.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor
+
+from cosmos_predict2.text import pretrained
+from imaginaire.checkpoint.weight_files import below, local_file, names_at
+from imaginaire.errors import CheckpointError, missing_package
+
+log = logging.getLogger(__name__)
+
+_EPS = 1e-6
+_STATE_BINS = numpy.linspace(-1, 1, 257)[:-1]
+_SENTENCEPIECE, _FAST = ("tokenizer.model", "paligemma_tokenizer.model", "spiece.model"), "tokenizer.json"
+Encode = Callable[[str, bool], Sequence[int]]  # a text, and whether it begins a sequence
+
+
+# --- pictures
+
+
+def resize_with_pad(pictures_B_H_W_C: Tensor, height: int, width: int, fill: int = 0) -> Tensor:
+    """uint8 pictures in a frame of this size: as large as fits, in the middle of ``fill``; by PIL, to the last bit."""
+    if pictures_B_H_W_C.shape[1:3] == (height, width):
+        return pictures_B_H_W_C
+    from PIL import Image
+
+    old_height, old_width = pictures_B_H_W_C.shape[1:3]
+    ratio = max(old_width / width, old_height / height)
+    new_height, new_width = int(old_height / ratio), int(old_width / ratio)
+    top, left = (height - new_height) // 2, (width - new_width) // 2
+    framed = pictures_B_H_W_C.new_full((len(pictures_B_H_W_C), height, width, 3), fill)
+    for i, picture in enumerate(pictures_B_H_W_C.cpu().numpy()):
+        resized = Image.fromarray(picture).resize((new_width, new_height), Image.Resampling.BILINEAR)
+        framed[i, top : top + new_height, left : left + new_width] = torch.from_numpy(numpy.array(resized))
+    return framed
+
+
+def pixels(pictures_B_V_H_W_C: Tensor) -> Tensor:
+    """uint8 pictures as the network takes them: [B, V, 3, H, W] in [-1, 1]."""
+    return pictures_B_V_H_W_C.float().permute(0, 1, 4, 2, 3) / 127.5 - 1
+
+
+# --- numbers
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """The 1 % and 99 % quantiles of each number, which are -1 and 1 to the model."""
+
+    q01: Tensor
+    q99: Tensor
+
+    @classmethod
+    def of(cls, content: Mapping[str, Sequence[float]]) -> "Quantiles":
+        q01, q99 = (torch.tensor(content[name], dtype=torch.float32) for name in ("q01", "q99"))
+        return cls(q01, q99)
+
+    def normalised(self, values: Tensor) -> Tensor:
+        """Not clipped; numbers beyond the statistics are left as they are."""
+        values, q01, q99 = self._parts(values)
+        scaled = 2 * (values[..., : len(q01)] - q01) / (q99 - q01 + _EPS) - 1
+        return torch.cat([scaled, values[..., len(q01) :]], dim=-1)
+
+    def restored(self, values: Tensor) -> Tensor:
+        values, q01, q99 = self._parts(values)
+        scaled = 0.5 * (values[..., : len(q01)] + 1) * (q99 - q01 + _EPS) + q01
+        return torch.cat([scaled, values[..., len(q01) :]], dim=-1)
+
+    def _parts(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """In float32, and as many statistics as there are numbers."""
+        count = min(values.shape[-1], len(self.q01))
+        return values.float(), self.q01[:count].to(values.device), self.q99[:count].to(values.device)
+
+
+def norm_stats_file(folder: str) -> str:
+    """The address of the one norm_stats.json below a checkpoint's assets."""
+    found: list[str] = []
+    waiting = [below(folder, "assets")]
+    while waiting:
+        place = waiting.pop()
+        for name in names_at(place):
+            (found if name == "norm_stats.json" else waiting).append(below(place, name))
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{folder}: {len(found)} files assets/**/norm_stats.json {sorted(found)}, but exactly one says how states"
+            " and actions are scaled. Copy the one of the data that the weights were trained on to"
+            " assets/<data set>/norm_stats.json."
+        )
+    return found[0]
+
+
+def read_norm_stats(file: str) -> tuple[Quantiles, Quantiles]:
+    """Of states and of actions."""
+    try:
+        content = json.loads(local_file(file).read_text(encoding="utf-8"))["norm_stats"]
+        return Quantiles.of(content["state"]), Quantiles.of(content["actions"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{file} has no norm_stats.state and norm_stats.actions with q01 and q99: {error!r}"
+        ) from error
+
+
+# --- words
+
+
+def prompt_text(task: str, state_S: Tensor | None) -> str:
+    """The sentence that is encoded; ``state_S`` is normalised, or None where the model was trained without it."""
+    text = task.strip().replace("_", " ").replace("\n", " ")
+    if state_S is None:
+        return text
+    bins = numpy.digitize(state_S.cpu().numpy(), _STATE_BINS) - 1
+    return f"Task: {text}, State: {' '.join(map(str, bins))};\nAction: "
+
+
+def prompt_tokens(encode: Encode, task: str, state_S: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask [L]. Without a state, the end of the line is encoded by itself, as published."""
+    ids = list(encode(prompt_text(task, state_S), True))
+    if state_S is None:
+        ids += list(encode("\n", False))
+    if len(ids) > length:
+        log.warning("a prompt of %d tokens is cut to max_token_len=%d: %s", len(ids), length, task)
+        ids = ids[:length]
+    padded = torch.zeros(length, dtype=torch.long)
+    padded[: len(ids)] = torch.tensor(ids)
+    return padded, torch.arange(length) < len(ids)
+
+
+def tokenizer_of(folder: str) -> Encode:
+    """The tokenizer that lies beside the weights: sentencepiece's file, or transformers' one."""
+    names = names_at(folder)
+    for name in _SENTENCEPIECE:
+        if name in names:
+            return _sentencepiece(str(local_file(below(folder, name))))
+    if _FAST not in names:
+        raise CheckpointError(
+            f"{folder} has no tokenizer ({', '.join([*_SENTENCEPIECE, _FAST])}). PI0.5 has PaliGemma's: copy"
+            " tokenizer.model of google/paligemma-3b-pt-224 there, or openpi's paligemma_tokenizer.model."
+        )
+    tokenizer = pretrained.transformers().PreTrainedTokenizerFast(
+        tokenizer_file=str(local_file(below(folder, _FAST))), bos_token="<bos>"
+    )
+
+    def encode(text: str, begins: bool) -> Sequence[int]:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        return [tokenizer.bos_token_id, *ids] if begins else ids
+
+    return encode
+
+
+def _sentencepiece(file: str) -> Encode:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise missing_package("sentencepiece", "weights") from error
+    processor = SentencePieceProcessor(model_file=file)
+    return lambda text, begins: processor.encode(text, add_bos=begins)

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PI0.5 as a policy: pictures and a sentence -> a chunk of actions, by flow matching.
+
+    policy = Pi05Policy(path="lerobot-like/folder-or-hub-id", noise_method="flow_sde", train_expert_only=True)
+
+Where it samples, one step of the flow from noise to actions is drawn (or with ``joint_logprob`` each), and its
+probability is that of the decision. Letters: B decisions, V views, H the model's horizon, D its numbers, K steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
+from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
+from cosmos_predict2.rl.policies.pi05.config import read_config
+from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
+from imaginaire.checkpoint.weight_files import below
+from imaginaire.errors import ConfigError, DataError
+
+_NO_STEP = -1  # the drawn step of a greedy decision
+_BETA = 1.5  # t = 0.001 + 0.999 Beta(1.5, 1)
+
+
+class Pi05Policy(nn.Module):
+    """``path`` is a folder in the public layout or a hub id; ``options`` are fields of `Pi05Config` that replace what
+    its config.json says.
+
+    Without ``load`` its weights are random, for a caller who loads others.
+    """
+
+    trainer_step: Tensor
+
+    def __init__(self, path: str, load: bool = True, **options: Any) -> None:
+        super().__init__()
+        if not path:
+            raise ConfigError("policy.path must name a PI0.5 folder in the public layout, or its hub id.")
+        self.path, self.options = path, options
+        self.config = read_config(layout.read_json(below(path, layout.CONFIG)), path, options)
+        self.network = Pi05Network(self.config)
+        if load:
+            layout.load(self.network, path)
+        if self.config.train_expert_only:
+            self.network.paligemma.requires_grad_(False)
+        self.state_stats, self.action_stats = inputs.read_norm_stats(inputs.norm_stats_file(path))
+        self._encode = inputs.tokenizer_of(path)
+        self._prompts: dict[str, tuple[Tensor, Tensor]] = {}
+        # of the trainer: what the noise is annealed by, also in the workers that are sent these weights
+        self.register_buffer("trainer_step", torch.zeros((), dtype=torch.int64))
+        self.arguments = dict(path=path, **options)
+
+    @property
+    def action_dim(self) -> int:
+        return self.config.env_dim
+
+    @property
+    def chunk(self) -> int:
+        return self.config.executed * self.config.hold
+
+    def on_trainer_step(self, step: int) -> None:
+        self.trainer_step.fill_(step)
+
+    def train(self, mode: bool = True) -> "Pi05Policy":
+        super().train(mode)
+        if self.config.train_expert_only:
+            self.network.paligemma.eval()
+        return self
+
+    # --- decisions
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Observation,
+        *,
+        mode: Literal["sample", "greedy"],
+        generators: Sequence[torch.Generator],
+        temperature: float = 1.0,
+    ) -> Decision:
+        config = self.config
+        record = self.seen(observation)
+        cache = self._prefix(record)
+        shape = (config.action_horizon, config.action_dim)
+        x = self._drawn(generators, shape)
+        steps = [torch.full((config.num_steps,), _NO_STEP) for _ in generators]
+        if mode == "sample":
+            steps = [self._drawn_steps(each) for each in generators]
+        record["denoise_inds"] = torch.stack(steps).to(x.device)
+        record["noise_level"] = torch.full((len(x),), self._noise_level(), device=x.device)
+        chain, drawn_log_prob = [x], flow.start_log_prob(x) if config.joint_logprob else torch.zeros_like(x)
+        for k in range(config.num_steps):
+            index = torch.full((len(x),), k, device=x.device)
+            v, hidden = self.network.velocity(cache, x, self._times(x)[index])
+            mean, _ = self._step(flow.EVAL, index, x, v, hidden, record)
+            if mode == "sample":
+                drawn_mean, std = self._step(config.noise_method, index, x, v, hidden, record)
+                drawn = drawn_mean + temperature * std * self._drawn(generators, shape)
+                is_drawn = (record["denoise_inds"] == k).any(dim=1)[:, None, None]
+                term = flow.step_log_prob(drawn, drawn_mean, std, is_safe=config.safe_get_logprob)
+                drawn_log_prob = drawn_log_prob + torch.where(is_drawn, term, 0.0)
+                mean = torch.where(is_drawn, drawn, mean)
+            x = mean
+            chain.append(x)
+        record["chains"] = torch.stack(chain, dim=1)
+        count = config.num_steps + 1 if config.joint_logprob else 1
+        record["log_prob"] = (drawn_log_prob / count)[:, : config.executed, : config.env_dim]
+        actions = self.action_stats.restored(x[:, : config.executed, : config.env_dim])
+        return Decision(actions.repeat_interleave(config.hold, dim=1), record)
+
+    def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
+        """Of the actions that are executed; each is a row. flow_noise, which learns its spread, has an entropy."""
+        terms, entropies = self.replay(record)
+        part = (slice(None), slice(0, self.config.executed), slice(0, self.config.env_dim))
+        entropy = entropies.mean(dim=1)[part] if self.config.noise_method == "flow_noise" else None
+        return LogProb(terms.mean(dim=1)[part], entropy)
+
+    def replay(self, record: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of what was drawn, [B, 1 or K + 1, H, D]: where every step was, the start's
+        noise is the first."""
+        config, chains, index_B_K = self.config, record["chains"].float(), record["denoise_inds"]
+        cache = self._prefix(record)
+        rows = torch.arange(len(chains), device=chains.device)
+        terms, entropies = [], []
+        for k in range(config.num_steps if config.joint_logprob else 1):
+            index = index_B_K[:, k]
+            if int(index.min()) < 0:
+                raise DataError("A greedy decision has no probability: record what was sampled (mode='sample').")
+            x, after = chains[rows, index], chains[rows, index + 1]
+            v, hidden = self.network.velocity(cache, x, self._times(x)[index])
+            mean, std = self._step(config.noise_method, index, x, v, hidden, record)
+            terms.append(flow.step_log_prob(after, mean, std, is_safe=config.safe_get_logprob))
+            entropies.append(flow.step_entropy(std))
+        if config.joint_logprob:
+            terms.insert(0, flow.start_log_prob(chains[:, 0]))
+            entropies.insert(0, flow.step_entropy(torch.ones_like(chains[:, 0])))
+        return torch.stack(terms, dim=1), torch.stack(entropies, dim=1)
+
+    def _step(
+        self, method: str, index: Tensor, x: Tensor, v: Tensor, hidden: Tensor, record: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        std = self.network.noise_head(hidden) if method == "flow_noise" else None
+        return flow.flow_step(method, self._times(x), index, x, v, record["noise_level"], std)
+
+    def _times(self, like: Tensor) -> Tensor:
+        return flow.step_times(self.config.num_steps).to(like.device)
+
+    def _noise_level(self) -> float:
+        config = self.config
+        return flow.noise_level(config.noise_level, config.noise_anneal, config.noise_params, int(self.trainer_step))
+
+    def _drawn_steps(self, generator: torch.Generator) -> Tensor:
+        """Which steps are drawn, [K]: each, or a single one K times."""
+        config = self.config
+        if config.joint_logprob:
+            return torch.arange(config.num_steps)
+        count = config.num_steps - config.ignores_last
+        return torch.randint(count, (1,), generator=generator, device=generator.device).cpu().expand(config.num_steps)
+
+    def _drawn(self, generators: Sequence[torch.Generator], shape: tuple[int, ...]) -> Tensor:
+        draws = [torch.randn(shape, generator=each, device=each.device) for each in generators]
+        return torch.stack(draws).to(self.network.action_in_proj.weight.device)
+
+    # --- what it sees
+
+    def seen(self, observation: Observation) -> dict[str, Tensor]:
+        """The record of an observation: pictures in the model's size, which of them are there, and the prompt.
+
+        Views that no environment has are left out: nothing attends to them.
+        """
+        device, sizes = self.network.action_in_proj.weight.device, self.config.vision
+        pictures = torch.cat([observation["full_image"][:, None], observation["wrist_image"]], dim=1)
+        pictures = pictures[:, : self.config.num_images]
+        framed = inputs.resize_with_pad(pictures.flatten(0, 1), sizes.image, sizes.image)
+        images = framed.unflatten(0, pictures.shape[:2])
+        prompts = [self._prompt(observation, i) for i in range(len(pictures))]
+        return {
+            "images": images.to(device),
+            "image_masks": torch.ones(pictures.shape[:2], dtype=torch.bool, device=device),
+            "tokens": torch.stack([ids for ids, _ in prompts]).to(device),
+            "token_mask": torch.stack([mask for _, mask in prompts]).to(device),
+        }
+
+    def _prompt(self, observation: Observation, i: int) -> tuple[Tensor, Tensor]:
+        task, length = str(observation["task_description"][i]), self.config.max_token_len
+        if self.config.discrete_state_input:
+            state = self.state_stats.normalised(observation["state"][i])[: len(self.state_stats.q01)]
+            return inputs.prompt_tokens(self._encode, task, state, length)
+        if task not in self._prompts:
+            self._prompts[task] = inputs.prompt_tokens(self._encode, task, None, length)
+        return self._prompts[task]
+
+    def _prefix(self, record: Mapping[str, Tensor]) -> PrefixCache:
+        used = max(1, int(record["token_mask"].sum(dim=1).max()))  # pads that every row has change nothing
+        tokens, mask = record["tokens"][:, :used], record["token_mask"][:, :used]
+        return self.network.prefix(inputs.pixels(record["images"]), record["image_masks"], tokens, mask)
+
+    # --- demonstrations
+
+    def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
+        """What a demonstrator saw and did, for `cloning_loss`: the actions that the model gives, normalised."""
+        config = self.config
+        steps = config.action_horizon * config.hold
+        if actions_B_A_D.shape[1] != steps:
+            raise ConfigError(
+                f"The demonstrations' windows have {actions_B_A_D.shape[1]} actions, the policy's horizon is {steps}:"
+                " they must be the same."
+            )
+        known = self.action_stats.normalised(actions_B_A_D.unflatten(1, (-1, config.hold)).mean(dim=2))
+        padded = known.new_zeros(*known.shape[:2], config.action_dim)
+        padded[..., : known.shape[2]] = known
+        return {**self.seen(observation), "actions": padded.to(self.network.action_in_proj.weight.device)}
+
+    def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
+        """The mean squared error of the velocity, at times of Beta(1.5, 1)."""
+        actions = record["actions"]
+        noise = torch.randn(actions.shape, generator=generator).to(actions)
+        of_beta = torch.rand(len(actions), generator=generator) ** (1 / _BETA)  # Beta(a, 1) by its inverse
+        return self.flow_loss(record, actions, noise, (0.001 + 0.999 * of_beta).to(actions)).mean()
+
+    def flow_loss(self, record: Mapping[str, Tensor], actions: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+        """[B, H, D], at given times."""
+        t = t_B[:, None, None]
+        v, _ = self.network.velocity(self._prefix(record), t * noise + (1 - t) * actions, t_B)
+        return (noise - actions - v).square()
+
+    # --- files
+
+    def save(self, folder: Path) -> None:
+        """In the public layout; the options that it was built with become those of config.json."""
+        layout.export(self.network, self.path, folder, self.options)

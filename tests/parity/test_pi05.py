@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PI0.5: the steps of its flow, its network, what it is given and its losses, against golden values."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.interfaces import LogProb
+from cosmos_predict2.rl.policies.pi05 import flow, layout
+from cosmos_predict2.rl.policies.pi05.config import read_config
+from cosmos_predict2.rl.policies.pi05.inputs import Quantiles, prompt_text, prompt_tokens, resize_with_pad
+from cosmos_predict2.rl.policies.pi05.network import NoiseHead, Pi05Network, PrefixCache, time_embedding
+from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig, policy_loss
+from tests.goldens import Golden, Value
+
+AREA = "vla"
+STEPS, NETWORK, TIME, LOSSES = dict(atol=1e-5), dict(atol=2e-5), dict(atol=1e-9), dict(atol=1e-6)
+TINY, DAPO = "pi05_tiny_{}", "dapo_pi05.safetensors"
+
+
+def test_flow_steps(golden: Golden) -> None:
+    for case in golden.json("flow_step_cases.json"):
+        _compare_steps(case, golden)
+
+
+def _compare_steps(case: Value, golden: Golden) -> None:
+    of = {
+        name.removeprefix(case["prefix"].use()): value
+        for name, value in ((name, golden.tensors("flow_step.safetensors")[name]) for name in _names(golden, case))
+    }
+    x, v, following = (of[name].use() for name in ("x_t", "v_t", "x_next"))
+    method, count = case["method"].use(), case["num_steps"].use()
+    annealing = (case[name].use() for name in ("noise_level", "noise_anneal", "noise_params", "global_step"))
+    level = torch.full((count,), flow.noise_level(*annealing))
+    low, high = case["noise_logvar_range"].use()
+    std = None
+    if method == "flow_noise":
+        weights = {name.removeprefix("noise_head."): each.use() for name, each in of.items() if "noise_head." in name}
+        widths = [len(each) for name, each in sorted(weights.items()) if name.endswith("bias")]
+        features = of["features"].use()
+        head = NoiseHead(features.shape[-1], widths[-1], low, high, tuple(widths[:-1]))
+        head.load_state_dict(weights)
+        std = head(features)
+    times, index = flow.step_times(count), torch.arange(count)
+    mean, std = flow.flow_step(method, times, index, x, v, level, std)
+    of["mean"].compare(mean, **STEPS)
+    of["std"].compare(std, **STEPS)
+    of["logprob"].compare(flow.step_log_prob(following, mean, std), **STEPS)
+    of["entropy"].compare(flow.step_entropy(std), **STEPS)
+    mean, std = flow.flow_step(flow.EVAL, times, index, x, v, level)
+    of["eval_mean"].compare(mean, **STEPS)
+    of["eval_std"].compare(std, **STEPS)
+    if method == "flow_cps":
+        assert not of["std"].expected()[-1].any()
+
+
+def _names(golden: Golden, case: Value) -> list[str]:
+    return [name for name in golden.tensors("flow_step.safetensors") if name.startswith(case["prefix"].use())]
+
+
+@pytest.fixture
+def network(golden: Golden) -> Pi05Network:
+    for name in golden.tensors(TINY.format("weights.safetensors")):
+        golden.tensors(TINY.format("weights.safetensors"))[name].use()
+    content = golden.json(TINY.format("config.json")).use()
+    for name, value in golden.metadata(TINY.format("io.safetensors")).use().items():
+        assert content[name] == value
+    network = Pi05Network(read_config(content, "the golden", {}))
+    layout.load(network, str(golden.folder / TINY.format("weights.safetensors")))
+    return network.requires_grad_(False)
+
+
+@pytest.fixture
+def prefix(network: Pi05Network, golden: Golden) -> PrefixCache:
+    io = golden.tensors(TINY.format("io.safetensors"))
+    inputs = [io[name].use() for name in ("images", "image_masks", "tokens", "token_mask")]
+    embedded, is_there = network.embed(*inputs)
+    io["prefix_embs"].compare(embedded, **NETWORK)
+    io["prefix_pad"].compare(is_there.to(torch.uint8))
+    io["state"].use()  # PI0.5 has no place for it
+    return network.prefix(*inputs)
+
+
+def test_tiny_pi05_supervised(network: Pi05Network, prefix: PrefixCache, golden: Golden) -> None:
+    io = golden.tensors(TINY.format("io.safetensors"))
+    actions, noise, t = (io[name].use() for name in ("sft_actions", "noise", "time"))
+    io["time_emb"].compare(time_embedding(t, network.config.expert.width), **TIME)
+    v, _ = network.velocity(prefix, t[:, None, None] * noise + (1 - t[:, None, None]) * actions, t)
+    io["sft_loss"].compare((noise - actions - v).square(), **NETWORK)
+
+
+def test_tiny_pi05_decisions(network: Pi05Network, prefix: PrefixCache, golden: Golden) -> None:
+    io, config = golden.tensors(TINY.format("io.safetensors")), network.config
+    times, x = flow.step_times(config.num_steps), io["noise"].use()
+    chain = [x]
+    for k in range(config.num_steps):
+        mean, _ = _step(network, prefix, flow.EVAL, chain[-1], torch.full((len(x),), k), times)
+        chain.append(mean)
+    io["eval_chains"].compare(torch.stack(chain, dim=1), **NETWORK)
+    io["eval_actions"].compare(chain[-1][..., : config.env_dim], **NETWORK)
+
+    def replayed(chains: Tensor, index_B_K: Tensor) -> list[Tensor]:
+        rows, terms = torch.arange(len(chains)), []
+        for index in index_B_K.unbind(1):
+            mean, std = _step(network, prefix, config.noise_method, chains[rows, index], index, times)
+            terms.append(flow.step_log_prob(chains[rows, index + 1], mean, std))
+        return terms
+
+    drawn = io["train_denoise_inds"].use()
+    assert (drawn == drawn[:, :1]).all()
+    single = torch.stack(replayed(io["train_chains"].use(), drawn[:, :1]), dim=1)
+    chains = io["joint_chains"].use()
+    every = torch.arange(config.num_steps).expand(len(chains), -1)
+    joint = torch.stack([flow.start_log_prob(chains[:, 0]), *replayed(chains, every)], dim=1)
+    for name, value in {"train": single, "joint": joint}.items():
+        io[f"{name}_replay_log_probs"].compare(value, **NETWORK)
+        of_decision = value.mean(dim=1)[:, : config.chunk, : config.env_dim]
+        io[f"{name}_old_log_probs"].compare(of_decision, **NETWORK)
+
+
+def _step(
+    network: Pi05Network, prefix: PrefixCache, method: str, x: Tensor, index: Tensor, times: Tensor
+) -> tuple[Tensor, Tensor]:
+    v, hidden = network.velocity(prefix, x, times[index])
+    std = network.noise_head(hidden) if method == "flow_noise" else None
+    return flow.flow_step(method, times, index, x, v, torch.full((len(x),), network.config.noise_level), std)
+
+
+def test_pictures_in_a_frame(golden: Golden) -> None:
+    file = "image_preprocess.safetensors"
+    tensors, fill = golden.tensors(file), golden.metadata(file)["resize_pad_fill"].use()
+    for name in tensors:
+        if size := re.fullmatch(r"resize_pad_out_(\d+)x(\d+)", name):
+            height, width = map(int, size.groups())
+            tensors[name].compare(resize_with_pad(tensors["resize_pad_in"].use(), height, width, fill))
+
+
+def test_statistics(golden: Golden) -> None:
+    tensors, stats = golden.tensors("pi05_norm.safetensors"), golden.json("pi05_prompt_norm.json")["norm_stats"]
+    of_state, of_actions = (Quantiles.of(stats[name].use()) for name in ("state", "actions"))
+    tensors["state_normalized"].compare(of_state.normalised(tensors["state"].use()), **STEPS)
+    actions = tensors["actions"].use()
+    known = len(of_actions.q01)
+    for name in tensors:
+        if name.startswith("actions") and name != "actions":
+            dims = int(name.removeprefix("actions").removesuffix("_unnormalized"))
+            tensors[name].compare(of_actions.restored(actions[..., :dims]), **STEPS)
+            assert dims >= known
+
+
+@pytest.mark.golden_cases("pi05_prompt_norm.json", "prompts")
+def test_prompts(case: Value, golden: Golden) -> None:
+    content = golden.json("pi05_prompt_norm.json")
+    counts, length = content["dummy_encoder_ids"].use(), content["max_token_len"].use()
+    content["note"].use()
+    state = case["state"].use()
+    state = None if state is None else torch.tensor(state)
+    case["text"].compare(prompt_text(case["task"].use(), state))
+
+    def encode(text: str, begins: bool) -> Sequence[int]:
+        assert begins == (text != "\n")
+        return [7] * counts["newline" if text == "\n" else "text"]
+
+    ids, mask = prompt_tokens(encode, case["task"].use(), state, length)
+    case["mask"].compare(mask.tolist())
+    case["n_valid"].compare(int(mask.sum()))
+    assert torch.equal(ids != 0, mask)
+
+
+def test_dapo_losses_and_gradients(golden: Golden) -> None:
+    tensors, settings = golden.tensors(DAPO), golden.metadata(DAPO)
+    of = {name: settings[name].use() for name in settings}
+    episodes, size, width = of["num_episodes"], of["training_chunk_size"], of["action_env_dim"]
+    for suffix, dual in (("", of["clip_ratio_c"]), ("_noclipc", None)):
+        config = PolicyLossConfig(
+            ratio_level="element",
+            clip_low=of["epsilon_low"],
+            clip_high=of["epsilon_high"],
+            dual_clip=dual,
+            aggregation=of["loss_agg"],
+            largest_log_ratio=of["log_ratio_clamp"],
+        )
+        losses = []
+        for e in range(episodes):
+            new = tensors[f"log_probs_{e}"].use().clone().requires_grad_()
+            mask = tensors[f"mask_{e}"].use().bool().unflatten(1, (of["action_chunk"], width))
+            executed = torch.arange(of["max_chunks"] * of["action_chunk"]) < of["finish_steps"][e]
+            assert torch.equal(mask.any(dim=2).flatten(), executed)
+            given = tensors[f"old_log_probs_{e}"].use()
+            old = given.new_zeros(of["max_chunks"], *given.shape[1:])
+            old[: len(given)] = given
+            cut = new.mean(dim=1)[: of["max_chunks"], : of["action_chunk"], :width]
+            own = []
+            for rows in torch.arange(of["max_chunks"]).split(size):
+                advantage = torch.full((len(rows),), of["advantages"][e])
+                terms = (LogProb(cut[rows]), old[rows], advantage, mask[rows].any(dim=2))
+                own.append(policy_loss(*terms, config, num_episodes=episodes).loss)
+            losses += own
+            (gradient,) = torch.autograd.grad(torch.stack(own).sum(), new)
+            tensors[f"grad{suffix}_{e}"].compare(gradient, **LOSSES)
+        tensors[f"losses{suffix}"].compare(torch.stack(losses), **LOSSES)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PI0.5 as a policy, on a tiny random one in the public layout."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cosmos_predict2.rl.interfaces import Observation
+from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
+from imaginaire.errors import CheckpointError, ConfigError
+
+METHODS = ("flow_sde", "flow_cps", "flow_noise")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny"), action_chunk=8)
+
+
+def observation(views: int = 1) -> Observation:
+    draws = torch.Generator().manual_seed(3)
+    return {
+        "full_image": torch.randint(256, (3, 48, 64, 3), generator=draws, dtype=torch.uint8),
+        "wrist_image": torch.randint(256, (3, views, 48, 64, 3), generator=draws, dtype=torch.uint8),
+        "state": torch.rand(3, 3, generator=draws),
+        "task_description": ["push the puck", "touch it", "push the puck to the ring"],
+    }
+
+
+def generators() -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(i) for i in range(3)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("joint", [False, True])
+def test_probabilities_are_those_that_were_drawn_with(folder: Path, method: str, joint: bool) -> None:
+    policy = Pi05Policy(str(folder), noise_method=method, joint_logprob=joint, noise_anneal=True, num_steps=3)
+    policy.on_trainer_step(100)
+    decision = policy.act(observation(), mode="sample", generators=generators())
+    policy.on_trainer_step(200)  # which changes what is drawn from now on, not what was
+    found = policy.log_prob(decision.record)
+    assert found.log_prob_B_K_N.shape == (3, 8, 4) and decision.actions_E_A_D.shape == (3, 8, 4)
+    torch.testing.assert_close(found.log_prob_B_K_N, decision.record["log_prob"], rtol=0, atol=1e-5)
+    found.log_prob_B_K_N.sum().backward()
+    assert policy.network.action_out_proj.weight.grad.abs().sum() > 0
+    assert (found.entropy_B_K_N is not None) == (method == "flow_noise")
+
+
+def test_an_environment_decides_the_same_in_any_company(folder: Path) -> None:
+    policy, seen = Pi05Policy(str(folder), discrete_state_input=True, max_token_len=64), observation()
+    together = policy.act(seen, mode="sample", generators=generators())
+    alone = policy.act({k: v[1:2] for k, v in seen.items()}, mode="sample", generators=generators()[1:2])
+    torch.testing.assert_close(alone.actions_E_A_D, together.actions_E_A_D[1:2], rtol=0, atol=1e-5)
+    assert together.record["images"].dtype == torch.uint8 and together.record["images"].shape[1] == 2
+
+
+def test_fewer_actions_are_executed_and_counted(folder: Path) -> None:
+    policy = Pi05Policy(str(folder), execute_steps=5)
+    decision = policy.act(observation(), mode="sample", generators=generators())
+    whole = Pi05Policy(str(folder)).log_prob(decision.record).log_prob_B_K_N
+    assert decision.actions_E_A_D.shape[1] == policy.chunk == 5
+    torch.testing.assert_close(policy.log_prob(decision.record).log_prob_B_K_N, whole[:, :5])
+
+
+def test_the_expert_alone_is_trained(folder: Path) -> None:
+    policy = Pi05Policy(str(folder), train_expert_only=True).train()
+    record = policy.record_of(observation(), torch.zeros(3, 12, 4))
+    policy.cloning_loss(record, torch.Generator()).backward()
+    trained = {name for name, value in policy.named_parameters() if value.grad is not None}
+    assert trained and not any("paligemma.model" in name or "lm_head" in name for name in trained)
+
+
+def test_what_is_saved_is_what_was_read(folder: Path, tmp_path: Path) -> None:
+    policy = Pi05Policy(str(folder), num_steps=2)
+    policy.save(tmp_path / "out")
+    assert _same(load_file(folder / WEIGHTS), load_file(tmp_path / "out" / WEIGHTS))
+    again = Pi05Policy(str(tmp_path / "out"))
+    assert again.config == policy.config
+    again.save(tmp_path / "out")  # onto itself
+    assert _same(load_file(folder / WEIGHTS), load_file(tmp_path / "out" / WEIGHTS))
+
+
+def test_older_names_are_translated_and_others_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "old")
+    tensors = load_file(folder / WEIGHTS)
+    old = {}
+    for name, value in tensors.items():
+        name = name.replace("paligemma.model.language_model.", "paligemma.language_model.model.")
+        name = name.replace("paligemma.model.", "paligemma.").replace("time_mlp_", "action_time_mlp_")
+        old[f"model.{name}"] = value
+    del old["model.paligemma_with_expert.paligemma.language_model.model.embed_tokens.weight"]
+    old["model.state_proj.weight"] = torch.zeros(2)
+    old["model.paligemma_with_expert.gemma_expert.model.norm.weight"] = torch.zeros(2)
+    save_file(old, tmp_path / "old" / WEIGHTS)
+    found = Pi05Policy(str(tmp_path / "old")).state_dict()
+    assert _same(found, Pi05Policy(str(folder)).state_dict())
+    save_file({**old, "model.surprise": torch.zeros(1)}, tmp_path / "old" / WEIGHTS)
+    with pytest.raises(CheckpointError, match="surprise"):
+        Pi05Policy(str(tmp_path / "old"))
+
+
+def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_what_cannot_be_decided_is_refused(folder: Path, tmp_path: Path) -> None:
+    for options, text in (
+        (dict(noise_method="sde"), "flow_sde, flow_cps"),
+        (dict(execute_steps=9), "smallest first"),
+        (dict(noise_levle=1.0), "noise_level"),
+        (dict(noise_method="flow_cps", num_steps=1), "no step that is drawn"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            Pi05Policy(str(folder), **options)
+    shutil.copytree(folder, tmp_path / "other")
+    (tmp_path / "other" / "tokenizer.model").unlink()
+    with pytest.raises(CheckpointError, match="paligemma-3b"):
+        Pi05Policy(str(tmp_path / "other"))
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"pi05": False}))
+    with pytest.raises(CheckpointError, match=r"PI0\.5 alone"):
+        Pi05Policy(str(tmp_path / "other"))
