@@ -7,12 +7,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from imaginaire import command_line
+from imaginaire.config import L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from scripts import convert
 
@@ -210,3 +214,16 @@ def test_a_published_policy_is_read_from_a_run(folder: Path, tmp_path: Path) -> 
     assert torch.equal(*acts)
     before, after = _tensors(folder), _tensors(tmp_path / "out")
     assert before.keys() == after.keys() and torch.equal(before[UNUSED], after[UNUSED])
+
+
+def test_it_learns_by_grpo(tmp_path: Path) -> None:
+    write_tiny(tmp_path, action_chunk=4, action_dim=4, hold=3, **SMALL)
+    rl = VLARLConfig(group_size=2, minibatches=2)
+    policy, env = L(OpenVLAPolicy)(path=str(tmp_path), temperature=1.6), L(ToyEnv)(num_envs=4)
+    model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=env, rl=rl))
+    starts = {"task_id": torch.zeros(2, dtype=torch.long), "trial_id": torch.arange(2)}
+    first = next(model.train_batches([starts]))
+    output, loss = model.training_step(first, 1)  # raises unless the ratio is 1
+    loss.backward()
+    norms = [weight.grad.norm() for weight in model.net.parameters() if weight.requires_grad]
+    assert abs(float(output["ratio_max"]) - 1) < 1e-4 and torch.stack(norms).sum() > 0
