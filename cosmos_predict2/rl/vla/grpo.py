@@ -218,6 +218,8 @@ class VLAGRPOModel(ImaginaireModel):
     def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
         super().on_before_zero_grad(optimizer, scheduler, iteration)
         self._is_open = self._left > 0
+        if hasattr(self.net, "on_trainer_step"):  # of policies whose noise is annealed
+            self.net.on_trainer_step(iteration)
         if self.refinement is not None:
             self.world_model.on_before_zero_grad(optimizer, scheduler, iteration)
 

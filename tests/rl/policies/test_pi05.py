@@ -9,10 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from imaginaire.config import L
 from imaginaire.errors import CheckpointError, ConfigError
 
 METHODS = ("flow_sde", "flow_cps", "flow_noise")
@@ -125,3 +129,25 @@ def test_what_cannot_be_decided_is_refused(folder: Path, tmp_path: Path) -> None
     (tmp_path / "other" / "config.json").write_text(json.dumps({"pi05": False}))
     with pytest.raises(CheckpointError, match=r"PI0\.5 alone"):
         Pi05Policy(str(tmp_path / "other"))
+
+
+def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(tmp_path: Path) -> None:
+    folder = str(write_tiny(tmp_path / "tiny", action_horizon=4, hold=3))
+    torch.manual_seed(0)
+    model = VLAGRPOModel(
+        VLAGRPOConfig(
+            policy=L(Pi05Policy)(path=folder, noise_anneal=True, train_expert_only=True),
+            env=L(ToyEnv)(num_envs=8),
+            rl=VLARLConfig(group_size=4),
+        )
+    )
+    starts = {"task_id": torch.zeros(2, dtype=torch.long), "trial_id": torch.arange(2)}
+    decisions = next(model.train_batches([starts]))
+    assert torch.allclose(decisions.old_log_prob_B_K_N, decisions.record["log_prob"], atol=1e-5)
+    output, loss = model.training_step(decisions, 0)
+    loss.backward()
+    assert abs(float(output["ratio_max"]) - 1) < 1e-4 and model.net.network.action_out_proj.weight.grad.any()
+    level = float(decisions.record["noise_level"][0])
+    model.on_before_zero_grad(None, None, 400)
+    after = model.net.act(observation(), mode="sample", generators=generators()).record["noise_level"]
+    assert (level, float(after[0])) == pytest.approx((0.7, 0.3))
