@@ -218,8 +218,9 @@ class VLAGRPOModel(ImaginaireModel):
     def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
         super().on_before_zero_grad(optimizer, scheduler, iteration)
         self._is_open = self._left > 0
-        if hasattr(self.net, "on_trainer_step"):  # of policies whose noise is annealed
-            self.net.on_trainer_step(iteration)
+        on_step: Any = getattr(self.net, "on_trainer_step", None)  # of policies whose noise is annealed
+        if on_step is not None:
+            on_step(iteration)
         if self.refinement is not None:
             self.world_model.on_before_zero_grad(optimizer, scheduler, iteration)
 
