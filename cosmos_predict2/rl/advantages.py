@@ -26,7 +26,8 @@ def group_advantages(
     """(r - mean) / (std + epsilon) within each row; ``correction`` 1 divides by n - 1 in the deviation.
 
     ``norm`` "group" divides by the deviation of the row, "global" by that of all valid samples, "none" by 1. A row with
-    fewer than two valid samples, or whose deviation is not above ``min_std``, gives zeros instead of amplified noise.
+    fewer than two valid samples, with samples that are all equal (whatever their mean rounds to), or whose deviation is
+    not above ``min_std``, gives zeros instead of amplified noise.
     Published forms: "cosmos_rl" (`filled_in`), "sft" and "dpo" (`advantages_by_prompt`).
     """
     valid = is_valid_N_G.to(rewards_N_G.dtype)
@@ -34,7 +35,9 @@ def group_advantages(
     count_N_1 = valid.sum(dim=1, keepdim=True)
     centred = (rewards - rewards.sum(dim=1, keepdim=True) / count_N_1.clamp(min=1)) * valid
     std_N_1 = (centred.square().sum(dim=1, keepdim=True) / (count_N_1 - correction).clamp(min=1)).sqrt()
-    counts = (count_N_1 >= 2) & (std_N_1 > min_std)
+    highest_N_1 = rewards_N_G.masked_fill(~is_valid_N_G, -torch.inf).amax(dim=1, keepdim=True)
+    differs_N_1 = (is_valid_N_G & (rewards_N_G < highest_N_1)).any(dim=1, keepdim=True)
+    counts = (count_N_1 >= 2) & differs_N_1 & (std_N_1 > min_std)
     if norm == "group":
         centred = centred / (std_N_1 + epsilon)
     elif norm == "global":

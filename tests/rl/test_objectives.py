@@ -106,6 +106,12 @@ def test_a_group_without_spread_is_not_amplified_noise() -> None:
     assert group_advantages(rewards, valid, min_std=1e-4).abs().max() == 0
 
 
+def test_a_group_that_is_all_alike_has_no_spread_whatever_its_mean_rounds_to() -> None:
+    alike = -torch.rand(200, 1, generator=torch.Generator().manual_seed(0)).expand(200, 12)
+    assert not group_advantages(alike, torch.ones(200, 12, dtype=torch.bool), epsilon=1e-6, correction=1).any()
+    assert not has_spread(alike, torch.rand(200, 12) < 0.8).any()
+
+
 def test_published_forms_of_rows() -> None:
     rewards, valid = torch.tensor([[0.0, 2.0, 9.0], [5.0, 1.0, 1.0]]), torch.tensor([[True, True, False], [True] * 3])
     assert group_advantages(rewards, valid, norm="sft").tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
