@@ -76,7 +76,7 @@ def score(
     """What a chunk of which ``counts_E`` actions were executed is worth; ``judged`` as `merged` gives it."""
     value_E_F, success_E_F, differs_E_F = judged
     if scoring.success_threshold is not None:
-        success_E_F = success_E_F & (value_E_F >= scoring.success_threshold)
+        success_E_F = value_E_F >= scoring.success_threshold
     size = len(counts_E)
     reward = numpy.zeros((size, num_actions), dtype=numpy.float32)
     previous, streak = previous_E.copy(), streak_E.copy()

@@ -86,7 +86,7 @@ class WorldModelEnv:
         ):
             if value not in known:
                 raise ConfigError(f"{name} is '{value}'.{near(value, known)}")
-        if num_noises < 1:
+        if num_noises not in (1, 2):
             raise ConfigError(f"num_noises={num_noises}: 1, or 2 of which the worst one counts.")
         self.imagination, self.starts, self.reward = imagination, starts, reward
         self.scoring, self.sampling, self.batch_size = scoring or Scoring(), sampling, batch_size

@@ -212,6 +212,16 @@ def test_a_sparse_reward_pays_for_success_alone(imagination: Imagination) -> Non
     assert env.chunk_step(actions(env, num_actions=4))[1].tolist() == [[0, 2, 0, 2]]
 
 
+@pytest.mark.parametrize(("threshold", "expected"), [(None, False), (0.3, True), (0.45, False)])
+def test_a_threshold_takes_the_place_of_the_rewards_own(
+    imagination: Imagination, threshold: float | None, expected: bool
+) -> None:
+    scoring = dict(success_threshold=threshold)
+    env = make(imagination, 1, scoring=scoring, reward=Listed([[0.0, 0.2, 0.1, 0.4]]))  # whose own is 0.5
+    begin(env)
+    assert env.chunk_step(actions(env, num_actions=4))[4]["success"].tolist() == [expected]
+
+
 def test_relative_rewards_are_differences_over_chunks(imagination: Imagination) -> None:
     scoring = dict(use_rel_reward=True, reward_coef=5.0)
     env = make(imagination, 1, scoring=scoring, reward=Listed([[0.0, 1, 1, 0]], [[0.0, 0, 1, 1]], [[1.0, 0, 0, 0]]))
@@ -303,6 +313,7 @@ def test_what_cannot_be_meant_is_named(imagination: Imagination) -> None:
         ({"hand_over": "latent"}, "hand_over"),
         ({"offload": "always"}, "offload"),
         ({"num_noises": 0}, "num_noises"),
+        ({"num_noises": 3}, "num_noises"),
         ({"keep_first": True}, "keep_first"),
         ({"max_steps": 0}, "max_steps"),
     ]:
