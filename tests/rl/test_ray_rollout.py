@@ -48,6 +48,11 @@ class Broken(ToyEnv):
         raise DataError("the table has three legs")
 
 
+class Deaf(ToyPolicy):
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        raise DataError("these weights do not fit")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """A Ray of two cores on this machine, with its sockets where their paths are short enough."""
@@ -167,6 +172,16 @@ def test_an_error_in_a_worker_is_that_error(cluster: None, policy: ToyPolicy) ->
         with pytest.raises(DataError, match="three legs"):
             remote.collect(starts())
         assert remote.lost == 0
+    finally:
+        remote.close()
+
+
+@pytest.mark.long
+def test_workers_that_cannot_take_the_weights_do_not_play_with_others(cluster: None) -> None:
+    remote = RayRollout(Deaf(width=16), ToyEnv(NUM), num_workers=1)
+    try:
+        with pytest.raises(DataError, match="do not fit"):
+            remote.collect(starts())
     finally:
         remote.close()
 

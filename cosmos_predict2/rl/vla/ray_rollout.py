@@ -61,6 +61,7 @@ class RayRollout:
         _require_resources(self._ray, num_workers, num_cpus, num_gpus)
         self._options = dict(num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy="SPREAD", max_restarts=0)
         self._workers: list[Any] = []
+        self._synced: list[Any] = []  # of each worker, the answer that it has the weights
         self._deaths = [0] * num_workers
         self._weights: Any = None
         self.lost = 0
@@ -79,8 +80,7 @@ class RayRollout:
                 raise ConfigError(f"{KEY}.num_gpus is 0, but the policy is on {self.device}: give each worker a part.")
             self._parts = self._ray.put(_packed((self.policy, self.env)))
             self._workers = [self._started() for _ in range(self.num_workers)]
-        for worker in self._workers:
-            worker.sync.remote(self._weights)
+        self._synced = [worker.sync.remote(self._weights) for worker in self._workers]
 
     def collect(self, starts: Starts, mode: Mode = "sample", on_progress: Any = None) -> Trajectories:
         if not self._workers:
@@ -122,7 +122,8 @@ class RayRollout:
         while waiting or busy:
             while waiting and idle:
                 worker, number = idle.popleft(), waiting.popleft()
-                busy[self._workers[worker].collect.remote(parts[number], mode)] = worker, number
+                answer = self._workers[worker].collect.remote(parts[number], mode, self._synced[worker])
+                busy[answer] = worker, number
             done, late = self._ray.wait(list(busy), num_returns=1, timeout=self.timeout)
             for answer in done or late:
                 worker, number = busy.pop(answer)
@@ -166,7 +167,7 @@ class RayRollout:
             *(worker, why, num_episodes, self.lost),
         )
         self._workers[worker] = self._started()
-        self._workers[worker].sync.remote(self._weights)
+        self._synced[worker] = self._workers[worker].sync.remote(self._weights)
 
 
 class _Player:
@@ -186,7 +187,8 @@ class _Player:
             part.load_state_dict(state[name])
             part.eval()
 
-    def collect(self, starts: Starts, mode: Mode) -> bytes:
+    def collect(self, starts: Starts, mode: Mode, synced: None) -> bytes:
+        """``synced`` is what `sync` gave: where that failed, Ray fails this call with its error."""
         return _packed(self.rollout.collect(starts, mode))
 
 
