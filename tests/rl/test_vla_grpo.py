@@ -69,6 +69,13 @@ def test_fewer_executed_actions_give_more_decisions() -> None:
     assert played.executed_M_E_A.sum(dim=(0, 2)).tolist() == [24, 24]
 
 
+@pytest.mark.parametrize("chunk", [8, 10, 16])
+def test_episodes_end_whatever_a_policy_decides_at_once(chunk: int) -> None:
+    played = LocalRollout(ToyPolicy(width=16, chunk=chunk, num_knots=2), ToyEnv(num_envs=2)).collect(starts(2))
+    assert played.finish_step_E.tolist() == [24, 24]
+    assert len(played.reward_M_E_A) == -(-24 // chunk)
+
+
 def test_frames_of_an_environment_that_keeps_none_are_refused() -> None:
     with pytest.raises(ConfigError, match="keep_frames"):
         LocalRollout(policy(), ToyEnv(num_envs=2), keep_frames=True).collect(starts(2))

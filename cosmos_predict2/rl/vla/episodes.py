@@ -7,6 +7,7 @@
 What a policy draws follows from an episode's own number, so that an episode is the same in any company.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -115,7 +116,7 @@ class LocalRollout:
         observation, info = self.env.reset(options=options)
         records, actions, rewards, executed, frames = [], [], [], [], [info.get("frames")]
         moved: list[Tensor] = []
-        for chunk in range(num_decisions(self.env, self.execute)):
+        for chunk in itertools.count():
             generators = [random.generator(draw, chunk, "decision") for draw in starts.draws]
             decision = self.policy.act(observation, mode=mode, generators=generators, temperature=self.temperature)
             observation, reward, _, _, info = self.env.chunk_step(decision.actions_E_A_D, ids, self.execute)
@@ -125,6 +126,8 @@ class LocalRollout:
             executed.append(info["executed"])
             frames.append(info["frames"][:, : self.execute] if "frames" in info else None)
             moved += [info["moved"][:, : self.execute]] if "moved" in info else []
+            if (chunk + 1) * (self.execute or reward.shape[1]) >= int(self.env.metadata["max_steps"]):
+                break
         return Trajectories(
             record={key: torch.stack([one[key] for one in records]) for key in records[0]},
             actions_M_E_A_D=torch.stack(actions),
@@ -136,12 +139,6 @@ class LocalRollout:
             frames_E_F_H_W_C=_film(frames) if self.keep_frames else None,
             moved_E_L=torch.cat(moved, dim=1) if self.keep_frames and moved else None,
         )
-
-
-def num_decisions(env: VecEnv, execute: int | None) -> int:
-    """Of an episode: as many chunks as its steps need."""
-    steps = execute or int(env.metadata["chunk"])
-    return -(-int(env.metadata["max_steps"]) // steps)
 
 
 @torch.no_grad()
