@@ -15,7 +15,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories, concatenated, replayed
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
-from cosmos_predict2.rl.vla.refinement import _shows_motion
+from cosmos_predict2.rl.vla.refinement import chosen_windows
 from imaginaire import distributed, random
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, TrainingError
@@ -218,13 +218,30 @@ def test_two_processes_play_what_one_does(tmp_path: Path) -> None:
 # --- a world model that is refined in turn
 
 
+def windows_of(played: Trajectories, span: int, stride: int = 4, count: int = 9) -> list[tuple[int, int]]:
+    return chosen_windows(played, span, stride, count, torch.Generator().manual_seed(0))
+
+
 def test_windows_are_of_valid_episodes_in_which_something_moves() -> None:
     played = LocalRollout(policy(), ToyEnv(num_envs=3, keep_frames=True), keep_frames=True).collect(starts(3))
     moved = torch.zeros(3, 24, dtype=torch.bool)
     moved[:2, 13] = True
     played = replace(played, is_valid_E=torch.tensor([True, False, True]), moved_E_L=moved)
-    assert [_shows_motion(played, i, 12, 12) for i in range(3)] == [True, False, False]
-    assert not _shows_motion(played, 0, 0, 12)
+    assert windows_of(played, 12, stride=12) == [(0, 12)]
+    still = replace(played, moved_E_L=torch.zeros(3, 24, dtype=torch.bool))
+    assert sorted(windows_of(still, 12, stride=12)) == [(0, 0), (0, 12), (2, 0), (2, 12)]
+    assert len(windows_of(still, 12, stride=12, count=1)) == 2
+
+
+def test_windows_hold_no_action_that_was_not_executed() -> None:
+    env = ToyEnv(num_envs=3, keep_frames=True, num_steps=20)
+    played = LocalRollout(policy(), env, keep_frames=True).collect(starts(3))
+    played = replace(played, moved_E_L=None)
+    played.executed_M_E_A[0, 2, 9:] = False  # an episode that ended early
+    played.executed_M_E_A[1, 2] = False
+    assert {start for i, start in windows_of(played, 12) if i < 2} == {0, 4, 8}
+    assert [i for i, _ in windows_of(played, 12)].count(2) == 0
+    assert windows_of(played, 9) and (2, 0) in windows_of(played, 9)
 
 
 def test_what_is_wrong_with_a_held_world_model_has_its_place_in_the_configuration(tmp_path: Path) -> None:

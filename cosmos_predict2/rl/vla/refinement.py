@@ -101,25 +101,19 @@ class Refinement(nn.Module):
     @torch.no_grad()
     def add(self, played: Trajectories, seed: int, phase: int) -> None:
         """Windows of true episodes, of all ranks: the newest from now on."""
-        frames, actions = played.frames_E_F_H_W_C, played.actions_M_E_A_D
+        frames = played.frames_E_F_H_W_C
         assert frames is not None
-        raw_E_L_D = _executed(actions, frames.shape[1] - 1)
+        raw_E_L_D = _by_step(played.actions_M_E_A_D, frames.shape[1] - 1)
         latents, rows = [], []
         span = self._num_frames - 1
-        starts = range(0, frames.shape[1] - span, self.config.window_stride)
-        if not starts:
-            raise DataError(
-                f"The true episodes have {frames.shape[1]} frames, but a window of the world model {self._num_frames}."
-            )
         generator = random.generator(seed, phase * distributed.world_size() + distributed.rank(), "windows")
-        orders = [torch.randperm(len(starts), generator=generator).tolist() for _ in range(len(frames))]
-        chosen = [[starts[k] for k in order] for order in orders]
-        moving = [[k for k in some if _shows_motion(played, i, k, span)] for i, some in enumerate(chosen)]
-        if not any(moving):  # a policy that touches nothing yet: there is no more to learn from than that
-            moving = [some if played.is_valid_E[i] else [] for i, some in enumerate(chosen)]
-        places = [(i, start) for i, some in enumerate(moving) for start in some[: self.config.windows]]
+        places = chosen_windows(played, span, self.config.window_stride, self.config.windows, generator)
         if not places:
-            raise DataError("None of the true episodes is valid: the world model cannot be refined. See the log.")
+            raise DataError(
+                f"None of the true episodes is valid and has the {span} executed actions of a window: the world model"
+                " cannot be refined. See the log for episodes that failed; let the others run on"
+                " (terminate_on_success=False)."
+            )
         for first in range(0, len(places), CLIPS_AT_ONCE):
             some = places[first : first + CLIPS_AT_ONCE]
             video = torch.stack([frames[i, start : start + self._num_frames] for i, start in some])
@@ -196,13 +190,31 @@ def require_refinable(model: Video2WorldModel, config: RefinementConfig, micro_b
         )
 
 
-def _executed(actions_M_E_A_D: Tensor, num_steps: int) -> Tensor:
-    """The actions of whole episodes in the order of their steps: [E, L, D]."""
-    per_decision = num_steps // len(actions_M_E_A_D)
-    return actions_M_E_A_D[:, :, :per_decision].transpose(0, 1).flatten(1, 2)
+def chosen_windows(
+    played: Trajectories, span: int, stride: int, count: int, generator: torch.Generator
+) -> list[tuple[int, int]]:
+    """Episode and first step of at most ``count`` windows of each valid episode, of which every action was executed.
+
+    Something besides the robot moves in them, where it does so in any window; if nobody knows, it may.
+    """
+    assert played.frames_E_F_H_W_C is not None
+    num_steps = played.frames_E_F_H_W_C.shape[1] - 1
+    executed_E_L, moved_E_L = _by_step(played.executed_M_E_A, num_steps), played.moved_E_L
+    starts = range(0, num_steps + 1 - span, stride)
+    orders = [torch.randperm(len(starts), generator=generator).tolist() for _ in range(len(played))]
+    whole = [
+        [starts[k] for k in order if played.is_valid_E[i] and executed_E_L[i, starts[k] : starts[k] + span].all()]
+        for i, order in enumerate(orders)
+    ]
+    moving = [
+        [start for start in some if moved_E_L is None or moved_E_L[i, start : start + span].any()]
+        for i, some in enumerate(whole)
+    ]
+    chosen = moving if any(moving) else whole  # a policy that touches nothing yet: there is no more to learn from
+    return [(i, start) for i, some in enumerate(chosen) for start in some[:count]]
 
 
-def _shows_motion(played: Trajectories, i: int, start: int, span: int) -> bool:
-    """Whether something besides the robot moves in a window of a valid episode; if nobody knows, it may."""
-    moved = played.moved_E_L
-    return bool(played.is_valid_E[i]) and (moved is None or bool(moved[i, start : start + span].any()))
+def _by_step(values_M_E_A: Tensor, num_steps: int) -> Tensor:
+    """What decisions have for each action, [M, E, A, ...], in the order of an episode's steps: [E, L, ...]."""
+    per_decision = num_steps // len(values_M_E_A)
+    return values_M_E_A[:, :, :per_decision].transpose(0, 1).flatten(1, 2)
