@@ -15,6 +15,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories, concatenated, replayed
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.vla.refinement import chosen_windows
 from imaginaire import distributed, random
 from imaginaire.config import L
@@ -191,6 +192,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     for options, name in (
         (dict(execute=0), f"{RL}.execute"),
         (dict(lower_bound=1.0, upper_bound=0.0), f"{RL}.lower_bound"),
+        (dict(loss=PolicyLossConfig(aggregation="episode-mean")), f"{RL}.loss.aggregation"),
     ):
         with pytest.raises(ConfigError, match=name):
             model(**options)
