@@ -4,6 +4,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -218,6 +219,13 @@ def test_two_processes_play_what_one_does(tmp_path: Path) -> None:
 
 
 # --- a world model that is refined in turn
+
+
+def test_an_environment_leaves_the_gpu_again_after_validation() -> None:
+    one = model()
+    with mock.patch.object(one.env, "offload", create=True) as offload:
+        one.validation_step(batch(), 0)
+    offload.assert_called_once()
 
 
 def windows_of(played: Trajectories, span: int, stride: int = 4, count: int = 9) -> list[tuple[int, int]]:

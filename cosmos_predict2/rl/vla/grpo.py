@@ -255,8 +255,7 @@ class VLAGRPOModel(ImaginaireModel):
             if number + 1 == self.rl.max_rollouts or self._on_all_ranks(self._num_with_spread(parts) >= wanted):
                 break
             batch = next(others)
-        if self.refinement is None and (offload := getattr(self.env, "offload", None)) is not None:
-            offload()
+        self._offload()
         played = concatenated(parts)
         advantage = self._advantages(played)
         if len(parts) > 1:  # first those that teach something; every rank has equally many
@@ -272,6 +271,11 @@ class VLAGRPOModel(ImaginaireModel):
             "advantage_min": float(advantage.min()),
         }
         return played, advantage, facts
+
+    def _offload(self) -> None:
+        """The environment leaves the GPU to the policy, where it is asked to and the world model is not trained."""
+        if self.refinement is None and (offload := getattr(self.env, "offload", None)) is not None:
+            offload()
 
     def starts(self, batch: Mapping[str, Any]) -> Starts:
         """The episodes of a batch of starts, those of a group one after the other."""
@@ -473,6 +477,7 @@ class VLAGRPOModel(ImaginaireModel):
         }
         if self.held_world_model is not None and self.true_env is not None and self.config.compare:
             output |= self._compared(starts.part(slice(0, min(count, self.config.compare))))
+        self._offload()
         return output, 1 - output["greedy_success"]
 
     def _compared(self, starts: Starts) -> dict[str, float]:
