@@ -151,3 +151,8 @@ def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(tmp_pa
     model.on_before_zero_grad(None, None, 400)
     after = model.net.act(observation(), mode="sample", generators=generators()).record["noise_level"]
     assert (level, float(after[0])) == pytest.approx((0.7, 0.3))
+
+
+def test_a_folder_that_does_not_exist_is_named_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^(?!.*no JSON).*does not exist"):
+        Pi05Policy(path=str(tmp_path / "nothing"))

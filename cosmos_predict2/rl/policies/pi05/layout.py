@@ -140,8 +140,9 @@ def copy_beside(source: str, folder: Path, options: Mapping[str, Any]) -> None:
 
 
 def read_json(address: str) -> dict[str, Any]:
+    file = local_file(address)  # raises its own error where there is none
     try:
-        content = json.loads(local_file(address).read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{address} is no JSON: {error}") from error
     if not isinstance(content, dict):
