@@ -25,6 +25,7 @@ from cosmos_predict2.rl.rewards.http import Answer, NoAnswer, ask
 from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
+_JITTER = random.Random()  # of its own: a retry must not move the random state of a training run
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 20.0
 NOT_READY = "Not found scores"  # the published service's answer 400 to a pull that comes too early
@@ -202,7 +203,7 @@ class RemoteReward:
                     continue  # the service waited for us
             failures += 1
             longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 10))
-            wait = random.uniform(0, longest) + (wait or 0.0)
+            wait = _JITTER.uniform(0, longest) + (wait or 0.0)
             time.sleep(max(0.0, min(wait, ends - time.monotonic())))
         raise NoAnswer(f"nothing final before the deadline, after {failures} tries; the last: {last}")
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client against services that are slow, full, wrong, published or gone."""
 
+import random
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -114,7 +115,9 @@ def test_errors_that_may_pass_are_tried_again(scripted: Any) -> None:
         pull=[(0, "", {}), (502, "", {}), (200, "<html>", {}), (202, "{}", {}), SCORES],
     )
     reward = server.reward()
+    state = random.getstate()
     assert reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30).is_valid_B.all()
+    assert random.getstate() == state, "a retry moves the random state of the run, so that it cannot be resumed exactly"
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 409, 413])

@@ -25,6 +25,7 @@ from cosmos_predict2.rl.rewards.service.queue import (
 from imaginaire.errors import ConfigError, missing_package
 
 log = logging.getLogger(__name__)
+_JITTER = random.Random()  # of its own: a retry must not move the random state of a training run
 
 _PREFIX = "cosmos_rewards"
 _WAIT_S = 60.0  # for a Redis that restarts
@@ -284,7 +285,7 @@ class RedisQueue:
                 if time.monotonic() - began > _WAIT_S:
                     raise
                 log.warning("Redis does not answer, asking again: %s", error)
-                time.sleep(random.uniform(0.1, 0.5))
+                time.sleep(_JITTER.uniform(0.1, 0.5))
 
     def _check_settings(self) -> None:
         import redis

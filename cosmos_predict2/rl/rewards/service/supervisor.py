@@ -27,6 +27,7 @@ from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceS
 from cosmos_predict2.rl.rewards.service.worker import UNFIT, WorkerSettings
 
 log = logging.getLogger(__name__)
+_JITTER = random.Random()  # of its own: a retry must not move the random state of a training run
 
 STARTING, READY, WAITING, BROKEN, STOPPED = "starting", "ready", "waiting", "broken", "stopped"
 ROOT = Path(__file__).resolve().parents[4]
@@ -93,7 +94,7 @@ class Slot:
                 self.state = WAITING
                 log.warning("the worker of %s died (%s); it is started again", self.reward.reward_type, reason)
                 wait = min(patience.longest_wait_s, patience.first_wait_s * 2 ** (self._deaths - 1))
-                self.of.stopping.wait(wait * random.uniform(0.8, 1.2))
+                self.of.stopping.wait(wait * _JITTER.uniform(0.8, 1.2))
         self.state = STOPPED
 
     def _wait_broken(self, reason: str) -> None:
