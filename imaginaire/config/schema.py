@@ -219,6 +219,7 @@ class TrainerConfig(Section):
     max_val_iter: int | None = attrs.field(default=None, validator=at_least(1))
     logging_iter: int = attrs.field(default=100, validator=at_least(1))
     run_validation: bool = True
+    validate_at_start: bool = True  # before the first iteration, too
     validation_iter: int = attrs.field(default=NEVER, validator=at_least(1))
     # Seconds for one step, then stacks and exit; four times as many, two hours at least, for what takes long (a start,
     # the first step, a save). 999999999: no limit.

@@ -195,7 +195,7 @@ class ImaginaireTrainer:
         config, callbacks = self.config.trainer, self.callbacks
         batches = data.without_end(model, self.stream)
         callbacks.on_train_start(model, self.iteration)
-        is_first = self.iteration == 0 and config.max_iter > 0
+        is_first = self.iteration == 0 and config.max_iter > 0 and config.validate_at_start
         if config.run_validation and (is_first or self._validation_due):
             self.validate(model, dataloader_val)
             self.metrics.flush(self.iteration)

@@ -178,6 +178,15 @@ def test_validation_changes_nothing_in_training(tmp_path: Path) -> None:
     assert difference(saved(tmp_path / "without"), saved(tmp_path / "with")) is None
 
 
+def test_a_run_validates_before_its_first_iteration_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    for option, expected in ((True, [0, 2]), (False, [2])):
+        options = ["trainer.run_validation=True", f"trainer.validate_at_start={option}", "trainer.max_iter=2"]
+        train(tmp_path / str(option), [*QUICK, *options])
+        lines = next((tmp_path / str(option)).rglob("metrics.jsonl")).read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert [record["iteration"] for record in records if "val/loss" in record] == expected
+
+
 class Watching(project.RestlessModel):
     modes: list[tuple[bool, bool]] = []
     weights: list[tuple[torch.Tensor, torch.Tensor]] = []
