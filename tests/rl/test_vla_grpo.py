@@ -120,6 +120,25 @@ def test_micro_batches_give_the_gradient_of_the_whole() -> None:
     assert torch.allclose(*gradients, rtol=1e-4, atol=1e-6)
 
 
+def test_each_episode_counts_alike_in_an_episode_mean() -> None:
+    """Two minibatches of two micro-batches: together the mean of the episodes' own means, as published."""
+    loss = PolicyLossConfig(aggregation="episode-mean", ratio_level="element")
+    one = model(minibatches=2, micro_batches=2, loss=loss)
+    played = one.source.collect(one.starts(batch()))
+    played.executed_M_E_A[1, ::3] = False  # episodes of one decision among others of two
+    advantage = torch.arange(12.0).reshape(3, 4) ** 2
+    parts = list(one._in_order(played, advantage, {}, batch()))
+    assert parts[0].old_log_prob_B_K_N.shape[2] > 1
+    total = sum(one.training_step(part, 0)[1].item() for part in parts) / 4  # by the trainer, which adds them up
+    assert total == pytest.approx(-float(advantage.mean()), rel=1e-5)  # ratios are 1
+
+
+def test_deviations_of_a_group_are_those_of_a_sample_or_of_all() -> None:
+    played = model().source.collect(model().starts(batch()))
+    of_sample, of_all = (model(advantage_correction=n)._advantages(played) for n in (1, 0))
+    torch.testing.assert_close(of_sample, of_all * 0.75**0.5)
+
+
 def test_episodes_that_were_lost_teach_nothing() -> None:
     one = model()
     played = one.source.collect(one.starts(batch()))
@@ -193,7 +212,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     for options, name in (
         (dict(execute=0), f"{RL}.execute"),
         (dict(lower_bound=1.0, upper_bound=0.0), f"{RL}.lower_bound"),
-        (dict(loss=PolicyLossConfig(aggregation="episode-mean")), f"{RL}.loss.aggregation"),
+        (dict(loss=PolicyLossConfig(aggregation="slice-mean")), f"{RL}.loss.aggregation"),
     ):
         with pytest.raises(ConfigError, match=name):
             model(**options)

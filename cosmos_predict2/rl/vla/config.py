@@ -10,7 +10,7 @@ from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
 
-MEANS = ("element-mean", "token-mean")  # aggregations of decisions in any order, as minibatches have them
+MEANS = ("element-mean", "token-mean", "episode-mean")  # of decisions in any order, as minibatches have them
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -26,6 +26,9 @@ class VLARLConfig(Section):
 
     # advantages
     advantage_epsilon: float = attrs.field(default=1e-6, validator=above(0))  # (R - mean) / (std + epsilon)
+    advantage_correction: int = attrs.field(
+        default=1, validator=at_least(0, at_most=1)
+    )  # the deviation divides by n less this
     lower_bound: Any = None  # groups whose mean return lies outside the bounds teach nothing; null: no bound
     upper_bound: Any = None
 
@@ -41,7 +44,7 @@ class VLARLConfig(Section):
         if self.execute is not None and self.execute < 1:
             yield "execute", f"{self.execute}, but at least 1 action of a decision is executed (null: all)"
         if self.loss.aggregation not in MEANS:
-            yield "loss.aggregation", f"{self.loss.aggregation} needs whole episodes: set {' or '.join(MEANS)}"
+            yield "loss.aggregation", f"{self.loss.aggregation} needs episodes in order: set {', '.join(MEANS)}"
         low, high = self.lower_bound, self.upper_bound
         if low is not None and high is not None and low > high:
             yield "lower_bound", f"{low} is above upper_bound={high}: no group would teach anything"

@@ -9,7 +9,7 @@ is ``net``; a world model that is trained is ``world_model``, one that is only h
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
 from cosmos_predict2.rl.vla import policy_losses
 from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig
 from cosmos_predict2.rl.vla.episodes import LocalRollout, RolloutSource, Starts, Trajectories, concatenated, replayed
+from cosmos_predict2.rl.vla.minibatches import Decisions, decisions_of, in_minibatches, log_probs, with_episodes
 from cosmos_predict2.rl.vla.policy_evaluation import Comparison
 from cosmos_predict2.rl.vla.policy_losses import choose_groups
 from cosmos_predict2.rl.vla.refinement import Refinement, require_refinable
@@ -59,20 +60,6 @@ PUBLISHED_METRICS = {  # as RLinf's runs show them; of imagined episodes, but fo
     "greedy_success": "eval/success_once",
 }
 POLICY, WORLD_MODEL = "policy", "world_model"
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """A minibatch of decisions, with the probabilities that they were drawn with."""
-
-    record: dict[str, Tensor]  # [B, ...]
-    old_log_prob_B_K_N: Tensor
-    advantage_B: Tensor
-    mask_B_A: Tensor  # bool, the actions that were executed
-    share: float = 1.0  # of the optimizer step's decisions, times the micro-batches
-    reference_log_prob_B_K_N: Tensor | None = None
-    is_before_update: bool = False  # no step was taken since the rollout, so that ratios are 1
-    facts: dict[str, float] = field(default_factory=dict)  # of the whole rollout, to be logged
 
 
 class VLAGRPOModel(ImaginaireModel):
@@ -245,13 +232,15 @@ class VLAGRPOModel(ImaginaireModel):
 
     def _experience(self, batch: Mapping[str, Any], others: Iterator[Any]) -> "tuple[Trajectories, Tensor, Facts]":
         """Episodes with their advantages [G, M]; with ``max_rollouts``, until enough groups have spread."""
-        wanted, parts, facts = len(batch["trial_id"]), [], {}
+        wanted = len(batch["trial_id"])
         for number in range(self.rl.max_rollouts):
             self.source.sync(self.policy)
             with evaluating(self.net):
-                parts.append(self.source.collect(self.starts(batch), "sample", self.progress))
+                played = self.source.collect(self.starts(batch), "sample", self.progress)
             if number == 0:
-                facts = self._facts(parts[0])
+                parts, facts = [played], self._facts(played)
+            elif (is_chosen := self._chosen(played)).any():  # the first rollout has enough of the others
+                parts.append(played.rows(is_chosen.repeat_interleave(self.rl.group_size).nonzero().flatten()))
             if number + 1 == self.rl.max_rollouts or self._on_all_ranks(self._num_with_spread(parts) >= wanted):
                 break
             batch = next(others)
@@ -293,7 +282,9 @@ class VLAGRPOModel(ImaginaireModel):
     def _advantages(self, played: Trajectories) -> Tensor:
         """[G, M]; zeros of groups that teach nothing."""
         scores, is_valid = self._by_group(played)
-        advantage = group_advantages(scores, is_valid, epsilon=self.rl.advantage_epsilon, correction=1)
+        advantage = group_advantages(
+            scores, is_valid, epsilon=self.rl.advantage_epsilon, correction=self.rl.advantage_correction
+        )
         return torch.where(self._chosen(played)[:, None], advantage, 0.0)
 
     def _chosen(self, played: Trajectories) -> Tensor:
@@ -336,54 +327,26 @@ class VLAGRPOModel(ImaginaireModel):
             "valid_rate": float(valid.float().mean()),
         }
 
-    @torch.no_grad()
     def _in_order(
         self, played: Trajectories, advantage_G_M: Tensor, facts: "Facts", batch: Mapping[str, Any]
     ) -> Iterator[Decisions]:
         """Every decision ``updates`` times, in ``minibatches`` of chance."""
-        rl = self.rl
-        num_decisions, size = played.reward_M_E_A.shape[:2]
-        record = {key: value.flatten(0, 1) for key, value in played.record.items()}
-        mask_B_A = (played.executed_M_E_A & played.is_valid_E[None, :, None]).flatten(0, 1)
-        advantage_B = advantage_G_M.flatten().repeat(num_decisions).to(mask_B_A.device)
+        rl, whole = self.rl, decisions_of(played, advantage_G_M)
+        size = -(-len(whole.mask_B_A) // (rl.minibatches * rl.micro_batches))
         with evaluating(self.net):
-            old = self.policy.log_prob(record)
-            reference = None
+            whole = replace(whole, facts=facts, old_log_prob_B_K_N=log_probs(self.policy, whole.record, size))
             if self._reference is not None:
                 with self._reference.scope(self.net):
-                    reference = self.policy.log_prob(record).log_prob_B_K_N
+                    whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, whole.record, size))
+        if rl.loss.aggregation == "episode-mean":
+            whole = with_episodes(whole, played, rl)
         first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
-        parts = []
-        for update in range(rl.updates):
-            generator = random.generator(self.seed, first, f"order{update}")
-            shuffled = torch.randperm(num_decisions * size, generator=generator)
-            parts += list(shuffled.tensor_split(rl.minibatches))
-        counted_B = self._counted(mask_B_A, old.log_prob_B_K_N.shape[1])
-        counts = torch.stack([counted_B[rows].sum() for rows in parts]).double().cpu()
-        of_all = distributed.all_reduce_(counts) / distributed.world_size()
-        self._left = len(parts) * rl.micro_batches
-        for number, rows in enumerate(parts):
-            for micro in rows.tensor_split(rl.micro_batches):
-                self._left -= 1
-                if self._left == 0:
-                    self.progress_counts.copy_(torch.tensor([int(self.progress_counts[0]) + 1, 0]))
-                yield Decisions(
-                    record={key: value[micro] for key, value in record.items()},
-                    old_log_prob_B_K_N=old.log_prob_B_K_N[micro],
-                    advantage_B=advantage_B[micro],
-                    mask_B_A=mask_B_A[micro],
-                    share=float(counted_B[micro].sum() / of_all[number].clamp(min=1) * rl.micro_batches),
-                    reference_log_prob_B_K_N=None if reference is None else reference[micro],
-                    is_before_update=number == 0,
-                    facts=facts,
-                )
-                facts = {}
-
-    def _counted(self, mask_B_A: Tensor, num_rows: int) -> Tensor:
-        """How many terms of the loss each decision gives, by the level of its ratios."""
-        rows = policy_losses.rows_of_actions(mask_B_A, num_rows)
-        is_chunk = policy_losses.RATIO_LEVELS.get(self.rl.loss.ratio_level, self.rl.loss.ratio_level) == "chunk_level"
-        return rows.any(dim=1).long() if is_chunk else rows.sum(dim=1)
+        self._left = rl.updates * rl.minibatches * rl.micro_batches
+        for decisions in in_minibatches(whole, rl, self.seed, first):
+            self._left -= 1
+            if self._left == 0:
+                self.progress_counts.copy_(torch.tensor([int(self.progress_counts[0]) + 1, 0]))
+            yield decisions
 
     # --- refinement of the world model
 
@@ -444,6 +407,8 @@ class VLAGRPOModel(ImaginaireModel):
             batch.mask_B_A,
             self.rl.loss,
             reference_B_K_N=batch.reference_log_prob_B_K_N,
+            episode_sum_B=batch.episode_sum_B,
+            num_episodes=batch.num_episodes,
         )
         if batch.is_before_update:
             self._require_ratio_one(found.watched)

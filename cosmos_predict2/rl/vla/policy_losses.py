@@ -137,7 +137,7 @@ def policy_loss(
     *,
     reference_B_K_N: Tensor | None = None,
     episode_sum_B: Tensor | None = None,
-    num_episodes: int | None = None,
+    num_episodes: float | None = None,
 ) -> PolicyLoss:
     """The clipped objective of decisions, with entropy bonus and the distance to a reference where they are asked for.
 
@@ -203,7 +203,7 @@ def at_level(
     ``sums_unexecuted`` of all.
     """
     rows_B_K_1 = rows_B_K[..., None]
-    level = {published: name for name, published in RATIO_LEVELS.items()}.get(level, level)
+    level = level_of(level)
     if level == "element":
         return log_prob_B_K_N, rows_B_K_1
     log_prob_B_K_1 = log_prob_B_K_N.sum(dim=2, keepdim=True)
@@ -215,12 +215,17 @@ def at_level(
     return counted.sum(dim=1, keepdim=True), rows_B_K_1.any(dim=1, keepdim=True)
 
 
+def level_of(name: str) -> str:
+    """ "element", "action" or "chunk", also of a published name."""
+    return {published: own for own, published in RATIO_LEVELS.items()}.get(name, name)
+
+
 def aggregate(
     value_B_K_N: Tensor,
     mask_B_K_1: Tensor,
     how: str,
     episode_sum_B: Tensor | None = None,
-    num_episodes: int | None = None,
+    num_episodes: float | None = None,
     *,
     max_episode_steps: int | None = None,
 ) -> Tensor:

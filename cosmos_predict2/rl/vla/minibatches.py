@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decisions of a rollout, and the minibatches in which they are trained on.
+
+Letters: those of `policy_losses`; decision b of a rollout is decision b // E of episode b % E.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.experience import mapped
+from cosmos_predict2.rl.interfaces import Policy
+from cosmos_predict2.rl.vla import policy_losses
+from cosmos_predict2.rl.vla.config import VLARLConfig
+from cosmos_predict2.rl.vla.episodes import Trajectories
+from imaginaire import distributed, random
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions that are trained on together, with the probabilities that they were drawn with."""
+
+    record: dict[str, Tensor]  # [B, ...]
+    old_log_prob_B_K_N: Tensor
+    advantage_B: Tensor
+    mask_B_A: Tensor  # bool, the actions that were executed
+    share: float = 1.0  # of the optimizer step's decisions, times the micro-batches
+    reference_log_prob_B_K_N: Tensor | None = None
+    episode_sum_B: Tensor | None = None  # terms of the loss in the decision's whole episode, for "episode-mean"
+    num_episodes: float | None = None  # a micro-batch's part of them
+    is_before_update: bool = False  # no step was taken since the rollout, so that ratios are 1
+    facts: dict[str, float] = field(default_factory=dict)  # of the whole rollout, to be logged
+
+    def rows(self, rows: Tensor) -> "Decisions":
+        """Some of them."""
+        return replace(self, **{name: mapped(value, lambda tensor: tensor[rows]) for name, value in vars(self).items()})
+
+
+def decisions_of(played: Trajectories, advantage_G_M: Tensor) -> Decisions:
+    """All of a rollout, without their probabilities."""
+    num_decisions = len(played.reward_M_E_A)
+    mask_B_A = (played.executed_M_E_A & played.is_valid_E[None, :, None]).flatten(0, 1)
+    return Decisions(
+        record={key: value.flatten(0, 1) for key, value in played.record.items()},
+        old_log_prob_B_K_N=mask_B_A.new_empty(0),
+        advantage_B=advantage_G_M.flatten().repeat(num_decisions).to(mask_B_A.device),
+        mask_B_A=mask_B_A,
+    )
+
+
+@torch.no_grad()
+def log_probs(policy: Policy, record: dict[str, Tensor], size: int) -> Tensor:
+    """[B, K, N], of ``size`` decisions at a time, as training computes them: all at once may not fit."""
+    count = len(next(iter(record.values())))
+    parts = [
+        policy.log_prob({key: value[first : first + size] for key, value in record.items()}).log_prob_B_K_N
+        for first in range(0, count, size)
+    ]
+    return torch.cat(parts)
+
+
+def in_minibatches(whole: Decisions, rl: VLARLConfig, seed: int, first: int) -> Iterator[Decisions]:
+    """Every decision ``updates`` times, in ``minibatches`` of chance, each of these in ``micro_batches``.
+
+    Chance follows from ``first``, the place of the rollout's first start in the run.
+    """
+    parts: list[Tensor] = []
+    for update in range(rl.updates):
+        shuffled = torch.randperm(len(whole.mask_B_A), generator=random.generator(seed, first, f"order{update}"))
+        parts += list(shuffled.tensor_split(rl.minibatches))
+    counted_B = _counted(whole, rl.loss.ratio_level)
+    counts = torch.stack([counted_B[rows].sum() for rows in parts]).double().cpu()
+    of_all = distributed.all_reduce_(counts) / distributed.world_size()
+    facts = whole.facts
+    for number, rows in enumerate(parts):
+        for micro in rows.tensor_split(rl.micro_batches):
+            share = float(counted_B[micro].sum() / of_all[number].clamp(min=1) * rl.micro_batches)
+            is_of_episodes = whole.episode_sum_B is not None  # which have their shares in the sums
+            yield replace(
+                whole.rows(micro),
+                share=1.0 if is_of_episodes else share,
+                is_before_update=number == 0,
+                facts=facts,
+            )
+            facts = {}
+
+
+def with_episodes(whole: Decisions, played: Trajectories, rl: VLARLConfig) -> Decisions:
+    """With what "episode-mean" needs: a mean over this process's episodes of each one's own mean."""
+    is_element = policy_losses.level_of(rl.loss.ratio_level) == "element"
+    terms_B = _counted(whole, rl.loss.ratio_level) * (whole.old_log_prob_B_K_N.shape[2] if is_element else 1)
+    sum_E = terms_B.unflatten(0, (-1, len(played))).sum(dim=0)
+    return replace(
+        whole,
+        episode_sum_B=sum_E.repeat(len(played.reward_M_E_A)),
+        num_episodes=max(1, int(played.is_valid_E.sum())) / (rl.minibatches * rl.micro_batches),
+    )
+
+
+def _counted(whole: Decisions, level: str) -> Tensor:
+    """How many rows of each decision count, or whether any does, by the level of the ratios, [B]."""
+    rows = policy_losses.rows_of_actions(whole.mask_B_A, whole.old_log_prob_B_K_N.shape[1])
+    return rows.any(dim=1).long() if policy_losses.level_of(level) == "chunk" else rows.sum(dim=1)
