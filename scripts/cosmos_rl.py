@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train by a recipe of Cosmos-RL (TOML): it is translated to an experiment with overrides, which scripts.train runs."""
+"""Train a world model or a policy by a recipe of Cosmos-RL (TOML): it is translated to an experiment with overrides,
+which scripts.train runs."""
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,15 +17,20 @@ from imaginaire import command_line
 from imaginaire.errors import ConfigError, near
 from scripts import train
 
-SCRIPTS = ("wfm_rl", "diffusion_nft")  # of cosmos_rl.tools.dataset: what they do is part of the translation
+# Of cosmos_rl.tools.dataset: what they do is part of the translation.
+SCRIPTS = ("wfm_rl", "diffusion_nft", "libero_grpo", "b1k_grpo")
+PLATFORMS = {"LIBERO": "libero_grpo", "BEHAVIOR": "b1k_grpo", "B1K": "b1k_grpo"}  # of ROBOT_PLATFORM
 _EPILOG = """\
-One process runs here; more are started by torchrun, one for each GPU that the recipe asks for (shards x copies x
-context parallelism). Under torchrun or Slurm, each process runs its part. Overrides of scripts.train come after --.
+A recipe with [vla] trains a policy, or with n_generation = 1 evaluates it; others train a world model. One process runs
+here; more are started by torchrun, one for each GPU that the recipe asks for (copies x shards x context parallelism).
+Under torchrun or Slurm, each process runs its part. Overrides of scripts.train come after --.
 
 examples:
   cosmos-rl --config configs/wfm/cosmos_predict2-5_2b_480_grpo_mock_data.toml --wfm-mode cosmos_rl.tools.dataset.wfm_rl
   cosmos-rl --config my_recipe.toml --wfm-mode ./cosmos_rl/tools/dataset/wfm_rl.py --dryrun
   cosmos-rl --config my_recipe.toml --wfm-mode cosmos_rl.tools.dataset.wfm_rl -- trainer.max_iter=2
+  ROBOT_PLATFORM=LIBERO cosmos-rl --config configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml \
+    cosmos_rl/tools/dataset/libero_grpo.py
 
 exit codes: those of scripts.train; 2: something that you can mend, in one message
 """
@@ -33,7 +40,7 @@ def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.cosmos_rl", __doc__, _EPILOG)
     add = parser.add_argument
     add("--config", required=True, metavar="FILE", help="the recipe, a TOML file")
-    add("--wfm-mode", action="store_true", dest="wfm_mode", help="train a world model, as every recipe here does")
+    add("--wfm-mode", action="store_true", dest="wfm_mode", help="train a world model, as a recipe without [vla] does")
     add("script", nargs="?", default="", help=f"accepted: {' or '.join(SCRIPTS)} of cosmos_rl.tools.dataset")
     add("--log-dir", metavar="DIR", dest="log_dir", help="keep the output of each process in a file below DIR")
     add("--num-workers", type=command_line.at_least(1), default=1, dest="num_workers", help="how many machines")
@@ -46,9 +53,12 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str] = ()) -> int:
-    _require_script(args.script)
+    import torch
+
     _require_recipe(args.config)
-    translation = translate(args.config)
+    translation = translate(args.config, torch.accelerator.device_count())
+    _require_script(args.script, translation.scripts)
+    _require_platform(os.environ.get("ROBOT_PLATFORM", ""), translation.scripts)
     for name, value in translation.environment.items():
         os.environ.setdefault(name, value)
     if place := os.environ.get("COSMOS_OUTPUT_DIR"):
@@ -57,6 +67,13 @@ def run(args: argparse.Namespace, overrides: Sequence[str] = ()) -> int:
     if os.environ.get("RANK", "0") == "0":
         for warning in translation.warnings:
             print(f"recipe: {warning}", file=sys.stderr)
+    if translation.evaluation is not None:
+        command = [sys.executable, "-m", "scripts.evaluate_policy", *translation.evaluation, *overrides]
+        if args.dryrun:
+            print(shlex.join(["python", *command[1:]]))
+            return 0
+        sys.stdout.flush()
+        os.execv(sys.executable, command)
     if args.dryrun:
         print(f"# processes: {translation.num_gpus}, one for each GPU ({_product(translation)})")
         return train.main(["--dryrun", *words])
@@ -70,11 +87,26 @@ def run(args: argparse.Namespace, overrides: Sequence[str] = ()) -> int:
     os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *command, "-m", "scripts.train", *words])
 
 
-def _require_script(script: str) -> None:
-    if script and Path(script.replace(".", "/") if not script.endswith(".py") else script).stem not in SCRIPTS:
+def _require_script(script: str, fitting: Sequence[str]) -> None:
+    if not script:
+        return
+    name = Path(script.replace(".", "/") if not script.endswith(".py") else script).stem
+    if name not in SCRIPTS:
         raise ConfigError(
             f"{script}: scripts of your own are not run. Data sets and rewards of your own are experiments here:"
-            " documentations/world_model_rl.md. Give cosmos_rl.tools.dataset.wfm_rl, or leave it out."
+            f" documentations/world_model_rl.md. Give cosmos_rl.tools.dataset.{fitting[0]}, or leave it out."
+        )
+    if name not in fitting:
+        raise ConfigError(f"{script} does not fit the recipe: give cosmos_rl/tools/dataset/{fitting[0]}.py.")
+
+
+def _require_platform(name: str, fitting: Sequence[str]) -> None:
+    """Raise where ROBOT_PLATFORM, which is only read of policies, names another robot than the recipe's."""
+    platforms = [platform for platform, script in PLATFORMS.items() if script in fitting]
+    if name and platforms and name.upper() not in platforms:
+        raise ConfigError(
+            f"ROBOT_PLATFORM={name} does not fit the recipe, whose simulator is that of"
+            f" {' or '.join(platforms)}: set it so, or leave it out.{near(name.upper(), PLATFORMS)}"
         )
 
 

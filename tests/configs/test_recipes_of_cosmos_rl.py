@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cosmos_predict2.configs.rl.recipes import nft, wfm
+from cosmos_predict2.configs.rl.recipes import nft, vla, wfm
 from cosmos_predict2.configs.rl.recipes.nft import translate_nft
 from cosmos_predict2.configs.rl.recipes.rows import Given, Only, Table, To, Translation, read_fields
 from cosmos_predict2.configs.rl.recipes.translation import translate
@@ -201,7 +201,7 @@ def test_fields_of_published_files_without_effect_there_are_named_in_warnings() 
     assert "model_parallel.pipeline_parallel_size" in warnings and "heart_beat.step_size" in warnings
 
 
-@pytest.mark.parametrize("table", [wfm.FIELDS, nft.FIELDS], ids=["wfm", "nft"])
+@pytest.mark.parametrize("table", [wfm.FIELDS, nft.FIELDS, vla.FIELDS], ids=["wfm", "nft", "vla"])
 def test_each_row_accepts_its_default_and_gives_its_reason(table: Table) -> None:
     fields, _ = read_fields({}, table)
     for path, row in table.items():

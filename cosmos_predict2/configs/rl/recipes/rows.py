@@ -65,6 +65,8 @@ class Translation:
     gpu_fields: dict[str, int]  # of the recipe, whose product it is
     environment: dict[str, str]  # variables that are set where they are not
     warnings: list[str]
+    scripts: tuple[str, ...] = ("wfm_rl", "diffusion_nft")  # of cosmos_rl.tools.dataset, that fit the recipe
+    evaluation: list[str] | None = None  # arguments of scripts.evaluate_policy, in place of the overrides
 
     @property
     def num_gpus(self) -> int:

@@ -5,15 +5,29 @@ translation = translate("configs/wfm/cosmos_predict2-5_2b_480_grpo_mock_data.tom
 compose(CONFIG, translation.overrides)
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from cosmos_predict2.configs.rl.recipes.nft import translate_nft
 from cosmos_predict2.configs.rl.recipes.rows import Translation
+from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
 from cosmos_predict2.configs.rl.recipes.wfm_translation import translate_wfm
 from imaginaire.config.files import load_toml
 
+WFM, NFT, VLA = "wfm", "nft", "vla"  # schemas: world models, DiffusionNFT, policies
 
-def translate(path: str) -> Translation:
-    """The run of a recipe's file, of either schema."""
+
+def schema_of(content: Mapping[str, Any]) -> str:
+    """Which of the schemas a recipe has."""
+    if "vla" in content:
+        return VLA
+    return NFT if "policy" in content or "train" in content else WFM
+
+
+def translate(path: str, gpus_here: int = 0) -> Translation:
+    """The run of a recipe's file, of any schema, on a machine with so many GPUs."""
     content = load_toml(path)
-    if "policy" in content or "train" in content:
-        return translate_nft(content)
-    return translate_wfm(content)
+    schema = schema_of(content)
+    if schema == VLA:
+        return translate_vla(content, gpus_here)
+    return translate_nft(content) if schema == NFT else translate_wfm(content)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run of a recipe for policies (VLA): which experiment, its policy, episodes, steps and validation."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cosmos_predict2.configs.rl.recipes import vla
+from cosmos_predict2.configs.rl.recipes.rows import (
+    ALWAYS,
+    Fields,
+    Translation,
+    override,
+    read_fields,
+)
+from cosmos_predict2.configs.rl.recipes.vla import CONFIG, POLICY, RL, TRAINERS, VLA_TYPES
+from imaginaire.errors import ConfigError, near
+
+TRIALS = 50  # recorded starts of a task
+SUITES = {  # the tasks of each suite of a simulator
+    "libero": dict(
+        libero_spatial=10, libero_object=10, libero_goal=10, libero_10=10, libero_90=90, libero_all=130
+    ),
+    "b1k": dict(b1k=50),
+    "toy": dict(push_puck=1),
+}  # fmt: skip
+EXECUTED = {"openvla-oft": 8, "openvla": 1, "pi05": 10}  # actions of a decision, where a recipe says nothing
+STEPS = {"libero": 512, "b1k": 2000, "toy": 24}  # of an episode, likewise
+TOY_CHUNK = 12
+WITHOUT_END = 2**20  # rollouts of an update at most
+SCRIPTS = {  # of cosmos_rl.tools.dataset, for each simulator; the toy world stands in for any
+    "libero": ("libero_grpo",),
+    "b1k": ("b1k_grpo",),
+    "toy": ("libero_grpo", "b1k_grpo"),
+}
+GPU_FIELDS = ("policy.parallelism.n_init_replicas", "policy.parallelism.dp_shard_size")
+_DATASET = "train.train_policy.dataset"
+_OF_PI05 = tuple(path.removeprefix("custom.pi05.") for path in vla.FIELDS if path.startswith("custom.pi05."))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a recipe's policy acts."""
+
+    simulator: str
+    suite: str
+    validation_suite: str
+
+    @property
+    def num_starts(self) -> int:
+        return TRIALS * SUITES[self.simulator][self.suite]
+
+
+def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
+    """The run of a recipe for policies, on a machine with so many GPUs."""
+    fields, warnings = read_fields(content, vla.FIELDS)
+    policy, place = _policy_name(fields), _place(fields)
+    scripts = SCRIPTS[place.simulator]
+    if fields["rollout.n_generation"] == 1 and fields["validation.enable"]:  # groups of one teach nothing
+        return Translation([], {}, {}, warnings, scripts, _evaluation(fields, policy, place))
+    _require_trainer(fields, policy)
+    settings = {
+        **fields.settings(ALWAYS),
+        **_policy(fields, policy),
+        **_sizes(fields, place),
+        **_dynamic_sampling(fields),
+        **_simulators(fields),
+        **_players(fields, gpus_here),
+        "job.wandb_mode": "online" if "wandb" in fields["logging.logger"] else "disabled",
+    }
+    if (name := fields["logging.experiment_name"]) not in (None, "None"):
+        settings["job.name"] = name
+    if fields["policy.parallelism.dp_shard_size"] > 1:
+        warnings.append(
+            "policy.parallelism.dp_shard_size: every GPU has all weights of the policy, which is not sharded yet;"
+            " python -m scripts.plan --recipe FILE says how much memory that takes"
+        )
+    saves = "standard" if fields["train.ckpt.enable_checkpoint"] else "dummy"
+    return Translation(
+        [f"experiment={_experiment(fields, place)}", f"ckpt_type={saves}", "scheduler=lambdalinear"]
+        + [override(key, value) for key, value in settings.items()],
+        {path: fields[path] for path in GPU_FIELDS},
+        {},
+        warnings,
+        scripts,
+    )
+
+
+# --- which experiment
+
+
+def _policy_name(fields: Fields) -> str:
+    name = fields["vla.vla_type"]
+    if name not in VLA_TYPES:
+        raise ConfigError(f'vla.vla_type = "{name}": no policy is called so here.{near(name, VLA_TYPES)}')
+    if not fields["policy.model_name_or_path"]:
+        raise ConfigError("policy.model_name_or_path is missing: a folder in the public layout, or a hub repository.")
+    return str(name)
+
+
+def _require_trainer(fields: Fields, name: str) -> None:
+    kind = fields["train.train_policy.trainer_type"]
+    if kind != TRAINERS[name]:
+        raise ConfigError(
+            f'train.train_policy.trainer_type = "{kind}", but that of vla_type = "{name}" is "{TRAINERS[name]}".'
+        )
+
+
+def _place(fields: Fields) -> Place:
+    """Where the policy acts; Cosmos-RL builds simulators by [validation], so that a recipe may say it there alone."""
+    trained, judged = f"{_DATASET}.name", "validation.dataset.name"
+    simulator = fields[trained] or fields[judged]
+    if simulator not in SUITES:
+        raise ConfigError(f'{trained} = "{simulator}": no simulator is called so.{near(simulator, SUITES)}')
+    if fields[judged] not in ("", simulator):
+        raise ConfigError(f'{judged} = "{fields[judged]}" must be {trained} = "{simulator}".')
+    suite = _suite(fields, f"{_DATASET}.subset", simulator) or _suite(fields, "validation.dataset.subset", simulator)
+    if not suite:
+        raise ConfigError(f"{_DATASET}.subset is missing: {' or '.join(SUITES[simulator])}.")
+    return Place(simulator, suite, _suite(fields, "validation.dataset.subset", simulator) or suite)
+
+
+def _suite(fields: Fields, path: str, simulator: str) -> str:
+    suite = str(fields[path])
+    if suite and suite not in SUITES[simulator]:
+        raise ConfigError(f'{path} = "{suite}": {simulator} has no such suite.{near(suite, SUITES[simulator])}')
+    return suite
+
+
+def _experiment(fields: Fields, place: Place) -> str:
+    policy, variant = VLA_TYPES[fields["vla.vla_type"]], fields["train.train_policy.variant"]
+    if place.simulator == "b1k" and policy != "pi05":
+        raise ConfigError('vla.vla_type must be "pi05" for b1k: OpenVLA has no statistics of its 23 numbers.')
+    if place.simulator == "toy":
+        for name in ("max_steps", "height", "width"):
+            if f"vla.{name}" in fields.given:
+                raise ConfigError(f"vla.{name}: the toy world has its own. Leave it out.")
+        return f"tiny_vla_grpo_{policy}_simulator"
+    return f"vla_{variant}_{policy}_{place.suite}"
+
+
+# --- parts of the run
+
+
+def _policy(fields: Fields, name: str) -> dict[str, Any]:
+    precision = fields["train.param_dtype"]
+    found = {f"{POLICY}.path": fields["policy.model_name_or_path"], f"{CONFIG}.precision": precision}
+    if precision == "bfloat16":
+        found[f"{RL}.ratio_tolerance"] = 0.1  # rows of another batch are rounded otherwise
+    views, given = fields["vla.num_images_in_input"], _of_pi05(fields)
+    if name == "pi05":
+        given |= {"num_images": views} if "vla.num_images_in_input" in fields.given else {}
+        return {**found, **{f"++{POLICY}.{key}": value for key, value in given.items()}}
+    if given:
+        raise ConfigError(f'custom.{min(given)} belongs to vla_type = "pi05", but it is "{name}".')
+    drawn, trained = fields["rollout.sampling_config.temperature"], fields["train.train_policy.temperature"]
+    if drawn != trained:
+        raise ConfigError(
+            f"rollout.sampling_config.temperature = {drawn} must be train.train_policy.temperature = {trained}: the"
+            " probabilities that are trained are those that were drawn with."
+        )
+    options = dict(temperature=float(trained), num_images_in_input=views, use_proprio=fields["vla.use_proprio"])
+    if "vla.unnorm_key" in fields.given:
+        options["unnorm_key"] = fields["vla.unnorm_key"]
+    return {**found, **{f"++{POLICY}.{key}": value for key, value in options.items()}}
+
+
+def _of_pi05(fields: Fields) -> dict[str, Any]:
+    """Its settings, of [custom.pi05] or [custom]."""
+    found: dict[str, Any] = {}
+    for section in ("custom", "custom.pi05"):
+        found |= {name: fields[f"{section}.{name}"] for name in _OF_PI05 if f"{section}.{name}" in fields.given}
+    found.pop("replan_steps", None)
+    return found
+
+
+def _sizes(fields: Fields, place: Place) -> dict[str, Any]:
+    """Groups of a process, micro-batches, and the length of the run; an iteration is a step of the optimizer."""
+    group, shard = fields["rollout.n_generation"], fields["policy.parallelism.dp_shard_size"]
+    batch, part = fields["train.train_batch_per_replica"], fields["vla.training_chunk_size"]
+    if group < 2:
+        raise ConfigError(
+            f"rollout.n_generation = {group}, but GRPO compares the episodes of a group: 2 at least. With 1 a recipe is"
+            " an evaluation: validation.enable = true."
+        )
+    if batch % (shard * group):
+        raise ConfigError(
+            f"train.train_batch_per_replica = {batch}: each of {shard} GPUs (policy.parallelism.dp_shard_size) needs a"
+            f" multiple of rollout.n_generation = {group} episodes."
+        )
+    episodes, updates = batch // shard, fields["train.train_policy.mu_iterations"]
+    parts = math.ceil(episodes * num_decisions(fields, place) / part)
+    steps = fields["train.epoch"] * place.num_starts * group // (batch * fields["policy.parallelism.n_init_replicas"])
+    if (limit := fields["train.max_num_steps"]) is not None:
+        steps = min(steps, limit)
+    found = {
+        f"{RL}.group_size": group,
+        f"{RL}.minibatches": 1,
+        f"{RL}.micro_batches": parts,
+        "trainer.grad_accum_iter": parts,
+        "trainer.max_iter": max(1, steps) * updates,
+        "trainer.logging_iter": 1,
+        "dataloader_train.batch_size": episodes // group,
+    }
+    every = {"checkpoint.save_iter": "train.ckpt.save_freq", "trainer.validation_iter": "validation.freq"}
+    return {**found, **{key: fields[path] * updates for key, path in every.items()}}
+
+
+def num_decisions(fields: Fields, place: Place) -> int:
+    """Of a whole episode."""
+    executed = _of_pi05(fields).get("action_chunk") or EXECUTED[fields["vla.vla_type"]]
+    if place.simulator == "toy":
+        executed = TOY_CHUNK  # of which the policy's actions are held for several steps
+    return math.ceil((fields["vla.max_steps"] or STEPS[place.simulator]) / executed)
+
+
+def _dynamic_sampling(fields: Fields) -> dict[str, Any]:
+    """Advantages and the loss as there: each episode counts alike, and within it each number of an action."""
+    section = "train.train_policy"
+    variant, again = fields[f"{section}.variant"], fields[f"{section}.max_retry_for_on_policy"]
+    if variant not in ("grpo", "dapo"):
+        raise ConfigError(f'{section}.variant = "{variant}".{near(variant, ("grpo", "dapo"))}')
+    rollouts = 1 if variant == "grpo" else again + 1 if again > 0 else WITHOUT_END
+    return {
+        f"{RL}.max_rollouts": rollouts,
+        f"{RL}.loss.ratio_level": "element",
+        f"{RL}.loss.aggregation": "episode-mean",
+        f"{RL}.advantage_epsilon": 1e-6,
+        f"{RL}.advantage_correction": 0,
+    }
+
+
+def _simulators(fields: Fields) -> dict[str, Any]:
+    """Where the policy learns, and where it is judged."""
+    given = {name: fields[f"vla.{name}"] for name in ("max_steps", "height", "width") if f"vla.{name}" in fields.given}
+    found = {}
+    for env in ("env", "eval_env"):
+        found[f"{CONFIG}.{env}.num_envs"] = fields["vla.num_envs"]
+        found |= {f"++{CONFIG}.{env}.{name}": value for name, value in given.items()}
+    return {
+        **found,
+        "trainer.run_validation": fields["validation.enable"],
+        "dataloader_val.batch_size": fields["validation.batch_size"] or fields["vla.num_envs"],
+    }
+
+
+def _players(fields: Fields, gpus_here: int) -> dict[str, Any]:
+    """Rollouts on workers of Ray, where GPUs of their own play."""
+    mode = fields["mode"]
+    if mode not in ("colocated", "disaggregated"):
+        raise ConfigError(f'mode = "{mode}".{near(mode, ("colocated", "disaggregated"))}')
+    train, play = (
+        math.prod(
+            fields[f"{part}.parallelism.{name}"] for name in ("n_init_replicas", "dp_shard_size", "dp_replicate_size")
+        )
+        for part in ("policy", "rollout")
+    )
+    if mode == "colocated":
+        return {}
+    if play % train:
+        raise ConfigError(f"rollout.parallelism: {play} GPUs play, which must be a multiple of the {train} that train.")
+    target = {"_target_": "cosmos_predict2.rl.vla.ray_rollout.RayRollout", "num_workers": play // train}
+    return {f"{CONFIG}.rollout": {**target, "num_gpus": 1.0 if gpus_here else 0.0}}
+
+
+def _evaluation(fields: Fields, policy: str, place: Place) -> list[str]:
+    """The arguments of scripts.evaluate_policy."""
+    suite = place.validation_suite
+    episodes = fields["custom.trials_per_task"] * SUITES[place.simulator][suite]
+    where = ["--suite", "toy", "--tasks", suite] if place.simulator == "toy" else ["--suite", suite]
+    words = [*where, "--policy", fields["policy.model_name_or_path"], "--episodes", str(episodes)]
+    words += ["--batch_size", str(fields["vla.num_envs"]), "--out", fields["train.output_dir"]]
+    return words + (["--videos", str(episodes)] if fields["vla.save_video"] else [])

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes of Cosmos-RL for policies: what they set here, published files, and what is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmos_predict2.configs.rl.recipes import vla, vla_translation
+from cosmos_predict2.configs.rl.recipes.rows import Read, Translation
+from cosmos_predict2.configs.rl.recipes.translation import translate
+from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
+from imaginaire.config.compose import compose
+from imaginaire.config.files import load_toml
+from imaginaire.errors import ConfigError
+from tests.configs.test_recipes_of_cosmos_rl import BASE, at_the_root, edited
+
+ROOT = Path(__file__).resolve().parents[2]
+OFT, PI05 = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r", "configs/pi05/pi05-{}-grpo-colocate"
+COLOCATED, LIBERO, B1K = f"{OFT}-colocate.toml", f"{PI05.format('libero10')}.toml", f"{PI05.format('b1k')}.toml"
+TINY = {
+    "openvla": load_toml(str(ROOT / "configs/openvla-oft/tiny-openvla-oft-grpo.toml")),
+    "pi05": load_toml(str(ROOT / "configs/pi05/tiny-pi05-grpo.toml")),
+}
+__all__ = ["at_the_root"]  # a fixture
+
+
+def value_of(translation: Translation, key: str) -> str:
+    found = [item.lstrip("+").partition("=") for item in translation.overrides]
+    return next(value for name, _, value in found if name == key or name.endswith(f".{key}"))
+
+
+def changed(tiny: str = "openvla", **changes: Any) -> Translation:
+    return translate_vla(edited(TINY[tiny], **changes))
+
+
+@pytest.mark.parametrize(
+    ("path", "experiment", "gpus", "groups", "parts", "steps"),
+    [
+        (COLOCATED, "vla_dapo_openvla_oft_libero_10", 8, 2, 16 * 64 // 16, 1024 * 500 * 8 // 128),
+        (f"{OFT}.toml", "vla_dapo_openvla_oft_libero_10", 8, 2, 16 * 64 // 16, 1024 * 500 * 8 // 128),
+        (LIBERO, "vla_dapo_pi05_libero_10", 8, 32, 256 * 52 // 16, 400 * 500 * 8 // (256 * 8)),
+        (B1K, "vla_dapo_pi05_b1k", 4, 32, 256 * 200 // 16, 400 * 2500 * 8 // (256 * 4)),
+    ],
+)
+def test_the_published_numbers(path: str, experiment: str, gpus: int, groups: int, parts: int, steps: int) -> None:
+    found = translate(path)
+    assert found.overrides[0] == f"experiment={experiment}"
+    assert found.num_gpus == gpus
+    assert value_of(found, "dataloader_train.batch_size") == str(groups)
+    assert value_of(found, "rl.micro_batches") == value_of(found, "trainer.grad_accum_iter") == str(parts)
+    assert value_of(found, "trainer.max_iter") == str(steps)
+    assert value_of(found, "trainer.validate_at_start") == "true"
+
+
+# Fields of the published files that ours leave out, since they do nothing there or here.
+PUBLISHED: dict[str, Any] = dict(
+    redis="12800",
+    train__resume=False,
+    train__optm_impl="fused",
+    train__async_tp_enabled=False,
+    train__compile=True,
+    train__fsdp_reduce_dtype="float32",
+    train__transfer_dtype="float32",
+    train__fsdp_reshard_after_forward="default",
+    train__sync_weight_interval=4,
+    train__ckpt__save_mode="async",
+    train__ckpt__export_safetensors=True,
+    policy__model_max_length=4096,
+    policy__parallelism__tp_size=1,
+    policy__parallelism__cp_size=1,
+    policy__parallelism__pp_size=1,
+    policy__parallelism__dp_replicate_size=1,
+    policy__parallelism__cp_rotate_method="allgather",
+    train__train_policy__dataset__split="train",
+    train__train_policy__dataset__test_size=496,
+    train__train_policy__enable_dataset_cache=False,
+    train__train_policy__dataloader_num_workers=4,
+    train__train_policy__dataloader_prefetch_factor=4,
+    train__train_policy__conversation_column_name="messages",
+    train__train_policy__lower_bound_ratio=10.0,
+    train__train_policy__mini_batch=16,
+    train__train_policy__min_filter_prefix_tokens=1,
+    train__train_policy__allowed_outdated_steps=3,
+    rollout__gpu_memory_utilization=0.7,
+    rollout__enable_chunked_prefill=True,
+    rollout__quantization="none",
+    rollout__max_response_length=1024,
+    rollout__enforce_eager=False,
+    rollout__batch_size=4,
+    rollout__sampling_config__top_p=1.0,
+    rollout__sampling_config__top_k=0,
+    validation__dataset__split="val",
+    vla__proprio_dim=7,
+    vla__continuous=False,
+)
+
+
+@pytest.mark.parametrize("path", [COLOCATED, LIBERO, B1K])
+def test_published_files_become_the_same_run(path: str) -> None:
+    assert translate_vla(edited(load_toml(path), **PUBLISHED)) == translate(path)
+
+
+@pytest.mark.parametrize("tiny", TINY)
+def test_the_tiny_recipes_compose(tiny: str) -> None:
+    config = compose(BASE, changed(tiny).overrides)
+    model, rl = config.model.config, config.model.config.rl
+    assert (rl.loss.ratio_level, rl.loss.aggregation, rl.advantage_correction) == ("element", "episode-mean", 0)
+    assert (rl.group_size, rl.max_rollouts, rl.minibatches) == (4, 2, 1)
+    assert (config.dataloader_train.batch_size, model.env.num_envs, model.eval_env.num_envs) == (4, 8, 8)
+    options = dict(openvla=("temperature", 1.6), pi05=("noise_method", "flow_sde"))
+    name, value = options[tiny]
+    assert (
+        model.policy[name] == value
+        and model.policy.path == f"checkpoints/policies/tiny_{tiny.replace('vla', 'vla_oft')}"
+    )
+
+
+CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe, and what it sets here
+    (dict(train__train_policy__clip_ratio_c=3.0), "loss.dual_clip", "3.0"),
+    (dict(train__train_policy__kl_beta=0.5), "loss.kl_beta", "0.5"),
+    (dict(train__train_policy__mu_iterations=2), "trainer.max_iter", "4"),
+    (dict(train__train_policy__mu_iterations=2), "trainer.validation_iter", "4"),
+    (dict(train__train_policy__max_retry_for_on_policy=-1), "rl.max_rollouts", str(2**20)),
+    (dict(train__train_policy__variant="grpo"), "rl.max_rollouts", "1"),
+    (dict(train__param_dtype="bfloat16"), "rl.ratio_tolerance", "0.1"),
+    (dict(train__optm_warmup_steps=7), "scheduler.warm_up_steps", "[7]"),
+    (dict(train__ckpt__max_keep=-1), "checkpoint.keep_last", "null"),
+    (dict(train__ckpt__enable_checkpoint=False), "ckpt_type", "dummy"),
+    (dict(vla__filter_lower_bound=0.1), "rl.lower_bound", "0.1"),
+    (dict(vla__use_proprio=True), "policy.use_proprio", "true"),
+    (dict(vla__unnorm_key="libero_90"), "policy.unnorm_key", '"libero_90"'),
+    (dict(vla__training_chunk_size=8), "trainer.grad_accum_iter", "4"),
+    (dict(validation={"enable": False}), "trainer.run_validation", "false"),
+    (dict(validation__batch_size=3), "dataloader_val.batch_size", "3"),
+    (dict(logging__logger=["wandb"]), "job.wandb_mode", '"online"'),
+    (dict(policy__parallelism__dp_shard_size=2), "dataloader_train.batch_size", "2"),
+    (dict(policy__parallelism__n_init_replicas=2), "dataloader_train.batch_size", "4"),
+    (dict(train__train_policy__dataset={}), "experiment", "tiny_vla_grpo_openvla_oft_simulator"),
+    (dict(mode="disaggregated", rollout__parallelism__dp_shard_size=2), "config.rollout",
+     '{_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:2,num_gpus:0.0}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "key", "value"), CHANGES, ids=lambda case: str(case)[:40])
+def test_a_field_sets_what_the_table_says(changes: dict[str, Any], key: str, value: str) -> None:
+    assert value_of(changed(**changes), key) == value
+
+
+@pytest.mark.parametrize("section", ["custom", "custom__pi05"])  # Cosmos-RL drops the second, which the guide prints
+def test_settings_of_pi05_take_effect_in_either_section(section: str) -> None:
+    found = changed("pi05", custom={}, **{f"{section}__noise_method": "flow_noise", f"{section}__replan_steps": 5})
+    assert value_of(found, "policy.noise_method") == '"flow_noise"'
+    assert not any("replan_steps" in item for item in found.overrides)
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [  # a change of a tiny recipe, and what the error names
+    ("openvla", dict(vla__training_chunksize=8), "Did you mean training_chunk_size?"),
+    ("openvla", dict(vla__temperature=1.0), "train.train_policy.temperature"),
+    ("openvla", dict(vla__vla_type="openvla_oft"), "Did you mean openvla-oft"),
+    ("openvla", dict(vla__vla_type="cosmos-policy"), 'vla.vla_type = "cosmos-policy"'),
+    ("openvla", dict(vla__num_envs="8"), "vla.num_envs"),
+    ("pi05", dict(train__train_policy__trainer_type="grpo_vla"), '"grpo_pi05"'),
+    ("openvla", dict(train__train_policy__type="sft"), "scripts.train_policy"),
+    ("openvla", dict(train__train_policy__variant="gspo"), "train.train_policy.variant"),
+    ("openvla", dict(train__train_policy__unbiased_advantage=True), "train.train_policy.unbiased_advantage"),
+    ("openvla", dict(train__train_policy__loss_type="seq-mean-token-sum"), "train.train_policy.loss_type"),
+    ("openvla", dict(train__train_policy__temperature=1.0), "rollout.sampling_config.temperature = 1.6"),
+    ("openvla", dict(train__train_policy__dataset__name="maniskill"), "maniskill"),
+    ("openvla", dict(validation={}, train__train_policy__dataset=dict(name="libero", subset="libero_11")), "libero_10"),
+    ("openvla", dict(vla__max_steps=9), "vla.max_steps"),
+    ("openvla", dict(train__train_policy__dataset=dict(name="b1k", subset="b1k")), "validation.dataset.name"),
+    ("openvla", dict(validation={}, train__train_policy__dataset=dict(name="b1k", subset="b1k")), "pi05"),
+    ("openvla", dict(train__train_batch_per_replica=10), "train.train_batch_per_replica = 10"),
+    ("openvla", dict(train__fsdp_ofload=True), "fsdp_offload"),
+    ("openvla", dict(train__fp8={"enable_fp8": True}), "train.fp8"),
+    ("openvla", dict(train__non_text=False), "train.non_text"),
+    ("openvla", dict(rollout__backend="vllm"), "rollout.backend"),
+    ("openvla", dict(rollout__n_generation=1, validation={}), "validation.enable = true"),
+    ("openvla", dict(policy__parallelism__dp_shard_size=2, mode="disaggregated"), "rollout.parallelism"),
+    ("openvla", dict(policy__lora={"r": 8}), "policy.lora"),
+    ("openvla", dict(policy__parallelism__tp_size=2), "policy.parallelism.tp_size"),
+    ("openvla", dict(policy={}), "policy.model_name_or_path"),
+    ("openvla", dict(validation__n_generation=4), "validation.n_generation"),
+    ("openvla", dict(custom__pi05={"num_steps": 5}), "custom.num_steps"),
+    ("pi05", dict(custom__pi05__noise_metod="flow_cps"), "noise_method"),
+    ("openvla", dict(mode="colocated_separated"), "colocated_separated"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tiny", "changes", "named"), WRONG, ids=lambda case: str(case)[:40])
+def test_a_wrong_recipe_is_refused_by_name(tiny: str, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        changed(tiny, **changes)
+    assert named in str(refused.value)
+
+
+def test_a_recipe_with_groups_of_one_is_an_evaluation() -> None:
+    found = translate("configs/openvla-oft/openvla-oft-libero10-eval.toml")
+    assert found.evaluation is not None and not found.overrides
+    words = " ".join(found.evaluation)
+    assert "--suite libero_10 --policy Haozhan72/Openvla-oft-SFT-libero10-trajall --episodes 500" in words
+    assert "--batch_size 8 --out ./outputs/openvla-oft-libero10-eval --videos 500" in words
+
+
+def test_every_field_that_is_read_is_used() -> None:
+    """Read rows promise that the translation looks at them."""
+    text = Path(str(vla_translation.__file__)).read_text()
+    for path, row in vla.FIELDS.items():
+        if isinstance(row, Read) and not path.startswith("custom."):
+            assert path in text or path.rpartition(".")[2] in text, path
