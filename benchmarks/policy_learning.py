@@ -4,8 +4,9 @@
     python -m benchmarks.policy_learning                                      # both, seeds 0, 1 and 2
     python -m benchmarks.policy_learning --experiment tiny_vla_grpo_world_model_frozen --seeds 0 -- trainer.max_iter=160
     python -m benchmarks.policy_learning --windows all --least 0.08           # from a stronger clone
+    python -m benchmarks.policy_learning --experiment tiny_vla_grpo_pi05_world_model   # another policy
 
-Every seed has a clone of its own, of 20 demonstrations, and a run of its own. Success is that of 800 held-out starts
+Every seed has a clone of its own, by scripts.train_policy, and a run of its own. Success is that of 800 held-out starts
 in the simulator (standard error .017), which no run looks at to stop or to choose weights: the last ones count. Core-
 seconds are those of the run with its checks at start and end alone. ``gap`` is imagined less true success of actions
 that the policy drew in imagination, at the end. ``--curve`` draws success over core-seconds, from runs that check after
@@ -13,6 +14,7 @@ every refinement.
 """
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -25,7 +27,13 @@ from pathlib import Path
 
 EXPERIMENTS = ("tiny_vla_grpo_world_model", "tiny_vla_grpo_simulator")
 LEAST = {"tiny_vla_grpo_world_model": 0.14, "tiny_vla_grpo_simulator": 0.40}  # gain on each seed
-MEAN = {"tiny_vla_grpo_world_model": 0.18}
+MEAN = {
+    "tiny_vla_grpo_world_model": 0.18,
+    "tiny_vla_grpo_openvla_oft_simulator": 0.15,
+    "tiny_vla_grpo_openvla_oft_world_model": 0.08,
+    "tiny_vla_grpo_pi05_simulator": 0.15,
+    "tiny_vla_grpo_pi05_world_model": 0.08,
+}
 AT_THE_END = {"tiny_vla_grpo_world_model": 0.60}
 
 
@@ -53,12 +61,18 @@ class Row:
         )
 
 
-def clone(seed: int, root: Path, windows: str) -> Path:
-    """The file of a clone of 20 demonstrations."""
-    path = root / f"clone_{windows.replace(',', '_')}_{seed}"
-    command = ["scripts.train_policy", "--seed", str(seed), "--windows", windows, "--out", str(path), "--overwrite"]
-    _run(command, root)
-    return path / "policy.safetensors"
+def policy_of(experiment: str) -> str:
+    """The kind of policy that it trains, as scripts.train_policy calls it."""
+    return next((name for name in ("openvla_oft", "pi05") if name in experiment), "toy")
+
+
+@functools.cache
+def clone(policy: str, seed: int, root: Path, windows: str = "") -> Path:
+    """What a run begins with: a clone by the defaults of the policy, or of other ``windows``."""
+    path = root / f"clone_{policy}_{windows.replace(',', '_')}_{seed}"
+    command = ["scripts.train_policy", "--policy", policy, "--seed", str(seed), "--out", str(path), "--overwrite"]
+    _run([*command, *(["--windows", windows] if windows else [])], root)
+    return path / "policy.safetensors" if policy == "toy" else path
 
 
 def learn(experiment: str, seed: int, policy: Path, root: Path, overrides: Sequence[str] = ()) -> Row:
@@ -127,7 +141,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiment", nargs="*", default=list(EXPERIMENTS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--windows", default="0,12", help="of the demonstrations; all: a stronger clone")
+    parser.add_argument(
+        "--windows", default="", help="of the demonstrations; all: a stronger clone of the small policy"
+    )
     parser.add_argument("--least", type=float, default=None, help="the gain that is wanted of each run")
     parser.add_argument("--output", default="", help="folder of the runs; default: a temporary one")
     parser.add_argument("--curve", default="", help="a .png")
@@ -139,7 +155,7 @@ def main() -> int:
     for experiment in arguments.experiment:
         of_one = []
         for seed in arguments.seeds:
-            policy = clone(seed, root, arguments.windows)
+            policy = clone(policy_of(experiment), seed, root, arguments.windows)
             of_one.append(learn(experiment, seed, policy, root, [*checks, *arguments.overrides]))
             print(of_one[-1], flush=True)
         verdicts.append(f"{experiment}: misses {', '.join(missed(of_one, arguments.least)) or 'nothing'}")

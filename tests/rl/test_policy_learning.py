@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A policy gets better by imagination, and much better in the simulator: the default runs, one seed."""
+"""Policies get better by imagination, and much better in the simulator: the default runs, one seed."""
 
 from pathlib import Path
 
@@ -9,8 +9,9 @@ from benchmarks import policy_learning
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("experiment", policy_learning.EXPERIMENTS)
+@pytest.mark.parametrize("experiment", [*policy_learning.EXPERIMENTS, "tiny_vla_grpo_openvla_oft_simulator"])
 def test_a_clone_gets_better(experiment: str, tmp_path: Path) -> None:
-    row = policy_learning.learn(experiment, 0, policy_learning.clone(0, tmp_path, "0,12"), tmp_path)
+    policy = policy_learning.clone(policy_learning.policy_of(experiment), 0, tmp_path)
+    row = policy_learning.learn(experiment, 0, policy, tmp_path)
     print(row)
     assert policy_learning.missed([row]) == []

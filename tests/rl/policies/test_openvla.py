@@ -131,7 +131,7 @@ def test_proprioception_beside_the_model_is_read(folder: Path, tmp_path: Path) -
 
 
 def test_folders_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no config.json"):
+    with pytest.raises(CheckpointError, match=r"no config.json.*\n.*train_policy --policy openvla_oft"):
         OpenVLAPolicy(str(tmp_path))
     with pytest.raises(ConfigError, match=r"variant='of'.*oft"):
         OpenVLAPolicy(str(folder), "of")

@@ -153,6 +153,6 @@ def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(tmp_pa
     assert (level, float(after[0])) == pytest.approx((0.7, 0.3))
 
 
-def test_a_folder_that_does_not_exist_is_named_so(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^(?!.*no JSON).*does not exist"):
+def test_a_folder_without_a_policy_is_named_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config.json.*\n.*train_policy --policy pi05 --out .*nothing"):
         Pi05Policy(path=str(tmp_path / "nothing"))

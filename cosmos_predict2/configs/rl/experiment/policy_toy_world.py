@@ -43,8 +43,6 @@ HELD_OUT = 200  # starts of a validation batch
 SHOWN = 4  # of them, as videos
 EPISODE = 24  # actions
 PHASES, EVERY = 14, 6
-OFT = "checkpoints/policies/tiny_openvla_oft"  # as scripts.train_policy --policy openvla_oft --out writes it
-PI05 = "checkpoints/policies/tiny_pi05"
 NFT: dict[str, Any] = dict(
     objective="nft",
     transition="ode",
@@ -159,23 +157,6 @@ WATCH = dict(
 )
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "tiny_vla_grpo_simulator": tiny("tiny_vla_grpo_simulator", 200, 50, env=L(ToyEnv)(num_envs=GROUPS * MEMBERS)),
-    # A policy that sees with transformers, from a folder of scripts.train_policy; an update costs more than a rollout.
-    "tiny_vla_grpo_openvla_oft_simulator": tiny(
-        "tiny_vla_grpo_openvla_oft_simulator",
-        240,
-        20,
-        updates=1,
-        policy=L(OpenVLAPolicy)(path=OFT),
-        env=L(ToyEnv)(num_envs=GROUPS * MEMBERS),
-    ),
-    "tiny_vla_grpo_pi05_simulator": tiny(
-        "tiny_vla_grpo_pi05_simulator",
-        240,
-        20,
-        updates=1,
-        policy=L(Pi05Policy)(path=PI05, noise_method="flow_sde"),
-        env=L(ToyEnv)(num_envs=GROUPS * MEMBERS),
-    ),
     "tiny_vla_grpo_world_model": tiny(
         "tiny_vla_grpo_world_model",
         PHASES * EVERY,
@@ -194,5 +175,16 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     # The same world model throughout: the policy learns to exploit it.
     "tiny_vla_grpo_world_model_frozen": tiny("tiny_vla_grpo_world_model_frozen", 60, 10, **imagined(supervised())),
 }
+# Policies that see with transformers, from a folder of scripts.train_policy; an update costs more than a rollout.
+for policy, node in (
+    ("openvla_oft", L(OpenVLAPolicy)(path="checkpoints/policies/tiny_openvla_oft")),
+    ("pi05", L(Pi05Policy)(path="checkpoints/policies/tiny_pi05", noise_method="flow_sde")),
+):
+    name = f"tiny_vla_grpo_{policy}_simulator"
+    env = L(ToyEnv)(num_envs=GROUPS * MEMBERS)
+    EXPERIMENTS[name] = tiny(name, 60, 20, updates=1, policy=node, env=env)
+    name = f"tiny_vla_grpo_{policy}_world_model"
+    learning = dict(**imagined(supervised()), refinement=refinement(150, MUON))
+    EXPERIMENTS[name] = tiny(name, 10 * EVERY, EVERY, updates=1, policy=node, **learning)
 for name, experiment in EXPERIMENTS.items():
     register_experiment(name, experiment)

@@ -62,7 +62,10 @@ class OpenVLAPolicy(nn.Module):
         self.folder = Folder(str(path))
         config = self.folder.json(CONFIG)
         if not config:
-            raise CheckpointError(f"{path} has no {CONFIG}: a folder or hub id in OpenVLA's public layout is expected.")
+            raise CheckpointError(
+                f"{path} has no {CONFIG}: a folder or hub id in OpenVLA's public layout is expected. A tiny one:\n"
+                f"  python -m scripts.train_policy --policy openvla_oft --out {path}"
+            )
 
         def setting(name: str, given: Any, otherwise: Any) -> Any:
             return config.get(name, otherwise) if given is None else given

@@ -16,7 +16,7 @@ from cosmos_predict2.rl.policies.openvla.pictures import CONFIG as PREPROCESSOR
 from cosmos_predict2.rl.policies.openvla.prompts import PROMPT, SPACE
 from imaginaire import random
 
-BINS, PADDING = 256, 64
+PADDING = 64
 _SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 _MEANS = [[0.484375, 0.455078125, 0.40625], [0.5, 0.5, 0.5]]
 _STDS = [[0.228515625, 0.2236328125, 0.224609375], [0.5, 0.5, 0.5]]
@@ -36,6 +36,7 @@ def write_tiny(
     vision: tuple[int, int] = (32, 48),
     vision_layers: int = 3,
     text_tokens: int = 320,
+    bins: int = 256,
     action_chunk: int = 8,
     action_dim: int = 7,
     hold: int = 1,
@@ -48,7 +49,7 @@ def write_tiny(
     {"action": {"q01": ..., ...}, "proprio": ...}, without which numbers lie in [-1, 1]."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = text_tokens + BINS + PADDING
+    vocabulary = text_tokens + bins + PADDING
     config = {
         "model_type": "openvla",
         "architectures": ["OpenVLAForActionPrediction"],
@@ -57,7 +58,7 @@ def write_tiny(
         "image_sizes": [image_size, image_size],
         DINOV2: dict(embed_dim=vision[0], depth=vision_layers, num_heads=4, reg_tokens=4, patch=14),
         SIGLIP: dict(embed_dim=vision[1], depth=vision_layers, num_heads=4, mlp_ratio=_SIGLIP_MLP, patch=14),
-        "n_action_bins": BINS,
+        "n_action_bins": bins,
         "pad_token_id": 3,
         "pad_to_multiple_of": PADDING,
         "text_config": {
@@ -113,11 +114,16 @@ def _unread(vision: tuple[int, int]) -> dict[str, Tensor]:
 
 
 def _drawn(module: nn.Module) -> None:
-    """Wide enough that pictures matter from the beginning: transformers' .02 is meant for wide networks."""
+    """Wide enough that pictures matter from the beginning, and where on them a thing is: transformers' .02 is meant for
+    wide networks."""
     if isinstance(module, (nn.Linear, nn.Conv2d)):
         nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):  # words, and SigLIP's places
+        nn.init.normal_(module.weight)
+    elif (places := getattr(module, "position_embeddings", None)) is not None:  # DINOv2's
+        nn.init.normal_(places)
 
 
 def _write_tokenizer(folder: Path, sentences: Sequence[str], size: int) -> None:

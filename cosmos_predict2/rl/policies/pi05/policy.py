@@ -18,8 +18,8 @@ from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
-from imaginaire.checkpoint.weight_files import below
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.checkpoint.weight_files import below, names_at
+from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 _NO_STEP = -1  # the drawn step of a greedy decision
 _BETA = 1.5  # t = 0.001 + 0.999 Beta(1.5, 1)
@@ -38,6 +38,11 @@ class Pi05Policy(nn.Module):
         super().__init__()
         if not path:
             raise ConfigError("policy.path must name a PI0.5 folder in the public layout, or its hub id.")
+        if layout.CONFIG not in names_at(path):
+            raise CheckpointError(
+                f"{path} has no {layout.CONFIG}: a folder or hub id in PI0.5's public layout is expected. A tiny one:\n"
+                f"  python -m scripts.train_policy --policy pi05 --out {path}"
+            )
         self.path, self.options = path, options
         self.config = read_config(layout.read_json(below(path, layout.CONFIG)), path, options)
         self.network = Pi05Network(self.config)

@@ -69,8 +69,11 @@ def write_tiny(
 
 
 def _wake(network: Pi05Network) -> None:
-    """Give the gates of the expert, which begin closed, a value: a random policy otherwise sees nothing."""
-    for module in network.modules():
+    """Open the gates of the expert, which begin closed, and let the places on a picture count: a random policy
+    otherwise sees nothing, and learns slowly where things are."""
+    for name, module in network.named_modules():
+        if name.endswith("position_embedding") and isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight)
         if isinstance(module, AdaRMSNorm):
             nn.init.normal_(module.dense.weight, std=0.02)
             with torch.no_grad():
