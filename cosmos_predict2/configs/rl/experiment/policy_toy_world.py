@@ -176,13 +176,13 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "tiny_vla_grpo_world_model_frozen": tiny("tiny_vla_grpo_world_model_frozen", 60, 10, **imagined(supervised())),
 }
 # Policies that see with transformers, from a folder of scripts.train_policy; an update costs more than a rollout.
-for policy, node in (
-    ("openvla_oft", L(OpenVLAPolicy)(path="checkpoints/policies/tiny_openvla_oft")),
-    ("pi05", L(Pi05Policy)(path="checkpoints/policies/tiny_pi05", noise_method="flow_sde")),
+for policy, node, experiences in (
+    ("openvla_oft", L(OpenVLAPolicy)(path="checkpoints/policies/tiny_openvla_oft"), 60),
+    ("pi05", L(Pi05Policy)(path="checkpoints/policies/tiny_pi05", noise_method="flow_sde"), 240),
 ):
     name = f"tiny_vla_grpo_{policy}_simulator"
     env = L(ToyEnv)(num_envs=GROUPS * MEMBERS)
-    EXPERIMENTS[name] = tiny(name, 60, 20, updates=1, policy=node, env=env)
+    EXPERIMENTS[name] = tiny(name, experiences, 20, updates=1, policy=node, env=env)
     name = f"tiny_vla_grpo_{policy}_world_model"
     learning = dict(**imagined(supervised()), refinement=refinement(150, MUON))
     EXPERIMENTS[name] = tiny(name, 10 * EVERY, EVERY, updates=1, policy=node, **learning)
