@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.hub_server import Hub, serve
+from tests.guides import follow, linked
 from tests.programs import python
-from tests.test_documentation import ROOT
-from tests.test_guides import follow
 
 NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra rl: Ray's own commands")
 DOWNLOAD = """
@@ -69,17 +68,7 @@ TABLE = [  # the command; what is put in place of it here; its exit code; what i
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name in (
-        "scripts",
-        "cosmos_predict2",
-        "imaginaire",
-        "examples",
-        "requirements",
-        "ray_utils",
-        "constraints.txt",
-    ):
-        (tmp_path / name).symlink_to(ROOT / name)
-    return tmp_path
+    return linked(tmp_path, "examples", "requirements", "ray_utils", "constraints.txt")
 
 
 @pytest.mark.slow

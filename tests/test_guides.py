@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training and inference commands as published guides print them, with the tiny twin and two processes put in place."""
 
-import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +10,7 @@ import pytest
 import torch
 
 from cosmos_predict2.data.video import media
-from tests.programs import python
-from tests.test_documentation import ROOT
+from tests.guides import follow, linked, start
 
 # What the guides print. A test puts other names and numbers in place and leaves the rest as it is.
 TRAIN = """
@@ -65,8 +61,7 @@ SHORT += " dataloader_val.dataset.num_episodes=4 trainer.validation_iter=2"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[Path]:
     """A folder that looks like a checkout, with one clip where AgiBot's preparation puts it."""
-    for name in ("scripts", "cosmos_predict2", "imaginaire", "examples"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    linked(tmp_path, "examples")
     frames = torch.randint(255, (3, 20, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     clip = tmp_path / f"datasets/{AGIBOT}/val/videos/{CLIP}"
     clip.parent.mkdir(parents=True)
@@ -74,35 +69,6 @@ def checkout(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "path/to").mkdir(parents=True)
     media.write_image(str(tmp_path / "path/to/input.jpg"), frames[:, 0])
     yield tmp_path
-
-
-def start(checkout: Path, text: str, **variables: str) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(python()).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        **variables,
-    }
-    for name in ("PYTHONPATH", "IMAGINAIRE_OUTPUT_ROOT"):
-        if name not in variables:
-            environment.pop(name, None)
-    return subprocess.Popen(
-        ["bash", "-eo", "pipefail", "-c", text],
-        cwd=checkout,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def follow(checkout: Path, text: str, code: int = 0, **variables: str) -> str:
-    """What the command printed; it must end with this exit code."""
-    process = start(checkout, text, **variables)
-    printed = process.communicate(timeout=600)[0]
-    assert process.returncode == code, f"{text}\n{printed[-4000:]}"
-    return printed
 
 
 def free_port() -> int:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command and recipe fragment of the guide "VLA" of Cosmos-RL, as it prints them: what it does here."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
+from imaginaire.config.files import load_toml
+from tests.guides import ROOT, follow, linked
+
+OPENVLA = """
+ROBOT_PLATFORM=LIBERO \\
+uv run cosmos-rl --config configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml \\
+      cosmos_rl/tools/dataset/libero_grpo.py
+"""
+LOGGED = """
+ROBOT_PLATFORM=LIBERO \\
+uv run cosmos-rl --config configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml \\
+       --log-dir logs \\
+       cosmos_rl/tools/dataset/libero_grpo.py
+"""
+PI05 = """
+uv run cosmos-rl --config configs/pi05/pi05-b1k-grpo-colocate.toml \\
+      cosmos_rl/tools/dataset/b1k_grpo.py
+"""
+OF_THE_MACHINE = [  # they set it up for the simulators
+    "apt install python3-dev # if necessary",
+    "uv sync",
+    "source .venv/bin/activate",
+    "git clone -b v3.7.2 https://github.com/StanfordVL/BEHAVIOR-1K.git",
+    "cd BEHAVIOR-1K",
+    "uv add pip cffi==1.17.1 # if necessary",
+    "apt install -y libsm6 libxt6 libglu1-mesa",
+    "UV_LINK_MODE=hardlink ./setup.sh --omnigibson --bddl --joylo --confirm-no-conda --accept-nvidia-eula",
+    "uv sync --extra vla",
+    "pip install -e .[vla]",
+]
+SHORT = " -- dataloader_val.dataset.num=8 trainer.max_iter=1"
+TABLE = [  # the command; the recipe in its place, and what is added; its exit code; what it prints
+    (OPENVLA, "", "", 2, "policy.parallelism.dp_shard_size"),  # a machine without GPUs
+    (PI05, "", "", 2, "policy.parallelism.n_init_replicas"),
+    (LOGGED, "openvla-oft/tiny-openvla-oft-grpo", SHORT, 0, "iter 1 validation loss"),
+    (PI05, "pi05/tiny-pi05-grpo", SHORT, 0, "iter 1 validation loss"),
+    (OPENVLA.replace("LIBERO", "LIBREO"), "", "", 2, "Did you mean LIBERO?"),
+    (OPENVLA.replace("LIBERO", "BEHAVIOR"), "", "", 2, "ROBOT_PLATFORM=BEHAVIOR does not fit"),
+    (OPENVLA.replace("libero_grpo", "b1k_grpo"), "", "", 2, "cosmos_rl/tools/dataset/libero_grpo.py"),
+    (PI05.replace("-colocate", "-collocate"), "", "", 2, "Did you mean configs/pi05/pi05-b1k-grpo-colocate.toml"),
+]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that looks like a checkout, with tiny policies where the tiny recipes look for them."""
+    folder = linked(tmp_path_factory.mktemp("checkout"), "configs")
+    for name in ("openvla_oft", "pi05"):
+        clone = f"python -m scripts.train_policy --policy {name} --demonstrations 2 --steps 1"
+        follow(folder, f"{clone} --out checkpoints/policies/tiny_{name}")
+    yield folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "recipe", "more", "code", "printed"), TABLE, ids=lambda case: str(case)[:40])
+def test_a_command_of_the_guide(command: str, recipe: str, more: str, code: int, printed: str, checkout: Path) -> None:
+    words = command.strip().replace("uv run ", "")
+    if recipe:
+        published = next(word for word in words.split() if word.endswith(".toml"))
+        words = words.replace(published, f"configs/{recipe}.toml") + more + f" job.name=run_{abs(hash(command))}"
+    assert printed in follow(checkout, words, code=code)
+    if recipe:
+        (metrics,) = checkout.rglob(f"run_{abs(hash(command))}/metrics.jsonl")
+        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+        assert any(record.get("train/grad_norm", 0) > 0 for record in records)
+
+
+FRAGMENTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {  # recipe; what the guide prints; overrides of it
+    "openvla": (
+        "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml",
+        {
+            "policy": {"model_name_or_path": "Haozhan72/Openvla-oft-SFT-libero10-trajall"},
+            "vla": {"vla_type": "openvla-oft", "training_chunk_size": 16},
+        },
+        ['model.config.policy.path="Haozhan72/Openvla-oft-SFT-libero10-trajall"', "trainer.grad_accum_iter=64"],
+    ),
+    "pi05": (
+        "configs/pi05/pi05-libero10-grpo-colocate.toml",
+        {
+            "policy": {"model_name_or_path": "sunshk/pi05_libero_pytorch"},
+            "vla": {"vla_type": "pi05", "training_chunk_size": 16},
+            "custom": {
+                "pi05": {
+                    "num_steps": 5,
+                    "action_chunk": 10,
+                    "action_env_dim": 7,
+                    "noise_method": "flow_sde",
+                    "train_expert_only": True,
+                }
+            },
+        },
+        ["++model.config.policy.num_steps=5", "++model.config.policy.train_expert_only=true"],
+    ),
+    "libero": (
+        "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml",
+        {
+            "validation": {"dataset": {"name": "libero", "subset": "libero_10", "split": "val"}},
+            "vla": {"num_envs": 8},
+        },
+        ["model.config.env.num_envs=8", "model.config.eval_env.num_envs=8"],
+    ),
+    "behavior": (
+        "configs/pi05/pi05-b1k-grpo-colocate.toml",
+        {
+            "validation": {"dataset": {"name": "b1k", "subset": "b1k"}},
+            "vla": {"num_envs": 4, "height": 256, "width": 256},
+        },
+        ["model.config.env.num_envs=4"],
+    ),
+    "grpo": (
+        "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml",
+        {
+            "train": {
+                "train_policy": {
+                    "type": "grpo",
+                    "trainer_type": "grpo_vla",
+                    "variant": "dapo",
+                    "temperature": 1.6,
+                    "epsilon_low": 0.2,
+                    "epsilon_high": 0.28,
+                    "lower_bound_ratio": 10.0,
+                    "kl_beta": 0.0,
+                }
+            }
+        },
+        ["++model.config.policy.temperature=1.6", "model.config.rl.loss.clip_high=0.28"],
+    ),
+}
+
+
+def merged(content: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    for key, value in more.items():
+        content[key] = merged(content[key], value) if isinstance(content.get(key), dict) else value
+    return content
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_a_fragment_of_the_guide_is_translated(name: str) -> None:
+    recipe, fragment, expected = FRAGMENTS[name]
+    found = translate_vla(merged(load_toml(str(ROOT / recipe)), copy.deepcopy(fragment)))
+    assert set(expected) <= set(found.overrides)
+
+
+@pytest.mark.parametrize("command", [LOGGED, PI05, *OF_THE_MACHINE], ids=lambda text: text.strip()[:30])
+def test_the_page_has_each_command_of_the_guide(command: str) -> None:
+    page = " ".join((ROOT / "documentations/coming_from_cosmos_rl_vla.md").read_text().split())
+    bare = command.replace("uv run ", "").partition(" #")[0].replace("\\\n", " ")
+    assert " ".join(bare.split()) in page.replace("\\ ", "")
