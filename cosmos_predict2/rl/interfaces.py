@@ -123,6 +123,7 @@ class VecEnv(Protocol):
         info: ``success`` (at the last executed step) and ``active`` [E] bool, ``finish_step`` [E] (executed steps of an
         episode that is over, else -1), ``executed`` [E, A] bool. An episode that is over is not stepped: it keeps its
         last observation, and its rewards are 0. Actions that are not finite raise `DataError`; others are clipped.
+        Where a simulator can be lost in mid-episode, ``valid`` [E] is false for such an episode, which is over.
         """
 
     def get_state(self) -> bytes: ...

@@ -135,7 +135,7 @@ class LocalRollout:
             executed_M_E_A=torch.stack(executed),
             success_E=info["success"],
             finish_step_E=info["finish_step"],
-            is_valid_E=torch.ones(len(starts), dtype=torch.bool),
+            is_valid_E=info.get("valid", torch.ones(len(starts), dtype=torch.bool)),
             frames_E_F_H_W_C=_film(frames) if self.keep_frames else None,
             moved_E_L=torch.cat(moved, dim=1) if self.keep_frames and moved else None,
         )

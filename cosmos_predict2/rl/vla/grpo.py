@@ -437,8 +437,8 @@ class VLAGRPOModel(ImaginaireModel):
         starts = Starts(tasks, numbers, numbers, numbers)
         greedy = LocalRollout(self.policy, self.eval_env, self.rl.execute).collect(starts, "greedy")
         output: dict[str, Any] = {
-            "greedy_success": greedy.success_E.float().mean(),
-            "greedy_return": greedy.return_E.mean(),
+            "greedy_success": greedy.success_E[greedy.is_valid_E].float().mean(),
+            "greedy_return": greedy.return_E[greedy.is_valid_E].mean(),
         }
         if self.held_world_model is not None and self.true_env is not None and self.config.compare:
             output |= self._compared(starts.part(slice(0, min(count, self.config.compare))))

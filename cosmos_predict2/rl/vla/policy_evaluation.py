@@ -128,13 +128,14 @@ def evaluate(
     execute: int | None = None,
     on_progress: Any = None,
 ) -> Evaluation:
-    """Play an episode from each start; ``tasks`` names the environment's."""
+    """Play an episode from each start; ``tasks`` names the environment's. Episodes that were lost do not count."""
     played = LocalRollout(policy, env, execute).collect(starts, mode, on_progress)
     task_E = torch.tensor(starts.task_ids) % len(tasks)
-    success_E = played.success_E.cpu()
-    rates = {
-        name: Rate(int((success_E & (task_E == k)).sum()), int((task_E == k).sum())) for k, name in enumerate(tasks)
-    }
+    success_E, valid_E = played.success_E.cpu(), played.is_valid_E.cpu()
+    rates = {}
+    for k, name in enumerate(tasks):
+        counts_E = valid_E & (task_E == k)
+        rates[name] = Rate(int((success_E & counts_E).sum()), int(counts_E.sum()))
     return Evaluation(mode, rates, played, starts)
 
 

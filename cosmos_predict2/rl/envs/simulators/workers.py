@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments of a simulator, each in a process of its own: `VecEnv` over `TaskEnv`.
+
+    env = WorkerEnv(partial(LiftTask, image_size=64), num_envs=4, render="auto")
+
+Or in a configuration, where ``_recursive_=False`` leaves the building to the workers:
+
+    L(WorkerEnv)(make=L(LiftTask)(image_size=64), num_envs=4, render="auto", _recursive_=False)
+
+Workers are spawned, never forked: contexts of OpenGL do not survive a fork. They begin with the first call. An error of
+a simulator is raised here, with the worker's traceback. A worker that dies or hangs costs its episode, which is invalid
+and not failed, and another takes its place.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import pickle
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from multiprocessing import connection as pipes
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
+from cosmos_predict2.rl.envs.simulators import Floats, rendering
+from cosmos_predict2.rl.envs.simulators.buffers import Buffers
+from cosmos_predict2.rl.envs.simulators.worker_process import FAILED, STEPPED, serve
+from cosmos_predict2.rl.interfaces import Info, Observation
+from imaginaire.errors import ConfigError, TrainingError
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = 5.0  # seconds that workers have to end by themselves
+
+Request = tuple[Any, ...] | None  # None: only wait for an answer
+OnStep = Callable[[int, float, bool, Any], None]
+
+
+class WorkerError(TrainingError):
+    """A simulator raised something, or died too often. ``env`` is its number, ``traceback`` the worker's."""
+
+    def __init__(self, env: int, message: str, traceback: str = "") -> None:
+        super().__init__(f"Environment {env}: {message}\n{traceback}".rstrip())
+        self.env, self.traceback = env, traceback
+
+
+@dataclass(eq=False)
+class WorkerEnv:
+    """``num_envs`` workers; ``make`` is a callable that can be pickled, or a node, of a `TaskEnv`.
+
+    ``step_timeout`` and ``reset_timeout`` are the seconds that a worker may take for one action and for a start or a
+    reset, before it counts as dead. After ``max_deaths`` of one environment in a row, without an episode between, the
+    run ends. info has besides ``valid`` [E], false of lost episodes, and with ``keep_frames`` ``frames``
+    [E, A, H, W, 3], the pictures after each action. A state is an episode's start and its actions: loading plays it.
+    """
+
+    make: Any
+    num_envs: int
+    render: str | None = None  # how MuJoCo renders: see `rendering`; null: nothing is chosen
+    chunk: int | None = None  # actions of a decision; null: as the simulator says
+    terminate_on_success: bool = True
+    keep_frames: bool = False
+    seed: int = 0
+    step_timeout: float = 60.0
+    reset_timeout: float = 600.0
+    max_deaths: int = 3
+    lost: int = field(default=0, init=False)  # invalid episodes
+    restarts: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if not callable(self.make) and not (isinstance(self.make, Mapping) and "_target_" in self.make):
+            raise ConfigError(
+                f"The workers' make is a {type(self.make).__name__}, but they build their environment themselves:"
+                " give a callable, or a node, with _recursive_=False beside it so that it is not built before."
+            )
+        self._factory = _pickled(self.make)
+        self._workers: dict[int, _Worker] = {}
+        self._memory: list[Buffers] = []  # one, once there is an observation
+        self._book: Book | None = None
+        self._metadata: dict[str, Any] = {}
+        self._deaths = numpy.zeros(self.num_envs, dtype=numpy.int64)
+        self._is_valid = numpy.ones(self.num_envs, dtype=bool)
+        self._sentences = [""] * self.num_envs
+        self._actions: list[list[Floats]] = [[] for _ in range(self.num_envs)]
+        self._end = weakref.finalize(self, _end, self._workers, self._memory)
+
+    def __reduce__(self) -> Any:
+        """Travels without its workers."""
+        return type(self), tuple(getattr(self, one.name) for one in fields(self) if one.init)
+
+    # --- the contract
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        self._ready()
+        return self._metadata
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+        """Begin episodes; see `VecEnv.reset`."""
+        book = self._ready()
+        ids = book.begin(seed, options)
+        self._is_valid[ids] = True
+        self._begin(book, ids)
+        observed, info = self._observation(ids), self._info(book, ids)
+        if self.keep_frames:
+            info["frames"] = observed["full_image"][:, None]
+        return observed, info
+
+    def chunk_step(
+        self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None
+    ) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+        """Execute actions; see `VecEnv.chunk_step`."""
+        book = self._ready()
+        ids = book.ids(env_ids)
+        checked, count = book.check_actions(actions_E_A_D, ids, self._metadata["action_dim"], execute)
+        actions, chunk = checked.numpy(), Chunk.empty(len(ids), checked.shape[1])
+        films = [[picture] for picture in self._pictures(ids)] if self.keep_frames else []
+        row_of = {int(i): row for row, i in enumerate(ids) if not book.is_over[i]}
+
+        def on_step(env: int, reward: float, is_success: bool, frame: Any) -> None:
+            row, k = row_of[env], int(chunk.executed_E_A[row_of[env]].sum())
+            self._actions[env].append(actions[row, k])
+            book.steps[env] += 1
+            terminated, truncated = book.end(numpy.array([env]), numpy.array([is_success]), self.terminate_on_success)
+            chunk.executed_E_A[row, k], chunk.reward_E_A[row, k] = True, reward
+            chunk.terminated_E_A[row, k], chunk.truncated_E_A[row, k] = bool(terminated[0]), bool(truncated[0])
+            if frame is not None:
+                films[row].append(frame)
+
+        left = book.max_steps - book.steps
+        self._play(book, {i: actions[row, : min(count, left[i])] for i, row in row_of.items()}, on_step)
+        info = self._info(book, ids, chunk)
+        if films:
+            info["frames"] = _film(films, checked.shape[1])
+        return self._observation(ids), chunk.reward_E_A, chunk.terminated_E_A, chunk.truncated_E_A, info
+
+    def get_state(self) -> bytes:
+        book, size = self._ready(), self._metadata["action_dim"]
+        played = {
+            f"actions.{i}": numpy.array(actions, dtype=numpy.float32).reshape(-1, size)
+            for i, actions in enumerate(self._actions)
+        }
+        return book.to_bytes(self._about, {"is_valid": self._is_valid, **played})
+
+    def load_state(self, state: bytes) -> None:
+        book = self._ready()
+        arrays = book.from_bytes(state, self._about)
+        self._is_valid[:] = arrays["is_valid"]
+        self._actions = [list(arrays[f"actions.{i}"]) for i in range(self.num_envs)]
+        begun = numpy.flatnonzero(book.has_begun)
+        self._begin(book, begun, keeps_actions=True)
+        self._play(book, {int(i): numpy.array(self._actions[i]) for i in begun if self._actions[i]})
+
+    def close(self) -> None:
+        _end(self._workers, self._memory)
+        self._book = None
+
+    # --- episodes
+
+    @property
+    def num_tasks(self) -> int:
+        return self._ready().num_tasks
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        return {"kind": "workers", "num_envs": self.num_envs, **self._metadata}
+
+    def _begin(self, book: Book, ids: Ids, *, keeps_actions: bool = False) -> None:
+        """Begin the episodes that the book has, in other workers where some die."""
+        left = [int(i) for i in ids]
+        if not keeps_actions:
+            for i in left:
+                self._actions[i] = []
+        while left:
+            numbers = {i: (int(book.task_ids[i]), int(book.trial_ids[i]), int(book.seeds[i])) for i in left}
+            begun = self._ask({i: ("reset", *numbers[i]) for i in left}, self.reset_timeout)
+            for i, (sentence, arrays) in begun.items():
+                self._sentences[i] = sentence
+                if arrays is not None:
+                    self._buffers(arrays).write(i, arrays)
+            left = [i for i in left if i not in begun]
+
+    def _play(self, book: Book, actions: Mapping[int, Floats], on_step: OnStep | None = None) -> None:
+        """Execute actions in some environments. The episode of a worker that dies is over, and invalid."""
+        flags = (self.terminate_on_success, self.keep_frames and on_step is not None)
+        played = self._ask({i: ("play", one, *flags) for i, one in actions.items()}, self.step_timeout, on_step)
+        for i in actions:
+            if i not in played:
+                self.lost += 1
+                book.is_over[i], book.is_success[i], self._is_valid[i] = True, False, False
+            elif book.is_over[i]:
+                self._deaths[i] = 0
+
+    def _info(self, book: Book, ids: Ids, chunk: Chunk | None = None) -> dict[str, Any]:
+        return {**book.info(ids, chunk), "valid": torch.from_numpy(self._is_valid[ids])}
+
+    def _observation(self, ids: Ids) -> Observation:
+        arrays = {name: torch.from_numpy(array) for name, array in self._memory[0].read(ids.tolist()).items()}
+        return {**arrays, "task_description": [self._sentences[i] for i in ids]}
+
+    def _pictures(self, ids: Ids) -> Any:
+        return self._memory[0].read(ids.tolist())["full_image"]
+
+    def _buffers(self, arrays: Mapping[str, Any]) -> Buffers:
+        """The memory of observations; made, and shown to all workers, when the first one has come."""
+        if not self._memory:
+            self._memory.append(Buffers(self.num_envs, {name: array.shape for name, array in arrays.items()}))
+            about = self._memory[0].about
+            self._ask(dict.fromkeys(self._workers, ("attach", about)), self.reset_timeout)
+        return self._memory[0]
+
+    # --- workers
+
+    def _ready(self) -> Book:
+        """The book, once every environment is built."""
+        for i in range(self.num_envs):
+            if i not in self._workers:
+                self._workers[i] = self._started(i)
+        while to_build := [i for i, worker in self._workers.items() if not worker.is_built]:
+            for i, facts in self._ask(dict.fromkeys(to_build), self.reset_timeout).items():
+                self._workers[i].is_built = True
+                self._book = self._book or self._new_book(facts)
+        assert self._book is not None
+        return self._book
+
+    def _new_book(self, facts: Mapping[str, Any]) -> Book:
+        about, max_steps = facts["metadata"], facts["max_steps"]
+        chunk = min(self.chunk or about.get("chunk", 1), max_steps)
+        self._metadata = {**about, "action_dim": facts["action_dim"], "chunk": chunk, "max_steps": max_steps}
+        numbers = {name: facts[name] for name in ("num_tasks", "num_trials", "max_steps")}
+        return Book(self.num_envs, **numbers, seed=self.seed)
+
+    def _started(self, env: int) -> "_Worker":
+        variables = {} if self.render is None else rendering.variables(self.render, env)
+        memory = self._memory[0].about if self._memory else None
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=serve, args=(theirs, env, self._factory, variables, memory), name=f"environment-{env}", daemon=True
+        )
+        process.start()
+        theirs.close()  # so that the end of the worker is the end of the connection
+        return _Worker(process, ours)
+
+    def _ask(self, requests: Mapping[int, Request], timeout: float, on_step: OnStep | None = None) -> dict[int, Any]:
+        """The answers of the workers that live on. All have answered when the first failure is raised."""
+        answers: dict[int, Any] = {}
+        failures: list[Exception] = []
+        for i, request in requests.items():
+            self._workers[i].send(request)
+        deadlines = dict.fromkeys(requests, time.monotonic() + timeout)
+        while deadlines:
+            for i in self._heard(deadlines):
+                kind, *content = self._workers[i].receive()
+                if kind == STEPPED:
+                    deadlines[i] = time.monotonic() + timeout
+                    if on_step is not None:
+                        on_step(i, *content)
+                    continue
+                del deadlines[i]
+                if kind == FAILED:
+                    failures.append(self._failed(i, *content))
+                elif kind is None:
+                    failures += self._bury(i, *content)
+                else:
+                    answers[i] = content[0]
+            for i in [i for i, deadline in deadlines.items() if deadline < time.monotonic()]:
+                del deadlines[i]
+                failures += self._bury(i, f"no answer in {timeout:g} seconds")
+        if failures:
+            raise failures[0]
+        return answers
+
+    def _heard(self, deadlines: Mapping[int, float]) -> Iterable[int]:
+        """The workers that have said something, or ended, before the next deadline."""
+        of = {self._workers[i].connection: i for i in deadlines}
+        left = min(deadlines.values()) - time.monotonic()
+        return [of[one] for one in pipes.wait(list(of), max(left, 0.0)) if isinstance(one, Connection)]
+
+    def _failed(self, env: int, kind: Any, message: str, traceback: str) -> Exception:
+        if not self._workers[env].is_built:  # it has ended
+            self._workers.pop(env).end()
+        if kind is None:
+            return WorkerError(env, message, traceback)
+        error: Exception = kind(f"Environment {env}: {message}")
+        return error
+
+    def _bury(self, env: int, why: str) -> list[Exception]:
+        """Start another worker in the place of one that is dead or hangs; an error where that happens too often."""
+        self._workers.pop(env).end()
+        self._deaths[env] += 1
+        if self._deaths[env] > self.max_deaths:
+            text = f"its worker died {self._deaths[env]} times in a row (max_deaths={self.max_deaths}): {why}"
+            return [WorkerError(env, text)]
+        self.restarts += 1
+        log.warning("the worker of environment %d died: %s; its episode is invalid, and it is started again", env, why)
+        self._workers[env] = self._started(env)
+        return []
+
+
+@dataclass
+class _Worker:
+    process: Any
+    connection: Connection
+    is_built: bool = False
+
+    def send(self, request: Request) -> None:
+        if request is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` says why
+                self.connection.send(request)
+
+    def receive(self) -> tuple[Any, ...]:
+        """The next answer; of a dead worker (None, why)."""
+        try:
+            return tuple(self.connection.recv())
+        except (EOFError, ConnectionResetError):
+            self.process.join(_PATIENCE)
+            code = self.process.exitcode
+            memory = " (often: memory ran out)" if code == -9 else ""
+            return None, f"signal {-code}{memory}" if code is not None and code < 0 else f"exit code {code}"
+
+    def end(self) -> None:
+        """Kill it, where it still runs."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def _end(workers: dict[int, _Worker], memory: list[Buffers]) -> None:
+    """End all workers, in peace where they can, and free the memory."""
+    for worker in workers.values():
+        worker.send(("close",))
+    deadline = time.monotonic() + _PATIENCE
+    while workers:
+        _, worker = workers.popitem()
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        worker.end()
+    while memory:
+        memory.pop().remove()
+
+
+def _pickled(make: Any) -> bytes:
+    try:
+        return pickle.dumps(make)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"What builds the workers' environments cannot travel to another process: {error}. Give a class, a"
+            " functools.partial of one or a function of a module, not a lambda."
+        ) from error
+
+
+def _film(films: Sequence[Sequence[Any]], num_actions: int) -> Tensor:
+    """Pictures [E, A, H, W, 3]: each film begins before its first action, and its last picture stays."""
+    rows = [[*film[1:], *[film[-1]] * (num_actions + 1 - len(film))] for film in films]
+    return torch.from_numpy(numpy.stack([numpy.stack(row) for row in rows]))

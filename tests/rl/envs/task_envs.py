@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single environments that workers run in tests: the toy world, and ones that do not behave."""
+
+import os
+import time
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from cosmos_predict2.toy_world.layout import episode_generator, lay_table
+from cosmos_predict2.toy_world.physics import advance
+from cosmos_predict2.toy_world.rendering import render
+from cosmos_predict2.toy_world.scene import GRIPPER, find_setting
+from cosmos_predict2.toy_world.tasks import by_task, distance, find_tasks, reward, success
+from imaginaire.errors import DataError
+
+TASKS = ["touch_puck", "push_puck"]
+HANGS, DIES, RAISES = 0.9, 0.8, 0.7  # the last number of an action that does so
+
+
+class ToyTask:
+    """A table of the toy world."""
+
+    num_tasks, num_trials, action_dim = len(TASKS), 50, 4
+
+    def __init__(self, max_steps: int = 8, breaks: str = "") -> None:
+        self.max_steps, self.breaks = max_steps, breaks
+        self.metadata = {"suite": "toy", "chunk": 3}
+        if breaks == "building":
+            raise DataError("no assets here.")
+        self.setting, self.size = find_setting("default", None)
+
+    def reset(self, task_id: int, trial_id: int, seed: int) -> dict[str, Any]:
+        self.task = find_tasks(TASKS)[task_id]
+        self.state = self.start = lay_table([episode_generator(0, trial_id)], [self.task], self.setting, self.size)
+        return self._observed()
+
+    def step(self, action: NDArray[Any]) -> tuple[dict[str, Any], float, bool]:
+        self._misbehave(float(action[-1]))
+        self.state = advance(self.state, action[None], self.setting, self.size)
+        groups = by_task([self.task])
+        left = distance(self.state, self.start, groups)
+        is_done = success(self.state, left, groups, self.setting)
+        return self._observed(), float(reward(left, is_done)[0]), bool(is_done[0])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _observed(self) -> dict[str, Any]:
+        picture = render(self.state, self.size)[0]
+        return {
+            "full_image": picture,
+            "wrist_image": picture[None, ::2, ::2],
+            "state": self.state[0, GRIPPER].astype(numpy.float32),
+            "task_description": self.task.sentence,
+        }
+
+    def _misbehave(self, number: float) -> None:
+        if not self.breaks:
+            return
+        if number == numpy.float32(HANGS):
+            time.sleep(60)
+        if number == numpy.float32(DIES):
+            os.kill(os.getpid(), 9)
+        if number == numpy.float32(RAISES):
+            raise RuntimeError("the simulation is unstable")

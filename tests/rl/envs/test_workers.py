@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments in processes of their own: they keep the contract, and what goes wrong in one is said or mended."""
+
+import pickle
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.envs.contract import check_environment
+from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv, WorkerError
+from cosmos_predict2.rl.interfaces import Decision
+from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts
+from cosmos_predict2.rl.vla.policy_evaluation import evaluate
+from imaginaire.config import L
+from imaginaire.config.lazy_config import instantiate
+from imaginaire.errors import ConfigError, DataError
+from tests.rl.envs.task_envs import DIES, HANGS, RAISES, ToyTask
+
+
+def actions(*last: float) -> Tensor:
+    """A chunk for each environment, whose last number is given."""
+    chunk = torch.zeros(len(last), 3, 4)
+    chunk[:, 1, 3] = torch.tensor(last)
+    return chunk
+
+
+def test_workers_keep_the_contract() -> None:
+    node = L(WorkerEnv)(make=L(ToyTask)(), num_envs=3, keep_frames=True, _recursive_=False)
+    env = instantiate(node)
+    check_environment(pickle.loads(pickle.dumps(env)))  # as it travels to actors of Ray
+    assert not env._workers  # and the first one has none
+
+
+def test_what_a_simulator_raises_is_raised_here_with_its_traceback() -> None:
+    env = WorkerEnv(partial(ToyTask, breaks="steps"), 2)
+    env.reset(options={"trial_ids": [0, 1]})
+    with pytest.raises(WorkerError, match="Environment 1: RuntimeError: the simulation is unstable") as raised:
+        env.chunk_step(actions(0.0, RAISES))
+    assert raised.value.env == 1 and "in _misbehave" in raised.value.traceback
+    observed, info = env.reset(options={"env_ids": [1], "trial_ids": [1]})  # it goes on
+    assert info["valid"].all() and observed["wrist_image"].shape == (1, 1, 24, 24, 3)
+    env.close()
+
+
+def test_an_environment_that_cannot_be_built_says_why() -> None:
+    env = WorkerEnv(partial(ToyTask, breaks="building"), 1)
+    with pytest.raises(DataError, match="Environment 0: no assets here"):
+        env.reset()
+    env.close()
+
+
+@pytest.mark.parametrize("make", [lambda: ToyTask(), ToyTask()], ids=["lambda", "built before"])
+def test_what_a_worker_cannot_build_is_refused_at_once(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Give a class|give a callable"):
+        WorkerEnv(make, 1)
+
+
+class Stubborn:
+    """Decides on the same actions again and again."""
+
+    def __init__(self, *last: float) -> None:
+        self.actions = actions(*last)
+
+    def act(self, observation: Any, **options: Any) -> Decision:
+        return Decision(self.actions, {"number": torch.zeros(len(self.actions))})
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_or_hangs_costs_its_episode_only(caplog: pytest.LogCaptureFixture) -> None:
+    env = WorkerEnv(partial(ToyTask, breaks="steps"), 3, step_timeout=5.0, max_deaths=2, keep_frames=True)
+    starts = Starts([0, 0, 0], [0, 1, 2], [0, 0, 0], [0, 1, 2])
+    played = LocalRollout(Stubborn(0.0, DIES, HANGS), env, keep_frames=True).collect(starts)  # type: ignore[arg-type]
+    assert played.is_valid_E.tolist() == [True, False, False] and not played.success_E[1:].any()
+    assert played.finish_step_E.tolist() == [8, 1, 1]
+    assert played.executed_M_E_A.sum(dim=(0, 2)).tolist() == [8, 1, 1]
+    assert played.frames_E_F_H_W_C is not None and len(played.frames_E_F_H_W_C[0]) == 1 + 9
+    assert (env.lost, env.restarts) == (2, 2)
+    assert "signal 9" in caplog.text and "no answer in 5 seconds" in caplog.text
+    found = evaluate(Stubborn(0.0, DIES, 0.0), env, starts, ["all"])  # type: ignore[arg-type]
+    assert found.total.episodes == 2  # the lost one does not count
+    again = LocalRollout(Stubborn(0.0, 0.0, 0.0), env).collect(starts)  # type: ignore[arg-type]
+    assert again.is_valid_E.all()  # which also ends the count of deaths in a row
+    env.reset(options={"trial_ids": [0, 1, 2]})
+    state = env.get_state()
+    assert not env.chunk_step(actions(0.0, DIES, 0.0))[4]["valid"][1]
+    env.load_state(state)  # in the worker that took its place
+    assert env.chunk_step(actions(0.0, 0.0, 0.0))[4]["valid"].all()
+    env.reset()
+    assert not env.chunk_step(actions(0.0, DIES, 0.0))[4]["valid"][1]
+    env.reset()
+    with pytest.raises(WorkerError, match="died 3 times in a row"):
+        env.chunk_step(actions(0.0, DIES, 0.0))
+    env.close()
