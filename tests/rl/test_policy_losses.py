@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -177,6 +179,8 @@ def test_entropy_and_distance_to_the_reference_are_added() -> None:
     for kind in ("k1", "k2", "k3"):
         assert kl_estimate(torch.zeros(2), kind).abs().max() == 0
     torch.testing.assert_close(kl_estimate(torch.tensor(0.5), "k3"), torch.tensor(0.5).exp() - 1.5)
+    far = torch.tensor([-100.0, 2.0, 100.0])  # as published: at most 10, and finite
+    torch.testing.assert_close(kl_estimate(far, "k3"), torch.tensor([10.0, math.exp(2) - 3, 10.0]))
 
 
 @pytest.mark.parametrize(
