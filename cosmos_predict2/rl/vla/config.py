@@ -9,6 +9,7 @@ import attrs
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
+from imaginaire.errors import ConfigError
 
 MEANS = ("element-mean", "token-mean", "episode-mean")  # of decisions in any order, as minibatches have them
 
@@ -64,9 +65,16 @@ class RefinementConfig(Section):
     newest: int = attrs.field(default=3, validator=at_least(1))  # windows of a batch: of this phase
     earlier: int = attrs.field(default=2, validator=at_least(0))  # of earlier phases
     old: int = attrs.field(default=3, validator=at_least(0))  # of ``data``
-    keep: int = attrs.field(default=4800, validator=at_least(1))  # windows of earlier phases
+    keep: int = attrs.field(default=4800, validator=at_least(1))  # windows of earlier phases, at least one phase's
     window_stride: int = attrs.field(default=4, validator=at_least(1))  # actions between the starts of windows
     windows: int = attrs.field(default=2, validator=at_least(1))  # of an episode
+
+    def __attrs_post_init__(self) -> None:
+        if self.keep < (of_phase := self.episodes * self.windows):
+            raise ConfigError(
+                f"model.config.refinement.keep={self.keep}, but a phase has up to episodes={self.episodes} times"
+                f" windows={self.windows} windows: set keep={of_phase} or more, or fewer episodes."
+            )
 
 
 @attrs.define(kw_only=True, slots=False)

@@ -67,8 +67,8 @@ class VLAGRPOModel(ImaginaireModel):
 
     batch_kinds = (POLICY, WORLD_MODEL)
     memory_advice = (
-        "Try model.config.env.offload=phase (the world model leaves the GPU while the policy is trained;"
-        " enable_offload: True of RLinf's configurations), a smaller model.config.env.batch_size"
+        "Try model.config.env.offload=phase (a world model without refinement leaves the GPU while the policy is"
+        " trained; enable_offload: True of RLinf's configurations), a smaller model.config.env.batch_size"
         " (environments imagined at once) or model.config.env.num_envs, more model.config.rl.micro_batches"
         " with as many in trainer.grad_accum_iter (actor.micro_batch_size), and see by nvidia-smi that no other process"
         " holds the GPU."
@@ -128,6 +128,11 @@ class VLAGRPOModel(ImaginaireModel):
             raise ConfigError(f"{KEY}.refinement needs {KEY}.world_model and {KEY}.true_env: what it refines, and by.")
         if config.optimizer is None:
             raise ConfigError(f"{KEY}.refinement.optimizer must be set, such as L(muon)(lr=0.015).")
+        if (offload := getattr(self.env, "offload_policy", "never")) != "never":
+            raise ConfigError(
+                f"{KEY}.env.offload={offload}, but with {KEY}.refinement the world model is trained,"
+                f" too, and stays on the GPU: set {KEY}.env.offload=never, or {KEY}.refinement=null."
+            )
         require_refinable(model, config, self.rl.micro_batches)
         self.world_model = model  # now a part of this module, trained and saved
         height, width = env.reset(options=dict(env_ids=[0], task_ids=[0], trial_ids=[0], seeds=[0]))[0][
@@ -262,8 +267,8 @@ class VLAGRPOModel(ImaginaireModel):
         return played, advantage, facts
 
     def _offload(self) -> None:
-        """The environment leaves the GPU to the policy, where it is asked to and the world model is not trained."""
-        if self.refinement is None and (offload := getattr(self.env, "offload", None)) is not None:
+        """The environment leaves the GPU to the policy, where it is asked to."""
+        if (offload := getattr(self.env, "offload", None)) is not None:
             offload()
 
     def starts(self, batch: Mapping[str, Any]) -> Starts:

@@ -16,6 +16,7 @@ from cosmos_predict2.rl.vla import policy_losses
 from cosmos_predict2.rl.vla.config import VLARLConfig
 from cosmos_predict2.rl.vla.episodes import Trajectories
 from imaginaire import distributed, random
+from imaginaire.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,14 @@ def in_minibatches(whole: Decisions, rl: VLARLConfig, seed: int, first: int) -> 
 
     Chance follows from ``first``, the place of the rollout's first start in the run.
     """
+    if (count := len(whole.mask_B_A)) < rl.minibatches * rl.micro_batches:
+        raise ConfigError(
+            f"model.config.rl.minibatches={rl.minibatches} times micro_batches={rl.micro_batches} are more than the"
+            f" {count} decisions of a rollout: lower them, or play more groups (dataloader_train.batch_size)."
+        )
     parts: list[Tensor] = []
     for update in range(rl.updates):
-        shuffled = torch.randperm(len(whole.mask_B_A), generator=random.generator(seed, first, f"order{update}"))
+        shuffled = torch.randperm(count, generator=random.generator(seed, first, f"order{update}"))
         parts += list(shuffled.tensor_split(rl.minibatches))
     counted_B = _counted(whole, rl.loss.ratio_level)
     counts = torch.stack([counted_B[rows].sum() for rows in parts]).double().cpu()
