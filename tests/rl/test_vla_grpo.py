@@ -14,13 +14,20 @@ from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories, concatenated, replayed
+from cosmos_predict2.rl.vla.episodes import (
+    LocalRollout,
+    Starts,
+    Trajectories,
+    concatenated,
+    replayed,
+    validation_starts,
+)
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.vla.refinement import chosen_windows
 from imaginaire import distributed, random
 from imaginaire.config import L
-from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.multiprocess import run_distributed
 from tests.rl.vla_runs import IMAGINED, RL, SMALL, run
 from tests.training import difference, run_dir, saved
@@ -155,6 +162,35 @@ def test_episodes_that_were_lost_teach_nothing() -> None:
     assert decisions.mask_B_A[order][~lost].all()
 
 
+def _rollouts_that_fail_on_one_rank(root: Path) -> str:
+    one = model(max_failed_rollouts=1)
+    played = one.source.collect(one.starts(batch()))
+    played.is_valid_E[:] = distributed.rank() != 1
+    with pytest.raises(TrainingError) as raised:
+        one._require_valid(played)
+    return str(raised.value)
+
+
+@pytest.mark.slow
+def test_all_ranks_end_where_one_has_no_valid_episode(tmp_path: Path) -> None:
+    for text in run_distributed(_rollouts_that_fail_on_one_rank, world_size=2, args=(tmp_path,)):
+        assert "No episode of 1 rollouts in a row was valid on a rank" in text
+
+
+def test_more_micro_batches_than_decisions_are_refused() -> None:
+    one = model(minibatches=5, micro_batches=5)
+    played = one.source.collect(one.starts(batch()))
+    with pytest.raises(ConfigError, match=r"rl\.minibatches=5 times micro_batches=5 .*24 decisions"):
+        experience(one, played)
+
+
+def test_starts_of_validation_share_no_noise() -> None:
+    some = validation_starts([0] * 40 + [1] * 40, [*range(40), *range(40)])
+    of_chunks = {seed + step for seed in some.seeds for step in (0, 12)}  # as environments take them
+    assert len(of_chunks) == 160 and len(set(some.draws)) == 80
+    assert some == validation_starts([0] * 40 + [1] * 40, [*range(40), *range(40)])
+
+
 def test_groups_outside_the_bounds_and_without_spread_are_left_out() -> None:
     one = model(lower_bound=-0.5, upper_bound=0.5)
     played = one.source.collect(one.starts(batch()))
@@ -273,6 +309,18 @@ def test_windows_hold_no_action_that_was_not_executed() -> None:
     assert windows_of(played, 9) and (2, 0) in windows_of(played, 9)
 
 
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("refinement.keep=7", r"refinement\.keep=7, .*episodes=4 times windows=2 .*keep=8"),
+        ("env.offload=phase", r"env\.offload=phase, .*refinement"),
+    ],
+)
+def test_options_that_contradict_a_refinement_are_refused(option: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=named):
+        run(tmp_path, *SMALL, f"model.config.{option}", "trainer.max_iter=1", name=IMAGINED)
+
+
 def test_what_is_wrong_with_a_held_world_model_has_its_place_in_the_configuration(tmp_path: Path) -> None:
     key = "model.config.world_model.config.model_manager_config.dit_path"
     with pytest.raises(ConfigError, match=f"- {key}: missing.pt does not exist"):
@@ -314,13 +362,25 @@ def test_a_world_model_that_is_only_held_is_in_no_checkpoint_and_in_the_runs_pag
     assert "success, held out" in page and "groups of 2 episodes" in page and page.count("data:video/mp4") == 2
 
 
-def _refined_run(root: Path) -> None:
-    run(root, *SMALL, "dataloader_train.batch_size=1", "trainer.max_iter=4", name=IMAGINED)
+def _refined_run(root: Path, ranks_with_windows: int) -> None:
+    def chosen(*arguments: Any) -> list[tuple[int, int]]:
+        return chosen_windows(*arguments) if distributed.rank() < ranks_with_windows else []
+
+    with mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", chosen):
+        run(root, *SMALL, "dataloader_train.batch_size=1", "trainer.max_iter=4", name=IMAGINED)
 
 
 @pytest.mark.slow
 def test_two_processes_refine_on_the_windows_of_both(tmp_path: Path) -> None:
-    run_distributed(_refined_run, world_size=2, args=(tmp_path,), timeout=240)
-    state = saved(tmp_path, "vla")["model"]
-    episodes, per_episode = 4, 2
-    assert 2 < state["refinement.windows.counts"][0] <= episodes * per_episode  # more than one rank's share
+    counts = []
+    for ranks in (2, 1):  # one rank of which no episode has a window does not end the run
+        run_distributed(_refined_run, world_size=2, args=(tmp_path / str(ranks), ranks), timeout=240)
+        counts.append(int(saved(tmp_path / str(ranks), "vla")["model"]["refinement.windows.counts"][0]))
+    assert 2 < counts[0] <= 8  # more than one rank's share of four episodes with two windows each
+    assert 0 < counts[1] <= 4
+
+
+def test_a_phase_without_any_window_ends_the_run(tmp_path: Path) -> None:
+    nothing = mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", return_value=[])
+    with nothing, pytest.raises(DataError, match="None of the true episodes is valid"):
+        run(tmp_path, *SMALL, "trainer.max_iter=1", name=IMAGINED)

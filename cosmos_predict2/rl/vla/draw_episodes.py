@@ -13,7 +13,7 @@ from torch import Tensor
 from cosmos_predict2.callbacks.fixed_clips import apart
 from cosmos_predict2.callbacks.side_by_side import side_by_side
 from cosmos_predict2.data.video import media
-from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts
+from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, validation_starts
 from cosmos_predict2.rl.vla.policy_evaluation import film
 from imaginaire import distributed, storage
 from imaginaire.errors import ConfigError
@@ -49,8 +49,8 @@ class DrawEpisodes(Callback):
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
         if self._starts is None:
-            numbers = [int(i) for i in batch["trial_id"][: self.num_episodes]]
-            self._starts = Starts([int(i) for i in batch["task_id"][: len(numbers)]], numbers, numbers, numbers)
+            num = self.num_episodes
+            self._starts = validation_starts(batch["task_id"][:num].tolist(), batch["trial_id"][:num].tolist())
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
         if self._starts is None:

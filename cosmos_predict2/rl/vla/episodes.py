@@ -41,6 +41,17 @@ class Starts:
         return Starts(self.task_ids[rows], self.trial_ids[rows], self.seeds[rows], self.draws[rows])
 
 
+def validation_starts(task_ids: list[int], trial_ids: list[int]) -> Starts:
+    """The same draws in every validation of every run, and others for each task and trial."""
+    names = [f"validation/{task}" for task in task_ids]
+    return Starts(
+        task_ids,
+        trial_ids,
+        seeds=[random.derive_seed(0, trial, f"{name}/world") % 2**31 for name, trial in zip(names, trial_ids)],
+        draws=[random.derive_seed(0, trial, f"{name}/policy") for name, trial in zip(names, trial_ids)],
+    )
+
+
 @dataclass(frozen=True)
 class Trajectories:
     """Episodes [E] of M decisions of A actions each. What was not executed has reward 0."""

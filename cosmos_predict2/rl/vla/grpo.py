@@ -23,7 +23,15 @@ from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
 from cosmos_predict2.rl.vla import policy_losses
 from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig
-from cosmos_predict2.rl.vla.episodes import LocalRollout, RolloutSource, Starts, Trajectories, concatenated, replayed
+from cosmos_predict2.rl.vla.episodes import (
+    LocalRollout,
+    RolloutSource,
+    Starts,
+    Trajectories,
+    concatenated,
+    replayed,
+    validation_starts,
+)
 from cosmos_predict2.rl.vla.minibatches import Decisions, decisions_of, in_minibatches, log_probs, with_episodes
 from cosmos_predict2.rl.vla.policy_evaluation import Comparison
 from cosmos_predict2.rl.vla.policy_losses import choose_groups
@@ -312,12 +320,13 @@ class VLAGRPOModel(ImaginaireModel):
         return bool(distributed.all_reduce_(torch.tensor(float(value)), "min"))
 
     def _require_valid(self, played: Trajectories) -> None:
-        """Raise where no episode was played to its end, several times in a row: nothing is learnt then."""
+        """Raise on all ranks where one played no episode to its end, several times in a row."""
         self._failed_rollouts = 0 if played.is_valid_E.any() else self._failed_rollouts + 1
-        if self._failed_rollouts >= self.rl.max_failed_rollouts:
+        if not self._on_all_ranks(self._failed_rollouts < self.rl.max_failed_rollouts):
             raise TrainingError(
-                f"No episode of {self._failed_rollouts} rollouts in a row was valid, so nothing can be learnt. The log"
-                f" has the error of each; see that the environments run, or raise {KEY}.rl.max_failed_rollouts."
+                f"No episode of {self.rl.max_failed_rollouts} rollouts in a row was valid"
+                f"{' on a rank' if distributed.world_size() > 1 else ''}, so nothing can be learnt. The log has the"
+                f" error of each; see that the environments run, or raise {KEY}.rl.max_failed_rollouts."
             )
 
     def _facts(self, played: Trajectories) -> "Facts":
@@ -439,7 +448,7 @@ class VLAGRPOModel(ImaginaireModel):
         count = len(batch["trial_id"])
         numbers = [int(i) for i in batch["trial_id"]]
         tasks = [int(i) for i in batch["task_id"]]
-        starts = Starts(tasks, numbers, numbers, numbers)
+        starts = validation_starts(tasks, numbers)
         greedy = LocalRollout(self.policy, self.eval_env, self.rl.execute).collect(starts, "greedy")
         output: dict[str, Any] = {
             "greedy_success": greedy.success_E[greedy.is_valid_E].float().mean(),

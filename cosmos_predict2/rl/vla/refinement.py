@@ -104,16 +104,10 @@ class Refinement(nn.Module):
         frames = played.frames_E_F_H_W_C
         assert frames is not None
         raw_E_L_D = _by_step(played.actions_M_E_A_D, frames.shape[1] - 1)
-        latents, rows = [], []
+        latents, rows = [self.windows.newest_latents[:0].cpu()], [self.windows.newest_actions[:0].cpu()]
         span = self._num_frames - 1
         generator = random.generator(seed, phase * distributed.world_size() + distributed.rank(), "windows")
         places = chosen_windows(played, span, self.config.window_stride, self.config.windows, generator)
-        if not places:
-            raise DataError(
-                f"None of the true episodes is valid and has the {span} executed actions of a window: the world model"
-                " cannot be refined. See the log for episodes that failed; let the others run on"
-                " (terminate_on_success=False)."
-            )
         for first in range(0, len(places), CLIPS_AT_ONCE):
             some = places[first : first + CLIPS_AT_ONCE]
             video = torch.stack([frames[i, start : start + self._num_frames] for i, start in some])
@@ -122,7 +116,14 @@ class Refinement(nn.Module):
             raw = torch.stack([raw_E_L_D[i, start : start + span] for i, start in some])
             rows.append(self._imagination.transformed(raw.cpu().numpy()))
         of_ranks = distributed.all_gather_object((torch.cat(latents), torch.cat(rows)))
-        self.windows.begin_phase(torch.cat([one[0] for one in of_ranks]), torch.cat([one[1] for one in of_ranks]))
+        all_latents, all_rows = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
+        if not len(all_rows):  # on all ranks
+            raise DataError(
+                f"None of the true episodes is valid and has the {span} executed actions of a window: the world model"
+                " cannot be refined. See the log for episodes that failed; let the others run on"
+                " (terminate_on_success=False)."
+            )
+        self.windows.begin_phase(all_latents, all_rows)
 
     def batch(self, seed: int, position: int) -> dict[str, Any]:
         """A batch of supervised training; ``position`` is the place of its first window among all that are drawn."""
