@@ -5,6 +5,7 @@
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,8 @@ from imaginaire.errors import ConfigError, DataError, disk_fault
 
 FILE = "starts.safetensors"
 _FORMAT = "starts 1"
+
+log = logging.getLogger(__name__)
 
 
 def write_starts(path: Path, starts: Iterable[RecordedStart], sources: Mapping[str, int] | None = None) -> int:
@@ -75,6 +78,7 @@ class RecordedStarts:
         for i, row in rows:
             tasks.setdefault(row["task"] if by_task else "", []).append(i)
         self.names = {i: row["name"] for i, row in rows}
+        self._known = self._known_of_all()
         self._trials = list(tasks.values())
         self.num_tasks = len(self._trials)
 
@@ -93,18 +97,26 @@ class RecordedStarts:
                 " size that they are stretched to (starts.size)."
             )
         pictures, actions, contexts = zip(*(distinct[i] for i in numbers), strict=True)
-        known = [
-            name
-            for name, value in contexts[0].items()
-            if all(name in context and context[name].shape == value.shape for context in contexts)
-        ]
         has_actions = self.history > 1 and all(rows is not None for rows in actions)
         return FirstFrames(
             torch.stack(pictures),
             torch.stack(actions) if has_actions else None,
             [self._header[i]["task"] for i in numbers],
-            {name: torch.stack([context[name] for context in contexts]) for name in known},
+            {name: torch.stack([context[name] for context in contexts]) for name in self._known},
         )
+
+    def _known_of_all(self) -> list[str]:
+        """The names of what is known of every start, in one shape; others would keep the values of old episodes."""
+        shapes: dict[str, list[tuple[int, ...]]] = {}
+        with safe_open(self.path, framework="pt") as file:
+            for key in set(file.keys()):
+                number, is_context, name = key.partition(".context.")
+                if is_context and int(number) in self.names:
+                    shapes.setdefault(name, []).append(tuple(file.get_slice(key).get_shape()))
+        partly = {name for name, found in shapes.items() if len(found) < len(self.names) or len(set(found)) > 1}
+        if partly:
+            log.warning("%s: not all starts have %s in one shape, so none does", self.path, ", ".join(sorted(partly)))
+        return sorted(shapes.keys() - partly)
 
     @cached_property
     def _header(self) -> list[dict[str, Any]]:

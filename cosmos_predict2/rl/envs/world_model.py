@@ -193,6 +193,12 @@ class WorldModelEnv:
                     f"Starts with actions of {rows.shape[2]} numbers, but the model's have {self.action_dim}."
                 )
             self._actions[ids] = 0.0 if rows is None else rows.float()
+        known = {*first.context, _DESCRIPTION}
+        if differs := sorted(known ^ self._context.keys()) if self._context else []:
+            raise DataError(
+                f"These starts and those before do not have the same context ({', '.join(differs)} is only in some),"
+                " which a reward would take from other episodes: give it to all starts, or to none."
+            )
         self._context.setdefault(_DESCRIPTION, [""] * self.num_envs)
         for i, sentence in zip(ids, first.task_description, strict=True):
             self._context[_DESCRIPTION][i] = sentence

@@ -81,6 +81,12 @@ def test_keyframe_files_give_the_first_picture_and_the_last_four_with_their_acti
     assert (other.pictures_E_F_H_W_C == other.pictures_E_F_H_W_C[:, :1]).all() and not other.actions_E_A_D.any()
 
 
+def test_what_only_some_starts_have_is_known_of_none(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _save(folder / "traj7.npy", [_frame(7, init_ee_pose=None)])
+    starts = RecordedStarts(str(folder))
+    assert starts.starts([0, 0], [0, 1]).context == {} and "not all starts have init_ee_pose" in caplog.text
+
+
 def test_pictures_are_stretched_to_a_size_and_need_one_where_they_differ(folder: Path) -> None:
     assert RecordedStarts(str(folder), size=(8, 32)).starts([0], [0]).pictures_E_F_H_W_C.shape == (1, 1, 8, 32, 3)
     _save(folder / "traj5.npy", [_frame(5, image=numpy.zeros((8, 8, 3), numpy.uint8))])

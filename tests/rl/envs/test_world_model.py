@@ -306,6 +306,15 @@ def test_a_puck_that_is_not_seen_counts_as_farthest() -> None:
     assert ToyDetectorReward().judge(frames[:, :1], {"goal": starts.context["states"][:, 4:6]}).success_E_F.all()
 
 
+def test_starts_without_what_others_have_are_refused(imagination: Imagination) -> None:
+    env = make(imagination)
+    begin(env)
+    given = env.starts.starts([0], [0])
+    without = replace(given, context={"goal": given.context["goal"]})
+    with mock.patch.object(env.starts, "starts", return_value=without), pytest.raises(DataError, match=r"\(states is"):
+        env.reset(options=dict(env_ids=[0], task_ids=[0], trial_ids=[0], seeds=[0]))
+
+
 def test_what_cannot_be_meant_is_named(imagination: Imagination) -> None:
     for options, word in [
         ({"padding": "hld"}, "padding"),
