@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a policy to decide as demonstrations do (cloning), the start of reinforcement learning.
 
-The toy world's expert demonstrates, or recordings of yours (--data): states that scripts.make_toy_world writes with
---form states, or a LeRobot data set of the toy world.
+The toy world's expert demonstrates, or recordings of yours (--data): a LeRobot data set, annotation/<split>/*.json
+(Bridge), <suite>/*_demo.hdf5 (LIBERO), or states that scripts.make_toy_world writes with --form states. A policy that
+reads its task reads the sentence of each recording.
 """
 
 import argparse
@@ -68,6 +69,13 @@ def _parser() -> command_line.Parser:
     add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
     add("--demonstrations", type=count, metavar="N", help=_help("how many; the first ones of --data", "demonstrations"))
     add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
+    add("--camera", metavar="NAME", help="of --data, whose pictures (default: the only one; LIBERO: agentview_rgb)")
+    add(
+        "--action_keys",
+        nargs="+",
+        metavar="COLUMN",
+        help="what makes an action of a LeRobot data set (default: action)",
+    )
     add("--setting", default="default", help="difficulty of the toy world, where its expert demonstrates")
     add("--action_dim", type=int, choices=(4, 7), default=4, help="numbers per action")
     add(
@@ -106,7 +114,9 @@ def run(args: argparse.Namespace) -> None:
     if args.setting not in SETTINGS:
         raise ConfigError(f"--setting {args.setting}: the toy world has none.{near(args.setting, SETTINGS)}")
     if args.data:
-        demonstrations = cloning.recorded_demonstrations(Path(args.data), args.demonstrations)
+        demonstrations = cloning.recorded_demonstrations(
+            Path(args.data), args.demonstrations, args.camera, args.action_keys
+        )
     else:
         demonstrations = cloning.toy_demonstrations(args.demonstrations, args.seed, args.setting, args.action_dim)
     windows = demonstrations.windows(args.chunk, starts)

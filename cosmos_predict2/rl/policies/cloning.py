@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.toy.states import PATTERN, read_states
+from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.toy_world.episodes import make_episodes
@@ -51,6 +50,7 @@ class Demonstrations:
     """Recorded episodes: their actions, and any of their pictures when it is asked for."""
 
     actions: Sequence[NDArray[numpy.float32]]  # of each episode [T, D]
+    tasks: Sequence[str]  # what each episode shows, as a sentence
     picture: Callable[[int, Sequence[int]], Tensor]  # (episode, frames) -> uint8 [F, H, W, 3]
     source: str
 
@@ -62,20 +62,24 @@ class Demonstrations:
                 f"{self.source}: no demonstration holds a window of {chunk} actions that begins at {late}; the longest"
                 f" has {longest} actions."
             )
-        pictures, actions = [], []
+        pictures, actions, tasks = [], [], []
         for i, of_episode in enumerate(self.actions):
             last = len(of_episode) - chunk
             own = [start for start in (range(last + 1) if starts is None else starts) if 0 <= start <= last]
             if own:
                 pictures.append(self.picture(i, own))
                 actions.append(numpy.stack([of_episode[start : start + chunk] for start in own]))
+                tasks += [self.tasks[i]] * len(own)
         if not pictures:
             lengths = sorted({len(of_episode) for of_episode in self.actions})
             raise DataError(
                 f"{self.source}: {len(self.actions)} demonstrations of {lengths} actions hold no window of {chunk}"
                 f" actions that begins at {'any step' if starts is None else list(starts)}."
             )
-        return Windows(torch.cat(pictures), torch.from_numpy(numpy.concatenate(actions)).float())
+        shapes = sorted({tuple(part.shape[1:3]) for part in pictures})
+        if len(shapes) > 1:
+            raise DataError(f"{self.source}: pictures of different sizes, {shapes}: clone recordings of one size.")
+        return Windows(torch.cat(pictures), torch.from_numpy(numpy.concatenate(actions)).float(), tasks)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Windows:
 
     pictures_B_H_W_C: Tensor
     actions_B_A_D: Tensor
+    tasks: list[str]
 
     def __len__(self) -> int:
         return len(self.pictures_B_H_W_C)
@@ -96,7 +101,7 @@ class Windows:
             "full_image": pictures,
             "wrist_image": pictures.new_zeros(len(pictures), 0, *pictures.shape[1:]),
             "state": torch.zeros(len(pictures), 0),
-            "task_description": [find_tasks([TASK])[0].sentence] * len(pictures),
+            "task_description": self.tasks,
         }
 
     def statistics(self) -> dict[str, list[Any]]:
@@ -118,34 +123,27 @@ def toy_demonstrations(num: int, seed: int, setting: str = "default", action_dim
     episodes = make_episodes(num, seed, mix=MIX, setting=setting, action_dim=action_dim, first=SPLITS["train"])
     return Demonstrations(
         list(episodes.actions),
+        [find_tasks([TASK])[0].sentence] * num,  # as the environment asks for it
         lambda i, frames: torch.from_numpy(numpy.stack([episodes.render(i, k, k + 1)[0] for k in frames])),
         f"{num} {MIX} episodes of the toy world, seed {seed}",
     )
 
 
-def recorded_demonstrations(folder: Path, num: int | None = None) -> Demonstrations:
-    """The first episodes of a folder: of the toy world's states, or of a LeRobot data set with one camera."""
-    if next(folder.glob(PATTERN), None) is not None:
-        episodes, _ = read_states(folder)
-        return Demonstrations(
-            list(episodes.actions)[:num],
-            lambda i, frames: torch.from_numpy(numpy.stack([episodes.render(i, k, k + 1)[0] for k in frames])),
-            str(folder),
-        )
+def recorded_demonstrations(
+    folder: Path, num: int | None = None, camera: str | None = None, action_keys: Sequence[str] | None = None
+) -> Demonstrations:
+    """The first episodes of a folder of recordings, with their own sentences; see `open_episodes`."""
     if not folder.is_dir():
         raise DataError(f"{folder} does not exist: give the folder of the recordings to clone.")
-    if not (folder / "meta").is_dir():
-        raise DataError(
-            f"{folder} holds no demonstrations: {PATTERN} (scripts.make_toy_world --form states writes them to"
-            " OUT/train) or a LeRobot data set (meta/info.json) is expected."
-        )
-    source = LeRobotSource.open(folder)
-    camera, parts = source.camera(), source.action_parts()
-    count = len(source) if num is None else min(num, len(source))
-    # a table has a row for each picture: the last one's action leads nowhere
-    actions = [numpy.asarray(source.parts(i, parts)[:-1], dtype=numpy.float32) for i in range(count)]
+    episodes = open_episodes(folder, camera=camera, action_keys=action_keys)[:num]
+    if nameless := [episode.path for episode in episodes if not episode.task]:
+        raise DataError(f"{nameless[0]} names no task: its sentence is what a policy is asked for.")
     return Demonstrations(
-        actions, lambda i, frames: source.frames(i, camera, frames).permute(1, 2, 3, 0).contiguous(), str(folder)
+        # a table may have a row for each picture: the last one's action leads nowhere
+        [episode.actions()[: episode.num_frames - 1].astype(numpy.float32) for episode in episodes],
+        [episode.task for episode in episodes],
+        lambda i, frames: torch.from_numpy(episodes[i].pictures(frames)),
+        str(folder),
     )
 
 
