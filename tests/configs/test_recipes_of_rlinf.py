@@ -204,6 +204,8 @@ def test_places_apart_are_workers_of_ray() -> None:
     apart = placed(4, actor=0, env_rollout="1-3")
     assert apart.num_gpus == 1 and "num_workers:3,num_gpus:1.0" in value_of(apart, "model.config.rollout")
     assert "num_workers:2,num_gpus:0.0" in value_of(placed(0, actor=0, env_rollout="1,2"), "model.config.rollout")
+    several = placed(0, actor="0-1", env_rollout="2-5")  # workers of all ranks, which divide them
+    assert "num_workers:4,num_gpus:0.0" in value_of(several, "model.config.rollout")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.vla.ray_rollout import RayRollout
+from imaginaire import distributed
 from imaginaire.errors import ConfigError, DataError, TrainingError
 
 NUM = 12
@@ -192,6 +193,18 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused(cluster: None, p
         RayRollout(policy, ToyEnv(2), num_workers=3)
     with pytest.raises(ConfigError, match="ray start --head --num-gpus=N"):
         RayRollout(policy, ToyEnv(2), num_workers=1, num_gpus=1)
+
+
+@pytest.mark.slow
+def test_ranks_divide_the_workers(cluster: None, policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    counts = []
+    for rank in (0, 1):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        counts.append(RayRollout(policy, ToyEnv(2), num_workers=3, num_cpus=0.5).num_workers)
+    assert counts == [2, 1]
+    with pytest.raises(ConfigError, match="num_workers is 1, but it is at least 2, one for each of the 2 processes"):
+        RayRollout(policy, ToyEnv(2), num_workers=1)
 
 
 def test_without_ray_the_extra_is_named(policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ KEY = "model.config.rollout"
 class RayRollout:
     """Plays on ``num_workers`` actors, each with ``num_cpus`` cores and ``num_gpus`` GPUs (a share: 0.5).
 
+    They are those of all ranks, each of which has its part of them for its own episodes.
     ``timeout`` is how many seconds a worker may take for its episodes before it counts as dead. After ``max_deaths`` of
     one worker in a row, without an episode between, the run ends. ``lost`` counts the invalid episodes, ``restarts``
     the workers that were started again.
@@ -53,16 +54,19 @@ class RayRollout:
         timeout: float = 3600.0,
         max_deaths: int = 5,
     ) -> None:
-        if num_workers < 1:
-            raise ConfigError(f"{KEY}.num_workers is {num_workers}, but it is at least 1.")
+        ranks = distributed.world_size()
+        if num_workers < ranks:
+            each = "" if ranks == 1 else f", one for each of the {ranks} processes that train"
+            raise ConfigError(f"{KEY}.num_workers is {num_workers}, but it is at least {ranks}{each}.")
         self.policy, self.env, self.execute = policy, env, execute
-        self.num_workers, self.timeout, self.max_deaths = num_workers, timeout, max_deaths
+        self.num_workers = num_workers // ranks + (distributed.rank() < num_workers % ranks)  # of this rank
+        self.timeout, self.max_deaths = timeout, max_deaths
         self._ray = _connected(address)
         _require_resources(self._ray, num_workers, num_cpus, num_gpus)
         self._options = dict(num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy="SPREAD", max_restarts=0)
         self._workers: list[Any] = []
         self._synced: list[Any] = []  # of each worker, the answer that it has the weights
-        self._deaths = [0] * num_workers
+        self._deaths = [0] * self.num_workers
         self._weights: Any = None
         self.lost = 0
         self.restarts = 0
