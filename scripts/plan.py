@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
 from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
 from cosmos_predict2.configs.rl.recipes.embodiment_translation import sizes_of
 from cosmos_predict2.configs.rl.recipes.rows import read_fields
-from cosmos_predict2.tools.plan import embodied
+from cosmos_predict2.configs.rl.recipes.vla_translation import GPU_FIELDS, read_recipe
+from cosmos_predict2.configs.rl.recipes.vla_translation import sizes_of as sizes_of_recipe
+from cosmos_predict2.tools.plan import embodied, simulated
 from cosmos_predict2.tools.plan.advice import on_one_card
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, as_text, as_values, cards_text, cards_values, make_plan
 from cosmos_predict2.tools.plan.speed import GB, GPUS, find_gpu
 from cosmos_predict2.tools.plan.workload import read_workload
 from imaginaire import command_line
 from imaginaire.config.compose import compose
+from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError, near
 
 DEFAULT_CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -33,6 +37,7 @@ examples:
   python -m scripts.plan --one_card -- experiment=predict2_video2world_training_2b_groot_gr1_480
   python -m scripts.plan --gpu RTX-4090 -- experiment=NAME model.config.train_architecture=lora
   python -m scripts.plan --gpus 4 --gpu A100 --embodied cosmos_libero_spatial_grpo_openvlaoft
+  python -m scripts.plan --recipe configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml
   python -m scripts.plan --gpus 2 --gpu_memory 24 --json plan.json -- experiment=NAME optimizer=adamw
 """
 
@@ -47,6 +52,7 @@ def _parser() -> command_line.Parser:
     )
     add("--one_card", action="store_true", help=f"what fits one card of {', '.join(map(str, CARDS))} GB, and how")
     add("--embodied", metavar="NAME", help=f"a policy in a world model, NAME.yaml of {EMBODIED_CONFIGS}")
+    add("--recipe", metavar="FILE", help="a policy in a simulator, by a recipe of Cosmos-RL, which says how many GPUs")
     add("--config", default=DEFAULT_CONFIG, help="config file, or the saved config.yaml of a run")
     add("--json", metavar="FILE", help="write the figures to this file too; - prints them in place of the table")
     add("overrides", nargs="*", help="after --: experiment=NAME and dotted overrides, as for scripts.train")
@@ -58,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     memory = gpu.memory if args.gpu_memory is None else args.gpu_memory
     if args.embodied:
         return run_embodied(args, memory)
+    if args.recipe:
+        return run_recipe(args, memory)
     config = compose(args.config, args.overrides)
     if args.one_card:
         work = read_workload(config, config.model_parallel.context_parallel_size)
@@ -103,6 +111,35 @@ def run_embodied(args: argparse.Namespace, memory: float) -> int:
     values = embodied.as_values(run, args.gpu, memory, found)
     fits = any(one.total <= memory * GB for one in found.values())
     return show(text, values, args.json, fits=fits)
+
+
+def run_recipe(args: argparse.Namespace, memory: float) -> int:
+    """The plan of a recipe of Cosmos-RL for a policy."""
+    fields, _, policy, place = read_recipe(load_toml(args.recipe))
+    if place.simulator == "toy":
+        raise ConfigError(f"--recipe {args.recipe}: a tiny policy fits everywhere; give a recipe of a published one.")
+    sizes, num_gpus = sizes_of_recipe(fields, place), math.prod(fields[path] for path in GPU_FIELDS)
+    run = simulated.SimulatedRun(
+        policy=policy,
+        simulator=place.simulator,
+        views=min(fields["vla.num_images_in_input"], simulated.VIEWS[place.simulator]),
+        gpus=num_gpus,
+        shards=fields["policy.parallelism.dp_shard_size"],
+        envs=fields["vla.num_envs"],
+        episodes=sizes.episodes,
+        decisions=sizes.decisions,
+        max_steps=sizes.max_steps,
+        chunk=sizes.chunk,
+        updates=sizes.updates,
+        recomputes=fields["policy.model_gradient_checkpointing"],
+        steps=sizes.iterations,
+    )
+    gpu = find_gpu(args.gpu)
+    forms = [form for form in simulated.FORMS if form != "sharded" or run.shards > 1]
+    found = {form: simulated.estimate(run, gpu, form) for form in forms}
+    text = simulated.as_text(run, args.gpu, memory, found)
+    values = simulated.as_values(run, args.gpu, memory, found)
+    return show(text, values, args.json, fits=found[forms[0]].total <= memory * GB)
 
 
 def show(text: str, values: dict[str, Any], path: str | None, *, fits: bool) -> int:

@@ -36,7 +36,7 @@ _POLICY: Mapping[str, Row] = {
     "model_safetensor_path": Only((None,), "Weights lie beside config.json: model_name_or_path"),
     "model_revision": Only((None, ""), "Fetch the revision first, then give its folder in model_name_or_path"),
     "model_max_length": TEXT,
-    "model_gradient_checkpointing": Unused("a smaller vla.training_chunk_size takes less memory"),
+    "model_gradient_checkpointing": Read(True, "scripts.plan --recipe reads it"),
     "lora": Only((None,), "Policies are trained whole, or by custom.pi05.train_expert_only"),
     **dict.fromkeys(
         ("trainable_map", "freeze_pattern", "trainable_pattern"),

@@ -52,10 +52,38 @@ class Place:
         return TRIALS * SUITES[self.simulator][self.suite]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What each process has of an iteration, and the length of the run."""
+
+    groups: int
+    group_size: int
+    decisions: int  # of a whole episode
+    max_steps: int
+    chunk: int  # decisions that pass the policy together
+    updates: int
+    iterations: int  # steps of the optimizer
+
+    @property
+    def episodes(self) -> int:
+        return self.groups * self.group_size
+
+    @property
+    def micro_batches(self) -> int:
+        return math.ceil(self.episodes * self.decisions / self.chunk)
+
+
+def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, Place]:
+    """The fields of a recipe for policies, warnings, which policy it is and where it acts."""
+    if "vla" not in content:
+        raise ConfigError("The recipe has no [vla]: it is none of a policy.")
+    fields, warnings = read_fields(content, vla.FIELDS)
+    return fields, warnings, _policy_name(fields), _place(fields)
+
+
 def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
     """The run of a recipe for policies, on a machine with so many GPUs."""
-    fields, warnings = read_fields(content, vla.FIELDS)
-    policy, place = _policy_name(fields), _place(fields)
+    fields, warnings, policy, place = read_recipe(content)
     scripts = SCRIPTS[place.simulator]
     if fields["rollout.n_generation"] == 1 and fields["validation.enable"]:  # groups of one teach nothing
         return Translation([], {}, {}, warnings, scripts, _evaluation(fields, policy, place))
@@ -175,10 +203,10 @@ def _of_pi05(fields: Fields) -> dict[str, Any]:
     return found
 
 
-def _sizes(fields: Fields, place: Place) -> dict[str, Any]:
-    """Groups of a process, micro-batches, and the length of the run; an iteration is a step of the optimizer."""
+def sizes_of(fields: Fields, place: Place) -> Sizes:
+    """How a batch of episodes becomes groups and micro-batches; an iteration is a step of the optimizer."""
     group, shard = fields["rollout.n_generation"], fields["policy.parallelism.dp_shard_size"]
-    batch, part = fields["train.train_batch_per_replica"], fields["vla.training_chunk_size"]
+    batch, updates = fields["train.train_batch_per_replica"], fields["train.train_policy.mu_iterations"]
     if group < 2:
         raise ConfigError(
             f"rollout.n_generation = {group}, but GRPO compares the episodes of a group: 2 at least. With 1 a recipe is"
@@ -189,30 +217,37 @@ def _sizes(fields: Fields, place: Place) -> dict[str, Any]:
             f"train.train_batch_per_replica = {batch}: each of {shard} GPUs (policy.parallelism.dp_shard_size) needs a"
             f" multiple of rollout.n_generation = {group} episodes."
         )
-    episodes, updates = batch // shard, fields["train.train_policy.mu_iterations"]
-    parts = math.ceil(episodes * num_decisions(fields, place) / part)
     steps = fields["train.epoch"] * place.num_starts * group // (batch * fields["policy.parallelism.n_init_replicas"])
     if (limit := fields["train.max_num_steps"]) is not None:
         steps = min(steps, limit)
-    found = {
-        f"{RL}.group_size": group,
-        f"{RL}.minibatches": 1,
-        f"{RL}.micro_batches": parts,
-        "trainer.grad_accum_iter": parts,
-        "trainer.max_iter": max(1, steps) * updates,
-        "trainer.logging_iter": 1,
-        "dataloader_train.batch_size": episodes // group,
-    }
-    every = {"checkpoint.save_iter": "train.ckpt.save_freq", "trainer.validation_iter": "validation.freq"}
-    return {**found, **{key: fields[path] * updates for key, path in every.items()}}
-
-
-def num_decisions(fields: Fields, place: Place) -> int:
-    """Of a whole episode."""
     executed = _of_pi05(fields).get("action_chunk") or EXECUTED[fields["vla.vla_type"]]
     if place.simulator == "toy":
         executed = TOY_CHUNK  # of which the policy's actions are held for several steps
-    return math.ceil((fields["vla.max_steps"] or STEPS[place.simulator]) / executed)
+    max_steps = fields["vla.max_steps"] or STEPS[place.simulator]
+    return Sizes(
+        groups=batch // shard // group,
+        group_size=group,
+        decisions=math.ceil(max_steps / executed),
+        max_steps=max_steps,
+        chunk=fields["vla.training_chunk_size"],
+        updates=updates,
+        iterations=max(1, steps) * updates,
+    )
+
+
+def _sizes(fields: Fields, place: Place) -> dict[str, Any]:
+    sizes = sizes_of(fields, place)
+    every = {"checkpoint.save_iter": "train.ckpt.save_freq", "trainer.validation_iter": "validation.freq"}
+    return {
+        f"{RL}.group_size": sizes.group_size,
+        f"{RL}.minibatches": 1,
+        f"{RL}.micro_batches": sizes.micro_batches,
+        "trainer.grad_accum_iter": sizes.micro_batches,
+        "trainer.max_iter": sizes.iterations,
+        "trainer.logging_iter": 1,
+        "dataloader_train.batch_size": sizes.groups,
+        **{key: fields[path] * sizes.updates for key, path in every.items()},
+    }
 
 
 def _dynamic_sampling(fields: Fields) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a policy that learns in a simulator: memory of a GPU and of the host, and seconds of an iteration.
+
+Each GPU plays its episodes in waves of so many at once, a process for each, then trains the policy on their decisions.
+Simulators run on cores of the host. Sizes of policies are published ones; no run on a GPU has confirmed the rest.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cosmos_predict2.tools.plan.embodied import BLOCK_MAPS, KEPT, POLICIES
+from cosmos_predict2.tools.plan.memory import CONTEXT, FRAGMENTS
+from cosmos_predict2.tools.plan.speed import GB, GPU
+
+SIZES = {"openvla-oft": "openvla_oft", "openvla": "openvla_oft", "pi05": "openpi"}  # of `POLICIES`
+VIEWS = {"libero": 2, "b1k": 3}  # of a robot, at most
+PICTURE = 224 * 224 * 3
+VOCABULARY = {"openvla-oft": 56 * 32064, "openvla": 7 * 32064, "pi05": 0}  # logits of a decision
+# Passes that decide, counted in those of `PolicySize.tokens`: OpenVLA writes token after token, PI0.5 denoises.
+PASSES = {"openvla-oft": 1.0, "openvla": 7.0, "pi05": 1.0}
+STATE = 2 + 12  # bytes of a trained weight besides itself: gradient, float32 master and two moments
+# Of LIBERO, measured on one core with software rendering: steps a second, seconds of a reset, GB of the host.
+STEPS_PER_S, RESET_S, HOST_GB = 10.0, 10.0, 2.2
+FORMS = {"sharded": "all weights, sharded over the GPUs", "whole": "all weights on each GPU"}
+HONESTY = (
+    "An estimate: memory within a fifth. A simulator's speed is LIBERO's on a core with software rendering; rendering"
+    "\non a GPU is faster, and takes some memory of it."
+)
+OF_BEHAVIOR = "BEHAVIOR-1K runs on the GPU: neither its memory there nor its speed has been measured here."
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """What a recipe asks of each GPU."""
+
+    policy: str  # vla.vla_type
+    simulator: str  # libero, b1k
+    views: int  # pictures of a decision
+    gpus: int
+    shards: int
+    envs: int  # at once
+    episodes: int  # of an iteration
+    decisions: int  # of an episode
+    max_steps: int
+    chunk: int  # decisions that pass the policy together
+    updates: int
+    recomputes: bool
+    steps: int  # of the optimizer, of the whole run
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of a GPU by what they are for, and seconds of an iteration by what takes them."""
+
+    parts: dict[str, int]
+    seconds: dict[str, float]
+    host_gb: float  # of all GPUs' simulators
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+
+def estimate(run: SimulatedRun, gpu: GPU, form: str) -> Estimate:
+    size, shards = POLICIES[SIZES[run.policy]], run.shards if form == "sharded" else 1
+    block = 2 * size.parameters // size.blocks
+    gathered = 3 * block if shards > 1 else 0  # the one that computes, and the next; gradients of one
+    in_flight = 2 * size.trained if run.gpus > 1 and shards == 1 else 0  # buckets of DDP
+    policy = (2 * size.parameters + STATE * size.trained) // shards + gathered + in_flight
+    rows = run.chunk * size.trained_tokens
+    kept = KEPT if run.recomputes else 2 * BLOCK_MAPS
+    working = rows * size.trained_width * (kept * size.blocks + 2 * BLOCK_MAPS)
+    working += 10 * run.chunk * VOCABULARY[run.policy]  # as they are, in float32, and their gradients
+    record = run.episodes * run.decisions * run.views * PICTURE
+    overhead = int(CONTEXT + FRAGMENTS * (policy + working + record))
+    parts = {"policy": policy, "at work": working, "episodes": record, "overhead": overhead}
+    return Estimate(parts, _seconds(run, gpu), run.gpus * run.envs * HOST_GB)
+
+
+def _seconds(run: SimulatedRun, gpu: GPU) -> dict[str, float]:
+    size, speed = POLICIES[SIZES[run.policy]], gpu.peak * gpu.efficiency
+    decisions = run.episodes * run.decisions
+    forward = 2 * size.parameters * size.tokens / speed  # of a decision
+    backward = 2 * 2 * size.trained * size.trained_tokens / speed * (1.5 if run.recomputes else 1)
+    waves = -(-run.episodes // run.envs)
+    return {
+        "simulating": waves * (RESET_S + run.max_steps / STEPS_PER_S),
+        "deciding": decisions * forward * PASSES[run.policy],
+        "training": decisions * (forward + run.updates * (forward + backward)),
+    }
+
+
+def as_text(run: SimulatedRun, gpu_name: str, memory: float, found: dict[str, Estimate]) -> str:
+    size, first = POLICIES[SIZES[run.policy]], next(iter(found.values()))
+    billions = f"{size.parameters / 1e9:.1f} billion parameters, {size.trained / 1e9:.1f} trained"
+    lines = [
+        f"{run.gpus} x {gpu_name}, {memory:g} GB each (1 GB = 2^30 bytes)",
+        f"  policy        {run.policy}, {billions}",
+        f"  an iteration  {run.gpus * run.episodes:,} episodes of {run.decisions} decisions, {run.envs} at once on a"
+        f" GPU, {run.chunk} decisions in a micro-batch",
+        f"  the host      {run.gpus * run.envs} simulators: as many cores, {first.host_gb:,.0f} GB",
+        "",
+        "what is trained",
+    ]
+    for form, one in found.items():
+        verdict = "fits" if one.total <= memory * GB else "DOES NOT FIT"
+        lines.append(f"  {FORMS[form]:<40}{one.total / GB:>6.1f} GB   {verdict}")
+        lines += [f"    {name:<38}{value / GB:>6.1f} GB" for name, value in one.parts.items()]
+    times = ", ".join(f"{name} {value:,.0f} s" for name, value in first.seconds.items())
+    hours = first.total_s / 3600
+    lines += ["", f"an iteration: {first.total_s / 60:,.1f} minutes ({times})"]
+    lines.append(f"100 iterations: {100 * hours:,.0f} h; all {run.steps:,} of the recipe: {run.steps * hours:,.0f} h")
+    return "\n".join([*lines, "", HONESTY, *([OF_BEHAVIOR] if run.simulator == "b1k" else [])])
+
+
+def as_values(run: SimulatedRun, gpu_name: str, memory: float, found: dict[str, Estimate]) -> dict[str, Any]:
+    forms = {
+        form: {"fits": one.total <= memory * GB, "total": one.total, **one.parts, "seconds": one.seconds}
+        for form, one in found.items()
+    }
+    return {"gpu": gpu_name, "gpus": run.gpus, "policy": run.policy, "forms": forms}

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a recipe of Cosmos-RL: what fits 8 GPUs, what an iteration is, and what is no recipe of a policy."""
+
+import json
+
+import pytest
+
+from scripts import plan
+from tests.programs import call
+
+OFT = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml"
+LIBERO, B1K = "configs/pi05/pi05-libero10-grpo-colocate.toml", "configs/pi05/pi05-b1k-grpo-colocate.toml"
+WEIGHT = 7_541_237_184
+
+
+def planned(capsys: pytest.CaptureFixture[str], recipe: str, *words: str) -> dict:
+    call(plan, "--recipe", recipe, "--json", "-", *words)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_policy_of_7b_fits_8_gpus_where_it_is_sharded(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, OFT)
+    forms = found["forms"]
+    assert found["gpus"] == 8 and forms["sharded"]["fits"] and not forms["whole"]["fits"]
+    whole = 16 * WEIGHT + 2 * WEIGHT  # in bfloat16 with gradient, master and moments; and the gradients on their way
+    assert forms["whole"]["policy"] == whole
+    assert 2 * WEIGHT < forms["sharded"]["policy"] < 3 * WEIGHT
+    assert not planned(capsys, OFT, "--gpu_memory", "12")["forms"]["sharded"]["fits"]
+    assert call(plan, "--recipe", OFT) == 0
+    shown = capsys.readouterr().out
+    assert "128 episodes of 64 decisions" in shown and "64 simulators" in shown and "An estimate" in shown
+
+
+def test_the_expert_alone_fits_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    libero, b1k = planned(capsys, LIBERO), planned(capsys, B1K)
+    assert list(libero["forms"]) == ["whole"] and libero["forms"]["whole"]["fits"] and b1k["forms"]["whole"]["fits"]
+    assert libero["forms"]["whole"]["policy"] < 16e9
+    assert b1k["forms"]["whole"]["episodes"] > 3 * libero["forms"]["whole"]["episodes"]  # longer, and three views
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [
+        ("configs/openvla-oft/tiny-openvla-oft-grpo.toml", "a tiny policy"),
+        ("configs/wfm/tiny_grpo_mock_data.toml", "[vla]"),
+        ("configs/pi05/none.toml", "none.toml"),
+    ],
+)
+def test_what_cannot_be_planned_is_an_error(recipe: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(plan, "--recipe", recipe) == 2
+    assert named in capsys.readouterr().err
