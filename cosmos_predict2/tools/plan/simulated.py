@@ -67,14 +67,15 @@ class Estimate:
 
 def estimate(run: SimulatedRun, gpu: GPU, form: str) -> Estimate:
     size, shards = POLICIES[SIZES[run.policy]], run.shards if form == "sharded" else 1
-    block = 2 * size.parameters // size.blocks
-    gathered = 3 * block if shards > 1 else 0  # the one that computes, and the next; gradients of one
     in_flight = 2 * size.trained if run.gpus > 1 and shards == 1 else 0  # buckets of DDP
-    policy = (2 * size.parameters + STATE * size.trained) // shards + gathered + in_flight
+    policy = (2 * size.parameters + STATE * size.trained) // shards + in_flight
     rows = run.chunk * size.trained_tokens
     kept = KEPT if run.recomputes else 2 * BLOCK_MAPS
-    working = rows * size.trained_width * (kept * size.blocks + 2 * BLOCK_MAPS)
-    working += 10 * run.chunk * VOCABULARY[run.policy]  # as they are, in float32, and their gradients
+    training = rows * size.trained_width * (kept * size.blocks + 2 * BLOCK_MAPS)
+    training += 10 * run.chunk * VOCABULARY[run.policy]  # logits as they are, in float32, and their gradients
+    if shards > 1:  # each rank has all weights where it decides, and one block after the other where it learns
+        training += 3 * 2 * size.parameters // size.blocks
+    working = max(training, 2 * size.parameters if shards > 1 else 0)
     record = run.episodes * run.decisions * run.views * PICTURE
     overhead = int(CONTEXT + FRAGMENTS * (policy + working + record))
     parts = {"policy": policy, "at work": working, "episodes": record, "overhead": overhead}
