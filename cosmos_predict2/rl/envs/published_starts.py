@@ -16,20 +16,12 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from cosmos_predict2.rl.envs.starts import RecordedStart
-from imaginaire.checkpoint import plain_pickle
-from imaginaire.checkpoint.plain_pickle import Made, Named, Refused
+from imaginaire.checkpoint import plain_arrays
+from imaginaire.checkpoint.plain_pickle import Refused
 from imaginaire.errors import DataError
 
 KEYFRAME_MARK = "_kir"  # in the name of a file whose episode begins in the middle of a recording
 NUM_LAST = 4  # pictures before the moment, and actions
-
-_ARRAYS = {
-    f"numpy.{core}.{name}"
-    for core in ("core", "_core")
-    for name in ("multiarray._reconstruct", "multiarray.scalar", "numeric._frombuffer")
-}
-_NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode"} | _ARRAYS
-_KINDS = "biufSU"  # of dtypes: numbers and texts
 
 
 def read_published(path: Path) -> RecordedStart:
@@ -102,49 +94,8 @@ def _items(content: bytes) -> list[Mapping[str, Any]]:
     shape, _, dtype = readers[version](file, max_header_size=10_000)
     if dtype.kind != "O":
         raise ValueError(f"its array is of {dtype}, not of objects")
-    tree = _plain(plain_pickle.read(content[file.tell() :], _NAMES.__contains__))
+    tree = plain_arrays.read(content[file.tell() :])
     items = tree if isinstance(tree, list) else [tree]
     if len(items) != math.prod(shape) or not items or not all(isinstance(item, dict) for item in items):
         raise ValueError(f"its array of shape {list(shape)} does not hold dictionaries")
     return items
-
-
-def _plain(value: Any) -> Any:
-    """The value with NumPy's arrays and scalars built from their bytes; object arrays as lists."""
-    if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if not isinstance(value, Made):
-        return value
-    if value.name == "_codecs.encode":
-        return str(value.args[0]).encode(str(value.args[1]) if len(value.args) > 1 else "utf-8")
-    if value.name.endswith("scalar"):
-        data = _plain(value.args[1])
-        return numpy.frombuffer(data, _dtype(value.args[0]), 1)[0]
-    if value.name.endswith("_reconstruct") and isinstance(value.state, tuple) and len(value.state) == 5:
-        _, shape, dtype, is_fortran, data = value.state
-        if isinstance(data, list):
-            return [_plain(item) for item in data]
-        return _array(_plain(data), _dtype(dtype), shape, "F" if is_fortran else "C")
-    if value.name.endswith("_frombuffer"):
-        data, dtype, shape, order = value.args
-        return _array(data, _dtype(dtype), shape, order)
-    raise ValueError(f"{value.name} stands where a value is expected")
-
-
-def _array(data: Any, dtype: numpy.dtype[Any], shape: Any, order: Any) -> NDArray[Any]:
-    if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"an array of shape {list(shape)} does not have the bytes that it needs")
-    return numpy.frombuffer(data, dtype).reshape(shape, order="F" if order == "F" else "C")
-
-
-def _dtype(made: Any) -> numpy.dtype[Any]:
-    """The dtype that a file builds: numbers and texts alone."""
-    if not isinstance(made, Made) or made.name != "numpy.dtype" or isinstance(made.args[0], Named):
-        raise ValueError("an array without a dtype")
-    state = made.state if isinstance(made.state, tuple) else (3, "|")
-    dtype = numpy.dtype(str(made.args[0]))
-    if dtype.kind not in _KINDS:
-        raise ValueError(f"an array of dtype {dtype}")
-    return dtype.newbyteorder(">") if state[1] == ">" else dtype
