@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published policies learn by reinforcement in LIBERO's simulator: vla_{grpo,dapo}_{policy}_{suite}.
+
+A rank plays 16 episodes of an update, two groups of one start each; 8 ranks have the 128 episodes of the published
+recipes. DAPO plays on until the groups of an update have spread. `model.config.policy.path` are the weights, and
+`model.config.policy.noise_method` is how a PI0.5 draws.
+"""
+
+from itertools import product
+from typing import Any
+
+from cosmos_predict2.configs.base.post_training import job
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
+from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
+from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
+from imaginaire.config import L, register_experiment
+
+NUM_TASKS = {
+    "libero_spatial": 10,
+    "libero_object": 10,
+    "libero_goal": 10,
+    "libero_10": 10,
+    "libero_90": 90,
+    "libero_all": 130,
+}
+TRIALS = 50
+GROUPS, MEMBERS = 2, 8
+MAX_STEPS, WAIT = 512, 15  # of an episode, and before it
+AGAIN = 8  # rollouts of an update at most, with DAPO
+
+
+def policies() -> dict[str, tuple[Any, int, dict[str, Any]]]:
+    """Of each name: the policy, the actions of a decision, options of the loss."""
+    of_openvla = dict(path="", unnorm_key="", temperature=1.6)
+    of_pi05 = dict(path="", action_chunk=10, action_env_dim=7, num_steps=5, train_expert_only=True)
+    return {
+        "openvla": (L(OpenVLAPolicy)(variant="autoregressive", **of_openvla), 1, {}),
+        "openvla_oft": (L(OpenVLAPolicy)(variant="oft", **of_openvla), 8, {}),
+        "pi05": (L(Pi05Policy)(noise_method="flow_sde", **of_pi05), 10, dict(dual_clip=3.0)),
+    }
+
+
+def libero(suite: str, chunk: int, **task: Any) -> Any:
+    return L(WorkerEnv)(
+        make=L(LiberoTask)(suite=suite, **task), num_envs=MEMBERS, render="auto", chunk=chunk, _recursive_=False
+    )
+
+
+def experiment(name: str, policy: Any, suite: str, is_dapo: bool, chunk: int, loss: dict[str, Any]) -> dict[str, Any]:
+    num = TRIALS * NUM_TASKS[suite]
+    rl = VLARLConfig(
+        group_size=MEMBERS,
+        max_rollouts=AGAIN if is_dapo else 1,
+        lower_bound=0.1 if is_dapo else None,
+        upper_bound=0.9 if is_dapo else None,
+        ratio_tolerance=0.1,  # bfloat16
+        loss=PolicyLossConfig(ratio_level="element", aggregation="episode-mean", **loss),
+    )
+    config = VLAGRPOConfig(
+        policy=policy,
+        env=libero(suite, chunk, max_steps=MAX_STEPS, num_steps_wait=WAIT),
+        eval_env=libero(suite, chunk),  # as published evaluations have it
+        precision="bfloat16",
+        rl=rl,
+    )
+    return dict(
+        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
+        job=job(name, group="reinforcement_learning"),
+        model=L(VLAGRPOModel)(config=config, _recursive_=False),
+        dataloader_train=starts(num, GROUPS, shuffle=True, num_tasks=NUM_TASKS[suite]),
+        dataloader_val=starts(num, 64, shuffle=False, num_tasks=NUM_TASKS[suite]),
+        optimizer=dict(lr=5e-6, weight_decay=0.01),
+        trainer=dict(max_iter=300, logging_iter=1, validation_iter=20, run_validation=True),
+        checkpoint=dict(save_iter=20),
+    )
+
+
+for (label, (node, size, options)), suite_name, kind in product(policies().items(), NUM_TASKS, ("grpo", "dapo")):
+    full_name = f"vla_{kind}_{label}_{suite_name}"
+    register_experiment(full_name, experiment(full_name, node, suite_name, kind == "dapo", size, options))
