@@ -64,7 +64,12 @@ def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.train_policy", __doc__, _EPILOG)
     add, count = parser.add_argument, command_line.at_least(1)
     add("--out", required=True, metavar="PATH", help="the folder of the policy, or its file (.safetensors)")
-    add("--policy", choices=["toy", "openvla_oft", "pi05"], default="toy", help="what is trained")
+    add(
+        "--policy",
+        choices=["toy", "openvla_oft", "pi05"],
+        default="toy",
+        help="what is trained; toy acts in the toy world alone",
+    )
     add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
     add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
     add("--demonstrations", type=count, metavar="N", help=_help("how many; the first ones of --data", "demonstrations"))
@@ -77,7 +82,7 @@ def _parser() -> command_line.Parser:
         help="what makes an action of a LeRobot data set (default: action)",
     )
     add("--setting", default="default", help="difficulty of the toy world, where its expert demonstrates")
-    add("--action_dim", type=int, choices=(4, 7), default=4, help="numbers per action")
+    add("--action_dim", type=int, choices=(4, 7), help="numbers per action of the toy world's expert (default: 4)")
     add(
         "--windows",
         type=_starts,
@@ -114,12 +119,15 @@ def run(args: argparse.Namespace) -> None:
     if args.setting not in SETTINGS:
         raise ConfigError(f"--setting {args.setting}: the toy world has none.{near(args.setting, SETTINGS)}")
     if args.data:
+        if args.action_dim is not None:
+            raise ConfigError(f"--action_dim {args.action_dim} is of the toy world's expert: leave it out with --data.")
         demonstrations = cloning.recorded_demonstrations(
             Path(args.data), args.demonstrations, args.camera, args.action_keys
         )
     else:
-        demonstrations = cloning.toy_demonstrations(args.demonstrations, args.seed, args.setting, args.action_dim)
+        demonstrations = cloning.toy_demonstrations(args.demonstrations, args.seed, args.setting, args.action_dim or 4)
     windows = demonstrations.windows(args.chunk, starts)
+    args.action_dim = windows.actions_B_A_D.shape[2]
     log.info("%s: %d windows", demonstrations.source, len(windows))
     with random.preserved():
         torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
@@ -150,8 +158,14 @@ def _policy(args: argparse.Namespace, windows: Any) -> Any:
     from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
     from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
     from cosmos_predict2.rl.policies.toy import ToyPolicy
+    from cosmos_predict2.toy_world.physics import ACTION_LAYOUTS
 
     if args.policy == "toy":
+        if args.action_dim not in ACTION_LAYOUTS:
+            raise ConfigError(
+                f"--data {args.data}: its actions have {args.action_dim} numbers, but --policy toy acts in the toy"
+                " world alone, whose things it finds by their colours. Give --policy openvla_oft or pi05."
+            )
         return ToyPolicy(args.action_dim, args.chunk, args.knots, noise=args.noise)
     if args.chunk % args.knots:
         raise ConfigError(f"--chunk {args.chunk} is no multiple of --knots {args.knots}: choose one that is.")

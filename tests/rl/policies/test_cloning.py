@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.cloning import (
@@ -150,6 +151,19 @@ def test_the_command_writes_a_policy_that_acts(tmp_path: Path, capsys: pytest.Ca
     assert all(torch.equal(again[name], value) for name, value in first.items())
 
 
+def test_the_toy_policy_takes_no_recordings_of_another_world(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = Writer(tmp_path / "own", fps=5, robot="own")
+    for _ in range(2):
+        video = torch.zeros(3, 13, 16, 16, dtype=torch.uint8)
+        writer.add(Recording({"action": numpy.zeros((13, 2), numpy.float32)}, {"observation.images.top": video}, "go"))
+    writer.finish()
+    assert _command("--data", str(tmp_path / "own"), "--windows", "0", "--out", str(tmp_path / "policy")) == 2
+    assert "its actions have 2 numbers" in capsys.readouterr().err
+    assert recorded_demonstrations(tmp_path / "own").windows(12).observation["task_description"] == ["go"] * 2
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -158,10 +172,11 @@ def test_the_command_writes_a_policy_that_acts(tmp_path: Path, capsys: pytest.Ca
         (("--setting", "hart"), "--setting hart"),
         (("--chunk", "10"), "policy.chunk=10"),
         (("--data", "nowhere"), "nowhere does not exist"),
+        (("--data", "nowhere", "--action_dim", "4"), "--action_dim 4 is of the toy world's expert"),
     ],
 )
 def test_wrong_flags_are_named(
-    tmp_path: Path, words: tuple[str, str], named: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code: int | str | None
     try:
