@@ -8,7 +8,6 @@ half measures.
 """
 
 import argparse
-import json
 import logging
 import shlex
 import sys
@@ -72,6 +71,7 @@ def _parser() -> command_line.Parser:
 def run(args: argparse.Namespace) -> None:
     import torch
 
+    from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.rewards.resnet import THRESHOLD, SuccessClassifier, write_classifier
     from cosmos_predict2.rl.rewards.success_training import (
         LabelledPictures,
@@ -97,9 +97,10 @@ def run(args: argparse.Namespace) -> None:
     with random.preserved():
         torch.manual_seed(random.derive_seed(args.seed, 0, "success classifier"))
         model = SuccessClassifier(SIZES[args.size])
+    calibrating.require_both("of held-out episodes, by which probabilities are calibrated,")
     pictures = LabelledPictures.joined(learnt)
     log.info("%d pictures to learn from, %d with success", len(pictures), int(pictures.success_N.sum()))
-    options = TrainingOptions(args.steps, args.lr, args.batch_size)
+    options = TrainingOptions(args.steps, args.lr, args.batch_size, mirror=args.data == "toy")
     losses = train(model, pictures, options, args.seed, device)
     scale, offset = scale_to(model, calibrating)
     threshold = calibrated_threshold(model, calibrating, args.precision)
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> None:
     )
     write_classifier(out / FILE, model, about)
     content = {**about, "versions": run_record(), "quality": {name: q.as_dict() for name, q in qualities.items()}}
-    (out / FIGURES).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(out / FIGURES, content)
     (out / PICTURE).write_text(reliability_svg(qualities), encoding="utf-8")
     print(f"reward model: {out / FILE}, threshold {threshold:.3f}; {out / FIGURES}, {out / PICTURE}")
 

@@ -46,6 +46,15 @@ class LabelledPictures:
             torch.cat([part.near_N for part in parts]),
         )
 
+    def require_both(self, what: str) -> None:
+        """Raise where all pictures show the same: a classifier made of them says one thing of every picture."""
+        count = int(self.success_N.sum())
+        if not 0 < count < len(self):
+            raise DataError(
+                f"Of {len(self)} pictures {what} {count} show success, but both are needed, success and failure: give"
+                " more episodes, or other ones."
+            )
+
 
 @dataclass(frozen=True)
 class TrainingOptions:
@@ -56,12 +65,13 @@ class TrainingOptions:
     batch_size: int = 64
     positives: float = 0.5  # share of a batch
     near_misses: float = 0.3  # share of a batch, where there are some
+    mirror: bool = True  # also learn from mirrored pictures: of tasks that have no left and right
 
 
 def train(
     model: SuccessClassifier, pictures: LabelledPictures, options: TrainingOptions, seed: int, device: str = "cpu"
 ) -> list[float]:
-    """Binary cross-entropy on balanced batches of flipped, shifted, brighter or darker pictures; gives the losses."""
+    """Binary cross-entropy on balanced batches of pictures that are `augmented`; gives the losses."""
     counts = _batch_of(pictures, options)
     draws, losses = generator(seed, 0, "success classifier"), []
     model.to(device).train()
@@ -70,7 +80,7 @@ def train(
     with Progress("success classifier", options.steps, unit="step") as progress:
         for step in range(options.steps):
             rows = torch.cat([kind[torch.randint(len(kind), (count,), generator=draws)] for kind, count in counts])
-            images = augmented(to_unit(pictures.pictures_N_H_W_C[rows]), draws).to(device)
+            images = augmented(to_unit(pictures.pictures_N_H_W_C[rows]), draws, mirror=options.mirror).to(device)
             wanted = pictures.success_N[rows].float().to(device)
             loss = torch.nn.functional.binary_cross_entropy_with_logits(model.logits(images)[:, 0], wanted)
             optimizer.zero_grad()
@@ -89,10 +99,7 @@ def _batch_of(pictures: LabelledPictures, options: TrainingOptions) -> list[tupl
     """The rows of each kind of picture, and how many of them a batch has."""
     near = pictures.near_N & ~pictures.success_N
     kinds = [k.nonzero()[:, 0] for k in (pictures.success_N, near, ~near & ~pictures.success_N)]
-    if not len(kinds[0]) or not len(kinds[1]) + len(kinds[2]):
-        raise DataError(
-            f"Of {len(pictures)} pictures {len(kinds[0])} show success: a classifier needs both, success and failure."
-        )
+    pictures.require_both("to learn from")
     positives = max(1, round(options.positives * options.batch_size))
     misses = round(options.near_misses * options.batch_size) if len(kinds[1]) else 0
     misses = misses if len(kinds[2]) else options.batch_size - positives
@@ -100,10 +107,10 @@ def _batch_of(pictures: LabelledPictures, options: TrainingOptions) -> list[tupl
     return [(kind, count) for kind, count in zip(kinds, counts, strict=True) if count > 0]
 
 
-def augmented(images_B_C_H_W: Tensor, draws: torch.Generator, shift: int = 2) -> Tensor:
+def augmented(images_B_C_H_W: Tensor, draws: torch.Generator, shift: int = 2, *, mirror: bool = True) -> Tensor:
     """The same scenes seen otherwise: mirrored, shifted by pixels, brighter or darker, with a little noise."""
     batch = len(images_B_C_H_W)
-    mirrored = torch.rand(2, batch, 1, 1, 1, generator=draws) < 0.5
+    mirrored = torch.rand(2, batch, 1, 1, 1, generator=draws) < (0.5 if mirror else 0.0)
     images = torch.where(mirrored[0], images_B_C_H_W.flip(3), images_B_C_H_W)
     images = torch.where(mirrored[1], images.flip(2), images)
     padded = torch.nn.functional.pad(images, [shift] * 4, mode="replicate")

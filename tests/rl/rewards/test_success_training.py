@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.rl.rewards import success_training
 from cosmos_predict2.rl.rewards.recorded_success import recorded_successes
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
@@ -115,12 +116,16 @@ def test_augmented_pictures_show_the_same_in_another_place() -> None:
     seen = augmented(images, torch.Generator().manual_seed(1))
     assert seen.shape == images.shape and not torch.allclose(seen, images, atol=0.1)
     assert (seen.flatten(2).amax(2) - images.flatten(2).amax(2)).abs().max() < 0.6
+    halves = torch.zeros(8, 3, 16, 16)
+    halves[..., :8] = 1
+    seen = augmented(halves, torch.Generator().manual_seed(1), mirror=False)  # of tasks with a left and a right
+    assert (seen[..., :5].mean(dim=(1, 2, 3)) > seen[..., 11:].mean(dim=(1, 2, 3)) + 0.5).all()
 
 
 def test_pictures_of_one_kind_teach_nothing() -> None:
     pictures = squares(6, 0)
     nothing = LabelledPictures(pictures.pictures_N_H_W_C, torch.zeros(6, dtype=torch.bool), pictures.near_N)
-    with pytest.raises(DataError, match="Of 6 pictures 0 show success"):
+    with pytest.raises(DataError, match="Of 6 pictures to learn from 0 show success"):
         train(SuccessClassifier(NARROW), nothing, TrainingOptions(steps=1), 0)
 
 
@@ -136,6 +141,22 @@ def test_recordings_have_their_successes_and_what_came_just_before(tmp_path: Pat
         recorded_successes(tmp_path / "toy", "next.success", None, near=3, val_fraction=0.34)
     with pytest.raises(DataError, match="1 of 6 episodes are held out, but 2"):
         recorded_successes(tmp_path / "toy", "next.done", None, near=3, val_fraction=0.1)
+
+
+def test_recordings_are_held_out_with_success_and_are_not_mirrored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(str(tmp_path / "toy"), ToyFolder(episodes=6, frames=13, val_fraction=0.0, form="lerobot"))
+    options: list[TrainingOptions] = []
+    monkeypatch.setattr(success_training, "train", lambda *given: options.append(given[2]) or [1.0])
+    words = ("--data", str(tmp_path / "toy"), "--success_column", "next.done", "--val_fraction", "0.34")
+    assert _command(*words, "--out", str(tmp_path / "rm")) == 0 and not options[0].mirror
+    assert "NaN" not in (tmp_path / "rm" / "quality.json").read_text()
+    columns = LeRobotSource.columns
+    failures = lambda *given: {name: value * 0 for name, value in columns(*given).items()}  # noqa: E731
+    monkeypatch.setattr(LeRobotSource, "columns", failures)
+    assert _command(*words, "--out", str(tmp_path / "other")) == 2
+    assert "calibrated, 0 show success" in capsys.readouterr().err
 
 
 def _command(*words: str) -> int:
