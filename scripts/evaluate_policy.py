@@ -7,7 +7,6 @@ A policy is a file or folder of scripts.train_policy, or a run that trained one 
 
 import argparse
 import itertools
-import json
 import logging
 import shlex
 import sys
@@ -50,7 +49,12 @@ def _parser() -> command_line.Parser:
     add("--episodes", type=count, default=800, help="one start each, tasks in turn")
     add("--first", type=command_line.at_least(0), default=0, help="number of the first start")
     add("--mode", choices=["greedy", "sample"], default="greedy", help="the likeliest action, or one that is drawn")
-    add("--execute", type=count, default=None, help="so many actions of each decision (default: all)")
+    add(
+        "--execute",
+        type=count,
+        default=None,
+        help="so many actions of each decision (default: all, or as its run had it)",
+    )
     add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn, of policy and world model")
     add("--batch_size", type=count, default=_AT_ONCE, help="episodes that are played together")
     add(
@@ -70,6 +74,7 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> None:
+    from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs.toy import ToyEnv
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.vla.policy_evaluation import evaluate, held_out_starts, imagined_along, played_along
@@ -77,7 +82,12 @@ def run(args: argparse.Namespace) -> None:
 
     if args.videos and not args.out:
         raise ConfigError(f"--videos {args.videos} needs --out, the folder that they are written to.")
+    if repeated := [task for task in args.tasks if args.tasks.count(task) > 1]:
+        raise ConfigError(f"--tasks names {repeated[0]} twice: give each task once.")
     policy, card = read_policy(args.policy, "net_ema" if args.load_ema else "auto")
+    if args.execute is None and (execute := card.about.get("execute")):
+        args.execute = execute
+        print(f"--execute {execute}, as the policy's run had it")
     world = dict(setting=args.setting, tasks=args.tasks, split=args.split)
     size = min(args.batch_size, args.episodes)
     env = ToyEnv(size, action_dim=policy.action_dim, **world)
@@ -110,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
         out.mkdir(parents=True, exist_ok=True)
         if args.videos:
             content["videos"] = _write_videos(args, out, found, policy.action_dim, imagination)
-        (out / FIGURES).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(out / FIGURES, content)
         print(f"figures: {out / FIGURES}")
 
 

@@ -8,7 +8,8 @@ import torch
 
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.policies.files import write_policy
+from cosmos_predict2.rl.policies import files
+from cosmos_predict2.rl.policies.files import PolicyCard, write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.vla.policy_evaluation import (
     Comparison,
@@ -100,6 +101,18 @@ def test_the_command_compares_with_the_world_model_that_ships(
     assert video.shape == (3, 25, 4 * 48, 2 * 4 * 48)
     printed = capsys.readouterr().out
     assert "push_puck: " in printed and "actions chosen in imagination: imagined" in printed
+    assert "NaN" not in (out / "evaluation.json").read_text()  # shares of nothing
+
+
+def test_a_policy_of_a_run_executes_what_it_did_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = PolicyCard("ToyPolicy", {}, {"run": "run", "execute": 6})
+    monkeypatch.setattr(files, "read_policy", lambda *_: (ToyPolicy(width=32), card))
+    for words, executed in (((), 6), (("--execute", "12"), 12)):
+        assert _command("--policy", "run", "--episodes", "1", "--out", str(tmp_path), *words) == 0
+        assert json.loads((tmp_path / "evaluation.json").read_text())["execute"] == executed
+    assert capsys.readouterr().out.count("--execute 6, as the policy's run had it") == 1
 
 
 def test_wrong_flags_and_missing_policies_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +124,7 @@ def test_wrong_flags_and_missing_policies_are_named(tmp_path: Path, capsys: pyte
         ((*policy, "--setting", "hart"), "hart"),
         ((*policy, "--split", "test"), "split 'test'"),
         ((*policy, "--tasks", "push_pluck"), "push_pluck"),
+        ((*policy, "--tasks", "push_puck", "push_puck"), "--tasks names push_puck twice"),
         ((*policy, "--world_model"), "have 4 numbers, those of the policy 7"),
     ]:
         assert _command(*words) == 2

@@ -120,10 +120,9 @@ def _card(address: str) -> PolicyCard:
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(f"{address}: its {KEY} cannot be read: {error}") from error
     folder = run_folder(address)
-    tree: Any = run_tree(folder) if folder else {}
-    for key in ("model", "config", "policy"):
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    if not isinstance(tree, Mapping) or "_target_" not in tree:
+    config = _section(run_tree(folder) if folder else {}, "model", "config")
+    tree = _section(config, "policy")
+    if "_target_" not in tree:
         open_address(address)  # raises where there is nothing
         raise CheckpointError(
             f"{address} records no policy: its header has no {KEY}, and no run's config.yaml names model.config.policy."
@@ -131,4 +130,13 @@ def _card(address: str) -> PolicyCard:
         )
     starts_from = () if POLICIES.get(str(tree["_target_"])) in PUBLIC.values() else ("path",)  # their sizes are there
     arguments = {name: value for name, value in tree.items() if name not in ("_target_", *starts_from)}
-    return PolicyCard(str(tree["_target_"]), arguments, {"run": folder})
+    return PolicyCard(
+        str(tree["_target_"]), arguments, {"run": folder, "execute": _section(config, "rl").get("execute")}
+    )
+
+
+def _section(tree: Any, *keys: str) -> Mapping[str, Any]:
+    """A section of a run's configuration; empty where there is none."""
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree if isinstance(tree, Mapping) else {}

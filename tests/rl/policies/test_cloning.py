@@ -97,7 +97,8 @@ def test_a_policy_is_read_from_a_run(tmp_path: Path) -> None:
     policy = ToyPolicy(width=32)
     target = "cosmos_predict2.rl.policies.toy.ToyPolicy"
     (tmp_path / "config.yaml").write_text(
-        f"model:\n  config:\n    policy:\n      _target_: {target}\n      width: 32\n      path: gone/policy\n"
+        f"model:\n  config:\n    rl:\n      execute: 6\n    policy:\n      _target_: {target}\n      width: 32\n"
+        "      path: gone/policy\n"
     )
     model = tmp_path / "checkpoints" / "model"
     model.mkdir(parents=True)
@@ -108,7 +109,10 @@ def test_a_policy_is_read_from_a_run(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "latest_checkpoint.txt").write_text("iter_000000005.pt\n")
     for address in (tmp_path, model / "iter_000000005.pt"):
         found, card = read_policy(str(address))
-        assert torch.equal(found.mlp[0].weight, policy.mlp[0].weight) and card.about["run"] == str(tmp_path)
+        assert torch.equal(found.mlp[0].weight, policy.mlp[0].weight) and card.about == {
+            "run": str(tmp_path),
+            "execute": 6,
+        }
     averaged, _ = read_policy(str(tmp_path), "net_ema")
     assert torch.equal(averaged.mlp[0].weight, policy.mlp[0].weight + 1)
 
