@@ -48,6 +48,12 @@ def variables(render: str, number: int = 0) -> dict[str, str]:
     return found
 
 
+def prepare() -> None:
+    """Let this process draw, where nothing has chosen how; to be called before MuJoCo is imported."""
+    if not os.environ.get("MUJOCO_GL"):
+        os.environ.update(_selection(works("auto")[0]))
+
+
 @functools.cache
 def works(render: str) -> tuple[str, int]:
     """The way to draw that works here, and on how many devices it can.
