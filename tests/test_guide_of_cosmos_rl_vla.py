@@ -44,6 +44,7 @@ SHORT = " -- dataloader_val.dataset.num=8 trainer.max_iter=1"
 TABLE = [  # the command; the recipe in its place, and what is added; its exit code; what it prints
     (OPENVLA, "", "", 2, "policy.parallelism.dp_shard_size"),  # a machine without GPUs
     (PI05, "", "", 2, "policy.parallelism.n_init_replicas"),
+    (f"{OPENVLA.rstrip()} --dryrun", "", "", 0, "# processes: 8"),
     (LOGGED, "openvla-oft/tiny-openvla-oft-grpo", SHORT, 0, "iter 1 validation loss"),
     (PI05, "pi05/tiny-pi05-grpo", SHORT, 0, "iter 1 validation loss"),
     (OPENVLA.replace("LIBERO", "LIBREO"), "", "", 2, "Did you mean LIBERO?"),

@@ -116,6 +116,32 @@ def test_the_tiny_recipes_compose(tiny: str) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [COLOCATED, f"{OFT}.toml", LIBERO])
+def test_the_published_recipes_compose(path: str) -> None:
+    config = compose(BASE, translate(path).overrides)
+    model, recipe = config.model.config, load_toml(path)
+    for env in (model.env, model.eval_env):
+        task = (env.make.suite, env.make.max_steps, env.make.num_steps_wait)
+        assert task == ("libero_10", 512, 15) and env.num_envs == recipe["vla"]["num_envs"]
+        assert env.chunk == (8 if path != LIBERO else 10)
+    assert model.precision == "bfloat16" and model.policy.path == recipe["policy"]["model_name_or_path"]
+    for loader in (config.dataloader_train, config.dataloader_val):
+        assert (loader.dataset.num, loader.dataset.num_tasks) == (500, 10)
+    rl = model.rl
+    assert (rl.group_size, rl.max_rollouts, rl.loss.clip_low, rl.loss.clip_high) == (8, 2**20, 0.2, 0.28)
+    assert (config.optimizer.lr, config.checkpoint.save_iter) == (5e-6, 80)
+
+
+@pytest.mark.slow
+def test_validation_may_have_another_suite_and_episodes_their_own_length_and_size() -> None:
+    changes = dict(validation__dataset__subset="libero_goal", vla__max_steps=300, vla__height=128, vla__width=96)
+    config = compose(BASE, translate_vla(edited(load_toml(COLOCATED), **changes)).overrides)
+    train, val = config.model.config.env.make, config.model.config.eval_env.make
+    assert (train.suite, val.suite) == ("libero_10", "libero_goal")
+    assert {(one.max_steps, one.height, one.width) for one in (train, val)} == {(300, 128, 96)}
+
+
 CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe, and what it sets here
     (dict(train__train_policy__clip_ratio_c=3.0), "loss.dual_clip", "3.0"),
     (dict(train__train_policy__kl_beta=0.5), "loss.kl_beta", "0.5"),

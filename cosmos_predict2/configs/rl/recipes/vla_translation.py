@@ -28,6 +28,8 @@ SUITES = {  # the tasks of each suite of a simulator
 EXECUTED = {"openvla-oft": 8, "openvla": 1, "pi05": 10}  # actions of a decision, where a recipe says nothing
 STEPS = {"libero": 512, "b1k": 2000, "toy": 24}  # of an episode, likewise
 TOY_CHUNK = 12
+WAIT = 15  # steps of LIBERO before an episode
+TASK = {"libero": "make.", "b1k": "", "toy": ""}  # where the settings of a simulator's task are
 WITHOUT_END = 2**20  # rollouts of an update at most
 SCRIPTS = {  # of cosmos_rl.tools.dataset, for each simulator; the toy world stands in for any
     "libero": ("libero_grpo",),
@@ -93,7 +95,7 @@ def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation
         **_policy(fields, policy),
         **_sizes(fields, place),
         **_dynamic_sampling(fields),
-        **_simulators(fields),
+        **_simulators(fields, place),
         **_players(fields, gpus_here),
         "job.wandb_mode": "online" if "wandb" in fields["logging.logger"] else "disabled",
     }
@@ -266,18 +268,27 @@ def _dynamic_sampling(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _simulators(fields: Fields) -> dict[str, Any]:
-    """Where the policy learns, and where it is judged."""
-    given = {name: fields[f"vla.{name}"] for name in ("max_steps", "height", "width") if f"vla.{name}" in fields.given}
-    found = {}
-    for env in ("env", "eval_env"):
-        found[f"{CONFIG}.{env}.num_envs"] = fields["vla.num_envs"]
-        found |= {f"++{CONFIG}.{env}.{name}": value for name, value in given.items()}
-    return {
-        **found,
+def _simulators(fields: Fields, place: Place) -> dict[str, Any]:
+    """Where the policy learns, and where it is judged: alike, as there."""
+    found: dict[str, Any] = {
         "trainer.run_validation": fields["validation.enable"],
         "dataloader_val.batch_size": fields["validation.batch_size"] or fields["vla.num_envs"],
     }
+    task = {name: fields[f"vla.{name}"] for name in ("max_steps", "height", "width") if f"vla.{name}" in fields.given}
+    if place.simulator == "libero":
+        num_tasks = SUITES["libero"][place.validation_suite]
+        found |= {
+            f"{CONFIG}.eval_env.make.suite": place.validation_suite,
+            "dataloader_val.dataset.num": TRIALS * num_tasks,
+            "dataloader_val.dataset.num_tasks": num_tasks,
+        }
+        task = {"num_steps_wait": WAIT, "max_steps": STEPS["libero"], **task}
+    chunk = _of_pi05(fields).get("action_chunk") if place.simulator != "toy" else None
+    for env in ("env", "eval_env"):
+        found[f"{CONFIG}.{env}.num_envs"] = fields["vla.num_envs"]
+        found |= {f"++{CONFIG}.{env}.{TASK[place.simulator]}{name}": value for name, value in task.items()}
+        found |= {} if chunk is None else {f"{CONFIG}.{env}.chunk": chunk}
+    return found
 
 
 def _players(fields: Fields, gpus_here: int) -> dict[str, Any]:
