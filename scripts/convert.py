@@ -32,7 +32,8 @@ transformer folder, to write. Without --to its suffix decides. Names in files be
 --to peft, --to diffusers-lora: LoRA adapters alone. SOURCE is a checkpoint of a run with adapters, or an adapter in
 another layout. DESTINATION is the folder to write. Both layouts can be given to --lora of the inference program.
 
---to public: a policy that has a published layout (OpenVLA) as its folder. SOURCE is a run or a folder.
+--to public: a policy that has a published layout (OpenVLA, PI0.5) as its folder; adapters are added to the weights.
+SOURCE is a run or a folder.
 
 examples:
   python -m scripts.convert checkpoints/examples/minimal/minimal checkpoints/examples/minimal/as_dcp --to dcp

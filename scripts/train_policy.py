@@ -71,6 +71,8 @@ def _parser() -> command_line.Parser:
         help="what is trained; toy acts in the toy world alone",
     )
     add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
+    add("--lora_rank", type=count, default=0, metavar="N", help="train adapters of this rank, not the weights")
+    add("--expert_only", action="store_true", help="of pi05: train the action expert, and keep what sees and reads")
     add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
     add("--demonstrations", type=count, metavar="N", help=_help("how many; the first ones of --data", "demonstrations"))
     add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
@@ -114,6 +116,10 @@ def run(args: argparse.Namespace) -> None:
     path = Path(args.out) / files.PUBLIC_CONFIG if args.policy != "toy" else files.file_of(Path(args.out))
     if args.base and args.policy == "toy":
         raise ConfigError("--base is for policies with published weights: give --policy openvla_oft.")
+    if args.lora_rank and args.policy == "toy":
+        raise ConfigError("--lora_rank is for policies with published weights: give --policy openvla_oft or pi05.")
+    if args.expert_only and args.policy != "pi05":
+        raise ConfigError(f"--expert_only is for --policy pi05: {args.policy} has no action expert.")
     if path.exists() and not args.overwrite:
         raise ConfigError(f"--out {path} exists: give another path, or --overwrite.")
     if args.setting not in SETTINGS:
@@ -144,6 +150,7 @@ def run(args: argparse.Namespace) -> None:
         steps=args.steps,
         lr=args.lr,
         batch_size=args.batch_size,
+        lora_rank=args.lora_rank,
         loss=losses[-1],
         command=shlex.join(["python", "-m", "scripts.train_policy", *sys.argv[1:]]),
     )
@@ -173,7 +180,8 @@ def _policy(args: argparse.Namespace, windows: Any) -> Any:
     if args.policy == "pi05":
         return _pi05(args, windows, hold)
     if args.base:
-        return OpenVLAPolicy(args.base, action_chunk=args.knots, action_dim=args.action_dim, hold=hold)
+        sizes = dict(action_chunk=args.knots, action_dim=args.action_dim, hold=hold)
+        return OpenVLAPolicy(args.base, **sizes, lora_rank=args.lora_rank)
     write_tiny(
         Path(args.out),
         seed=args.seed,
@@ -184,7 +192,7 @@ def _policy(args: argparse.Namespace, windows: Any) -> Any:
         hold=hold,
         bins=BINS,
     )
-    return OpenVLAPolicy(args.out)
+    return OpenVLAPolicy(args.out, lora_rank=args.lora_rank)
 
 
 def _pi05(args: argparse.Namespace, windows: Any, hold: int) -> Any:
@@ -193,10 +201,12 @@ def _pi05(args: argparse.Namespace, windows: Any, hold: int) -> Any:
     from cosmos_predict2.rl.policies.pi05.tiny import STATISTICS, write_tiny
 
     sizes: dict[str, Any] = dict(action_horizon=args.knots, action_env_dim=args.action_dim, hold=hold)
+    trained: dict[str, Any] = dict(lora_rank=args.lora_rank)
+    trained |= dict(train_expert_only=True) if args.expert_only else {}  # else as --base has it
     if args.base:
-        return Pi05Policy(args.base, **sizes)
+        return Pi05Policy(args.base, **sizes, **trained)
     statistics = {**STATISTICS, "actions": windows.statistics()}
-    return Pi05Policy(str(write_tiny(Path(args.out), seed=args.seed, norm_stats=statistics, **sizes)))
+    return Pi05Policy(str(write_tiny(Path(args.out), seed=args.seed, norm_stats=statistics, **sizes)), **trained)
 
 
 if __name__ == "__main__":

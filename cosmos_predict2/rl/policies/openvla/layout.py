@@ -114,11 +114,11 @@ def from_public(model: nn.Module, source: Mapping[str, Tensor], path: str) -> di
     return {name: source[name] for name in left}
 
 
-def to_public(model: nn.Module, aside: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_public(state: Mapping[str, Tensor], aside: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The model's weights and those kept aside, by public names."""
     public: dict[str, Tensor] = {}
     thirds: dict[str, dict[int, Tensor]] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         place = place_of(name)
         tensor = tensor.detach().cpu()
         if place is None:
@@ -131,7 +131,7 @@ def to_public(model: nn.Module, aside: Mapping[str, Tensor]) -> dict[str, Tensor
             public[place.name] = tensor[None]
         else:
             public[place.name] = tensor
-    for name, tensor in model.state_dict().items():  # transformers trains a position of the class token; timm has none
+    for name, tensor in state.items():  # transformers trains a position of the class token; timm has none
         if name.endswith("embeddings.position_embeddings"):
             tower = name.removesuffix("embeddings.position_embeddings")
             public[f"{tower}cls_token"] = public[f"{tower}cls_token"] + tensor.detach().cpu()[:, :1]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
+from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.openvla import pictures
 from cosmos_predict2.rl.policies.openvla.codec import (
     ActionTokens,
@@ -34,7 +35,8 @@ class OpenVLAPolicy(nn.Module):
 
     "oft" decides on ``action_chunk`` actions in one pass, with every token seeing every other; "autoregressive" is the
     original, token after token. The probability of a token is that of ``temperature``, in rollouts and in training.
-    ``path`` gives sizes, statistics, tokenizer and weights. Null settings are those of its config.json.
+    ``path`` gives sizes, statistics, tokenizer and weights. Null settings are those of its config.json. With
+    ``lora_rank`` adapters are trained in place of the weights, after those of ``lora_path`` were added for good.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class OpenVLAPolicy(nn.Module):
         temperature: float = 1.0,
         max_tokens: int = 64,
         attention: str = "eager",
+        lora_rank: int = 0,
+        lora_path: str = "",
     ) -> None:
         super().__init__()
         if variant not in VARIANTS:
@@ -99,6 +103,11 @@ class OpenVLAPolicy(nn.Module):
         proprio_dim = 0 if self.proprio_statistics is None else len(self.proprio_statistics.low)
         self.model = OpenVLAModel(sizes, proprio_dim, attention)
         self._aside = load_public(self.model, self.folder)
+        add_adapters(self.model, lora_rank, lora_path)
+
+    @property
+    def network(self) -> OpenVLAModel:
+        return self.model
 
     @property
     def chunk(self) -> int:
@@ -194,8 +203,8 @@ class OpenVLAPolicy(nn.Module):
     # --- files
 
     def save(self, folder: Path) -> None:
-        """Write its public folder, complete with what nothing reads."""
-        write_folder(folder, to_public(self.model, self._aside), self.folder.small_files())
+        """Write its public folder, complete with what nothing reads; adapters are added to their weights."""
+        write_folder(folder, to_public(merged_state(self.model), self._aside), self.folder.small_files())
 
 
 def _chosen(logits: Tensor, draws: Tensor, heat: float) -> Tensor:

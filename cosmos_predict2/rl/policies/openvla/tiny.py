@@ -94,7 +94,7 @@ def write_tiny(
         model = OpenVLAModel(OpenVLASizes.of(config, str(folder)), proprio_dim)
         model.apply(_drawn)
         unused = _unread(vision)
-    write_folder(folder, to_public(model, unused), {}, shard)
+    write_folder(folder, to_public(model.state_dict(), unused), {}, shard)
 
 
 def in_unit_range(dim: int) -> dict[str, list[Any]]:

@@ -50,9 +50,9 @@ class Plan:
     is_head_tied: bool  # lm_head is the embedding, under its own name
 
 
-def plan(names: Iterable[str], network: nn.Module) -> Plan:
-    """How a file's names are used."""
-    inner = _inner_tower(network)
+def plan(names: Iterable[str], own: Iterable[str]) -> Plan:
+    """How a file's names are used, by the network's own."""
+    inner = any(f"{_TOWER}vision_model." in name for name in own)  # a level more, of older transformers
     public: dict[str, str] = {}
     for name in names:
         new = modern_name(name)
@@ -83,15 +83,10 @@ def public_name(name: str) -> str:
     return name if f"{_TOWER}vision_model." in name else name.replace(_TOWER, f"{_TOWER}vision_model.")
 
 
-def _inner_tower(network: nn.Module) -> bool:
-    """Older transformers have a level more in the tower, as the public files have."""
-    return any(f"{_TOWER}vision_model." in name for name in network.state_dict())
-
-
 def load(network: nn.Module, path: str) -> None:
     """The weights of a public folder, a hub id or a file, every name accounted for."""
     source = weights.read(path)
-    found = plan(source, network)
+    found = plan(source, network.state_dict())
     back = {old: new for new, old in found.loaded.items()}
     report = weights.load_into(network.state_dict(), weights.renamed(source, back.get))
     report.require(
@@ -99,16 +94,16 @@ def load(network: nn.Module, path: str) -> None:
     )
 
 
-def export(network: nn.Module, source: str, folder: Path, options: Mapping[str, Any]) -> None:
-    """Write the network beside copies of all else that ``source`` holds, in the public names.
+def export(state: Mapping[str, Tensor], source: str, folder: Path, options: Mapping[str, Any]) -> None:
+    """Write a network's state beside copies of all else that ``source`` holds, in the public names.
 
     Each tensor has the dtype that it has there, so that weights which were not trained come out bit for bit.
     ``options`` are put into config.json.
     """
     old = weights.read(source)
-    found = plan(old, network)
+    found = plan(old, state)
     tensors: dict[str, Tensor] = {}
-    for name, value in network.state_dict().items():
+    for name, value in state.items():
         kind = old[found.loaded[name]].dtype if name in found.loaded else value.dtype
         tensors[public_name(name)] = value.detach().to("cpu", kind).contiguous()
     for name, where in found.kept.items():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
+from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
@@ -29,12 +30,14 @@ class Pi05Policy(nn.Module):
     """``path`` is a folder in the public layout or a hub id; ``options`` are fields of `Pi05Config` that replace what
     its config.json says.
 
-    Without ``load`` its weights are random, for a caller who loads others.
+    Without ``load`` its weights are random, for a caller who loads others. With ``lora_rank`` adapters are trained in
+    place of the weights (of the expert alone with ``train_expert_only``), after those of ``lora_path`` were added for
+    good; a noise head is trained whole.
     """
 
     trainer_step: Tensor
 
-    def __init__(self, path: str, load: bool = True, **options: Any) -> None:
+    def __init__(self, path: str, load: bool = True, lora_rank: int = 0, lora_path: str = "", **options: Any) -> None:
         super().__init__()
         if not path:
             raise ConfigError("policy.path must name a PI0.5 folder in the public layout, or its hub id.")
@@ -48,6 +51,10 @@ class Pi05Policy(nn.Module):
         self.network = Pi05Network(self.config)
         if load:
             layout.load(self.network, path)
+        frozen = ("paligemma_with_expert.paligemma.",) if self.config.train_expert_only else ()
+        add_adapters(self.network, lora_rank, lora_path, without=(*frozen, "noise_head."))
+        if self.config.noise_method == "flow_noise":
+            self.network.noise_head.requires_grad_(True)
         if self.config.train_expert_only:
             self.network.paligemma.requires_grad_(False)
         self.state_stats, self.action_stats = inputs.read_norm_stats(inputs.norm_stats_file(path))
@@ -234,5 +241,6 @@ class Pi05Policy(nn.Module):
     # --- files
 
     def save(self, folder: Path) -> None:
-        """In the public layout; the options that it was built with become those of config.json."""
-        layout.export(self.network, self.path, folder, self.options)
+        """In the public layout; the options that it was built with become those of config.json, and adapters are added
+        to their weights."""
+        layout.export(merged_state(self.network), self.path, folder, self.options)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies with adapters: trained alone, kept in runs, added to the weights in the public layout."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from cosmos_predict2.rl.interfaces import Observation
+from cosmos_predict2.rl.policies.files import read_policy
+from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from imaginaire import command_line
+from imaginaire.errors import CheckpointError
+from scripts import convert, train_policy
+
+KINDS = {"openvla": OpenVLAPolicy, "pi05": Pi05Policy}
+ACTIONS: dict[str, Any] = dict(action_dim=4, hold=3)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("policies")
+    tiny_openvla.write_tiny(
+        root / "openvla", image_size=28, text_tokens=200, action_chunk=4, action_dim=4, hold=3, sentences=["push it"]
+    )
+    tiny_pi05.write_tiny(root / "pi05", action_horizon=4, hold=3)
+    return {kind: str(root / kind) for kind in KINDS}
+
+
+def acts(policy: Any) -> torch.Tensor:
+    pictures = torch.randint(256, (2, 32, 40, 3), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    seen: Observation = {
+        "full_image": pictures,
+        "wrist_image": pictures.new_zeros(2, 0, 32, 40, 3),
+        "state": torch.zeros(2, 0),
+        "task_description": ["push it", "push it"],
+    }
+    draws = [torch.Generator().manual_seed(i) for i in range(2)]
+    actions: torch.Tensor = policy.act(seen, mode="greedy", generators=draws).actions_E_A_D
+    return actions
+
+
+def written(policy: Any, arguments: dict[str, Any], run: Path) -> str:
+    """The policy as the checkpoint of a run."""
+    target = f"{type(policy).__module__}.{type(policy).__name__}"
+    tree = {"model": {"config": {"policy": {"_target_": target, **arguments}}}}
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    save_file({f"net.{name}": value for name, value in policy.state_dict().items()}, run / "model.safetensors")
+    return str(run / "model.safetensors")
+
+
+def to_public(source: str, folder: Path) -> dict[str, torch.Tensor]:
+    assert command_line.main(convert._parser(), convert.run, [source, str(folder), "--to", "public"]) == 0
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_trained_alone_and_added_where_the_policy_is_written(
+    kind: str, folders: dict[str, str], tmp_path: Path
+) -> None:
+    arguments = dict(path=folders[kind], lora_rank=2)
+    policy = KINDS[kind](**arguments)
+    before = acts(policy)
+    assert torch.equal(before, acts(KINDS[kind](folders[kind])))
+    learnt = [name for name, weight in policy.named_parameters() if weight.requires_grad]
+    assert learnt and all(".lora_" in name for name in learnt)
+    for name, weight in policy.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    public = to_public(written(policy, arguments, tmp_path / "run"), tmp_path / "out")
+    again, card = read_policy(str(tmp_path / "out"))
+    assert public.keys() == load_file(Path(folders[kind]) / "model.safetensors").keys() and "run" in card.about
+    assert not torch.equal(acts(policy), before)
+    torch.testing.assert_close(acts(again), acts(policy), rtol=1e-4, atol=1e-5)
+
+
+def test_a_pi05_that_was_trained_whole_is_written_exactly(folders: dict[str, str], tmp_path: Path) -> None:
+    policy = Pi05Policy(folders["pi05"])
+    for weight in policy.parameters():
+        weight.data += 0.01
+    written(policy, dict(path=folders["pi05"], num_steps=3), tmp_path / "run")
+    public = to_public(str(tmp_path / "run/model.safetensors"), tmp_path / "out")
+    again, _ = read_policy(str(tmp_path / "out"))
+    assert again.config.num_steps == 3 and torch.equal(
+        acts(again), acts(Pi05Policy(str(tmp_path / "out"), num_steps=3))
+    )
+    for name, value in policy.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+    assert to_public(str(tmp_path / "out"), tmp_path / "twice").keys() == public.keys()
+    for name, value in load_file(tmp_path / "twice/model.safetensors").items():
+        assert torch.equal(value, public[name]), name
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--lora_rank", "4"], "--lora_rank is for"),
+        (["--policy", "openvla_oft", "--expert_only"], "--expert_only is for --policy pi05"),
+    ],
+)
+def test_what_a_policy_has_not_is_refused(words: list[str], named: str, tmp_path: Path, capsys: Any) -> None:
+    assert command_line.main(train_policy._parser(), train_policy.run, ["--out", str(tmp_path / "a"), *words]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_the_command_trains_adapters_of_the_expert(folders: dict[str, str], tmp_path: Path) -> None:
+    words = ["--policy", "pi05", "--base", folders["pi05"], "--lora_rank", "2", "--expert_only", "--steps", "2"]
+    words += ["--demonstrations", "2", "--batch_size", "2", "--out", str(tmp_path / "a")]
+    assert command_line.main(train_policy._parser(), train_policy.run, words) == 0
+    before, after = (load_file(Path(path) / "model.safetensors") for path in (folders["pi05"], tmp_path / "a"))
+    changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert changed and not any(".paligemma." in name for name in changed)
+
+
+def test_adapters_of_another_network_are_refused(folders: dict[str, str], tmp_path: Path) -> None:
+    layer = "base_model.model.language_model.model.layers.9.self_attn.q_proj"
+    factors = {f"{layer}.lora_{part}.weight": torch.zeros(2, 2) for part in "AB"}
+    save_file(factors, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 2, "peft_type": "LORA"}')
+    with pytest.raises(CheckpointError, match="layers that this network does not have"):
+        OpenVLAPolicy(folders["openvla"], lora_path=str(tmp_path))
