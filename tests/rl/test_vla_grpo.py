@@ -254,9 +254,17 @@ def test_options_that_contradict_each_other_are_refused() -> None:
             model(**options)
 
 
-def test_micro_batches_that_the_trainer_does_not_add_up_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.grad_accum_iter"):
-        run(tmp_path, f"{RL}.micro_batches=2")
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        (f"{RL}.micro_batches=2", "trainer.grad_accum_iter"),
+        ("model.config.fsdp_shard_size=2", "trainer.distributed_parallelism"),
+        ("++model.config.rollout={a:1} model.config.fsdp_shard_size=2", "sends whole policies"),
+    ],
+)
+def test_what_the_trainer_does_not_do_is_refused(option: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=named):
+        run(tmp_path, *option.split())
 
 
 def _returns(root: Path) -> list[float]:

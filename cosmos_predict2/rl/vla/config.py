@@ -89,5 +89,7 @@ class VLAGRPOConfig(Section):
     rollout: Any = None  # of a `RolloutSource`, given policy, env and execute; null: in this process
     compare: int = attrs.field(default=200, validator=at_least(0))  # validation starts imagined and played alike
     precision: str = attrs.field(default="float32", validator=one_of(*PRECISIONS))  # of the policy's weights
+    fsdp_shard_size: int = 0  # processes that the policy is sharded over; -1: all, 0: each has it whole
+    recompute: bool = False  # the policy's blocks are computed anew in backward, which saves memory
     rl: VLARLConfig = attrs.field(factory=VLARLConfig)
     refinement: Any = None  # RefinementConfig, or null: the world model stays as it is

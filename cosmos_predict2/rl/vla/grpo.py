@@ -21,6 +21,7 @@ from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.advantages import group_advantages
 from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
+from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.vla import policy_losses
 from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig
 from cosmos_predict2.rl.vla.episodes import (
@@ -48,7 +49,7 @@ from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.optim import schedules
 from imaginaire.optim.parts import PartsOptimizer, PartsScheduler
-from imaginaire.training.model import ImaginaireModel, evaluating
+from imaginaire.training.model import ImaginaireModel
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +166,13 @@ class VLAGRPOModel(ImaginaireModel):
             wanted = config.rl.micro_batches
             text = f"{run.trainer.grad_accum_iter}, but a minibatch has {KEY}.rl.micro_batches={wanted} parts"
             yield error("trainer.grad_accum_iter", text, f"Set trainer.grad_accum_iter={wanted}")
+        if config.fsdp_shard_size:
+            key, size = f"{KEY}.fsdp_shard_size", config.fsdp_shard_size
+            if config.rollout is not None:
+                yield error(key, f"{size}, but {KEY}.rollout sends whole policies to its workers", f"Set {key}=0")
+            if context.config is not None and context.config.trainer.distributed_parallelism == "ddp":
+                text = f"ddp, by which each process has the whole policy, but {key}={size}"
+                yield error("trainer.distributed_parallelism", text, "Set trainer.distributed_parallelism=fsdp")
 
     # --- set-up
 
@@ -189,6 +197,7 @@ class VLAGRPOModel(ImaginaireModel):
                 f"{KEY}.refinement.episodes={self.refinement.config.episodes} are fewer than the {dims.dp_size}"
                 " data-parallel ranks, each of which plays some."
             )
+        parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
         if self.rl.loss.kl_beta:
             self._reference = WeightCopy(self.net)
 
@@ -248,7 +257,7 @@ class VLAGRPOModel(ImaginaireModel):
         wanted = len(batch["trial_id"])
         for number in range(self.rl.max_rollouts):
             self.source.sync(self.policy)
-            with evaluating(self.net):
+            with deciding(self.net):
                 played = self.source.collect(self.starts(batch), "sample", self.progress)
             if number == 0:
                 parts, facts = [played], self._facts(played)
@@ -347,11 +356,11 @@ class VLAGRPOModel(ImaginaireModel):
         """Every decision ``updates`` times, in ``minibatches`` of chance."""
         rl, whole = self.rl, decisions_of(played, advantage_G_M)
         size = -(-len(whole.mask_B_A) // (rl.minibatches * rl.micro_batches))
-        with evaluating(self.net):
+        with deciding(self.net):
             whole = replace(whole, facts=facts, old_log_prob_B_K_N=log_probs(self.policy, whole.record, size))
-            if self._reference is not None:
-                with self._reference.scope(self.net):
-                    whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, whole.record, size))
+        if self._reference is not None:
+            with self._reference.scope(self.net), deciding(self.net):
+                whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, whole.record, size))
         if rl.loss.aggregation == "episode-mean":
             whole = with_episodes(whole, played, rl)
         first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
@@ -394,7 +403,7 @@ class VLAGRPOModel(ImaginaireModel):
             draws=seeds,
         )
         parts, count = [], len(config.temperatures)
-        with evaluating(self.net):
+        with deciding(self.net):
             for i, temperature in enumerate(config.temperatures):
                 source = LocalRollout(self.policy, self.true_env, self.rl.execute, True, float(temperature))
                 if some := starts.part(slice(i * len(starts) // count, (i + 1) * len(starts) // count)):
@@ -449,7 +458,8 @@ class VLAGRPOModel(ImaginaireModel):
         numbers = [int(i) for i in batch["trial_id"]]
         tasks = [int(i) for i in batch["task_id"]]
         starts = validation_starts(tasks, numbers)
-        greedy = LocalRollout(self.policy, self.eval_env, self.rl.execute).collect(starts, "greedy")
+        with gathered(self.net):
+            greedy = LocalRollout(self.policy, self.eval_env, self.rl.execute).collect(starts, "greedy")
         output: dict[str, Any] = {
             "greedy_success": greedy.success_E[greedy.is_valid_E].float().mean(),
             "greedy_return": greedy.return_E[greedy.is_valid_E].mean(),
@@ -460,7 +470,8 @@ class VLAGRPOModel(ImaginaireModel):
         return output, 1 - output["greedy_success"]
 
     def _compared(self, starts: Starts) -> dict[str, float]:
-        imagined = LocalRollout(self.policy, self.env, self.rl.execute).collect(starts, "sample")
+        with gathered(self.net):
+            imagined = LocalRollout(self.policy, self.env, self.rl.execute).collect(starts, "sample")
         assert self.true_env is not None
         true, _ = replayed(self.true_env, starts, imagined.actions_M_E_A_D, self.rl.execute)
         found = Comparison.of(imagined.success_E, true)

@@ -69,6 +69,8 @@ def rows(prompt_B_S: Tensor, length_B: Tensor, after_B_N: Tensor, pad_id: int) -
 class OpenVLAModel(nn.Module):
     """Both towers, projector and LLaMA; ``proprio_dim`` 0 is without proprioception."""
 
+    PASSES = ("seen", "parallel_logits", "forced_logits")  # called from outside
+
     def __init__(self, sizes: OpenVLASizes, proprio_dim: int = 0, attention: str = "eager") -> None:
         super().__init__()
         package = transformers()
@@ -78,6 +80,12 @@ class OpenVLAModel(nn.Module):
         self.projector = Projector(self.vision_backbone.width, config.hidden_size)
         self.proprio_projector = ProprioProjector(proprio_dim, config.hidden_size) if proprio_dim else None
         self.language_model: Any = package.LlamaForCausalLM(config)
+
+    def blocks(self) -> list[nn.Module]:
+        """Of all three transformers."""
+        towers: Any = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
+        of_towers = [getattr(tower.encoder, "layer", None) or tower.encoder.layers for tower in towers]
+        return [block for layers in (*of_towers, self.language_model.model.layers) for block in layers]
 
     def seen(self, pixels_B_6V_H_W: Tensor, proprio_B_S: Tensor | None) -> Tensor:
         """The tokens [B, P, D] of what the robot sees and feels."""

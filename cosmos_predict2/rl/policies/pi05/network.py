@@ -11,6 +11,7 @@ named as in the public files, but for `layout.RENAMED`. Letters: V pictures, L w
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -199,6 +200,8 @@ def time_embedding(t_B: Tensor, width: int) -> Tensor:
 
 
 class Pi05Network(nn.Module):
+    PASSES = ("prefix", "velocity")  # called from outside
+
     def __init__(self, config: Pi05Config) -> None:
         super().__init__()
         pretrained.transformers()  # or an error that says how to get it
@@ -232,6 +235,14 @@ class Pi05Network(nn.Module):
     @property
     def expert(self) -> Gemma:
         return self.paligemma_with_expert["gemma_expert"]["model"]  # type: ignore[index, return-value]
+
+    def blocks(self) -> list[nn.Module]:
+        """Of all three transformers, and the noise head, which is called from outside, too."""
+        tower: Any = self.paligemma["vision_tower"]
+        tower = getattr(tower, "vision_model", tower)  # older releases have a level more
+        language: Any = self.paligemma["language_model"]
+        heads = [self.noise_head] if self.config.noise_method == "flow_noise" else []
+        return [*tower.encoder.layers, *language.layers, *self.expert.layers, *heads]
 
     def embed(
         self, images_B_V_3_H_W: Tensor, image_mask_B_V: Tensor, tokens_B_L: Tensor, token_mask_B_L: Tensor

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies that are recomputed and sharded learn what whole ones do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
+from imaginaire import distributed
+from imaginaire.config import L
+from imaginaire.distributed.parallel import GradientAverager, full_tensor, init_dims
+from imaginaire.errors import ConfigError
+from tests.multiprocess import run_distributed
+
+GROUPS = 4
+ACTIONS: dict[str, Any] = dict(action_chunk=4, action_dim=4, hold=3)
+
+
+def policies(root: Path) -> dict[str, Any]:
+    return {
+        "openvla": L(OpenVLAPolicy)(path=str(root / "openvla"), temperature=1.6),
+        "pi05": L(Pi05Policy)(path=str(root / "pi05"), noise_method="flow_noise", joint_logprob=True),
+        "expert": L(Pi05Policy)(path=str(root / "pi05"), train_expert_only=True, lora_rank=2),
+    }
+
+
+def trained(policy: Any, **options: Any) -> dict[str, Tensor]:
+    """The weights after two steps on this rank's share of four groups."""
+    torch.manual_seed(0)
+    rl = VLARLConfig(group_size=2, updates=2, loss=PolicyLossConfig(kl_beta=0.1))
+    model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=L(ToyEnv)(num_envs=8), rl=rl, **options))
+    model.parallelize(init_dims())
+    size = GROUPS // distributed.world_size()
+    first = distributed.rank() * size
+    trials = torch.arange(first, first + size)
+    starts = {"task_id": torch.zeros_like(trials), "trial_id": trials, "sample_position": trials}
+    learnt = [weight for weight in model.net.parameters() if weight.requires_grad]
+    optimizer = torch.optim.SGD(learnt, lr=1e-3)
+    average = GradientAverager(model, static_graph=False, find_unused_parameters=False)
+    for decisions in model.train_batches([starts]):
+        _, loss = model.training_step(decisions, 0)
+        loss.backward()
+        average()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.validation_step(starts, 0)
+    return {name: full_tensor(weight) for name, weight in model.net.state_dict().items()}
+
+
+def of_ranks(root: Path) -> dict[str, dict[str, Tensor]]:
+    return {name: trained(policy, fsdp_shard_size=-1, recompute=True) for name, policy in policies(root).items()}
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_the_weights_learn_what_one_does(tmp_path: Path) -> None:
+    tiny_openvla.write_tiny(tmp_path / "openvla", image_size=28, text_tokens=200, **ACTIONS)
+    tiny_pi05.write_tiny(tmp_path / "pi05", action_horizon=4, hold=3)
+    alone = {name: trained(policy) for name, policy in policies(tmp_path).items()}
+    for found in run_distributed(of_ranks, world_size=2, args=(tmp_path,)):
+        torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_blocks_is_refused_by_name() -> None:
+    config = VLAGRPOConfig(policy=L(ToyPolicy)(), env=L(ToyEnv)(num_envs=8), recompute=True)
+    with pytest.raises(ConfigError, match=r"model\.config\.recompute=true.*ToyPolicy has none"):
+        VLAGRPOModel(config).parallelize(init_dims())
