@@ -22,7 +22,6 @@ from imaginaire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 FIGURES = "evaluation.json"
-_AT_ONCE = 200  # episodes
 
 _EPILOG = """\
 Rates have Wilson's 95 % interval. Greedy and sampled actions are two different policies: say which when you compare.
@@ -34,6 +33,8 @@ whether the policy has learnt to deceive the world model.
 examples:
   python -m scripts.evaluate_policy --suite toy --policy policy
   python -m scripts.evaluate_policy --suite toy --policy RUN --mode sample --world_model --out outputs/policy --videos 4
+  python -m scripts.evaluate_policy --suite libero_spatial --policy RUN --workers 8 --render egl --out outputs/libero
+  python -m scripts.evaluate_policy --suite libero_10 --tasks 0 3 --episodes 20 --policy RUN
 """
 
 
@@ -42,11 +43,21 @@ def _parser() -> command_line.Parser:
     add, count = parser.add_argument, command_line.at_least(1)
     add("--policy", required=True, metavar="PATH", help="a policy's file or folder, or a run that trained one")
     add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of a run")
-    add("--suite", choices=["toy"], default="toy", help="where it acts")
-    add("--tasks", nargs="+", default=["push_puck"], metavar="TASK", help="of the toy world")
-    add("--setting", default="default", help="difficulty of the toy world")
-    add("--split", default="val", help="which starts: val, or those of training (train)")
-    add("--episodes", type=count, default=800, help="one start each, tasks in turn")
+    add("--suite", default="toy", help="where it acts: toy, lift, libero_{spatial,object,goal,10,90,all}")
+    add(
+        "--tasks",
+        nargs="+",
+        default=[],
+        metavar="TASK",
+        help="of LIBERO also numbers (default: push_puck, or all)",
+    )
+    add("--setting", default=None, help="difficulty of the toy world (default: default)")
+    add("--split", default=None, help="starts of the toy world: val, or those of training, train (default: val)")
+    add("--episodes", type=count, default=None, help="one start each (default: 800, or 50 of each task of a simulator)")
+    add("--max_steps", type=count, default=None, help="of an episode in a simulator (default: as published)")
+    add("--num_steps_wait", type=command_line.at_least(0), default=None, help="LIBERO's steps of rest (default: 10)")
+    add("--image_size", type=count, default=None, help="of a simulator's pictures (default: 256, of lift 128)")
+    add("--render", default="auto", help="how a simulator draws: auto, egl, osmesa, glx")
     add("--first", type=command_line.at_least(0), default=0, help="number of the first start")
     add("--mode", choices=["greedy", "sample"], default="greedy", help="the likeliest action, or one that is drawn")
     add(
@@ -56,7 +67,12 @@ def _parser() -> command_line.Parser:
         help="so many actions of each decision (default: all, or as its run had it)",
     )
     add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn, of policy and world model")
-    add("--batch_size", type=count, default=_AT_ONCE, help="episodes that are played together")
+    add(
+        *("--batch_size", "--workers"),
+        type=count,
+        default=None,
+        help="episodes that are played together; a simulator has a process for each (default: 200, or 8)",
+    )
     add(
         "--world_model",
         nargs="?",
@@ -69,29 +85,31 @@ def _parser() -> command_line.Parser:
     add("--device", default=None, help="of the world model, cpu or cuda (default: a GPU where there is one)")
     add("--out", default="", metavar="DIR", help=f"write {FIGURES} there, and the videos")
     add("--videos", type=command_line.at_least(0), default=0, metavar="N", help="of the first N episodes; needs --out")
-    add("--fps", type=command_line.above_zero, default=8.0, help="frames per second of the videos")
+    add("--fps", type=command_line.above_zero, default=None, help="of the videos (default: 8, or the simulator's 20)")
     return parser
 
 
 def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.evaluation.reports.evaluation_page import write_json
-    from cosmos_predict2.rl.envs.toy import ToyEnv
+    from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.vla.policy_evaluation import evaluate, held_out_starts, imagined_along, played_along
     from imaginaire.progress import Progress
 
     if args.videos and not args.out:
         raise ConfigError(f"--videos {args.videos} needs --out, the folder that they are written to.")
-    if repeated := [task for task in args.tasks if args.tasks.count(task) > 1]:
-        raise ConfigError(f"--tasks names {repeated[0]} twice: give each task once.")
+    if args.world_model is not None and args.suite != suites.TOY:
+        raise ConfigError(f"--world_model compares with the toy world: it does not go with --suite {args.suite}.")
+    of_place = ("setting", "split", "max_steps", "num_steps_wait", "image_size")
+    place = suites.find(args.suite, args.tasks, render=args.render, **{name: getattr(args, name) for name in of_place})
+    args.tasks, args.episodes, args.fps = place.tasks, args.episodes or place.episodes, args.fps or place.fps
     policy, card = read_policy(args.policy, "net_ema" if args.load_ema else "auto")
     if args.execute is None and (execute := card.about.get("execute")):
         args.execute = execute
         print(f"--execute {execute}, as the policy's run had it")
-    world = dict(setting=args.setting, tasks=args.tasks, split=args.split)
-    size = min(args.batch_size, args.episodes)
-    env = ToyEnv(size, action_dim=policy.action_dim, **world)
-    starts = held_out_starts(args.episodes, len(args.tasks), args.seed, args.first)
+    size = min(args.batch_size or place.at_once, args.episodes)
+    starts = held_out_starts(args.episodes, len(args.tasks), args.seed, args.first, in_blocks=place.in_blocks)
+    env = place.env(size, policy)
     begun = itertools.count()
     with Progress("episodes", args.episodes, unit="episode") as progress:
         found = evaluate(
@@ -101,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"{name}: {rate.as_text()}")
     if len(args.tasks) > 1:
         print(f"all: {found.total.as_text()}")
-    content = {"policy": args.policy, "about": dict(card.about), **_conditions(args), **found.as_dict()}
+    content = {"policy": args.policy, "about": dict(card.about), **_conditions(args, place), **found.as_dict()}
     imagination = None if args.world_model is None else _imagination(args, policy.action_dim)
     if imagination is not None:
         imagined = _imagined_env(args, imagination, size)
@@ -119,18 +137,20 @@ def run(args: argparse.Namespace) -> None:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True)
         if args.videos:
-            content["videos"] = _write_videos(args, out, found, policy.action_dim, imagination)
+            content["videos"] = _write_videos(args, out, found, env, imagination)
         write_json(out / FIGURES, content)
         print(f"figures: {out / FIGURES}")
+    env.close()
 
 
-def _conditions(args: argparse.Namespace) -> dict[str, Any]:
+def _conditions(args: argparse.Namespace, place: Any) -> dict[str, Any]:
     """What the figures depend on besides the policy."""
     from imaginaire.training.provenance import run_record
 
-    names = ("suite", "setting", "split", "first", "seed", "execute", "load_ema")
+    names = ("suite", "first", "seed", "execute", "load_ema")
     command = shlex.join(["python", "-m", "scripts.evaluate_policy", *sys.argv[1:]])
-    return {**{name: getattr(args, name) for name in names}, "command": command, "versions": run_record()}
+    given = {name: getattr(args, name) for name in names}
+    return {**given, **place.conditions(), "command": command, "versions": run_record()}
 
 
 def _imagination(args: argparse.Namespace, action_dim: int) -> Any:
@@ -153,32 +173,28 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int) -> Any:
     from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
     from cosmos_predict2.toy_world.scene import SETTINGS
 
+    setting = args.setting or "default"
     return WorldModelEnv(
         imagination,
-        ToyStarts(args.setting, args.tasks, split=args.split),
-        ToyDetectorReward(args.setting),
+        ToyStarts(setting, args.tasks, split=args.split or "val"),
+        ToyDetectorReward(setting),
         size,
-        SETTINGS[args.setting].num_steps,
+        SETTINGS[setting].num_steps,
         scoring=Scoring(judge="last", reward_on="last"),
         sampling=replace(ONE_EVALUATION, num_steps=args.num_steps),
     )
 
 
-def _write_videos(
-    args: argparse.Namespace, out: Path, found: Any, action_dim: int, imagination: Any | None
-) -> list[str]:
+def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, imagination: Any | None) -> list[str]:
     """The first episodes, true pictures beside imagined ones where there is a world model; gives their names."""
     import torch
 
     from cosmos_predict2.data.video.media import write_video
-    from cosmos_predict2.rl.envs.toy import ToyEnv
     from cosmos_predict2.rl.vla.policy_evaluation import film
 
     num = min(args.videos, args.episodes)
     part, actions = found.starts.part(slice(0, num)), found.played.actions_M_E_A_D[:, :num]
-    world = dict(setting=args.setting, tasks=args.tasks, split=args.split)
-    true = ToyEnv(num, action_dim=action_dim, **world)
-    films = [film(true, part, actions, args.execute)[0]]
+    films = [film(env, part, actions, args.execute)[0]]
     if imagination is not None:
         imagined = _imagined_env(args, imagination, num)
         films.append(film(imagined, part, actions, args.execute)[0])
@@ -187,8 +203,9 @@ def _write_videos(
         task = args.tasks[part.task_ids[i] % len(args.tasks)]
         outcome = str(bool(found.played.success_E[i])).lower()
         name = f"task={task}_trial_{part.trial_ids[i]}--success={outcome}.mp4"
-        large = torch.cat([one[i] for one in films], dim=-1).repeat_interleave(4, -1).repeat_interleave(4, -2)
-        write_video(out / name, large, args.fps)
+        shown = torch.cat([one[i] for one in films], dim=-1)
+        times = max(1, 192 // shown.shape[-2])
+        write_video(out / name, shown.repeat_interleave(times, -1).repeat_interleave(times, -2), args.fps)
         names.append(name)
     return names
 

@@ -104,7 +104,10 @@ class VecEnv(Protocol):
     """
 
     num_envs: int
-    metadata: Mapping[str, Any]  # suite, action_dim, chunk (actions of a decision), max_steps (of an episode)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """suite, action_dim, chunk (actions of a decision), max_steps (of an episode)."""
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
         """Begin episodes in the environments ``env_ids`` (all), and observe these.

@@ -79,6 +79,13 @@ def test_a_film_has_the_first_picture_and_one_for_each_action() -> None:
     )
 
 
+def test_the_starts_of_a_task_can_stand_together() -> None:
+    turns, blocks = (held_out_starts(7, 3, seed=1, in_blocks=in_blocks) for in_blocks in (False, True))
+    assert blocks.task_ids == [0, 0, 0, 1, 1, 2, 2] and blocks.trial_ids == [0, 1, 2, 0, 1, 0, 1]
+    pairs = [set(zip(one.task_ids, one.trial_ids, one.seeds, one.draws)) for one in (turns, blocks)]
+    assert pairs[0] == pairs[1]
+
+
 def _command(*words: str) -> int:
     return evaluate_policy.command_line.main(evaluate_policy._parser(), evaluate_policy.run, words)
 

@@ -108,9 +108,14 @@ class Comparison:
         return asdict(self)
 
 
-def held_out_starts(num: int, num_tasks: int, seed: int, first: int = 0) -> Starts:
-    """``num`` starts, tasks in turn and trials in order; what is drawn in episode i follows from the seed and i."""
-    numbers = range(first, first + num)
+def held_out_starts(num: int, num_tasks: int, seed: int, first: int = 0, *, in_blocks: bool = False) -> Starts:
+    """``num`` starts, tasks in turn and trials in order; what is drawn in episode i follows from the seed and i.
+
+    ``in_blocks`` has the same starts, those of a task together.
+    """
+    numbers = list(range(first, first + num))
+    if in_blocks:
+        numbers.sort(key=lambda i: i % num_tasks)
     return Starts(
         task_ids=[i % num_tasks for i in numbers],
         trial_ids=[i // num_tasks for i in numbers],

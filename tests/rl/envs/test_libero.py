@@ -5,6 +5,7 @@ The published package has no assets: `PLACEHOLDERS` are boxes for the things of 
 """
 
 import importlib.util
+import json
 import os
 import pickle
 import sys
@@ -18,9 +19,13 @@ import pytest
 import torch
 
 from cosmos_predict2.rl.envs.simulators import libero_suites as libero
+from cosmos_predict2.rl.envs.simulators import rendering
 from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
 from cosmos_predict2.rl.envs.simulators.robosuite_state import axis_angle
+from cosmos_predict2.rl.policies.files import write_policy
+from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.errors import ConfigError, DataError
+from scripts import evaluate_policy
 
 PUBLISHED = importlib.util.find_spec("libero") is not None
 WITHOUT = "LIBERO is not installed (pip install --no-deps hf-libero==0.1.4)"
@@ -188,6 +193,39 @@ def test_a_fast_reset_keeps_the_scene(package: Path, assets: Path) -> None:
     assert env.max_steps == 9
     with pytest.raises(ConfigError, match="num_steps_wait=-1"):
         LiberoTask("libero_10", num_steps_wait=-1)
+
+
+@pytest.mark.slow
+def test_a_policy_is_evaluated_by_the_published_protocol(
+    package: Path, assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rendering, "works", lambda render: ("osmesa", 1))
+    torch.manual_seed(0)
+    policy = ToyPolicy(action_dim=7, width=8)
+    with torch.no_grad():  # forward at full speed: two steps to success
+        policy.mlp[-1].bias.view(4, 2)[:, 0] = 9.0
+    write_policy(tmp_path / "policy", policy, {})
+    words = ["--suite", "libero_10", "--tasks", "1", "0", "--policy", str(tmp_path / "policy"), "--out", str(tmp_path)]
+    words += ["--image_size", "8", "--workers", "1", "--max_steps", "3", "--num_steps_wait", "0"]
+
+    def evaluated(*more: str) -> int:
+        return evaluate_policy.command_line.main(evaluate_policy._parser(), evaluate_policy.run, [*words, *more])
+
+    assert evaluated("--episodes", "3", "--videos", "1") == 0
+    printed = capsys.readouterr().out
+    assert "STUDY_SCENE1_pick_up_the_book: 1.000" in printed and "of 3" in printed
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["renderer"] == "osmesa" and found["max_steps"] == 3 and found["success"]["episodes"] == 3
+    assert found["videos"] == ["task=STUDY_SCENE1_pick_up_the_book_trial_0--success=true.mp4"]
+    for more, message in (
+        (["--tasks", "5"], "libero_10 has no task '5': its tasks are 0 to 1"),
+        (["--tasks", "0", "0"], "names 0 twice"),
+        (["--setting", "hard"], "--setting has no meaning for --suite libero_10"),
+        (["--world_model"], "does not go with --suite libero_10"),
+        (["--suite", "libero_01"], "Did you mean"),
+    ):
+        assert evaluated(*more) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_rotations_are_axis_times_angle() -> None:

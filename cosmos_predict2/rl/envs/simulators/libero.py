@@ -3,6 +3,7 @@
 
 import importlib
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -20,7 +21,7 @@ PLACEMENT_SEED = 0  # of what LIBERO draws when a scene is built: published resu
 
 
 class LiberoTask:
-    """A suite's tasks, as the published evaluations play them.
+    """A suite's tasks, or the ``tasks`` of these numbers or names, as the published evaluations play them.
 
     Each episode begins with ``num_steps_wait`` steps in which the scene comes to rest (reinforcement learning in
     Cosmos-RL and RLinf has 15). ``max_steps`` are null those of the suite. Pictures are turned by 180 degrees, as those
@@ -31,6 +32,7 @@ class LiberoTask:
     def __init__(
         self,
         suite: str = "libero_spatial",
+        tasks: Sequence[str] | None = None,
         image_size: int = 256,
         height: int | None = None,
         width: int | None = None,
@@ -42,10 +44,10 @@ class LiberoTask:
         found = libero_suites.suite(suite)
         if num_steps_wait < 0:
             raise ConfigError(f"num_steps_wait={num_steps_wait} must be at least 0.")
-        self.tasks = found.tasks
-        self.num_tasks, self.num_trials, self.action_dim = len(found.tasks), 50, ACTION_DIM
+        self.tasks = libero_suites.chosen_tasks(suite, tasks or ())
+        self.num_tasks, self.num_trials, self.action_dim = len(self.tasks), libero_suites.TRIALS, ACTION_DIM
         self.max_steps = max_steps or found.max_steps
-        self.metadata = {"suite": suite, "control_hz": CONTROL_HZ, "tasks": [task.language for task in found.tasks]}
+        self.metadata = {"suite": suite, "control_hz": CONTROL_HZ, "tasks": [task.language for task in self.tasks]}
         self.num_steps_wait, self.fast_reset = num_steps_wait, fast_reset
         self._sizes = dict(
             camera_heights=height or image_size, camera_widths=width or image_size, render_gpu_device_id=render_gpu

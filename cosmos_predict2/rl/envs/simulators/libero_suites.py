@@ -14,6 +14,7 @@ import importlib.util
 import os
 import re
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from imaginaire.errors import ConfigError, DataError, near
 # steps of an episode: by the published evaluations; reinforcement learning has 512 throughout
 MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}
 ALL = "libero_all"
+TRIALS = 50  # starts of a task
 SUITES = (*MAX_STEPS, ALL)
 RL_MAX_STEPS = 512
 ASSETS = "LIBERO_ASSETS"  # the environment variable that names their folder
@@ -81,6 +83,18 @@ def suite(name: str) -> Suite:
     if not names:
         raise DataError(f"{package()} knows no tasks of {name}: reinstall LIBERO, {INSTALL}.")
     return Suite(name, tuple(_task(name, each) for each in names), MAX_STEPS[name])
+
+
+def chosen_tasks(name: str, wanted: Sequence[str] = ()) -> tuple[Task, ...]:
+    """The tasks of a suite, or those of these numbers or names."""
+    tasks = suite(name).tasks
+    places = {task.name: task for task in tasks} | {str(i): task for i, task in enumerate(tasks)}
+    if unknown := [each for each in wanted if each not in places]:
+        raise ConfigError(
+            f"{name} has no task '{unknown[0]}': its tasks are 0 to {len(tasks) - 1}."
+            f"{near(unknown[0], [task.name for task in tasks], 3)}"
+        )
+    return tuple(places[each] for each in wanted) or tasks
 
 
 def initial_states(task: Task) -> NDArray[numpy.float64]:
