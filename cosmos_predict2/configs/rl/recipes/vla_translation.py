@@ -97,15 +97,11 @@ def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation
         **_dynamic_sampling(fields),
         **_simulators(fields, place),
         **_players(fields, gpus_here),
+        **_shards(fields),
         "job.wandb_mode": "online" if "wandb" in fields["logging.logger"] else "disabled",
     }
     if (name := fields["logging.experiment_name"]) not in (None, "None"):
         settings["job.name"] = name
-    if fields["policy.parallelism.dp_shard_size"] > 1:
-        warnings.append(
-            "policy.parallelism.dp_shard_size: every GPU has all weights of the policy, which is not sharded yet;"
-            " python -m scripts.plan --recipe FILE says how much memory that takes"
-        )
     saves = "standard" if fields["train.ckpt.enable_checkpoint"] else "dummy"
     return Translation(
         [f"experiment={_experiment(fields, place)}", f"ckpt_type={saves}", "scheduler=lambdalinear"]
@@ -178,6 +174,7 @@ def _policy(fields: Fields, name: str) -> dict[str, Any]:
     found = {f"{POLICY}.path": fields["policy.model_name_or_path"], f"{CONFIG}.precision": precision}
     if precision == "bfloat16":
         found[f"{RL}.ratio_tolerance"] = 0.1  # rows of another batch are rounded otherwise
+    found |= _adapters(fields)
     views, given = fields["vla.num_images_in_input"], _of_pi05(fields)
     if name == "pi05":
         given |= {"num_images": views} if "vla.num_images_in_input" in fields.given else {}
@@ -194,6 +191,25 @@ def _policy(fields: Fields, name: str) -> dict[str, Any]:
     if "vla.unnorm_key" in fields.given:
         options["unnorm_key"] = fields["vla.unnorm_key"]
     return {**found, **{f"++{POLICY}.{key}": value for key, value in options.items()}}
+
+
+def _adapters(fields: Fields) -> dict[str, Any]:
+    if not fields.has("policy.lora"):
+        return {}
+    rank, alpha = fields["policy.lora.r"], fields["policy.lora.lora_alpha"]
+    if alpha != rank:
+        raise ConfigError(
+            f"policy.lora.lora_alpha = {alpha} must be policy.lora.r = {rank}: adapters count as they are."
+        )
+    return {f"++{POLICY}.lora_rank": rank, f"++{POLICY}.lora_path": fields["policy.lora.lora_path"] or ""}
+
+
+def _shards(fields: Fields) -> dict[str, Any]:
+    shard = fields["policy.parallelism.dp_shard_size"]
+    return {
+        f"{CONFIG}.fsdp_shard_size": 0 if shard == 1 else shard,
+        "trainer.distributed_parallelism": "ddp" if shard == 1 else "fsdp",
+    }
 
 
 def _of_pi05(fields: Fields) -> dict[str, Any]:
