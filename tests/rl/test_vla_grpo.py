@@ -20,12 +20,11 @@ from cosmos_predict2.rl.vla.episodes import (
     Trajectories,
     concatenated,
     replayed,
-    validation_starts,
 )
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.vla.refinement import chosen_windows
-from imaginaire import distributed, random
+from imaginaire import distributed
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.multiprocess import run_distributed
@@ -156,39 +155,21 @@ def test_episodes_that_were_lost_teach_nothing() -> None:
     assert advantage[1, 0] == 0
     assert advantage[1, 1:].abs().sum() > 0
     (decisions,) = experience(one, played)
-    lost = (~played.is_valid_E).repeat(2)  # two decisions of an episode
-    order = torch.argsort(torch.randperm(24, generator=random.generator(one.seed, 0, "order0")))
-    assert not decisions.mask_B_A[order][lost].any()
-    assert decisions.mask_B_A[order][~lost].all()
+    assert len(decisions.advantage_B) == 2 * 7  # two decisions of each other episode
+    assert decisions.mask_B_A.all()
 
 
-def _rollouts_that_fail_on_one_rank(root: Path) -> str:
-    one = model(max_failed_rollouts=1)
+def test_decisions_after_the_end_of_an_episode_are_not_computed() -> None:
+    one = model(minibatches=2)
     played = one.source.collect(one.starts(batch()))
-    played.is_valid_E[:] = distributed.rank() != 1
-    with pytest.raises(TrainingError) as raised:
-        one._require_valid(played)
-    return str(raised.value)
-
-
-@pytest.mark.slow
-def test_all_ranks_end_where_one_has_no_valid_episode(tmp_path: Path) -> None:
-    for text in run_distributed(_rollouts_that_fail_on_one_rank, world_size=2, args=(tmp_path,)):
-        assert "No episode of 1 rollouts in a row was valid on a rank" in text
-
-
-def test_more_micro_batches_than_decisions_are_refused() -> None:
-    one = model(minibatches=5, micro_batches=5)
-    played = one.source.collect(one.starts(batch()))
-    with pytest.raises(ConfigError, match=r"rl\.minibatches=5 times micro_batches=5 .*24 decisions"):
-        experience(one, played)
-
-
-def test_starts_of_validation_share_no_noise() -> None:
-    some = validation_starts([0] * 40 + [1] * 40, [*range(40), *range(40)])
-    of_chunks = {seed + step for seed in some.seeds for step in (0, 12)}  # as environments take them
-    assert len(of_chunks) == 160 and len(set(some.draws)) == 80
-    assert some == validation_starts([0] * 40 + [1] * 40, [*range(40), *range(40)])
+    played.executed_M_E_A[1, ::2] = False  # six of twelve episodes have one decision
+    with mock.patch.object(one.net, "log_prob", wraps=one.net.log_prob) as computed:
+        parts = experience(one, played)
+    assert [len(part.advantage_B) for part in parts] == [9, 9]
+    assert sum(len(call.args[0]["knots"]) for call in computed.call_args_list) == 18
+    assert all(part.mask_B_A.any(dim=1).all() for part in parts)
+    played.executed_M_E_A[:] = False
+    assert [len(part.advantage_B) for part in experience(one, played)] == [1, 1]  # no rank may wait for another
 
 
 def test_groups_outside_the_bounds_and_without_spread_are_left_out() -> None:

@@ -33,7 +33,14 @@ from cosmos_predict2.rl.vla.episodes import (
     replayed,
     validation_starts,
 )
-from cosmos_predict2.rl.vla.minibatches import Decisions, decisions_of, in_minibatches, log_probs, with_episodes
+from cosmos_predict2.rl.vla.minibatches import (
+    Decisions,
+    decisions_of,
+    in_minibatches,
+    log_probs,
+    rows_that_count,
+    with_episodes,
+)
 from cosmos_predict2.rl.vla.policy_evaluation import Comparison
 from cosmos_predict2.rl.vla.policy_losses import choose_groups
 from cosmos_predict2.rl.vla.refinement import Refinement, require_refinable
@@ -277,7 +284,7 @@ class VLAGRPOModel(ImaginaireModel):
         self._require_valid(played)
         facts |= {
             "groups_with_spread": float((advantage != 0).any(dim=1).float().mean()),
-            "rollouts": float(len(parts)),
+            "rollouts": float(number + 1),
             "advantage_max": float(advantage.max()),
             "advantage_min": float(advantage.min()),
         }
@@ -353,19 +360,20 @@ class VLAGRPOModel(ImaginaireModel):
     def _in_order(
         self, played: Trajectories, advantage_G_M: Tensor, facts: "Facts", batch: Mapping[str, Any]
     ) -> Iterator[Decisions]:
-        """Every decision ``updates`` times, in ``minibatches`` of chance."""
+        """Every decision that was executed ``updates`` times, in ``minibatches`` of chance."""
         rl, whole = self.rl, decisions_of(played, advantage_G_M)
-        size = -(-len(whole.mask_B_A) // (rl.minibatches * rl.micro_batches))
+        rows = rows_that_count(whole, rl)
+        part = (whole.record, rows, -(-len(rows) // (rl.minibatches * rl.micro_batches)))
         with deciding(self.net):
-            whole = replace(whole, facts=facts, old_log_prob_B_K_N=log_probs(self.policy, whole.record, size))
+            whole = replace(whole, facts=facts, old_log_prob_B_K_N=log_probs(self.policy, *part))
         if self._reference is not None:
             with self._reference.scope(self.net), deciding(self.net):
-                whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, whole.record, size))
+                whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, *part))
         if rl.loss.aggregation == "episode-mean":
             whole = with_episodes(whole, played, rl)
         first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
         self._left = rl.updates * rl.minibatches * rl.micro_batches
-        for decisions in in_minibatches(whole, rl, self.seed, first):
+        for decisions in in_minibatches(whole, rows, rl, self.seed, first):
             self._left -= 1
             if self._left == 0:
                 self.progress_counts.copy_(torch.tensor([int(self.progress_counts[0]) + 1, 0]))

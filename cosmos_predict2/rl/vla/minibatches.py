@@ -51,37 +51,43 @@ def decisions_of(played: Trajectories, advantage_G_M: Tensor) -> Decisions:
     )
 
 
+def rows_that_count(whole: Decisions, rl: VLARLConfig) -> Tensor:
+    """The decisions of which something was executed: the rest of an episode that ended early, or that was lost, teaches
+    nothing. Others fill up, so that no micro-batch is empty."""
+    counts_B, at_least = whole.mask_B_A.any(dim=1), rl.minibatches * rl.micro_batches
+    if len(counts_B) < at_least:
+        raise ConfigError(
+            f"model.config.rl.minibatches={rl.minibatches} times micro_batches={rl.micro_batches} are more than the"
+            f" {len(counts_B)} decisions of a rollout: lower them, or play more groups (dataloader_train.batch_size)."
+        )
+    order = torch.argsort((~counts_B).long(), stable=True)
+    return order[: max(int(counts_B.sum()), at_least)]
+
+
 @torch.no_grad()
-def log_probs(policy: Policy, record: dict[str, Tensor], size: int) -> Tensor:
-    """[B, K, N], of ``size`` decisions at a time, as training computes them: all at once may not fit."""
-    count = len(next(iter(record.values())))
-    parts = [
-        policy.log_prob({key: value[first : first + size] for key, value in record.items()}).log_prob_B_K_N
-        for first in range(0, count, size)
-    ]
-    return torch.cat(parts)
+def log_probs(policy: Policy, record: dict[str, Tensor], rows: Tensor, size: int) -> Tensor:
+    """[B, K, N] with zeros but in some rows, of ``size`` decisions at a time, as training computes them: all at once
+    may not fit."""
+    parts = [policy.log_prob({key: value[some] for key, value in record.items()}) for some in rows.split(size)]
+    found = torch.cat([part.log_prob_B_K_N for part in parts])
+    return found.new_zeros(len(next(iter(record.values()))), *found.shape[1:]).index_copy(0, rows, found)
 
 
-def in_minibatches(whole: Decisions, rl: VLARLConfig, seed: int, first: int) -> Iterator[Decisions]:
-    """Every decision ``updates`` times, in ``minibatches`` of chance, each of these in ``micro_batches``.
+def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, first: int) -> Iterator[Decisions]:
+    """Each of some decisions ``updates`` times, in ``minibatches`` of chance, each of these in ``micro_batches``.
 
     Chance follows from ``first``, the place of the rollout's first start in the run.
     """
-    if (count := len(whole.mask_B_A)) < rl.minibatches * rl.micro_batches:
-        raise ConfigError(
-            f"model.config.rl.minibatches={rl.minibatches} times micro_batches={rl.micro_batches} are more than the"
-            f" {count} decisions of a rollout: lower them, or play more groups (dataloader_train.batch_size)."
-        )
     parts: list[Tensor] = []
     for update in range(rl.updates):
-        shuffled = torch.randperm(count, generator=random.generator(seed, first, f"order{update}"))
-        parts += list(shuffled.tensor_split(rl.minibatches))
+        order = torch.randperm(len(rows), generator=random.generator(seed, first, f"order{update}"))
+        parts += list(rows[order.to(rows.device)].tensor_split(rl.minibatches))
     counted_B = _counted(whole, rl.loss.ratio_level)
-    counts = torch.stack([counted_B[rows].sum() for rows in parts]).double().cpu()
+    counts = torch.stack([counted_B[part].sum() for part in parts]).double().cpu()
     of_all = distributed.all_reduce_(counts) / distributed.world_size()
     facts = whole.facts
-    for number, rows in enumerate(parts):
-        for micro in rows.tensor_split(rl.micro_batches):
+    for number, part in enumerate(parts):
+        for micro in part.tensor_split(rl.micro_batches):
             share = float(counted_B[micro].sum() / of_all[number].clamp(min=1) * rl.micro_batches)
             is_of_episodes = whole.episode_sum_B is not None  # which have their shares in the sums
             yield replace(
