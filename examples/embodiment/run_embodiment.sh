@@ -41,12 +41,14 @@ if [ -z "$python" ]; then
     fi
 fi
 
-place=${IMAGINAIRE_OUTPUT_ROOT:-$PWD}
-[[ $place == *://* ]] && place=$PWD
-logs=$place/logs/$(date +%Y%m%d-%H:%M:%S)-$config
+name=logs/$(date +%Y%m%d-%H:%M:%S)-$config
+root=${IMAGINAIRE_OUTPUT_ROOT:-$PWD}
+logs=$root/$name
+[[ $root == *://* ]] && logs=$PWD/$name # of the output; the run itself goes there
 mkdir -p "$logs" || exit 2
+unset IMAGINAIRE_OUTPUT_ROOT # else it, and not the folder of this run, says where the run lies
 command=("$python" -m scripts.embodied --config-path "$EMBODIED_PATH/config" --config-name "$config"
-    "runner.logger.log_path='$logs'" "$@")
+    "runner.logger.log_path='$root/$name'" "$@")
 echo "${command[*]}" >"$logs/run_embodiment.log"
 "${command[@]}" 2>&1 | tee -a "$logs/run_embodiment.log"
 exit "${PIPESTATUS[0]}"

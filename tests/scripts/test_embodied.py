@@ -2,6 +2,7 @@
 """run_embodiment.sh: the tiny twin from the command to a checkpoint, and what a wrong call says."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodime
 
 def started(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """What the script did, started in the folder."""
-    environment = {**os.environ, "PYTHON": python(), "CUDA_VISIBLE_DEVICES": "", **variables}
-    environment.pop("IMAGINAIRE_OUTPUT_ROOT", None)
+    inherited = {name: value for name, value in os.environ.items() if name != "IMAGINAIRE_OUTPUT_ROOT"}
+    environment = {**inherited, "PYTHON": python(), "CUDA_VISIBLE_DEVICES": "", **variables}
     command = ["bash", str(SCRIPT), *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
@@ -38,6 +39,18 @@ def test_the_tiny_twin_learns_by_the_command_of_the_guide(tmp_path: Path) -> Non
     events.Reload()
     shown = set(events.Tags()["scalars"])
     assert {"env/success_once", "env/return", "actor/policy_loss", "actor/ratio", "rollout/advantages_max"} <= shown
+
+
+def test_each_call_has_a_run_folder_of_its_own_below_the_output_root(tmp_path: Path) -> None:
+    shown = tmp_path / "python"
+    shown.write_text('#!/bin/bash\necho "root ${IMAGINAIRE_OUTPUT_ROOT-is unset}: $*"\n')
+    shown.chmod(0o755)
+    for root, place in (("", tmp_path), (str(tmp_path / "root"), tmp_path / "root"), ("s3://b/r", tmp_path)):
+        made = started(tmp_path, "x", PYTHON=str(shown), IMAGINAIRE_OUTPUT_ROOT=root)
+        (logs,) = (place / "logs").iterdir()
+        run = f"s3://b/r/logs/{logs.name}" if "://" in root else str(logs)
+        assert "root is unset: -m scripts.embodied" in made.stdout and f"log_path='{run}'" in made.stdout
+        shutil.rmtree(place / "logs")
 
 
 @pytest.mark.parametrize("words", [(), ("runner.max_epochs=2",)])
