@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packaging of cosmos-posttrain: a small core; everything that a machine may lack is an extra.
 
-The distribution is not called cosmos-predict2: that name on the package index belongs to somebody else.
+Its name and the Python that it needs are in pyproject.toml. The distribution is not called cosmos-predict2: that name
+on the package index belongs to somebody else.
 """
 
 from pathlib import Path
@@ -43,8 +44,20 @@ EXTRAS = {
     "reward": ["fastapi>=0.110", "uvicorn>=0.29", "redis>=5.0", "tomli>=2.0; python_version < '3.11'"],
     # Recipes of cosmos-rl, and rollouts on several machines (without [default]: nothing here shows Ray's dashboard).
     "rl": ["ray>=2.40", "tomli>=2.0; python_version < '3.11'"],
-    # Nothing in this version imports it; requirements/install.sh installs it without what it does not need.
-    "libero": ["hf-libero==0.1.4"],
+    # Simulators of robot policies. LIBERO itself comes after them, by pip install --no-deps hf-libero==0.1.4: what it
+    # asks for besides (robomimic) brings another torch, and is used in training alone.
+    "vla": [
+        "robosuite==1.4.0",
+        "mujoco>=3.0,<3.9",
+        "bddl==1.0.1",
+        "gymnasium>=0.29",
+        "easydict>=1.9",
+        "cloudpickle>=2.0",
+        "future>=0.18.2",
+        "termcolor>=2.0",
+        "opencv-python-headless>=4.6",
+        "matplotlib>=3.5.3",
+    ],
 }
 
 DEVELOPMENT = [
@@ -71,13 +84,11 @@ EXTRAS["dev"] = [
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
 setup(
-    name="cosmos-posttrain",
     version="0.1.0",
     description="Post-training for video world models",
     long_description=Path("README.md").read_text(encoding="utf-8") if Path("README.md").exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10",
     packages=find_packages(
         include=["imaginaire", "imaginaire.*", "cosmos_predict2", "cosmos_predict2.*", "scripts", "scripts.*"]
     ),

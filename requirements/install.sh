@@ -71,6 +71,7 @@ run() {
 }
 
 pip=("$venv/bin/python" -m pip install --disable-pip-version-check -c constraints.txt)
+[ -n "$libero" ] && extras=$extras,vla
 [ -x "$venv/bin/python" ] || run "$base" -m venv "$venv"
 run "${pip[@]}" setuptools wheel
 run "${pip[@]}" ${index:+--extra-index-url "$index"} torch
@@ -78,8 +79,6 @@ run "${pip[@]}" --no-build-isolation -e ".[$extras]"
 if [ -n "$libero" ]; then
     # What hf-libero asks for brings robomimic, and with it CUDA and 7 GB; environments use neither.
     run "${pip[@]}" --no-deps hf-libero==0.1.4
-    run "${pip[@]}" robosuite==1.4.0 "mujoco>=3.0,<3.9" bddl==1.0.1 gymnasium easydict cloudpickle future termcolor \
-        opencv-python-headless matplotlib
     ldconfig -p 2>/dev/null | grep -q libEGL.so ||
         echo "note: no libEGL here, which LIBERO renders with: apt-get install libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri"
 fi

@@ -84,6 +84,11 @@ def test_what_is_looked_for_is_what_the_core_needs() -> None:
     assert {modules.get(name, name) for name in names} == set(imaginaire._NEEDED)
 
 
+def test_uv_is_held_to_the_torch_of_the_constraints() -> None:
+    (pinned,) = re.findall(r"^torch==\S+", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE)
+    assert f'constraint-dependencies = ["{pinned}"]' in (REPOSITORY / "pyproject.toml").read_text()
+
+
 @pytest.mark.slow
 def test_composing_every_experiment_imports_nothing_heavy() -> None:
     code = """

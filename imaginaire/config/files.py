@@ -27,7 +27,7 @@ EXTRAS = {  # top-level packages of the optional extras, for the cure in a messa
     "flash_attn": "flash",
     "apex": "gpu",
     "ray": "rl",
-    "libero": "libero",
+    "robosuite": "vla",
     "s3fs": "s3",
 }
 

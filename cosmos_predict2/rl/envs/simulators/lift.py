@@ -89,4 +89,6 @@ def _robosuite() -> Any:
     try:
         return importlib.import_module("robosuite")
     except ImportError as error:
-        raise missing_package("robosuite", "vla") from error
+        if error.name == "robosuite":
+            raise missing_package("robosuite", "vla") from error
+        raise ConfigError(f"robosuite cannot be imported: {error}. For libGL.so.1: apt-get install libgl1") from error
