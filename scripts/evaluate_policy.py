@@ -35,6 +35,7 @@ examples:
   python -m scripts.evaluate_policy --suite toy --policy RUN --mode sample --world_model --out outputs/policy --videos 4
   python -m scripts.evaluate_policy --suite libero_spatial --policy RUN --workers 8 --render egl --out outputs/libero
   python -m scripts.evaluate_policy --suite libero_10 --tasks 0 3 --episodes 20 --policy RUN
+  python -m scripts.evaluate_policy --suite my_robot:MyEnv --policy RUN      an environment of yours, of my_robot.py
 """
 
 
@@ -43,7 +44,7 @@ def _parser() -> command_line.Parser:
     add, count = parser.add_argument, command_line.at_least(1)
     add("--policy", required=True, metavar="PATH", help="a policy's file or folder, or a run that trained one")
     add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of a run")
-    add("--suite", default="toy", help="where it acts: toy, lift, libero_{spatial,object,goal,10,90,all}")
+    add("--suite", default="toy", help="toy, lift, libero_{spatial,object,goal,10,90,all}, or MODULE:CLASS")
     add(
         "--tasks",
         nargs="+",

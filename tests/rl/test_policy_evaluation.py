@@ -122,6 +122,20 @@ def test_a_policy_of_a_run_executes_what_it_did_there(
     assert capsys.readouterr().out.count("--execute 6, as the policy's run had it") == 1
 
 
+def test_a_policy_is_measured_in_an_environment_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_policy(tmp_path / "policy", ToyPolicy(width=32), {})
+    words = ("--policy", str(tmp_path / "policy"), "--episodes", "2", "--suite")
+    assert _command(*words, "cosmos_predict2.rl.envs.toy:ToyEnv") == 0
+    assert capsys.readouterr().out.startswith("ToyEnv: ")
+    for suite, named in [
+        ("nowhere:Env", "No module named 'nowhere'"),
+        ("cosmos_predict2.rl.envs.toy:TeaEnv", "no attribute 'TeaEnv'"),
+        ("nowhere", "MODULE:CLASS"),
+    ]:
+        assert _command(*words, suite) == 2
+        assert named in capsys.readouterr().err
+
+
 def test_wrong_flags_and_missing_policies_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_policy(tmp_path / "policy", ToyPolicy(width=32, action_dim=7), {})
     policy = ("--policy", str(tmp_path / "policy"), "--episodes", "1")

@@ -11,8 +11,12 @@ import torch
 
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.evaluation.reports.run_report import write_report
+from cosmos_predict2.rl.envs.recorded_starts import FILE, write_starts
+from cosmos_predict2.rl.envs.starts import RecordedStart, ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.episodes import (
     LocalRollout,
@@ -260,6 +264,33 @@ def test_two_processes_play_what_one_does(tmp_path: Path) -> None:
     alone = one.source.collect(one.starts({**batch(size=4), "sample_position": torch.arange(4)})).return_E.tolist()
     of_ranks = run_distributed(_returns, world_size=2, args=(tmp_path,))
     assert [value for values in of_ranks for value in values] == alone
+
+
+@pytest.mark.slow
+def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(tmp_path: Path) -> None:
+    pictures = ToyStarts().starts([0] * 3, [0, 1, 2]).pictures_E_F_H_W_C.numpy()
+    names = ("a", "b", "c")
+    write_starts(tmp_path / "starts" / FILE, [RecordedStart(n, "go", one) for n, one in zip(names, pictures)])
+    write_tiny(tmp_path / "policy", sentences=["go"], action_chunk=4, action_dim=4, hold=3)
+    write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {"threshold": 0.5})
+    records = run(
+        tmp_path,
+        *SMALL[:3],
+        f"model.config.policy.path={tmp_path / 'policy'}",
+        "model.config.env.imagination.dit_path=''",
+        f"model.config.env.starts.path={tmp_path / 'starts'}",
+        f"model.config.env.reward.path={tmp_path / 'reward.safetensors'}",
+        "model.config.env.num_envs=4",
+        f"{RL}.group_size=2",
+        f"{RL}.minibatches=1",
+        "dataloader_train.batch_size=2",
+        "dataloader_val.batch_size=2",
+        "dataloader_val.dataset.num=2",
+        "trainer.max_iter=1",
+        "trainer.logging_iter=1",
+        name="vla_grpo_recordings",
+    )
+    assert records[-1]["val/greedy_success"] >= 0 and records[-1]["train/valid_rate"] == 1
 
 
 # --- a world model that is refined in turn

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a policy is evaluated, by name: the toy world, robosuite's Lift, LIBERO's suites.
+"""Where a policy is evaluated, by name: the toy world, robosuite's Lift, LIBERO's suites, or an environment of yours.
 
 place = find("libero_10", tasks=["0", "4"], render="osmesa")
 env = place.env(8, policy)
 """
 
+import importlib
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ TOY, LIFT = "toy", "lift"
 SUITES = (TOY, LIFT, *libero_suites.SUITES)
 TOY_TASK, TOY_EPISODES, TOY_AT_ONCE = "push_puck", 800, 200
 LIFT_TRIALS, AT_ONCE = 50, 8
+OWN_EPISODES = 100
 _PACKAGES = ("mujoco", "robosuite", "hf-libero")
 _OF_TOY = {"setting": "default", "split": "val"}
 
@@ -43,11 +45,15 @@ class Place:
 def find(name: str, tasks: Sequence[str] = (), *, render: str = "auto", **settings: Any) -> Place:
     """The suite of this name with all ``tasks`` or these. ``settings`` are setting and split of the toy world, or
     image_size, max_steps and num_steps_wait of a simulator; None is the published value."""
-    if name not in SUITES:
-        raise ConfigError(f"--suite {name}: nothing is called so.{near(name, SUITES)}")
+    if name not in SUITES and ":" not in name:
+        raise ConfigError(f"--suite {name}: nothing is called so.{near(name, SUITES)} Your own: MODULE:CLASS.")
     if repeated := [task for task in tasks if tasks.count(task) > 1]:
         raise ConfigError(f"--tasks names {repeated[0]} twice: give each task once.")
     given = {key: value for key, value in settings.items() if value is not None}
+    if ":" in name:
+        if given:
+            raise ConfigError(f"--{min(given)} has no meaning for --suite {name}: leave it out.")
+        return _own(name, list(tasks))
     allowed = tuple(_OF_TOY) if name == TOY else ("image_size", "max_steps", "num_steps_wait")
     if wrong := [key for key in given if key not in allowed or (name == LIFT and key == "num_steps_wait")]:
         raise ConfigError(f"--{wrong[0]} has no meaning for --suite {name}: leave it out.")
@@ -67,6 +73,26 @@ def _toy(tasks: list[str], given: Mapping[str, Any]) -> Place:
         return ToyEnv(num_envs, action_dim=policy.action_dim, tasks=tasks, **given)
 
     return Place(tasks, TOY_EPISODES, TOY_AT_ONCE, env, False, lambda: given, fps=8.0)
+
+
+def _own(name: str, tasks: list[str]) -> Place:
+    """The class of "MODULE:CLASS", called with the number of environments; it keeps `VecEnv`."""
+    module, _, attribute = name.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"--suite {name}: {error}. MODULE:CLASS names an environment's class that Python finds from here, as in"
+            " my_robot:MyEnv of my_robot.py in this folder."
+        ) from error
+
+    def env(num_envs: int, policy: Any) -> VecEnv:
+        found: VecEnv = make(num_envs)
+        if (needed := found.metadata["action_dim"]) != policy.action_dim:
+            raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, {name} takes {needed}.")
+        return found
+
+    return Place(tasks or [attribute], OWN_EPISODES, AT_ONCE, env, False, dict, fps=10.0)
 
 
 def _simulated(tasks: list[str], trials: int, make: Any, render: str, given: Mapping[str, Any]) -> Place:
