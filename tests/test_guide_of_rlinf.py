@@ -40,7 +40,8 @@ TABLE = [  # the command; what is put in place of it here; its exit code; what i
     ("git clone https://github.com/tayalmanan28/wm_vla_rl.git\ncd wm_vla_rl", "ls requirements", 0, "install.sh"),
     ("bash requirements/install.sh cosmos_world_model", "{} --dry-run", 0, "venv .venv_cosmos"),
     ("bash requirements/install.sh openvla_oft", "{} --dry-run", 0, "venv .venv_openvla_oft"),
-    (LAUNCH, "{}", 2, "this version has no OpenVLA policies"),
+    (LAUNCH, "{}", 2, "download_checkpoints --embodied openvla_oft"),
+    (LAUNCH.replace("openvlaoft", "openpi05"), "{}", 2, "download_checkpoints --embodied pi05"),
     (LAUNCH, f"{TINY} --dryrun", 0, "experiment=tiny_vla_grpo_world_model_frozen"),
     ("bash ray_utils/start_ray.sh", "{}", 2, "RANK is ''"),
     pytest.param(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cosmos_predict2.configs.rl.recipes import embodiment_translation
+from cosmos_predict2.configs.rl.recipes import embodiment_policy, embodiment_translation
 from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
 from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
 from cosmos_predict2.configs.rl.recipes.embodiment_translation import (
@@ -46,6 +46,11 @@ def translated(name: str, *overrides: str, gpus: int = 0) -> Translation:
     return translate_embodiment(load_embodiment(CONFIGS, name, overrides), gpus)
 
 
+def weights(folder: str) -> list[str]:
+    """Overrides: the policy's weights."""
+    return [f"actor.model.model_path={folder}", f"rollout.model.model_path={folder}"]
+
+
 def value_of(translation: Translation, key: str) -> str:
     found = [item.partition("=") for item in translation.overrides]
     return next(value for name, _, value in found if name.lstrip("+") == key or name.endswith(f".{key}"))
@@ -59,20 +64,18 @@ def test_the_published_numbers_of_an_epoch(name: str, episodes: int, steps: int)
     assert placement_of(fields, 4) == Placement(4) and not warnings
 
 
-@pytest.mark.parametrize(("name", "policy"), [(OFT, "OpenVLA"), (PI05, "PI0.5")])
-def test_a_policy_that_is_not_here_yet_is_refused_with_what_runs(name: str, policy: str) -> None:
-    with pytest.raises(ConfigError, match=f"this version has no {policy} policies.*tiny_toy_grpo.*tiny_vla_grpo"):
-        translated(name, gpus=4)
-
-
 @pytest.mark.slow
-def test_all_but_the_policy_of_the_published_file_composes(model_dir: str) -> None:
-    overrides = ["actor.model.model_type=toy", "actor.model.model_path=null", "rollout.model.model_path=null"]
-    overrides += ["actor.fsdp_config.gradient_checkpointing=false", f"env.train.cosmos_model_dir={model_dir}"]
-    translation = translated(OFT, *overrides, gpus=4)
+def test_the_published_openvla_oft_composes(model_dir: str) -> None:
+    translation = translated(OFT, *weights(model_dir), f"env.train.cosmos_model_dir={model_dir}", gpus=4)
     assert translation.num_gpus == 4 and any("guidance = 7" in warning for warning in translation.warnings)
     config = compose(BASE, translation.overrides)
-    env, rl = config.model.config.env, config.model.config.rl
+    policy, env, rl = config.model.config.policy, config.model.config.env, config.model.config.rl
+    assert (policy.variant, policy.temperature, policy.action_chunk, policy.action_dim) == ("oft", 1.6, 8, 7)
+    assert (policy.unnorm_key, policy.max_tokens) == ("libero_130_no_noops_trajall", 128)
+    assert policy.center_crop and not policy.use_proprio and policy.path == model_dir and policy.lora_rank == 0
+    assert config.model.config.precision == "bfloat16" and config.model.config.recompute
+    assert config.model.config.fsdp_shard_size == -1 and config.trainer.distributed_parallelism == "fsdp"
+    assert config.model.config.refinement is None
     assert (env.num_envs, env.max_steps, env.batch_size, env.offload) == (16, 256, 16, "phase")
     assert env.imagination.dit_path == f"{model_dir}/libero-spatial-2b-19k.pt"
     assert env.imagination.action_transform == "controller:20x7" and env.imagination.chunk_size == 12
@@ -87,6 +90,22 @@ def test_all_but_the_policy_of_the_published_file_composes(model_dir: str) -> No
     assert config.dataloader_train.batch_size == 32 and config.trainer.grad_accum_iter == 8192 // 4 // 32
     assert config.trainer.max_iter == 4000 and config.checkpoint.save_iter == 8 and not config.trainer.run_validation
     assert config.optimizer.lr == 2e-5 and config.trainer.callbacks.grad_clip.clip_norm == 1.0
+
+
+@pytest.mark.slow
+def test_the_published_pi05_composes_with_an_evaluation_in_libero(model_dir: str) -> None:
+    overrides = [*weights(model_dir), f"env.train.cosmos_model_dir={model_dir}", "runner.val_check_interval=10"]
+    config = compose(BASE, translated(PI05, *overrides, gpus=4).overrides)
+    policy, eval_env = config.model.config.policy, config.model.config.eval_env
+    assert (policy.action_chunk, policy.action_env_dim, policy.action_horizon, policy.num_steps) == (8, 7, 10, 3)
+    assert (policy.noise_method, policy.noise_level, policy.num_images) == ("flow_sde", 0.5, 2)
+    assert policy.train_expert_only and not policy.discrete_state_input
+    assert config.model.config.fsdp_shard_size == 0 and config.model.config.precision == "float32"
+    assert (eval_env.num_envs, eval_env.chunk, eval_env.make.suite, eval_env.make.max_steps) == (
+        *(100, 8, "libero_spatial"),
+        512,
+    )
+    assert "split" not in eval_env and config.dataloader_val.dataset.num_tasks == 10
 
 
 @pytest.mark.slow
@@ -120,11 +139,60 @@ CHANGES = [  # an override of the tiny twin, and what it sets here
     ("env.train.world_model_cfg.reward_model={type:ResnetRM,from_pretrained:setup.py}", "env.reward", _CLASSIFIER),
     ("env.enable_offload=false", "env.offload", '"never"'),
 ]
+OF_POLICIES = [  # overrides of the tiny twin with a policy of these, and what they set here
+    ("openvla_oft", "", "experiment", "tiny_vla_grpo_openvla_oft_world_model"),
+    ("openvla_oft", "env.train.env_type=toy", "experiment", "tiny_vla_grpo_openvla_oft_simulator"),
+    ("openvla_oft", "+actor.fsdp_config.gradient_checkpointing=true", "recompute", "true"),
+    ("openvla_oft", "+actor.model.is_lora=true", "policy.lora_rank", "32"),
+    ("openvla_oft", "+actor.model.is_lora=true +actor.model.lora_path=adapters", "policy.lora_path", '"adapters"'),
+    ("openvla_oft", "+algorithm.sampling_params.temperature_train=1.6", "policy.temperature", "1.6"),
+    ("openvla_oft", "actor.model.precision=bf16", "rl.ratio_tolerance", "0.1"),
+    ("openpi", "", "experiment", "tiny_vla_grpo_pi05_world_model"),
+    ("openpi", "+actor.model.num_steps=3", "policy.num_steps", "3"),
+    ("openpi", "+actor.model.openpi.noise_method=flow_noise", "policy.noise_method", '"flow_noise"'),
+    ("openpi", "+actor.model.openpi.num_images_in_input=1", "policy.num_images", "1"),
+]
 
 
 @pytest.mark.parametrize(("change", "key", "value"), CHANGES, ids=lambda case: str(case)[:40])
 def test_a_field_sets_what_the_table_says(change: str, key: str, value: str) -> None:
     assert value_of(translated("tiny_toy_grpo", change), key) == value
+
+
+@pytest.mark.parametrize(("policy", "changes", "key", "value"), OF_POLICIES)
+def test_a_field_of_a_policy_sets_what_the_table_says(policy: str, changes: str, key: str, value: str) -> None:
+    own = [f"actor.model.model_type={policy}", "actor.model.model_path=tests"]
+    assert value_of(translated("tiny_toy_grpo", *own, *changes.split()), key) == value
+
+
+WRONG_OF_POLICIES = [  # overrides of the tiny twin with a policy of these, and what the error names
+    ("openvla_oft", "actor.model.model_path=null", "actor.model.model_path = None"),
+    ("openvla_oft", "actor.model.model_path=no/such/folder", "no/such/folder does not exist"),
+    (
+        "openvla_oft",
+        "actor.model.model_path=models/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora",
+        "download_checkpoints --embodied openvla_oft",
+    ),
+    ("openvla_oft", "+algorithm.sampling_params.top_k=50", "top_k = 50"),
+    ("openvla_oft", "+actor.model.lora_path=adapters", "actor.model.is_lora"),
+    ("openvla_oft", "+actor.model.openpi.noise_level=0.5", "actor.model.openpi.noise_level"),
+    ("openvla_oft", "+actor.model.noise=0.5", "actor.model.noise"),
+    ("openvla_oft", "+actor.model.use_film=true", "FiLM"),
+    ("openvla_oft", "+actor.fsdp_config.sharding_strategy=no_shrad", "Did you mean no_shard"),
+    ("openvla_oft", "+actor.fsdp_config.cpu_offload=true", "actor.fsdp_config.cpu_offload"),
+    ("openvla", "", "decides on 1 action at once"),
+    ("openpi", "+actor.model.openpi.config_name=pi0_libero", "Did you mean pi05_libero"),
+    ("openpi", "+actor.model.openpi.action_chunk=5", "actor.model.openpi.action_chunk = 5"),
+    ("openpi", "+actor.model.center_crop=true", "actor.model.center_crop"),
+]
+
+
+@pytest.mark.parametrize(("policy", "changes", "named"), WRONG_OF_POLICIES)
+def test_a_wrong_field_of_a_policy_is_refused_by_name(policy: str, changes: str, named: str) -> None:
+    own = [f"actor.model.model_type={policy}", "actor.model.model_path=tests"]
+    with pytest.raises(ConfigError) as refused:
+        translated("tiny_toy_grpo", *own, *changes.split())
+    assert named in str(refused.value)
 
 
 WRONG = [  # an override of the tiny twin, and what the error names
@@ -138,13 +206,15 @@ WRONG = [  # an override of the tiny twin, and what the error names
     ("env.train.max_steps_per_rollout_epoch=48", "env.train.max_steps_per_rollout_epoch"),
     ("env.train.world_model_cfg.chunk=8", "env.train.world_model_cfg.chunk = 8"),
     ("env.train.world_model_cfg.cosmos.chunk_size=8", "cosmos.chunk_size"),
-    ("env.train.env_type=libero", "not yet, this version has no such environment"),
+    ("env.train.env_type=libero", "vla_grpo_openvla_oft_libero_spatial"),
+    ("env.train.env_type=robotwin", "not yet, this version has no such environment"),
     ("env.train.env_type=cosmos", "Did you mean cosmos_wm?"),
     ("env.train.wm_env_type=libero", "env.train.cosmos_model_dir"),
     ("env.train.world_model_cfg.reward_model.type=ResnetRM", "reward_model.from_pretrained"),
     ("env.train.task_suite_name=push_pcuk", "Did you mean push_puck?"),
     ("env.train.cosmos_model_dir=models/mine", "the model that is shipped: tiny"),
-    ("env.eval.env_type=libero", "runner.val_check_interval = -1"),
+    ("env.eval.env_type=robotwin", "runner.val_check_interval = -1"),
+    ("env.eval.env_type=libero", "LIBERO"),
     ("+env.train.cosmos_ckpt_path=a.pt", "Write cosmos_model_dir"),
     ("+env.train.use_fixed_reset_state_ids=false", "use_fixed_reset_state_ids"),
     ("actor.global_batch_size=50", "actor.global_batch_size = 50 does not divide the 192 decisions"),
@@ -276,11 +346,11 @@ def test_each_row_accepts_its_default_and_gives_its_reason() -> None:
         assert getattr(row, "reason", "") or getattr(row, "key", "") or getattr(row, "what", row)
 
 
-def test_every_field_that_is_read_is_used_or_belongs_to_a_policy_that_is_not_here() -> None:
+def test_every_field_that_is_read_is_used() -> None:
     """Read rows promise that the translation looks at them."""
     text = Path(str(embodiment_translation.__file__)).read_text()
-    later = {"actor.model", "env.eval", "algorithm.sampling_params", "env.train.init_params"}
-    later.add("actor.fsdp_config.mixed_precision")
+    text += Path(str(embodiment_policy.__file__)).read_text()
+    elsewhere = ("env.eval.", "env.train.init_params.", "actor.fsdp_config.mixed_precision.")
     for path, row in FIELDS.items():
-        if isinstance(row, Read) and not any(path.startswith(f"{section}.") for section in later):
+        if isinstance(row, Read) and not path.startswith(elsewhere):
             assert path.rpartition(".")[2] in text, path

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
+from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from scripts import embodied
 from tests.programs import call, python
 
@@ -51,6 +54,23 @@ def test_each_call_has_a_run_folder_of_its_own_below_the_output_root(tmp_path: P
         run = f"s3://b/r/logs/{logs.name}" if "://" in root else str(logs)
         assert "root is unset: -m scripts.embodied" in made.stdout and f"log_path='{run}'" in made.stdout
         shutil.rmtree(place / "logs")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["openvla_oft", "openpi"])
+def test_published_policies_learn_in_imagination_by_the_command_of_the_guide(kind: str, tmp_path: Path) -> None:
+    if kind == "openpi":
+        tiny_pi05.write_tiny(tmp_path / "clone", action_horizon=4, hold=3)
+    else:
+        tiny_openvla.write_tiny(tmp_path / "clone", action_chunk=4, action_dim=4, hold=3, gripper="as_is")
+    short = ("runner.max_epochs=1", "runner.val_check_interval=-1", "env.train.total_num_envs=8")
+    short += ("actor.global_batch_size=16", "actor.micro_batch_size=8", "algorithm.rollout_epoch=1")
+    policy = (f"actor.model.model_type={kind}", "actor.model.model_path=clone", "+actor.model.is_lora=true")
+    made = started(tmp_path, "tiny_toy_grpo", *short, *policy, "algorithm.update_epoch=1", "+actor.model.lora_rank=2")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "finished: iteration 1" in made.stdout
+    (saved,) = (tmp_path / "logs").glob("*/rlinf/embodied/tiny_toy_grpo/checkpoints/model/iter_000000001.pt")
+    assert any(".lora_B." in name and bool(value.any()) for name, value in torch.load(saved).items())
 
 
 @pytest.mark.parametrize("words", [(), ("runner.max_epochs=2",)])

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 
 from cosmos_predict2.configs.rl.recipes.rows import Given, Only, Read, Row, To, Unused, under
 
-CONFIG, RL = "model.config", "model.config.rl"
+CONFIG, RL, POLICY = "model.config", "model.config.rl", "model.config.policy"
 LOSS = f"{RL}.loss"
 RAY_NAME = Unused("a name of Ray's actors there")
 NO_CRITIC = Unused("GRPO compares episodes of a group; there is no critic")
 VLM = Unused("actions have a fixed number of tokens")
 KL_KINDS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
-FSDP = Unused("policies are trained data-parallel here: each process has the whole policy")
+FSDP = Unused("PyTorch's FSDP2 needs no such setting: its blocks are gathered and freed one by one")
 
 RUN: Mapping[str, Row] = {
     "cluster.num_nodes": Only((1,), "Machines are joined by ray_utils/start_ray.sh, or by torchrun (multi_node.md)"),
@@ -55,9 +55,9 @@ ALGORITHM: Mapping[str, Row] = {
     "rewards_upper_bound": Read(None, f"{RL}.upper_bound"),
     **dict.fromkeys(("value_clip", "huber_delta", "gamma", "gae_lambda"), NO_CRITIC),
     "sampling_params.do_sample": Only((True,), "A rollout draws; evaluations are greedy"),
-    "sampling_params.temperature_train": Read(1.0, "the policy's temperature, of policies with tokens"),
+    "sampling_params.temperature_train": Read(1.0, f"{POLICY}.temperature of OpenVLA, which draws tokens"),
     "sampling_params.temperature_eval": Unused("evaluations are greedy"),
-    "sampling_params.top_k": Read(-1, "the policy's top_k, of policies with tokens"),
+    "sampling_params.top_k": Read(-1, "must be -1, of OpenVLA: tokens are drawn from the whole distribution"),
     "sampling_params.top_p": Only((1.0,), "Probabilities are those of the whole distribution"),
     "sampling_params.repetition_penalty": Only((1.0,), "Actions may repeat"),
     "sampling_params.add_BOS": Unused("the policy's prompt is built as it was trained"),
@@ -124,23 +124,40 @@ ROLLOUT: Mapping[str, Row] = {
     "model.model_path": Read(None, "must be actor.model.model_path"),
     "model.precision": Read(None, "must be actor.model.precision"),
 }
+_OPENPI: Mapping[str, Row] = {
+    "config_name": Read("pi05_libero", f"{POLICY}.action_horizon and discrete_state_input, as published"),
+    "num_images_in_input": Read(None, f"{POLICY}.num_images: cameras"),
+    "action_chunk": Read(None, "must be actor.model.num_action_chunks"),
+    "action_env_dim": Read(None, "must be actor.model.action_dim"),
+    "num_steps": Read(None, "must be actor.model.num_steps"),
+    **{
+        name: Read(None, f"{POLICY}.{name}; that of the checkpoint's config.json where it is missing")
+        for name in (
+            *("noise_method", "noise_level", "noise_anneal", "noise_params", "noise_logvar_range", "joint_logprob"),
+            *("safe_get_logprob", "ignore_last", "train_expert_only"),
+        )
+    },
+    "double_layer": Only((False,), "There is one action expert"),
+    "add_value_head": Only((False,), "GRPO has no critic"),
+    **dict.fromkeys(("value_after_vlm", "value_vlm_mode", "detach_critic_input", "chunk_critic_input"), NO_CRITIC),
+}
 _POLICY: Mapping[str, Row] = {
-    "model_type": Read("openvla_oft", "the policy: toy; openvla_oft and openpi are not here yet"),
-    "model_path": Read(None, "its weights: a folder, a repository of the hub, a run"),
+    "model_type": Read("openvla_oft", "the policy: openvla_oft, openvla, openpi (PI0.5), toy"),
+    "model_path": Read(None, f"{POLICY}.path, its weights: a folder, a repository of the hub"),
     "precision": Read(None, "model.config.precision"),
-    "action_dim": Read(7, "numbers of an action"),
-    "num_action_chunks": Read(8, "actions of a decision"),
-    "unnorm_key": Read("", "whose statistics scale the actions back"),
-    "num_images_in_input": Read(1, "cameras"),
-    "image_size": Read([224, 224], "the policy's pictures"),
-    "center_crop": Read(True, "whether pictures are cropped as in training with augmentation"),
-    "use_proprio": Read(False, "whether the policy reads the robot's state"),
+    "action_dim": Read(7, f"{POLICY}.action_dim, of PI0.5 action_env_dim; in the toy world the clone's own"),
+    "num_action_chunks": Read(8, f"actions of a decision: {POLICY}.action_chunk; in the toy world the clone's own"),
+    "unnorm_key": Read("", f"{POLICY}.unnorm_key: whose statistics scale the actions back"),
+    "num_images_in_input": Read(1, f"{POLICY}.num_images_in_input of OpenVLA: cameras"),
+    "image_size": Unused("the checkpoint's config.json has it"),
+    "center_crop": Read(True, f"{POLICY}.center_crop of OpenVLA"),
+    "use_proprio": Read(False, f"{POLICY}.use_proprio of OpenVLA; what PI0.5 reads follows from openpi.config_name"),
     "use_film": Only((False,), "FiLM is not here"),
-    "max_prompt_length": Read(50, "tokens of a prompt"),
-    "num_steps": Read(5, "denoising steps of a policy that has some"),
+    "max_prompt_length": Read(50, f"{POLICY}.max_tokens of OpenVLA"),
+    "num_steps": Read(5, f"{POLICY}.num_steps of PI0.5: its denoising steps"),
     "is_lora": Read(False, "whether adapters are trained in place of all weights"),
-    "lora_rank": Read(32, "their rank"),
-    "lora_path": Read(None, "adapters to begin with"),
+    "lora_rank": Read(32, f"{POLICY}.lora_rank: their rank, which is their alpha, too"),
+    "lora_path": Read(None, f"{POLICY}.lora_path: adapters that are added first, before new ones are trained"),
     "add_value_head": Only((False,), "GRPO has no critic"),
     "value_type": NO_CRITIC,
     "vocab_size": Unused("the checkpoint has its sizes"),
@@ -150,8 +167,8 @@ _POLICY: Mapping[str, Row] = {
     "low_cpu_mem_usage": Unused("weights are read where they go"),
     "trust_remote_code": Unused("no code of a checkpoint is run"),
     "policy_setup": Unused("it belongs to ManiSkill"),
-    "openpi": Read(None, "settings of PI0.5"),
-    "noise": Given(f"{CONFIG}.policy.noise", "the toy policy's own"),
+    **under("openpi", _OPENPI),
+    "noise": Given(f"{POLICY}.noise", "the toy policy's own"),
 }
 OPTIMIZER: Mapping[str, Row] = {
     "lr": To("optimizer.lr", 1e-4),
@@ -174,7 +191,9 @@ ACTOR: Mapping[str, Row] = {
     "enable_offload": Unused("see env.enable_offload"),
     **under("model", _POLICY),
     **under("optim", OPTIMIZER),
-    "fsdp_config.gradient_checkpointing": Read(False, "whether the policy's activations are computed twice"),
+    "fsdp_config.gradient_checkpointing": Read(False, f"{CONFIG}.recompute: activations are computed twice"),
+    "fsdp_config.sharding_strategy": Read("full_shard", f"{CONFIG}.fsdp_shard_size: full_shard over all, no_shard"),
+    "fsdp_config.cpu_offload": Only((False,), "Weights stay on the GPU; gradient_checkpointing takes less memory"),
     **{
         f"fsdp_config.mixed_precision.{name}_dtype": Read(None, "must be actor.model.precision")
         for name in ("param", "reduce", "buffer")
@@ -182,7 +201,7 @@ ACTOR: Mapping[str, Row] = {
     **{
         f"fsdp_config.{name}": FSDP
         for name in (
-            *("strategy", "sharding_strategy", "cpu_offload", "offload_pin_memory", "reshard_after_forward"),
+            *("strategy", "offload_pin_memory", "reshard_after_forward"),
             *("forward_prefetch", "limit_all_gathers", "backward_prefetch", "use_orig_params", "fsdp_size"),
             *("enable_gradient_accumulation", "use_liger_kernel"),
         )

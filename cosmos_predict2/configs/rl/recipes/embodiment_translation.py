@@ -13,15 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from cosmos_predict2.configs.rl.recipes.embodiment import CONFIG, FIELDS, KL_KINDS, LOSS, RL
-from cosmos_predict2.configs.rl.recipes.rows import ALWAYS, Fields, Translation, override, read_fields, shown_value
+from cosmos_predict2.configs.rl.recipes.embodiment_policy import policy_kind, policy_settings
+from cosmos_predict2.configs.rl.recipes.rows import (
+    ALWAYS,
+    Fields,
+    Translation,
+    override,
+    read_fields,
+    require_same,
+    shown_value,
+)
+from cosmos_predict2.configs.rl.recipes.vla_translation import SUITES, WAIT
 from cosmos_predict2.released import EMBODIED, describe_missing
 from imaginaire import storage
 from imaginaire.errors import ConfigError, near
 
 ENV, PLACE = f"{CONFIG}.env", "cluster.component_placement"
 TOY_SUITES = ("push_puck",)
-POLICIES = ("toy", "openvla_oft", "openpi", "openvla")
-PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", None: "float32"}
 ALL_STARTS = 2**20  # groups of a run at most; environments take their numbers modulo the starts that there are
 _ENVS = "cosmos_predict2.rl.envs"
 
@@ -61,10 +69,11 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
     """The run of a configuration on a machine with so many GPUs."""
     fields, warnings = read_fields(content, FIELDS)
     sizes, placement = sizes_of(fields), placement_of(fields, gpus_here)
-    require_policy(fields)
+    has_world_model = fields["env.train.env_type"] == "cosmos_wm"
+    world = fields["env.train.wm_env_type"] if has_world_model else fields["env.train.env_type"]
     settings = {
         **fields.settings(ALWAYS),
-        **_policy(fields),
+        **policy_settings(fields, placement.train, is_toy_world=world == "toy", plays_apart=placement.play > 0),
         **_optimizer(fields),
         **_epochs(fields, sizes),
         **_parts(sizes, placement),
@@ -74,11 +83,16 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
         **_workers(placement, gpus_here),
         "job.group": "embodied",
         f"{CONFIG}.compare": 0,
+        f"{CONFIG}.refinement": None,
         "trainer.callbacks.imagination_gap": None,
         "trainer.callbacks.draw_episodes": None,
     }
-    has_world_model = fields["env.train.env_type"] == "cosmos_wm"
-    experiment = "tiny_vla_grpo_world_model_frozen" if has_world_model else "tiny_vla_grpo_simulator"
+    kind, place = (
+        policy_kind(fields).replace("openvla_oft", "openvla"),
+        "world_model" if has_world_model else "simulator",
+    )
+    of_policy = {"toy": "", "openvla": "openvla_oft_", "pi05": "pi05_"}[kind]
+    experiment = f"tiny_vla_grpo_{of_policy}{place}"
     backends = fields["runner.logger.logger_backends"]
     if unknown := [name for name in backends if name not in ("tensorboard", "wandb")]:
         raise ConfigError(f"runner.logger.logger_backends has {unknown[0]}: there are tensorboard and wandb.")
@@ -105,16 +119,16 @@ def sizes_of(fields: Fields) -> Sizes:
     episodes = envs * _at_least_1(fields, "algorithm.rollout_epoch")
     if group < 2:
         raise ConfigError(f"algorithm.group_size = {group}, but GRPO compares the episodes of a group: 2 at least.")
-    _require_same(fields, "env.train.group_size", "algorithm.group_size")
+    require_same(fields, "env.train.group_size", "algorithm.group_size")
     if envs % group:
         raise ConfigError(f"env.train.total_num_envs = {envs} is no multiple of algorithm.group_size = {group}.")
     steps, execute = (
         _at_least_1(fields, "env.train.max_episode_steps"),
         _at_least_1(fields, "actor.model.num_action_chunks"),
     )
-    _require_same(fields, "env.train.max_steps_per_rollout_epoch", "env.train.max_episode_steps")
+    require_same(fields, "env.train.max_steps_per_rollout_epoch", "env.train.max_episode_steps")
     if fields["env.train.env_type"] == "cosmos_wm":
-        _require_same(fields, "env.train.world_model_cfg.chunk", "actor.model.num_action_chunks")
+        require_same(fields, "env.train.world_model_cfg.chunk", "actor.model.num_action_chunks")
         if execute > fields["env.train.world_model_cfg.cosmos.chunk_size"]:
             raise ConfigError(
                 f"actor.model.num_action_chunks = {execute}, but the world model imagines"
@@ -185,46 +199,7 @@ def _at_least_1(fields: Fields, path: str) -> int:
     return value
 
 
-def _require_same(fields: Fields, path: str, other: str) -> None:
-    if path in fields.given and fields[path] != fields[other]:
-        raise ConfigError(f"{path} = {fields[path]} must be {other} = {fields[other]}.")
-
-
 # --- settings of the experiment
-
-
-def require_policy(fields: Fields) -> None:
-    """Raise for a policy that is not here."""
-    kind, key = fields["actor.model.model_type"], "actor.model.model_type"
-    if kind not in POLICIES:
-        raise ConfigError(f'{key} = "{kind}": no policy is called so.{near(kind, POLICIES)}')
-    if kind != "toy":
-        name = "PI0.5" if kind == "openpi" else "OpenVLA"
-        raise ConfigError(
-            f'{key} = "{kind}": not yet, this version has no {name} policies. What runs today is {key} = toy: `bash'
-            " examples/embodiment/run_embodiment.sh tiny_toy_grpo`, or `python -m scripts.train --"
-            " experiment=tiny_vla_grpo_world_model`."
-        )
-    for path in ("model.is_lora", "fsdp_config.gradient_checkpointing", "model.use_proprio"):
-        if fields[f"actor.{path}"]:
-            raise ConfigError(f"actor.{path} = true, but the toy policy has nothing of the kind: set it to False.")
-
-
-def _policy(fields: Fields) -> dict[str, Any]:
-    _require_same(fields, "rollout.model.model_path", "actor.model.model_path")
-    precision = fields["actor.model.precision"]
-    if precision not in PRECISIONS:
-        raise ConfigError(f'actor.model.precision = "{precision}".{near(str(precision), ["bf16", "fp32"])}')
-    for path in (
-        "rollout.model.precision",
-        *(f"actor.fsdp_config.mixed_precision.{n}_dtype" for n in ("param", "reduce")),
-    ):
-        if fields[path] is not None:
-            _require_same(fields, path, "actor.model.precision")
-    found: dict[str, Any] = {f"{CONFIG}.precision": PRECISIONS[precision]}
-    if path := fields["actor.model.model_path"]:
-        found[f"{CONFIG}.policy.path"] = path
-    return found
 
 
 def _optimizer(fields: Fields) -> dict[str, Any]:
@@ -437,22 +412,56 @@ def _evaluation(fields: Fields) -> dict[str, Any]:
     if fields["runner.val_check_interval"] <= 0:
         return {}
     kind, suite = fields["env.eval.env_type"], fields["env.eval.task_suite_name"]
-    if kind != "toy":
+    if kind not in ("toy", "libero"):
         raise ConfigError(
             f'env.eval.env_type = "{kind}": {_not_here(kind)} Or evaluate never: runner.val_check_interval = -1.'
         )
-    _require_toy_suite("env.eval", suite)
     num_envs = _at_least_1(fields, "env.eval.total_num_envs")
+    found: dict[str, Any] = {f"{CONFIG}.eval_env.num_envs": num_envs}
+    if kind == "libero":
+        if suite not in SUITES["libero"]:
+            raise ConfigError(f'env.eval.task_suite_name = "{suite}" of LIBERO.{near(suite, SUITES["libero"])}')
+        num_tasks = SUITES["libero"][suite]
+        found = {
+            f"{CONFIG}.eval_env": None,  # nothing of the toy world's is left
+            f"++{CONFIG}.eval_env": _simulator(fields, num_envs),
+            "dataloader_val.dataset.num_tasks": num_tasks,
+        }
+    else:
+        _require_toy_suite("env.eval", suite)
     return {
-        f"{CONFIG}.eval_env.num_envs": num_envs,
+        **found,
         "dataloader_val.batch_size": num_envs,
         "dataloader_val.dataset.num": num_envs * _at_least_1(fields, "algorithm.eval_rollout_epoch"),
     }
 
 
+def _simulator(fields: Fields, num_envs: int) -> dict[str, Any]:
+    """LIBERO's own, each environment a process; an episode ends with its success, which counts once."""
+    section = "env.eval"
+    task = {
+        "_target_": f"{_ENVS}.simulators.libero.LiberoTask",
+        "suite": fields[f"{section}.task_suite_name"],
+        "height": fields[f"{section}.init_params.camera_heights"],
+        "width": fields[f"{section}.init_params.camera_widths"],
+        "num_steps_wait": WAIT,
+        "max_steps": _at_least_1(fields, f"{section}.max_episode_steps"),
+    }
+    return {
+        "_target_": f"{_ENVS}.simulators.workers.WorkerEnv",
+        "_recursive_": False,
+        "make": task,
+        "num_envs": num_envs,
+        "render": "auto",
+        "chunk": _at_least_1(fields, "actor.model.num_action_chunks"),
+    }
+
+
 def _not_here(kind: str) -> str:
     known = ("cosmos_wm", "toy")
-    if kind in ("libero", "maniskill", "robotwin", "behavior", "opensora_wm", "wan_wm"):
+    if kind == "libero":
+        return "reinforcement learning in LIBERO's simulator is an experiment: vla_grpo_openvla_oft_libero_spatial, ..."
+    if kind in ("maniskill", "robotwin", "behavior", "opensora_wm", "wan_wm"):
         return f"not yet, this version has no such environment. There are {' and '.join(known)}."
     return f"no environment is called so.{near(kind, known)}"
 

@@ -182,6 +182,12 @@ def shown_value(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
+def require_same(fields: Fields, path: str, other: str) -> None:
+    """Raise where a recipe gives a field another value than one that it must equal has."""
+    if path in fields.given and fields[path] != fields[other]:
+        raise ConfigError(f"{path} = {fields[path]} must be {other} = {fields[other]}.")
+
+
 def override(key: str, value: Any) -> str:
     """The override of a command line that sets the key; one that begins with + adds it."""
     return f"{key}={_as_text(value)}"
