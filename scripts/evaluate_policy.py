@@ -10,6 +10,7 @@ import itertools
 import logging
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.evaluate_policy", __doc__, _EPILOG)
     add, count = parser.add_argument, command_line.at_least(1)
     add("--policy", required=True, metavar="PATH", help="a policy's file or folder, or a run that trained one")
+    add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
     add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of a run")
     add("--suite", default="toy", help="toy, lift, libero_{spatial,object,goal,10,90,all}, or MODULE:CLASS")
     add(
@@ -83,7 +85,7 @@ def _parser() -> command_line.Parser:
         help="compare with a world model: a run or weights; without a path the tiny one that ships",
     )
     add("--num_steps", type=count, default=1, help="evaluations of the world model's network for a chunk")
-    add("--device", default=None, help="of the world model, cpu or cuda (default: a GPU where there is one)")
+    add("--device", default=None, help="of policy and world model, cpu or cuda (default: a GPU where there is one)")
     add("--out", default="", metavar="DIR", help=f"write {FIGURES} there, and the videos")
     add("--videos", type=command_line.at_least(0), default=0, metavar="N", help="of the first N episodes; needs --out")
     add("--fps", type=command_line.above_zero, default=None, help="of the videos (default: 8, or the simulator's 20)")
@@ -91,6 +93,8 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> None:
+    import torch
+
     from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.policies.files import read_policy
@@ -104,7 +108,8 @@ def run(args: argparse.Namespace) -> None:
     of_place = ("setting", "split", "max_steps", "num_steps_wait", "image_size")
     place = suites.find(args.suite, args.tasks, render=args.render, **{name: getattr(args, name) for name in of_place})
     args.tasks, args.episodes, args.fps = place.tasks, args.episodes or place.episodes, args.fps or place.fps
-    policy, card = read_policy(args.policy, "net_ema" if args.load_ema else "auto")
+    policy, card = read_policy(args.policy, "net_ema" if args.load_ema else "auto", _options(args.options))
+    policy.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if args.execute is None and (execute := card.about.get("execute")):
         args.execute = execute
         print(f"--execute {execute}, as the policy's run had it")
@@ -144,11 +149,24 @@ def run(args: argparse.Namespace) -> None:
     env.close()
 
 
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE, values as YAML has them."""
+    import yaml
+
+    found = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or not name.isidentifier():
+            raise ConfigError(f"--options {word}: expected KEY=VALUE, such as unnorm_key=libero_10_no_noops.")
+        found[name] = yaml.safe_load(value)
+    return found
+
+
 def _conditions(args: argparse.Namespace, place: Any) -> dict[str, Any]:
     """What the figures depend on besides the policy."""
     from imaginaire.training.provenance import run_record
 
-    names = ("suite", "first", "seed", "execute", "load_ema")
+    names = ("suite", "first", "seed", "execute", "load_ema", "options")
     command = shlex.join(["python", "-m", "scripts.evaluate_policy", *sys.argv[1:]])
     given = {name: getattr(args, name) for name in names}
     return {**given, **place.conditions(), "command": command, "versions": run_record()}

@@ -13,6 +13,7 @@ from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
 from imaginaire.config.compose import compose
 from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError
+from scripts import evaluate_policy
 from tests.configs.test_recipes_of_cosmos_rl import BASE, at_the_root, edited
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,8 +231,10 @@ def test_a_recipe_with_groups_of_one_is_an_evaluation() -> None:
     found = translate("configs/openvla-oft/openvla-oft-libero10-eval.toml")
     assert found.evaluation is not None and not found.overrides
     words = " ".join(found.evaluation)
-    assert "--suite libero_10 --policy Haozhan72/Openvla-oft-SFT-libero10-trajall --episodes 500" in words
-    assert "--batch_size 8 --out ./outputs/openvla-oft-libero10-eval --videos 500" in words
+    assert "--suite libero_10 --num_steps_wait 15 --max_steps 520" in words
+    assert "--policy Haozhan72/Openvla-oft-SFT-libero10-trajall --episodes 500 --workers 8" in words
+    assert "--videos 500 --options" in words and 'unnorm_key="libero_10_no_noops"' in words
+    evaluate_policy._parser().parse_args(found.evaluation)
 
 
 def test_every_field_that_is_read_is_used() -> None:

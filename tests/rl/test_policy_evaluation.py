@@ -136,6 +136,14 @@ def test_a_policy_is_measured_in_an_environment_of_ones_own(tmp_path: Path, caps
         assert named in capsys.readouterr().err
 
 
+def test_options_of_a_policy_replace_those_that_it_was_written_with(tmp_path: Path) -> None:
+    write_policy(tmp_path / "policy", ToyPolicy(width=32, noise=0.2), {})
+    assert files.read_policy(str(tmp_path / "policy"), options={"noise": 0.5})[0].arguments["noise"] == 0.5
+    words = ("--policy", str(tmp_path / "policy"), "--episodes", "2", "--mode", "sample", "--out", str(tmp_path))
+    assert _command(*words, "--options", "noise=0.5") == 0
+    assert json.loads((tmp_path / "evaluation.json").read_text())["options"] == ["noise=0.5"]
+
+
 def test_wrong_flags_and_missing_policies_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_policy(tmp_path / "policy", ToyPolicy(width=32, action_dim=7), {})
     policy = ("--policy", str(tmp_path / "policy"), "--episodes", "1")
@@ -146,6 +154,8 @@ def test_wrong_flags_and_missing_policies_are_named(tmp_path: Path, capsys: pyte
         ((*policy, "--split", "test"), "split 'test'"),
         ((*policy, "--tasks", "push_pluck"), "push_pluck"),
         ((*policy, "--tasks", "push_puck", "push_puck"), "--tasks names push_puck twice"),
+        ((*policy, "--options", "noise"), "--options noise: expected KEY=VALUE"),
+        ((*policy, "--options", "nose=1.0"), "nose"),
         ((*policy, "--world_model"), "have 4 numbers, those of the policy 7"),
     ]:
         assert _command(*words) == 2

@@ -74,8 +74,11 @@ def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> None:
     storage.write_atomically(path, lambda file: file.write(content))
 
 
-def read_policy(address: str, which: str = "auto") -> tuple[Any, PolicyCard]:
-    """The policy of a file, a folder or a run, and what is recorded of it; ``which`` is "net", "net_ema" or "auto"."""
+def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:
+    """The policy of a file, a folder or a run, and what is recorded of it; ``which`` is "net", "net_ema" or "auto".
+
+    ``options`` are arguments of its class that replace the recorded ones.
+    """
     address = latest(address)  # once: a run may save another checkpoint meanwhile
     card = _card(address)
     if card.policy not in POLICIES:
@@ -83,9 +86,10 @@ def read_policy(address: str, which: str = "auto") -> tuple[Any, PolicyCard]:
             f"{address} holds a policy of class '{card.policy}', which is not known here.{near(card.policy, POLICIES)}"
         )
     try:
-        policy = POLICIES[card.policy](**card.arguments)
+        policy = POLICIES[card.policy](**{**card.arguments, **(options or {})})
     except TypeError as error:
-        raise CheckpointError(f"{address}: its policy cannot be built from what it records: {error}.") from error
+        given = f" and {', '.join(options)}" if options else ""
+        raise CheckpointError(f"{address}: its policy cannot be built from what it records{given}: {error}.") from error
     if not card.is_public:  # else it has read its folder
         load_weights(policy, address, which)
     return policy.eval(), card

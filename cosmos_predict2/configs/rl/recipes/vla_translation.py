@@ -162,7 +162,7 @@ def _experiment(fields: Fields, place: Place) -> str:
         for name in ("max_steps", "height", "width"):
             if f"vla.{name}" in fields.given:
                 raise ConfigError(f"vla.{name}: the toy world has its own. Leave it out.")
-        return f"tiny_vla_grpo_{policy}_simulator"
+        return f"tiny_vla_grpo_{'pi05' if policy == 'pi05' else 'openvla_oft'}_simulator"
     return f"vla_{variant}_{policy}_{place.suite}"
 
 
@@ -170,27 +170,34 @@ def _experiment(fields: Fields, place: Place) -> str:
 
 
 def _policy(fields: Fields, name: str) -> dict[str, Any]:
-    precision = fields["train.param_dtype"]
+    precision, options = fields["train.param_dtype"], _policy_options(fields, name)
     found = {f"{POLICY}.path": fields["policy.model_name_or_path"], f"{CONFIG}.precision": precision}
     if precision == "bfloat16":
         found[f"{RL}.ratio_tolerance"] = 0.1  # rows of another batch are rounded otherwise
-    found |= _adapters(fields)
-    views, given = fields["vla.num_images_in_input"], _of_pi05(fields)
+    if name != "pi05":
+        drawn, trained = fields["rollout.sampling_config.temperature"], fields["train.train_policy.temperature"]
+        if drawn != trained:
+            raise ConfigError(
+                f"rollout.sampling_config.temperature = {drawn} must be train.train_policy.temperature = {trained}: the"
+                " probabilities that are trained are those that were drawn with."
+            )
+        options["temperature"] = float(trained)
+    return {**found, **{f"++{POLICY}.{key}": value for key, value in (options | _adapters(fields)).items()}}
+
+
+def _policy_options(fields: Fields, name: str) -> dict[str, Any]:
+    """Arguments of the policy's class, in training and in an evaluation."""
+    given = _of_pi05(fields)
+    names = {"num_images_in_input": "num_images"} if name == "pi05" else {}
+    of_openvla = () if name == "pi05" else ("use_proprio", "unnorm_key")
+    for option in ("num_images_in_input", *of_openvla):
+        if f"vla.{option}" in fields.given:
+            given[names.get(option, option)] = fields[f"vla.{option}"]
     if name == "pi05":
-        given |= {"num_images": views} if "vla.num_images_in_input" in fields.given else {}
-        return {**found, **{f"++{POLICY}.{key}": value for key, value in given.items()}}
-    if given:
-        raise ConfigError(f'custom.{min(given)} belongs to vla_type = "pi05", but it is "{name}".')
-    drawn, trained = fields["rollout.sampling_config.temperature"], fields["train.train_policy.temperature"]
-    if drawn != trained:
-        raise ConfigError(
-            f"rollout.sampling_config.temperature = {drawn} must be train.train_policy.temperature = {trained}: the"
-            " probabilities that are trained are those that were drawn with."
-        )
-    options = dict(temperature=float(trained), num_images_in_input=views, use_proprio=fields["vla.use_proprio"])
-    if "vla.unnorm_key" in fields.given:
-        options["unnorm_key"] = fields["vla.unnorm_key"]
-    return {**found, **{f"++{POLICY}.{key}": value for key, value in options.items()}}
+        return given
+    if wrong := sorted(set(given) & set(_OF_PI05)):
+        raise ConfigError(f'custom.{wrong[0]} belongs to vla_type = "pi05", but it is "{name}".')
+    return {"variant": "oft" if name == "openvla-oft" else "autoregressive", **given}
 
 
 def _adapters(fields: Fields) -> dict[str, Any]:
@@ -201,7 +208,7 @@ def _adapters(fields: Fields) -> dict[str, Any]:
         raise ConfigError(
             f"policy.lora.lora_alpha = {alpha} must be policy.lora.r = {rank}: adapters count as they are."
         )
-    return {f"++{POLICY}.lora_rank": rank, f"++{POLICY}.lora_path": fields["policy.lora.lora_path"] or ""}
+    return {"lora_rank": rank, "lora_path": fields["policy.lora.lora_path"] or ""}
 
 
 def _shards(fields: Fields) -> dict[str, Any]:
@@ -331,6 +338,14 @@ def _evaluation(fields: Fields, policy: str, place: Place) -> list[str]:
     suite = place.validation_suite
     episodes = fields["custom.trials_per_task"] * SUITES[place.simulator][suite]
     where = ["--suite", "toy", "--tasks", suite] if place.simulator == "toy" else ["--suite", suite]
+    if place.simulator == "libero":
+        where += ["--num_steps_wait", str(WAIT), "--max_steps", str(fields["vla.max_steps"] or STEPS["libero"])]
+    if "vla.height" in fields.given or "vla.width" in fields.given:
+        if fields["vla.height"] != fields["vla.width"]:
+            raise ConfigError("vla.height and vla.width must be the same in an evaluation.")
+        where += ["--image_size", str(fields["vla.height"])]
     words = [*where, "--policy", fields["policy.model_name_or_path"], "--episodes", str(episodes)]
-    words += ["--batch_size", str(fields["vla.num_envs"]), "--out", fields["train.output_dir"]]
-    return words + (["--videos", str(episodes)] if fields["vla.save_video"] else [])
+    words += ["--workers", str(fields["vla.num_envs"]), "--out", fields["train.output_dir"]]
+    words += ["--videos", str(episodes)] if fields["vla.save_video"] else []
+    options = _policy_options(fields, policy)
+    return [*words, "--options", *(override(key, value) for key, value in options.items())] if options else words
