@@ -61,12 +61,15 @@ def _parser() -> command_line.Parser:
         help=f"starts in mid-episode, besides: '{GRIPPER}' where it opens or closes, or a fraction (default: none)",
     )
     add("--before", type=command_line.at_least(0), default=BEFORE, metavar="N", help="frames from a keyframe to there")
+    add("--overwrite", action="store_true", help="replace starts that are there")
     add("--num", type=command_line.at_least(1), metavar="N", help="so many episodes, evenly taken (default: all)")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     dataset, path = Path(args.dataset), Path(args.out) / FILE
+    if path.exists() and not args.overwrite:  # a run that reads them would go on with others
+        raise ConfigError(f"--out {args.out} holds starts: give another folder, or --overwrite.")
     episodes = open_episodes(dataset, camera=args.camera, action_keys=args.action_keys, gripper_dim=args.gripper_dim)
     if any(Path(args.out).glob("*.npy")):
         raise ConfigError(f"--out {args.out} holds published reset states (*.npy), which are read in place of {FILE}.")

@@ -16,6 +16,7 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.toy_world.episodes import make_episodes
+from imaginaire.errors import ConfigError
 from scripts import make_reset_states
 from tests.data import sources_lerobot
 from tests.data.sources_bridge import bridge_tree
@@ -65,6 +66,14 @@ def test_first_pictures_and_keyframes_of_a_lerobot_data_set(tmp_path: Path) -> N
         assert numpy.array_equal(start.pictures_E_F_H_W_C[0], sources_lerobot.wrist(episode)[frames])
         expected = sources_lerobot.action(episode)[[k - 1 for k in frames[1:]]]
         assert numpy.allclose(start.actions_E_A_D[0], expected)
+
+
+def test_starts_that_are_there_are_not_replaced_in_silence(toy: Path, tmp_path: Path) -> None:
+    words = ("--dataset", toy, "--out", tmp_path / "starts")
+    assert make(*words) == 0
+    with pytest.raises(ConfigError, match="holds starts: give another folder, or --overwrite"):
+        make(*words)
+    assert make(*words, "--overwrite", "--num", 2) == 0 and len(RecordedStarts(str(tmp_path / "starts"))) == 2
 
 
 def test_recordings_of_bridge_and_libero_are_read(tmp_path: Path) -> None:
