@@ -221,6 +221,7 @@ WRONG = [  # an override of the tiny twin, and what the error names
     ("actor.micro_batch_size=32", "actor.micro_batch_size = 32"),
     ("actor.model.model_type=openvla_otf", "Did you mean openvla_oft"),
     ("actor.model.precision=bf8", "actor.model.precision"),
+    ("+actor.fsdp_config.mixed_precision.buffer_dtype=bf16", "buffer_dtype = bf16 must be actor.model.precision"),
     ("+actor.model.is_lora=true", "actor.model.is_lora"),
     ("+actor.training_backend=megatron", "actor.training_backend"),
     ("+rollout.model.model_path=other", "rollout.model.model_path = other"),

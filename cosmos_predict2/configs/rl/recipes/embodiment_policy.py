@@ -77,7 +77,10 @@ def _precision(fields: Fields) -> str:
     key = f"{MODEL}.precision"
     if fields[key] not in PRECISIONS:
         raise ConfigError(f'{key} = "{fields[key]}".{near(str(fields[key]), ["bf16", "fp32"])}')
-    for path in ("rollout.model.precision", *(f"{FSDP}.mixed_precision.{name}_dtype" for name in ("param", "reduce"))):
+    for path in (
+        "rollout.model.precision",
+        *(f"{FSDP}.mixed_precision.{name}_dtype" for name in ("param", "reduce", "buffer")),
+    ):
         if fields[path] is not None:
             require_same(fields, path, key)
     return PRECISIONS[fields[key]]
