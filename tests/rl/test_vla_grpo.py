@@ -267,7 +267,9 @@ def test_two_processes_play_what_one_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(tmp_path: Path) -> None:
+def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pictures = ToyStarts().starts([0] * 3, [0, 1, 2]).pictures_E_F_H_W_C.numpy()
     names = ("a", "b", "c")
     write_starts(tmp_path / "starts" / FILE, [RecordedStart(n, "go", one) for n, one in zip(names, pictures)])
@@ -290,6 +292,7 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(tmp_path: 
         "trainer.logging_iter=1",
         name="vla_grpo_recordings",
     )
+    assert "greedy_success of validation is imagined, too" in caplog.text
     assert records[-1]["val/greedy_success"] >= 0 and records[-1]["train/valid_rate"] == 1
 
 

@@ -109,6 +109,8 @@ class VLAGRPOModel(ImaginaireModel):
         self.env: VecEnv = lazy_config.instantiate(config.env, **env_arguments)
         self.true_env: VecEnv | None = lazy_config.instantiate(config.true_env)
         self.eval_env: VecEnv = lazy_config.instantiate(config.eval_env) or self.true_env or self.env
+        if self.eval_env is self.env and hasattr(self.env, "imagination"):
+            log.warning("there is neither eval_env nor true_env: greedy_success of validation is imagined, too")
         if config.refinement is not None:
             self.refinement = self._build_refinement()
         rollout: dict[str, Any] = dict(policy=self.net, env=self.env, execute=self.rl.execute)
