@@ -25,10 +25,15 @@ fail() {
 command -v ray >/dev/null || fail "there is no ray here: pip install -e '.[rl]', or activate the environment that has it"
 
 if [ "$RANK" -eq 0 ]; then
-    rm -f "$file" # of an earlier cluster
     address=${RAY_HEAD_ADDRESS:-$(hostname -I 2>/dev/null | awk '{print $1}')}
     [ -n "$address" ] || fail "this machine's address is not known: set RAY_HEAD_ADDRESS"
-    ray start --head --node-ip-address="$address" --port="$port" "$@" || exit
+    mv -f "$file" "$file.before" 2>/dev/null # of an earlier cluster
+    ray start --head --node-ip-address="$address" --port="$port" "$@" || {
+        code=$?
+        mv -f "$file.before" "$file" 2>/dev/null # which may be the one that runs here already
+        exit "$code"
+    }
+    rm -f "$file.before"
     # Written whole at once: the others read it as soon as it is there.
     echo "$address" >"$file.part" && mv "$file.part" "$file" || fail "$file cannot be written"
     echo "the head is $address:$port, written to $file"
