@@ -12,6 +12,7 @@
 # Exit code: 0 done, 1 a command failed, 2 wrong arguments or something is missing.
 
 set -u
+here=$PWD
 cd "$(dirname "$0")/.." || exit 2
 target="" dry="" venv="" libero=yes
 
@@ -27,6 +28,7 @@ while [ $# -gt 0 ]; do
     --venv)
         [ $# -gt 1 ] || fail "--venv needs a folder"
         venv=$2
+        [[ $venv == /* || $here == "$PWD" ]] || venv=$here/$venv # below the folder that the command is started in
         shift
         ;;
     -*) fail "there is no option $1; there are --dry-run, --no-libero, --venv DIR" ;;

@@ -36,6 +36,14 @@ def test_a_dry_run_of_the_installer_prints_its_commands_and_makes_nothing(target
     assert ",vla" in made.stdout and ",vla" not in shell(INSTALL, target, "--dry-run", "--no-libero").stdout
 
 
+def test_a_folder_of_ones_own_lies_where_the_command_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = shell(INSTALL, "openvla_oft", "--dry-run", "--no-libero", "--venv", "mine")
+    assert f"venv {tmp_path}/mine\n" in made.stdout
+
+
 @pytest.mark.parametrize(("gpus", "index"), [("exit 0", False), ("exit 9", True)])
 def test_torch_is_the_build_for_the_machine(gpus: str, index: bool, tmp_path: Path) -> None:
     path = a_program(tmp_path / "bin", "nvidia-smi", gpus)
@@ -79,6 +87,8 @@ def test_machines_meet_by_the_address_that_the_first_writes(tmp_path: Path) -> N
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked[-2:] == ["start --head --node-ip-address=10.0.0.7 --port=1234 --num-gpus=4",
                           "start --address=10.0.0.7:1234"]  # fmt: skip
+    again = shell(START_RAY, "--stale", RANK="0", **settings)  # the head runs already, which Ray refuses
+    assert again.returncode == 1 and (tmp_path / "address").read_text() == "10.0.0.7\n"
 
 
 def test_a_machine_without_a_number_or_without_ray_is_told(tmp_path: Path) -> None:
