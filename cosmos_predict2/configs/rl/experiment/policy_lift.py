@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny policies in real physics: robosuite's Lift, paid for how near the hand comes to the cube.
+
+    train_policy --policy openvla_oft --action_dim 7 --knots 12 --out checkpoints/policies/tiny_openvla_oft_7
+
+makes a policy to begin with, a clone of the toy world's expert. Four groups of 8 episodes of 48 actions, in four
+workers.
+"""
+
+from typing import Any
+
+from cosmos_predict2.configs.base.post_training import job
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
+from cosmos_predict2.rl.envs.simulators.lift import LiftTask
+from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from imaginaire.config import L, register_experiment
+
+GROUPS, MEMBERS, MINIBATCHES = 4, 8, 2
+WORKERS, EPISODE, CHUNK = 4, 48, 12
+
+
+def experiment(name: str, policy: Any) -> dict[str, Any]:
+    task = L(LiftTask)(image_size=64, max_steps=EPISODE)
+    env = L(WorkerEnv)(make=task, num_envs=WORKERS, chunk=CHUNK, render="auto", _recursive_=False)
+    rl = VLARLConfig(group_size=MEMBERS, minibatches=MINIBATCHES)
+    return dict(
+        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
+        job=job(name, group="reinforcement_learning"),
+        model=L(VLAGRPOModel)(config=VLAGRPOConfig(policy=policy, env=env, rl=rl), _recursive_=False),
+        dataloader_train=starts(100_000, GROUPS, shuffle=True),
+        dataloader_val=starts(8, 8, shuffle=False),
+        optimizer=dict(lr=3e-4, weight_decay=0.0, betas=[0.9, 0.999]),
+        trainer=dict(max_iter=40 * MINIBATCHES, logging_iter=MINIBATCHES, validation_iter=10 * MINIBATCHES),
+        checkpoint=dict(save_iter=10 * MINIBATCHES),
+    )
+
+
+for label, node in (
+    ("openvla_oft", L(OpenVLAPolicy)(path="checkpoints/policies/tiny_openvla_oft_7")),
+    ("pi05", L(Pi05Policy)(path="checkpoints/policies/tiny_pi05_7", noise_method="flow_sde")),
+):
+    full_name = f"tiny_vla_grpo_{label}_lift"
+    register_experiment(full_name, experiment(full_name, node))
