@@ -78,6 +78,20 @@ def test_training_computes_the_probabilities_that_were_drawn_with(
     assert not still
 
 
+def test_tokens_that_follow_one_another_have_the_logits_of_the_whole_row(folder: Path) -> None:
+    policy, logits = OpenVLAPolicy(str(folder), "autoregressive"), []
+
+    def choose(k: int, of_token: Tensor) -> Tensor:
+        logits.append(of_token)
+        return of_token.argmax(dim=-1)
+
+    with torch.no_grad():
+        record = policy.act(_observation(), mode="greedy", generators=_generators()).record
+        prompt = (policy._seen(record), record["ids"], record["length"])
+        whole = policy.model.forced_logits(*prompt, policy.model.decoded(*prompt, 7, choose))
+    torch.testing.assert_close(torch.stack(logits, dim=1), whole, rtol=1e-5, atol=1e-5)
+
+
 def test_draws_follow_from_their_own_generators_and_from_the_temperature(folder: Path) -> None:
     policy, seen = OpenVLAPolicy(str(folder)), _observation()
     first = policy.act(seen, mode="sample", generators=_generators()).record["responses"]

@@ -4,6 +4,7 @@
 Letters: B rows, S tokens of a row, N action tokens, D width, P tokens of pictures (and of proprioception).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ def rows(prompt_B_S: Tensor, length_B: Tensor, after_B_N: Tensor, pad_id: int) -
 class OpenVLAModel(nn.Module):
     """Both towers, projector and LLaMA; ``proprio_dim`` 0 is without proprioception."""
 
-    PASSES = ("seen", "parallel_logits", "forced_logits")  # called from outside
+    PASSES = ("seen", "parallel_logits", "forced_logits", "decoded")  # called from outside
 
     def __init__(self, sizes: OpenVLASizes, proprio_dim: int = 0, attention: str = "eager") -> None:
         super().__init__()
@@ -114,11 +115,39 @@ class OpenVLAModel(nn.Module):
         hidden = self._hidden(seen_B_P_D, self._embedded(batch.ids_B_S), batch.valid_B_S, is_causal=True)
         return self._logits_after(hidden, seen_B_P_D.shape[1], length_B, actions_B_N.shape[1])
 
+    def decoded(
+        self,
+        seen_B_P_D: Tensor,
+        prompt_B_S: Tensor,
+        length_B: Tensor,
+        num: int,
+        choose: Callable[[int, Tensor], Tensor],
+    ) -> Tensor:
+        """Tokens [B, num] one after the other, each what ``choose(k, logits_B_V)`` gives; keys and values of all before
+        are kept, so that each token passes the trunk once."""
+        batch = rows(prompt_B_S, length_B, prompt_B_S.new_zeros(len(prompt_B_S), 0), self.sizes.pad_id)
+        cache, places = transformers().DynamicCache(), seen_B_P_D.shape[1] + length_B
+        hidden = self._hidden(seen_B_P_D, self._embedded(batch.ids_B_S), batch.valid_B_S, True, cache)
+        logits = self._logits_after(hidden, seen_B_P_D.shape[1], length_B, 1)
+        is_seen = batch.valid_B_S.new_ones(seen_B_P_D.shape[:2])
+        valid, chosen = torch.cat([is_seen, batch.valid_B_S], dim=1), []  # rows are valid from the left
+        for k in range(num):
+            chosen.append(choose(k, logits[:, -1]))
+            if k + 1 < num:
+                valid = torch.cat([valid, valid.new_ones(len(valid), 1)], dim=1)
+                mask = _bias(valid[:, None, None], hidden)
+                token = self._embedded(chosen[-1][:, None])
+                hidden = self._trunk(token, mask, (places + k)[:, None], cache)
+                logits = self.language_model.lm_head(hidden)
+        return torch.stack(chosen, dim=1)
+
     def _embedded(self, ids_B_S: Tensor) -> Tensor:
         embedded: Tensor = self.language_model.get_input_embeddings()(ids_B_S)
         return embedded
 
-    def _hidden(self, seen_B_P_D: Tensor, embedded_B_S_D: Tensor, valid_B_S: Tensor, is_causal: bool) -> Tensor:
+    def _hidden(
+        self, seen_B_P_D: Tensor, embedded_B_S_D: Tensor, valid_B_S: Tensor, is_causal: bool, cache: Any = None
+    ) -> Tensor:
         """The trunk over [BOS], what is seen, and the rest of the row."""
         embedded = torch.cat([embedded_B_S_D[:, :1], seen_B_P_D, embedded_B_S_D[:, 1:]], dim=1)
         is_seen = valid_B_S.new_ones(seen_B_P_D.shape[:2])
@@ -126,10 +155,12 @@ class OpenVLAModel(nn.Module):
         sees = valid[:, None, None, :].expand(-1, 1, valid.shape[1], -1)
         if is_causal:
             sees = sees & torch.ones_like(sees[0, 0]).tril()
-        mask = torch.zeros_like(sees, dtype=embedded.dtype).masked_fill(~sees, torch.finfo(embedded.dtype).min)
         positions = torch.arange(valid.shape[1], device=valid.device)[None]
-        trunk = self.language_model.model
-        output = trunk(inputs_embeds=embedded, attention_mask=mask, position_ids=positions, use_cache=False)
+        return self._trunk(embedded, _bias(sees, embedded), positions, cache)
+
+    def _trunk(self, embedded: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        arguments = dict(attention_mask=mask, position_ids=positions, past_key_values=cache)
+        output = self.language_model.model(inputs_embeds=embedded, use_cache=cache is not None, **arguments)
         hidden: Tensor = output.last_hidden_state
         return hidden
 
@@ -140,3 +171,8 @@ class OpenVLAModel(nn.Module):
         index = places[..., None].expand(-1, -1, hidden_B_S_D.shape[-1])
         logits: Tensor = self.language_model.lm_head(hidden_B_S_D.gather(1, index))
         return logits
+
+
+def _bias(sees: Tensor, like: Tensor) -> Tensor:
+    """What attention adds, where a query does not see a key."""
+    return torch.zeros_like(sees, dtype=like.dtype).masked_fill(~sees, torch.finfo(like.dtype).min)

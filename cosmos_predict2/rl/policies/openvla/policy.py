@@ -159,12 +159,11 @@ class OpenVLAPolicy(nn.Module):
 
     def _one_by_one(self, seen: Tensor, record: Mapping[str, Tensor], draws_E_N: Tensor, heat: float) -> Tensor:
         first = self.tokens.ids.start
-        chosen = torch.zeros_like(draws_E_N, dtype=torch.long)
-        for k in range(chosen.shape[1]):
-            until = chosen[:, : k + 1] + first
-            logits = self.model.forced_logits(seen, record["ids"], record["length"], until)[:, -1, self.tokens.ids]
-            chosen[:, k] = _chosen(logits, draws_E_N[:, k], heat)
-        return chosen
+
+        def choose(k: int, logits: Tensor) -> Tensor:
+            return _chosen(logits[:, self.tokens.ids], draws_E_N[:, k], heat) + first
+
+        return self.model.decoded(seen, record["ids"], record["length"], draws_E_N.shape[1], choose) - first
 
     # --- what it sees
 
