@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Iterations of reinforcement learning of vision-language-action policies: speed, shares, and the passes of OpenVLA.
+
+    python -m benchmarks.vla [--envs 32] [--groups_of 8] [--threads 1] [--rounds 3]
+
+The first table has iterations of tiny policies in the toy world's simulator and in the tiny world model (one evaluation
+a chunk): decisions a second while the policy decides, steps a second while the environment steps, steps a second of
+the whole, and where the time goes. "transfer" is what lies between environment and network: pictures brought to size,
+prompts, and their way to the device; "update" is four minibatches, with the probabilities before them.
+
+The second pairs passes of OpenVLA with the plain way, all logits of transformers' `LlamaForCausalLM` over whole rows,
+whose slice of action tokens is taken afterwards; the autoregressive decision computes the row anew for each token
+there. Both ways give the same numbers, which is checked. The widths are small, the vocabulary is that of LLaMA-2.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import machine
+from benchmarks.imagination import Shares
+from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
+from cosmos_predict2.rl.policies.openvla.codec import ActionTokens, token_log_probs
+from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes, Tower
+from cosmos_predict2.rl.policies.openvla.model import PLACEHOLDER, OpenVLAModel, rows
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
+from imaginaire.config import L
+
+PARTS = ("policy", "transfer", "simulator", "update")
+EPISODE = 24
+ACTIONS: dict[str, Any] = dict(hold=3)  # four actions of a decision, each for three steps
+PLAIN, OURS = "plain transformers", "this project"
+
+
+# --- iterations
+
+
+def policies(root: Path) -> dict[str, Any]:
+    """Nodes of random tiny policies."""
+    tiny_openvla.write_tiny(root / "openvla", action_chunk=4, action_dim=4, bins=32, **ACTIONS)
+    tiny_pi05.write_tiny(root / "pi05", action_horizon=4, **ACTIONS)
+    return {
+        "OpenVLA-OFT": L(OpenVLAPolicy)(path=str(root / "openvla")),
+        "PI0.5": L(Pi05Policy)(path=str(root / "pi05")),
+        "PI0.5, expert only": L(Pi05Policy)(path=str(root / "pi05"), train_expert_only=True),
+    }
+
+
+def world_model_env(num_envs: int) -> WorldModelEnv:
+    scoring = Scoring(judge="last", reward_on="last")
+    return WorldModelEnv(
+        imagination_of(), ToyStarts(), ToyDetectorReward(), num_envs, EPISODE, scoring=scoring, sampling=ONE_EVALUATION
+    )
+
+
+ENVIRONMENTS = {"simulator": L(ToyEnv), "imagination": L(world_model_env)}
+
+
+class Loop:
+    """Iterations of one policy in one environment, with the seconds of their parts."""
+
+    def __init__(self, policy: Any, env: Any, groups: int, members: int) -> None:
+        rl = VLARLConfig(group_size=members, minibatches=4, loss=PolicyLossConfig(ratio_level="chunk"))
+        self.model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=env, rl=rl))
+        device, _ = machine.device_and_dtype()
+        self.model.to(device).train()
+        self.groups, self.shares = groups, Shares()
+        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-6)
+        net, of_env = self.model.net, self.model.env
+        inputs = "_inputs" if hasattr(net, "_inputs") else "seen"
+        for part, holder, name in (
+            ("policy", net, "act"),
+            ("transfer", net, inputs),
+            ("simulator", of_env, "reset"),
+            ("simulator", of_env, "chunk_step"),
+        ):
+            object.__setattr__(holder, name, self.shares.timed(part, _waiting(getattr(holder, name))))
+        self.iterate = self.shares.timed("update", _waiting(self._iterate))
+        self.iterate()  # warm
+        self.shares.seconds.clear()
+
+    def _iterate(self) -> None:
+        trials = torch.arange(self.groups)
+        starts = {"task_id": torch.zeros_like(trials), "trial_id": trials}
+        for decisions in self.model.train_batches([starts]):
+            _, loss = self.model.training_step(decisions, 0)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+
+def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        result = function(*arguments, **options)
+        machine.wait()
+        return result
+
+    return call
+
+
+def iterations(num_envs: int, members: int, rounds: int) -> None:
+    print(f"\n{num_envs} environments, {EPISODE} steps, groups of {members}")
+    with tempfile.TemporaryDirectory() as folder:
+        nodes = policies(Path(folder))
+        for place, env in ENVIRONMENTS.items():
+            loops = {n: Loop(node, env(num_envs=num_envs), num_envs // members, members) for n, node in nodes.items()}
+            seconds = machine.in_turns({name: loop.iterate for name, loop in loops.items()}, rounds, warm_up=0)
+            for name, loop in loops.items():
+                spent, steps = loop.shares.seconds, num_envs * EPISODE
+                total, chunk = sum(spent.values()), int(loop.model.net.chunk)  # type: ignore[arg-type]
+                of_policy = rounds * steps / chunk / (spent["policy"] + spent["transfer"])
+                parts = "  ".join(f"{part} {spent[part] / total:.0%}" for part in PARTS)
+                print(
+                    f"  {place:11} {name:18} {of_policy:6.0f} decisions/s {rounds * steps / spent['simulator']:7.0f}"
+                    f" env steps/s  all {steps / statistics.median(seconds[name]):6.0f} steps/s  {parts}",
+                    flush=True,
+                )
+
+
+# --- passes
+
+
+class Passes:
+    """OpenVLA on rows of prompts of several lengths, in the plain way and in this project's."""
+
+    def __init__(self, width: int, layers: int, batch: int, num: int) -> None:
+        device, dtype = machine.device_and_dtype()
+        text = dict(vocab_size=32064, hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers)
+        text |= dict(num_attention_heads=8, max_position_embeddings=1024, pad_token_id=0)
+        towers = (Tower(64, 3, 4, 14, reg_tokens=4), Tower(64, 3, 4, 14))
+        torch.manual_seed(0)
+        sizes = OpenVLASizes(112, *towers, text, vocabulary=32000, bins=256, stop_id=2, pad_id=0)
+        self.model = OpenVLAModel(sizes).to(device, dtype)
+        self.tokens, self.num = ActionTokens(32000, 256).ids, num
+        self.length = torch.randint(16, 33, (batch,)).to(device)
+        self.prompt = torch.randint(3, 31000, (batch, 32)).to(device)
+        self.pixels = torch.randn(batch, 6, 112, 112).to(device, dtype)
+        self.chosen = torch.randint(256, (batch, num)).to(device)
+
+    def plain(self) -> Tensor:
+        """Log-probabilities from all logits of whole rows, as `LlamaForCausalLM` gives them."""
+        after = self.prompt.new_full((len(self.prompt), self.num + 1), PLACEHOLDER)
+        after[:, self.num] = self.model.sizes.stop_id
+        batch = rows(self.prompt, self.length, after, self.model.sizes.pad_id)
+        place = torch.arange(batch.ids_B_S.shape[1], device=self.length.device) - self.length[:, None]
+        embedded = self.model.language_model.get_input_embeddings()(batch.ids_B_S)
+        embedded = embedded * ~((place >= 0) & (place < self.num))[..., None]
+        seen = self.model.seen(self.pixels, None)
+        embedded = torch.cat([embedded[:, :1], seen, embedded[:, 1:]], dim=1)
+        valid = torch.cat([batch.valid_B_S.new_ones(seen.shape[:2]), batch.valid_B_S], dim=1)
+        mask = torch.zeros_like(valid, dtype=embedded.dtype).masked_fill(~valid, torch.finfo(embedded.dtype).min)
+        logits = self.model.language_model(
+            inputs_embeds=embedded,
+            attention_mask=mask[:, None, None].expand(-1, 1, valid.shape[1], -1),
+            position_ids=torch.arange(valid.shape[1], device=valid.device)[None],
+            use_cache=False,
+        ).logits
+        index = (seen.shape[1] + self.length - 1)[:, None] + torch.arange(self.num, device=valid.device)
+        of_actions = logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))
+        return token_log_probs(of_actions[..., self.tokens], self.chosen, 1.6)[0]
+
+    def ours(self) -> Tensor:
+        seen = self.model.seen(self.pixels, None)
+        logits = self.model.parallel_logits(seen, self.prompt, self.length, self.num)
+        return token_log_probs(logits[..., self.tokens], self.chosen, 1.6)[0]
+
+    def learnt(self, way: Callable[[], Tensor]) -> Tensor:
+        found = way()
+        self.model.zero_grad()
+        found.mean().backward()
+        return found.detach()
+
+    def _greedy(self, k: int, logits: Tensor) -> Tensor:
+        return logits[:, self.tokens].argmax(dim=-1) + self.tokens.start
+
+    @torch.no_grad()
+    def plain_decision(self) -> Tensor:
+        """Seven tokens, each from the whole row so far."""
+        seen, chosen = self.model.seen(self.pixels, None), torch.zeros_like(self.chosen[:, :7])
+        for k in range(7):
+            logits = self.model.forced_logits(seen, self.prompt, self.length, chosen[:, : k + 1])
+            chosen[:, k] = self._greedy(k, logits[:, -1])
+        return chosen
+
+    @torch.no_grad()
+    def our_decision(self) -> Tensor:
+        seen = self.model.seen(self.pixels, None)
+        return self.model.decoded(seen, self.prompt, self.length, 7, self._greedy)
+
+    def pairs(self) -> Iterator[tuple[str, dict[str, Callable[[], Tensor]]]]:
+        yield "log-probabilities", {PLAIN: torch.no_grad()(self.plain), OURS: torch.no_grad()(self.ours)}
+        yield "... with gradients", {PLAIN: lambda: self.learnt(self.plain), OURS: lambda: self.learnt(self.ours)}
+        yield "autoregressive decision", {PLAIN: self.plain_decision, OURS: self.our_decision}
+
+
+def passes(width: int, layers: int, batch: int, rounds: int) -> dict[str, float]:
+    """Print the pairs; the times that this project is faster."""
+    print(f"\nOpenVLA of width {width}, {layers} layers, batch {batch}, 56 action tokens, a vocabulary of 32,064")
+    exact = machine.device_and_dtype()[1] == torch.float32
+    found = {}
+    for name, ways in Passes(width, layers, batch, 56).pairs():
+        one, other = (way() for way in ways.values())
+        away = float((one - other).abs().max())
+        assert away < (1e-4 if exact else 0.1), f"{name}: the ways differ by {away}"
+        seconds = machine.in_turns(ways, rounds)
+        found[name] = statistics.median(a / b for a, b in zip(seconds[PLAIN], seconds[OURS], strict=True))
+        each = "  ".join(f"{way} {1e3 * statistics.median(taken):.0f} ms" for way, taken in seconds.items())
+        print(f"  {name:24} {each}  {found[name]:.2f} x  (differ by {away:.1e})", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = machine.parser(__doc__, "threads", "rounds", "record")
+    parser.add_argument("--envs", type=int, default=32)
+    parser.add_argument("--groups_of", type=int, default=8)
+    asked = machine.parse(parser)
+    device, dtype = machine.device_and_dtype()
+    rounds = asked.rounds or 3
+    print(f"{machine.described(device)}, {dtype}")
+    iterations(asked.envs, asked.groups_of, rounds)
+    figures = {
+        f"{name}, width {width}": value for width in (256, 512) for name, value in passes(width, 4, 8, rounds).items()
+    }
+    machine.compare("vla", figures, device, record=asked.record)
+
+
+if __name__ == "__main__":
+    main()
