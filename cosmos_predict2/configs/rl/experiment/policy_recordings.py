@@ -22,12 +22,12 @@ from imaginaire.config import L, register_experiment
 
 NAME = "vla_grpo_recordings"
 GROUPS, MEMBERS = 8, 8
-TRAIN, HELD_OUT = 80, 20  # starts, by number; a task's numbers go on from the beginning where there are fewer
+TRAIN, HELD_OUT = 80, 20  # starts, by number, which go on from the first where there are fewer
 MINIBATCHES = 4
 
 ENV = L(WorldModelEnv)(
     imagination=L(imagination_of)(dit_path="outputs/my_world_model"),
-    starts=L(RecordedStarts)(path="outputs/my_starts"),
+    starts=L(RecordedStarts)(path="outputs/my_starts", by_task=False),  # of all tasks
     reward=L(ResnetReward)(path="outputs/my_reward/reward_model.safetensors"),
     num_envs=GROUPS * MEMBERS,
     max_steps=24,
