@@ -107,7 +107,8 @@ class VecEnv(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """suite, action_dim, chunk (actions of a decision), max_steps (of an episode)."""
+        """suite, action_dim, chunk (actions of a decision), max_steps (of an episode, at most); action_low and
+        action_high, one number for each of an action's, where these are not in [-1, 1]."""
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
         """Begin episodes in the environments ``env_ids`` (all), and observe these.
@@ -125,8 +126,9 @@ class VecEnv(Protocol):
 
         info: ``success`` (at the last executed step) and ``active`` [E] bool, ``finish_step`` [E] (executed steps of an
         episode that is over, else -1), ``executed`` [E, A] bool. An episode that is over is not stepped: it keeps its
-        last observation, and its rewards are 0. Actions that are not finite raise `DataError`; others are clipped.
-        Where a simulator can be lost in mid-episode, ``valid`` [E] is false for such an episode, which is over.
+        last observation, and its rewards are 0. Actions that are not finite raise `DataError`; others are clipped to
+        their bounds. Where a simulator can be lost in mid-episode, ``valid`` [E] is false for such an episode, which is
+        over.
         """
 
     def get_state(self) -> bytes: ...

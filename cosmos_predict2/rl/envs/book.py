@@ -21,6 +21,7 @@ from torch import Tensor
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
 Ids = NDArray[numpy.int64]
+Bounds = tuple[float | Sequence[float], float | Sequence[float]]  # lowest and highest value, of all or of each number
 
 RESET_OPTIONS = ("env_ids", "task_ids", "trial_ids", "seeds")
 _ROWS = ("task_ids", "trial_ids", "seeds", "steps", "resets", "is_over", "is_success", "has_begun")
@@ -54,6 +55,7 @@ class Book:
             raise ConfigError(f"seed={seed}: 0 to 2**63 - 1.")
         self.num_envs, self.num_tasks, self.num_trials = num_envs, num_tasks, num_trials
         self.max_steps, self.seed = max_steps, seed
+        self.limits = numpy.full(num_envs, max_steps, dtype=numpy.int64)  # of the present episodes, where they differ
         numbers = {name: numpy.zeros(num_envs, dtype=numpy.int64) for name in _ROWS[:5]}
         flags = {name: numpy.zeros(num_envs, dtype=bool) for name in _ROWS[5:]}
         self.task_ids, self.trial_ids, self.seeds, self.steps, self.resets = numbers.values()
@@ -102,9 +104,9 @@ class Book:
     # --- steps
 
     def check_actions(
-        self, actions_E_A_D: Any, ids: Ids, action_dim: int, execute: int | None, *, clip: bool = True
+        self, actions_E_A_D: Any, ids: Ids, action_dim: int, execute: int | None, *, bounds: Bounds | None = (-1.0, 1.0)
     ) -> tuple[Tensor, int]:
-        """Actions [E, A, D], float32 in [-1, 1] on the host, and how many of them are executed."""
+        """Actions [E, A, D], float32 within ``bounds`` on the host, and how many of them are executed."""
         actions = torch.as_tensor(actions_E_A_D).detach().to("cpu", torch.float32)
         if actions.ndim != 3 or actions.shape[0] != len(ids) or actions.shape[2] != action_dim or not actions.shape[1]:
             raise DataError(
@@ -119,14 +121,16 @@ class Book:
         count = actions.shape[1] if execute is None else execute
         if not 1 <= count <= actions.shape[1]:
             raise DataError(f"execute={execute} of a chunk of {actions.shape[1]} actions: 1 to all of them.")
-        return actions.clamp(-1.0, 1.0) if clip else actions, count
+        if bounds is not None:
+            actions = actions.clamp(*(torch.as_tensor(bound, dtype=torch.float32) for bound in bounds))
+        return actions, count
 
     def end(self, ids: Ids, is_success: NDArray[numpy.bool_], ends_on_success: bool) -> tuple[Any, Any]:
         """Which of the environments that made a step are terminated and which truncated by it; success wins.
 
         At the last step of an episode success terminates it, too.
         """
-        is_last = self.steps[ids] >= self.max_steps
+        is_last = self.steps[ids] >= self.limits[ids]
         terminated = is_success & (is_last | ends_on_success)
         truncated = is_last & ~terminated
         self.is_success[ids] = is_success

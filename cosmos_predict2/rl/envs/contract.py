@@ -21,6 +21,7 @@ from imaginaire.errors import DataError
 
 PICTURES = ("full_image", "wrist_image")
 METADATA = ("suite", "action_dim", "chunk", "max_steps")
+BOUNDS = {"low": -1.0, "high": 1.0}  # of actions, where metadata has no action_low and action_high
 SAME = 1e-6  # of states, and of rewards that come of the same pictures
 
 Step = tuple[Any, Tensor, Tensor, Tensor, Any]
@@ -156,12 +157,13 @@ def check_execute(env: VecEnv, levels: int) -> None:
 
 
 def check_actions_are_clipped(env: VecEnv, levels: int) -> None:
-    """Actions beyond [-1, 1] are as those at its bounds; those that are not finite raise DataError."""
+    """Actions beyond their bounds are as those at them; those that are not finite raise DataError."""
+    low, high = (torch.as_tensor(env.metadata.get(f"action_{end}", value)) for end, value in BOUNDS.items())
     results = []
     for scale in (1.0, 3.0):
         _reset(env)
-        results.append(env.chunk_step(_actions(env).sign() * scale))
-    _require_step("actions of 3 and of 1", results[1], results[0], 0)
+        results.append(env.chunk_step(torch.where(_actions(env) > 0, high * scale, low * scale)))
+    _require_step("actions at their bounds and three times as far", results[1], results[0], 0)
     bad = _actions(env)
     bad[1, 0, 0] = float("nan")
     before = _seen_by(env, None)

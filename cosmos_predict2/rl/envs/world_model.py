@@ -138,7 +138,8 @@ class WorldModelEnv:
         """Imagine what the actions lead to; see `VecEnv.chunk_step`. Terminations stand at a chunk's last action."""
         self.onload()
         book, ids = self._book, self._book.ids(env_ids)
-        actions, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute, clip=self.clip_actions)
+        bounds = (-1.0, 1.0) if self.clip_actions else None
+        actions, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute, bounds=bounds)
         if count > self.new_frames:
             raise DataError(
                 f"{count} actions are to be executed, but this world model imagines {self.new_frames} at once: give"
