@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OmniGibson 3.7.2 (Isaac Sim) as `BehaviorEnv` uses it: all that knows its calls.
+
+It is one to a process, and lives in the main one: Isaac Sim can neither be forked nor run in a spawned worker. All of
+its scenes move together, also those that no action is meant for.
+"""
+
+import functools
+import importlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.envs.book import Bounds
+from cosmos_predict2.rl.envs.simulators.behavior_tasks import Task
+from imaginaire.errors import ConfigError, DataError
+
+ROBOT = "R1Pro"
+SETTLING_STEPS = 25  # of physics, while objects are kept still: loading a state makes small ones jump
+RENDERS = 4  # until a picture shows the present: rendering is asynchronous
+HEAD_APERTURE = 40.0  # mm, of the robot that recorded the demonstrations
+_EVALUATION = "omnigibson.learning.utils.eval_utils"
+_FLAGS = {
+    "HEADLESS": True,
+    "ENABLE_OBJECT_STATES": True,
+    "ENABLE_FLATCACHE": True,
+    "USE_GPU_DYNAMICS": False,
+    "ENABLE_TRANSITION_RULES": True,
+}
+INSTALL = (
+    "  git clone -b v3.7.2 https://github.com/StanfordVL/BEHAVIOR-1K.git && cd BEHAVIOR-1K\n"
+    "  ./setup.sh --omnigibson --bddl --joylo --dataset --confirm-no-conda\n"
+    "It needs an NVIDIA GPU with RT cores (L20, L40, RTX), which A100 and H100 do not have."
+)
+
+Size = tuple[int, int] | None
+
+
+@functools.cache
+def simulator() -> "OmniGibson":
+    """The one of this process."""
+    return OmniGibson()
+
+
+class OmniGibson:
+    """Scenes with a robot each. ``owner`` is whose episodes they show."""
+
+    def __init__(self) -> None:
+        if multiprocessing.parent_process() is not None:
+            raise ConfigError(
+                "BEHAVIOR-1K runs in the main process of a rank, not in a worker: Isaac Sim starts in no other. Name"
+                " BehaviorEnv itself as the environment."
+            )
+        if importlib.util.find_spec("omnigibson") is None:
+            raise ConfigError(f"OmniGibson is not installed. From a folder of your choice:\n{INSTALL}")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            os.environ.setdefault("OMNIGIBSON_GPU_ID", os.environ.get("LOCAL_RANK", "0"))
+        with _keeping_interrupts():
+            self._og: Any = importlib.import_module("omnigibson")
+            globals_ = importlib.import_module("omnigibson.macros").gm
+            self._evaluation: Any = importlib.import_module(_EVALUATION)
+            self._teleoperation: Any = importlib.import_module("gello.robots.sim_robot.og_teleop_utils")
+        for name, value in _FLAGS.items():
+            setattr(globals_, name, value)
+        self.data = Path(globals_.DATA_PATH)
+        self.owner: object = None
+        self._tasks: tuple[Task, ...] = ()  # of the scenes
+        self._envs: list[Any] = []
+
+    # --- what it has
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of an action: velocities of the base, joints of trunk and arms in radians, grippers in [-1, 1]."""
+        ranges = self._evaluation.JOINT_RANGE[ROBOT]
+        parts = [ranges[name] for name in self._evaluation.ACTION_QPOS_INDICES[ROBOT]]
+        low, high = ([float(value) for part in parts for value in part[end]] for end in (0, 1))
+        return low, high
+
+    @property
+    def slices(self) -> Mapping[str, slice]:
+        """Where each quantity stands in the robot's own measurements."""
+        found: Mapping[str, slice] = self._evaluation.PROPRIOCEPTION_INDICES[ROBOT]
+        return found
+
+    # --- episodes
+
+    def load(self, tasks: Sequence[Task]) -> None:
+        """One scene for each of the tasks. Other ones than before are built anew, all of them: minutes."""
+        if tuple(tasks) == self._tasks:
+            return
+        og = self._og
+        self._tasks, self._envs = (), []
+        with _keeping_interrupts():
+            if og.sim is not None:
+                og.sim.stop()
+                og.clear()
+            self._envs = [og.Environment(configs=self._config(task), in_vec_env=True) for task in tasks]
+        og.sim.play()
+        for env in self._envs:
+            env.post_play_load()
+        self._tasks = tuple(tasks)
+
+    def begin(self, instances: Mapping[int, int], size: Size) -> None:
+        """Set these scenes to recorded starts; pictures have this size, or the published ones."""
+        og = self._og
+        og.sim.stop()
+        og.sim.play()
+        for env in self._envs:
+            self._set_cameras(env, size)
+        for i in instances:
+            self._envs[i].post_play_load()  # which moves all scenes
+        for i, instance in instances.items():
+            self._place(self._envs[i], self._recorded_start(i, instance))
+        for _ in range(SETTLING_STEPS):
+            og.sim.step_physics()
+            for i in instances:
+                for entity in self._envs[i].task.object_scope.values():
+                    if not entity.is_system and entity.exists:
+                        entity.keep_still()
+        for i in instances:
+            self._envs[i].scene.update_initial_file()
+            self._envs[i].scene.reset()
+        self.render(RENDERS)
+
+    def step(self, actions: Mapping[int, Tensor], renders: int) -> dict[int, tuple[Any, float, bool]]:
+        """Observation, OmniGibson's own reward and success of each scene that has an action."""
+        for i, action in actions.items():
+            self._envs[i]._pre_step(action)
+        self._og.sim.step()
+        self.render(renders - 1)
+        found = {}
+        for i, action in actions.items():
+            raw, reward, _, _, info = self._envs[i]._post_step(action)
+            found[i] = raw, float(reward), bool(info["done"]["success"])
+        return found
+
+    def render(self, times: int) -> None:
+        for _ in range(times):
+            self._og.sim.render()
+
+    def observe(self, i: int) -> Any:
+        return self._envs[i].get_obs()[0]
+
+    # --- states
+
+    def save(self, i: int) -> Tensor:
+        return torch.as_tensor(self._envs[i].scene.dump_state(serialized=True)).cpu().clone()
+
+    def restore(self, states: Mapping[int, Tensor]) -> None:
+        for i, state in states.items():
+            self._envs[i].scene.load_state(state, serialized=True)
+        self.render(RENDERS)
+
+    def stop(self) -> None:
+        self.owner = None
+        if self._og.sim is not None and not self._og.sim.is_stopped():
+            self._og.sim.stop()
+
+    # --- parts of a start
+
+    def _config(self, task: Task) -> dict[str, Any]:
+        """Of an environment, as the challenge's evaluation has it."""
+        available = self._teleoperation.load_available_tasks()
+        if task.name not in available:
+            raise DataError(f"joylo/sampled_task/available_tasks.yaml of BEHAVIOR-1K has no {task.name}:\n{INSTALL}")
+        about = dict(task_name=task.name, task_cfg=available[task.name][0])
+        config: dict[str, Any] = self._evaluation.generate_basic_environment_config(**about)
+        robot = self._teleoperation.generate_robot_config(**about)
+        robot |= {"obs_modalities": ["proprio", "rgb"], "proprio_obs": list(self.slices)}
+        config["robots"] = [robot]
+        config["task"]["termination_config"]["max_steps"] = task.max_steps
+        config["task"]["include_obs"] = False
+        return config
+
+    def _set_cameras(self, env: Any, size: Size) -> None:
+        constants = self._evaluation
+        for part, name in constants.ROBOT_CAMERA_NAMES[ROBOT].items():
+            camera = env.robots[0].sensors[name.split("::")[1]]
+            published = constants.HEAD_RESOLUTION if part == "head" else constants.WRIST_RESOLUTION
+            if part == "head":
+                camera.horizontal_aperture = HEAD_APERTURE
+            camera.image_height, camera.image_width = size or published
+        env.load_observation_space()  # which has their sizes
+
+    def _recorded_start(self, i: int, instance: int) -> Mapping[str, Any]:
+        """States of the objects that the task is about, and where the robot stands."""
+        task = self._envs[i].task
+        scene, activity = task.scene_name, task.activity_name
+        file = task.get_cached_activity_scene_filename(
+            scene_model=scene,
+            activity_name=activity,
+            activity_definition_id=task.activity_definition_id,
+            activity_instance_id=instance,
+        )
+        folder = importlib.import_module("omnigibson.utils.asset_utils").get_task_instance_path(scene)
+        path = Path(folder) / "json" / f"{scene}_task_{activity}_instances" / f"{file}-tro_state.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"Start {instance} of {activity} cannot be read: {error}.") from error
+        found: Mapping[str, Any] = importlib.import_module(
+            "omnigibson.utils.python_utils"
+        ).recursively_convert_to_torch(content)
+        return found
+
+    def _place(self, env: Any, start: Mapping[str, Any]) -> None:
+        for name, state in start.items():
+            if name == "robot_poses":
+                pose = state[ROBOT][0]
+                env.robots[0].set_position_orientation(pose["position"], pose["orientation"])
+                env.scene.write_task_metadata(key=name, data=state)
+            else:
+                env.task.object_scope[name].load_state(state, serialized=False)
+
+
+@contextmanager
+def _keeping_interrupts() -> Iterator[None]:
+    """Inside, OmniGibson takes Ctrl-C for itself, and would shut down without a checkpoint; then it is ours again."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
