@@ -187,7 +187,8 @@ class Passes:
         return found.detach()
 
     def _greedy(self, k: int, logits: Tensor) -> Tensor:
-        return logits[:, self.tokens].argmax(dim=-1) + self.tokens.start
+        chosen: Tensor = logits[:, self.tokens].argmax(dim=-1) + self.tokens.start
+        return chosen
 
     @torch.no_grad()
     def plain_decision(self) -> Tensor:

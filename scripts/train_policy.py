@@ -73,6 +73,12 @@ def _parser() -> command_line.Parser:
     add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
     add("--lora_rank", type=count, default=0, metavar="N", help="train adapters of this rank, not the weights")
     add("--expert_only", action="store_true", help="of pi05: train the action expert, and keep what sees and reads")
+    add(
+        "--variant",
+        choices=["oft", "l1"],
+        default="oft",
+        help="of openvla_oft: tokens, or numbers, for imitation alone",
+    )
     add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
     add("--demonstrations", type=count, metavar="N", help=_help("how many; the first ones of --data", "demonstrations"))
     add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
@@ -118,6 +124,8 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("--base is for policies with published weights: give --policy openvla_oft.")
     if args.lora_rank and args.policy == "toy":
         raise ConfigError("--lora_rank is for policies with published weights: give --policy openvla_oft or pi05.")
+    if args.variant != "oft" and args.policy != "openvla_oft":
+        raise ConfigError(f"--variant {args.variant} is for --policy openvla_oft, not {args.policy}.")
     if args.expert_only and args.policy != "pi05":
         raise ConfigError(f"--expert_only is for --policy pi05: {args.policy} has no action expert.")
     if path.exists() and not args.overwrite:
@@ -181,7 +189,7 @@ def _policy(args: argparse.Namespace, windows: Any) -> Any:
         return _pi05(args, windows, hold)
     if args.base:
         sizes = dict(action_chunk=args.knots, action_dim=args.action_dim, hold=hold)
-        return OpenVLAPolicy(args.base, **sizes, lora_rank=args.lora_rank)
+        return OpenVLAPolicy(args.base, **sizes, lora_rank=args.lora_rank, variant=args.variant)
     write_tiny(
         Path(args.out),
         seed=args.seed,
@@ -192,7 +200,7 @@ def _policy(args: argparse.Namespace, windows: Any) -> Any:
         hold=hold,
         bins=BINS,
     )
-    return OpenVLAPolicy(args.out, lora_rank=args.lora_rank)
+    return OpenVLAPolicy(args.out, lora_rank=args.lora_rank, variant=args.variant)
 
 
 def _pi05(args: argparse.Namespace, windows: Any, hold: int) -> Any:

@@ -103,6 +103,7 @@ def test_a_pi05_that_was_trained_whole_is_written_exactly(folders: dict[str, str
     [
         (["--lora_rank", "4"], "--lora_rank is for"),
         (["--policy", "openvla_oft", "--expert_only"], "--expert_only is for --policy pi05"),
+        (["--policy", "pi05", "--variant", "l1"], "--variant l1 is for --policy openvla_oft"),
     ],
 )
 def test_what_a_policy_has_not_is_refused(words: list[str], named: str, tmp_path: Path, capsys: Any) -> None:

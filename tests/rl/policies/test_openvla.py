@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -142,6 +143,37 @@ def test_proprioception_beside_the_model_is_read(folder: Path, tmp_path: Path) -
     torch.save(stored, tmp_path / "proprio_projector--100_checkpoint.pt")
     first, second = OpenVLAPolicy(str(folder)), OpenVLAPolicy(str(tmp_path))
     assert all(torch.equal(*pair) for pair in zip(first.state_dict().values(), second.state_dict().values()))
+
+
+def test_the_head_for_numbers_is_read_evaluated_and_cloned(folder: Path, tmp_path: Path) -> None:
+    first = OpenVLAPolicy(str(folder), "l1", lora_rank=2)  # a new head, trained whole beside adapters
+    OpenVLAPolicy(str(folder)).save(tmp_path)
+    state = first.model.action_head.state_dict()
+    torch.save({f"module.{name}": value for name, value in state.items()}, tmp_path / "action_head--1_checkpoint.pt")
+    policy, seen = OpenVLAPolicy(str(tmp_path), "l1"), _observation()
+    hidden = torch.randn(2, 8 * 7, 64, generator=torch.Generator().manual_seed(0))
+    rows = hidden.reshape(2, 8, 7 * 64)
+    x = (F.layer_norm(rows, [7 * 64]) @ state["model.fc1.weight"].T + state["model.fc1.bias"]).relu()
+    for i in range(2):
+        block = f"model.mlp_resnet_blocks.{i}.ffn.1"
+        x = x + (F.layer_norm(x, [64]) @ state[f"{block}.weight"].T + state[f"{block}.bias"]).relu()
+    expected = F.layer_norm(x, [64]) @ state["model.fc2.weight"].T + state["model.fc2.bias"]
+    torch.testing.assert_close(policy.model.action_head(hidden), expected)
+
+    decision = policy.act(seen, mode="greedy", generators=_generators())
+    assert decision.actions_E_A_D.shape == (3, 8, 7)
+    record = policy.record_of(seen, decision.actions_E_A_D)
+    assert policy.cloning_loss(record, torch.Generator()) < policy.cloning_loss(
+        {**record, "actions": record["actions"] + 0.5}, torch.Generator()
+    )
+    for refused in (lambda: policy.act(seen, mode="sample", generators=_generators()), lambda: policy.log_prob(record)):
+        with pytest.raises(ConfigError, match=r"policy\.variant=l1.*policy\.variant=oft"):
+            refused()
+    write_policy(tmp_path / "again", policy, {})
+    again, _ = read_policy(str(tmp_path / "again"))
+    assert torch.equal(again.act(seen, mode="greedy", generators=_generators()).actions_E_A_D, decision.actions_E_A_D)
+    with pytest.raises(CheckpointError, match=r"action_head policy\.variant=l1"):
+        OpenVLAPolicy(str(tmp_path))
 
 
 def test_folders_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from imaginaire.checkpoint.weight_files import below as below_address
 from imaginaire.errors import CheckpointError
 
 CONFIG, STATISTICS = "config.json", "dataset_statistics.json"
-PROPRIO = "proprio_projector"
+PROPRIO, HEAD = "proprio_projector", "action_head"  # which published folders have as files of their own
 SHARD = 5 * 2**30  # bytes
 # transformers' names -> timm's, newer releases first; q, k and v are thirds of one matrix
 _OF_BLOCKS = [
@@ -107,10 +107,11 @@ def from_public(model: nn.Module, source: Mapping[str, Tensor], path: str) -> di
     if unknown:
         raise CheckpointError(
             f"{path} has {len(unknown)} tensors that this policy does not know: {', '.join(unknown[:5])}. See that its"
-            " config.json is its own; proprio_projector needs policy.use_proprio=True."
+            " config.json is its own; proprio_projector needs policy.use_proprio=True, action_head policy.variant=l1."
         )
     cure = "The folder must hold the whole model in its public layout."
-    weights.load_into(model.state_dict(), converted).require(allow_missing=[MASK_TOKEN], source=path, cure=cure)
+    new = [f"{HEAD}.*"] if not any(name.startswith(HEAD) for name in source) else []  # to be cloned
+    weights.load_into(model.state_dict(), converted).require(allow_missing=[MASK_TOKEN, *new], source=path, cure=cure)
     return {name: source[name] for name in left}
 
 
@@ -181,16 +182,17 @@ class Folder:
         return names[0] if names else None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Of the model, and of its proprioception where that is a file of its own (never unpickled beyond tensors)."""
+        """Of the model, and of its parts that are files of their own (never unpickled beyond tensors)."""
         names = [name for name in names_at(self.address) if name.endswith(".safetensors")]
         if not names:
             raise CheckpointError(f"{self.address} holds no weights (*.safetensors) of OpenVLA.")
         found: dict[str, Tensor] = {}
         for name in names:  # the index repeats what the files name
             found.update(weights.read(below_address(self.address, name)))
-        if (file := self.sidecar(PROPRIO)) is not None:
-            part = weights.load_pt(local_file(below_address(self.address, file)))
-            found.update({f"{PROPRIO}.{name.removeprefix('module.')}": value for name, value in part.items()})
+        for name in (PROPRIO, HEAD):
+            if (file := self.sidecar(name)) is not None:
+                part = weights.load_pt(local_file(below_address(self.address, file)))
+                found.update({f"{name}.{key.removeprefix('module.')}": value for key, value in part.items()})
         return found
 
 

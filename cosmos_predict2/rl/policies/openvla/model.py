@@ -46,6 +46,34 @@ class ProprioProjector(nn.Module):
         return hidden
 
 
+class ActionHead(nn.Module):
+    """Numbers of actions from what the trunk gives at their places (the L1 variant of OpenVLA-OFT)."""
+
+    def __init__(self, action_dim: int, width: int, num_blocks: int = 2) -> None:
+        super().__init__()
+        blocks = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU()) for _ in range(num_blocks)]
+        self.action_dim = action_dim
+        self.model = nn.ModuleDict(
+            {
+                "layer_norm1": nn.LayerNorm(action_dim * width),
+                "fc1": nn.Linear(action_dim * width, width),
+                "mlp_resnet_blocks": nn.ModuleList(nn.ModuleDict({"ffn": block}) for block in blocks),
+                "layer_norm2": nn.LayerNorm(width),
+                "fc2": nn.Linear(width, action_dim),
+            }
+        )
+
+    def forward(self, hidden_B_N_D: Tensor) -> Tensor:
+        """[B, actions, action_dim]."""
+        part: Any = self.model
+        x = hidden_B_N_D.unflatten(1, (-1, self.action_dim)).flatten(2)
+        x = F.relu(part["fc1"](part["layer_norm1"](x)))
+        for block in part["mlp_resnet_blocks"]:
+            x = x + block["ffn"](x)
+        numbers: Tensor = part["fc2"](part["layer_norm2"](x))
+        return numbers
+
+
 @dataclass(frozen=True)
 class Rows:
     """Tokens from the left, pads on the right, so that a row is in a batch what it is alone."""
@@ -68,11 +96,12 @@ def rows(prompt_B_S: Tensor, length_B: Tensor, after_B_N: Tensor, pad_id: int) -
 
 
 class OpenVLAModel(nn.Module):
-    """Both towers, projector and LLaMA; ``proprio_dim`` 0 is without proprioception."""
+    """Both towers, projector and LLaMA; ``proprio_dim`` 0 is without proprioception, ``head_dim`` 0 without a head of
+    its own for actions."""
 
-    PASSES = ("seen", "parallel_logits", "forced_logits", "decoded")  # called from outside
+    PASSES = ("seen", "parallel_logits", "forced_logits", "decoded", "regressed")  # called from outside
 
-    def __init__(self, sizes: OpenVLASizes, proprio_dim: int = 0, attention: str = "eager") -> None:
+    def __init__(self, sizes: OpenVLASizes, proprio_dim: int = 0, attention: str = "eager", head_dim: int = 0) -> None:
         super().__init__()
         package = transformers()
         self.sizes = sizes
@@ -81,6 +110,7 @@ class OpenVLAModel(nn.Module):
         self.projector = Projector(self.vision_backbone.width, config.hidden_size)
         self.proprio_projector = ProprioProjector(proprio_dim, config.hidden_size) if proprio_dim else None
         self.language_model: Any = package.LlamaForCausalLM(config)
+        self.action_head = ActionHead(head_dim, config.hidden_size) if head_dim else None
 
     def blocks(self) -> list[nn.Module]:
         """Of all three transformers."""
@@ -100,6 +130,17 @@ class OpenVLAModel(nn.Module):
     def parallel_logits(self, seen_B_P_D: Tensor, prompt_B_S: Tensor, length_B: Tensor, num: int) -> Tensor:
         """Logits [B, num, vocabulary] of all actions at once: every token sees every other, and an action's logits
         stand one place before its placeholder."""
+        logits: Tensor = self.language_model.lm_head(self._at_actions(seen_B_P_D, prompt_B_S, length_B, num))
+        return logits
+
+    def regressed(self, seen_B_P_D: Tensor, prompt_B_S: Tensor, length_B: Tensor, num: int) -> Tensor:
+        """Normalised actions [B, actions, action_dim] of the head, from ``num`` places."""
+        assert self.action_head is not None
+        numbers: Tensor = self.action_head(self._at_actions(seen_B_P_D, prompt_B_S, length_B, num))
+        return numbers
+
+    def _at_actions(self, seen_B_P_D: Tensor, prompt_B_S: Tensor, length_B: Tensor, num: int) -> Tensor:
+        """What the trunk gives [B, num, D] where the logits of actions stand."""
         after = prompt_B_S.new_full((len(prompt_B_S), num + 1), PLACEHOLDER)
         after[:, num] = self.sizes.stop_id
         batch = rows(prompt_B_S, length_B, after, self.sizes.pad_id)
@@ -107,13 +148,15 @@ class OpenVLAModel(nn.Module):
         is_placeholder = (place >= 0) & (place < num)
         embedded = self._embedded(batch.ids_B_S) * ~is_placeholder[..., None]
         hidden = self._hidden(seen_B_P_D, embedded, batch.valid_B_S, is_causal=False)
-        return self._logits_after(hidden, seen_B_P_D.shape[1], length_B, num)
+        return _after_prompts(hidden, seen_B_P_D.shape[1], length_B, num)
 
     def forced_logits(self, seen_B_P_D: Tensor, prompt_B_S: Tensor, length_B: Tensor, actions_B_N: Tensor) -> Tensor:
         """Logits [B, N, vocabulary] of actions that follow one another, each after the true ones before it."""
         batch = rows(prompt_B_S, length_B, actions_B_N[:, :-1], self.sizes.pad_id)
         hidden = self._hidden(seen_B_P_D, self._embedded(batch.ids_B_S), batch.valid_B_S, is_causal=True)
-        return self._logits_after(hidden, seen_B_P_D.shape[1], length_B, actions_B_N.shape[1])
+        hidden = _after_prompts(hidden, seen_B_P_D.shape[1], length_B, actions_B_N.shape[1])
+        logits: Tensor = self.language_model.lm_head(hidden)
+        return logits
 
     def decoded(
         self,
@@ -128,17 +171,16 @@ class OpenVLAModel(nn.Module):
         batch = rows(prompt_B_S, length_B, prompt_B_S.new_zeros(len(prompt_B_S), 0), self.sizes.pad_id)
         cache, places = transformers().DynamicCache(), seen_B_P_D.shape[1] + length_B
         hidden = self._hidden(seen_B_P_D, self._embedded(batch.ids_B_S), batch.valid_B_S, True, cache)
-        logits = self._logits_after(hidden, seen_B_P_D.shape[1], length_B, 1)
+        hidden = _after_prompts(hidden, seen_B_P_D.shape[1], length_B, 1)
         is_seen = batch.valid_B_S.new_ones(seen_B_P_D.shape[:2])
         valid, chosen = torch.cat([is_seen, batch.valid_B_S], dim=1), []  # rows are valid from the left
         for k in range(num):
-            chosen.append(choose(k, logits[:, -1]))
+            chosen.append(choose(k, self.language_model.lm_head(hidden[:, -1])))
             if k + 1 < num:
                 valid = torch.cat([valid, valid.new_ones(len(valid), 1)], dim=1)
                 mask = _bias(valid[:, None, None], hidden)
                 token = self._embedded(chosen[-1][:, None])
                 hidden = self._trunk(token, mask, (places + k)[:, None], cache)
-                logits = self.language_model.lm_head(hidden)
         return torch.stack(chosen, dim=1)
 
     def _embedded(self, ids_B_S: Tensor) -> Tensor:
@@ -164,13 +206,11 @@ class OpenVLAModel(nn.Module):
         hidden: Tensor = output.last_hidden_state
         return hidden
 
-    def _logits_after(self, hidden_B_S_D: Tensor, num_seen: int, length_B: Tensor, num: int) -> Tensor:
-        """Of ``num`` tokens from each prompt's last one on."""
-        first_B_1 = (num_seen + length_B - 1)[:, None]
-        places = first_B_1 + torch.arange(num, device=length_B.device)
-        index = places[..., None].expand(-1, -1, hidden_B_S_D.shape[-1])
-        logits: Tensor = self.language_model.lm_head(hidden_B_S_D.gather(1, index))
-        return logits
+
+def _after_prompts(hidden_B_S_D: Tensor, num_seen: int, length_B: Tensor, num: int) -> Tensor:
+    """``num`` places from each prompt's last one on."""
+    places = (num_seen + length_B - 1)[:, None] + torch.arange(num, device=length_B.device)
+    return hidden_B_S_D.gather(1, places[..., None].expand(-1, -1, hidden_B_S_D.shape[-1]))
 
 
 def _bias(sees: Tensor, like: Tensor) -> Tensor:

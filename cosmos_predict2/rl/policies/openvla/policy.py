@@ -27,15 +27,20 @@ from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.openvla.prompts import Prompts
 from imaginaire.errors import CheckpointError, ConfigError, near
 
-VARIANTS = ("oft", "autoregressive")
+VARIANTS = ("oft", "autoregressive", "l1")
+NO_PROBABILITY = (
+    "policy.variant=l1 gives actions without a probability: evaluate it greedily (--mode greedy) and clone it"
+    " (scripts.train_policy); reinforcement learning needs policy.variant=oft, whose actions are tokens."
+)
 
 
 class OpenVLAPolicy(nn.Module):
     """A policy of a public folder or hub id, ``path``.
 
     "oft" decides on ``action_chunk`` actions in one pass, with every token seeing every other; "autoregressive" is the
-    original, token after token. The probability of a token is that of ``temperature``, in rollouts and in training.
-    ``path`` gives sizes, statistics, tokenizer and weights. Null settings are those of its config.json. With
+    original, token after token; "l1" has a head for the numbers themselves, and draws nothing. The probability of a
+    token is that of ``temperature``, in rollouts and in training. ``path`` gives sizes, statistics, tokenizer and
+    weights. Null settings are those of its config.json. With
     ``lora_rank`` adapters are trained in place of the weights, after those of ``lora_path`` were added for good.
     """
 
@@ -101,9 +106,12 @@ class OpenVLAPolicy(nn.Module):
         crops = bool(setting("center_crop", center_crop, True))
         self.preprocessor = pictures.Preprocessor.of(self.folder.json(pictures.CONFIG), str(path), crops)
         proprio_dim = 0 if self.proprio_statistics is None else len(self.proprio_statistics.low)
-        self.model = OpenVLAModel(sizes, proprio_dim, attention)
+        head_dim = self.action_dim if variant == "l1" else 0
+        self.model = OpenVLAModel(sizes, proprio_dim, attention, head_dim)
         self._aside = load_public(self.model, self.folder)
-        add_adapters(self.model, lora_rank, lora_path)
+        add_adapters(self.model, lora_rank, lora_path, without=("action_head.",))
+        if self.model.action_head is not None:
+            self.model.action_head.requires_grad_(True)
 
     @property
     def network(self) -> OpenVLAModel:
@@ -125,8 +133,12 @@ class OpenVLAPolicy(nn.Module):
         generators: Sequence[torch.Generator],
         temperature: float = 1.0,
     ) -> Decision:
+        if self.variant == "l1" and mode == "sample":
+            raise ConfigError(NO_PROBABILITY)
         record = self._inputs(observation)
         seen = self._seen(record)
+        if self.variant == "l1":
+            return Decision(self._executed(self._regressed(seen, record)), record)
         heat = self.temperature * temperature if mode == "sample" else 0.0
         num = self.num_actions * self.action_dim
         draws = [torch.rand(num, generator=each, device=each.device) for each in generators]
@@ -140,6 +152,8 @@ class OpenVLAPolicy(nn.Module):
         return Decision(self.actions(record["responses"]), record)
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
+        if self.variant == "l1":
+            raise ConfigError(NO_PROBABILITY)
         chosen = record["responses"].flatten(1).long()
         seen = self._seen(record)
         prompt = (record["ids"], record["length"])
@@ -153,9 +167,15 @@ class OpenVLAPolicy(nn.Module):
 
     def actions(self, responses_E_K_N: Tensor) -> Tensor:
         """What the environment executes, float32 [E, K * hold, N], of tokens counted from the first of actions."""
-        normalized = self.tokens.decode(responses_E_K_N.long() + self.tokens.ids.start)
-        actions = with_gripper(self.statistics.unnormalized(normalized), self.gripper)
+        return self._executed(self.tokens.decode(responses_E_K_N.long() + self.tokens.ids.start))
+
+    def _executed(self, normalized_E_K_N: Tensor) -> Tensor:
+        actions = with_gripper(self.statistics.unnormalized(normalized_E_K_N), self.gripper)
         return actions.float().repeat_interleave(self.hold, dim=1)
+
+    def _regressed(self, seen: Tensor, record: Mapping[str, Tensor]) -> Tensor:
+        num = self.num_actions * self.action_dim
+        return self.model.regressed(seen, record["ids"], record["length"], num).float()
 
     def _one_by_one(self, seen: Tensor, record: Mapping[str, Tensor], draws_E_N: Tensor, heat: float) -> Tensor:
         first = self.tokens.ids.start
@@ -192,11 +212,17 @@ class OpenVLAPolicy(nn.Module):
     def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
         """The record of a demonstrator who saw this and did these actions; held ones are the mean of what they hold."""
         held = actions_B_A_D.unflatten(1, (self.num_actions, self.hold)).mean(dim=2)
-        ids = self.tokens.encode(self.statistics.normalized(held)) - self.tokens.ids.start
+        normalized = self.statistics.normalized(held)
+        if self.variant == "l1":
+            inputs = self._inputs(observation)
+            return {**inputs, "actions": normalized.float().to(inputs["ids"].device)}
+        ids = self.tokens.encode(normalized) - self.tokens.ids.start
         return {**self._inputs(observation), "responses": ids.clamp(0, self.tokens.bins - 1).short()}
 
     def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
-        """The negative log-probability of a token; nothing is drawn."""
+        """The negative log-probability of a token, of l1 the distance of a number; nothing is drawn."""
+        if self.variant == "l1":
+            return (self._regressed(self._seen(record), record) - record["actions"]).abs().mean()
         return -self.log_prob(record).log_prob_B_K_N.mean()
 
     # --- files
