@@ -2,6 +2,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies import files
 from cosmos_predict2.rl.policies.files import PolicyCard, write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.vla.episodes import LocalRollout
 from cosmos_predict2.rl.vla.policy_evaluation import (
     Comparison,
     Rate,
@@ -77,6 +79,30 @@ def test_a_film_has_the_first_picture_and_one_for_each_action() -> None:
     assert torch.equal(pictures[:, :, 0], pictures[:, :, 12]) and not torch.equal(
         pictures[:, :, 12], pictures[:, :, 13]
     )
+
+
+def test_nobody_decides_for_an_episode_that_is_over() -> None:
+    class Counting(ToyPolicy):
+        rows = 0
+
+        def act(self, observation: Any, **options: Any) -> Any:
+            self.rows += len(observation["full_image"])
+            return super().act(observation, **options)
+
+    torch.manual_seed(0)
+    policy, starts = Counting(width=32, noise=1.0), held_out_starts(40, 1, seed=3)
+    world = dict(tasks=["touch_puck"], terminate_on_success=True, num_steps=60)
+    whole = LocalRollout(policy, ToyEnv(40, keep_frames=True, **world), keep_frames=True).collect(starts)
+    assert policy.rows == 40 * 5
+    played = LocalRollout(policy, ToyEnv(40, **world)).collect(starts)
+    needed = int(whole.executed_M_E_A.any(dim=2).sum())
+    assert policy.rows == 40 * 5 + needed and needed < 40 * 5
+    for name in ("executed_M_E_A", "reward_M_E_A", "success_E", "finish_step_E", "is_valid_E"):
+        assert torch.equal(getattr(played, name), getattr(whole, name)), name
+    is_done = whole.executed_M_E_A
+    torch.testing.assert_close(played.actions_M_E_A_D[is_done], whole.actions_M_E_A_D[is_done])
+    decided = is_done.any(dim=2)
+    torch.testing.assert_close(played.record["knots"][decided], whole.record["knots"][decided])
 
 
 def test_the_starts_of_a_task_can_stand_together() -> None:

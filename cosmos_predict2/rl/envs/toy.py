@@ -84,6 +84,7 @@ class ToyEnv:
         seed: int = 0,
         num_steps: int | None = None,
         reward_on: str = "last",
+        sparse: bool = False,
         keep_frames: bool = False,
         ring_elsewhere: float = 0.0,
     ) -> None:
@@ -106,7 +107,7 @@ class ToyEnv:
             suite="toy", action_dim=action_dim, chunk=min(CHUNK, max_steps), max_steps=max_steps
         )
         self.terminate_on_success, self.reward_on, self.keep_frames = terminate_on_success, reward_on, keep_frames
-        self.ring_elsewhere = ring_elsewhere
+        self.ring_elsewhere, self.sparse = ring_elsewhere, sparse
         self._states = numpy.zeros((num_envs, STATE_SIZE))
         self._starts = self._states.copy()
 
@@ -150,7 +151,8 @@ class ToyEnv:
         chunk.executed_E_A[rows, k] = True
         chunk.terminated_E_A[rows, k] = torch.from_numpy(terminated)
         chunk.truncated_E_A[rows, k] = torch.from_numpy(truncated)
-        chunk.reward_E_A[rows, k] = torch.from_numpy(reward(left, is_done) * is_paid).float()
+        value = is_done.astype(left.dtype) if self.sparse else reward(left, is_done)
+        chunk.reward_E_A[rows, k] = torch.from_numpy(value * is_paid).float()
 
     def _judged(self, ids: Ids) -> tuple[Floats, Any]:
         """Pixels that are left, and whether the task is done."""

@@ -7,7 +7,6 @@
 What a policy draws follows from an episode's own number, so that an episode is the same in any company.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.experience import joined
-from cosmos_predict2.rl.interfaces import Policy, VecEnv
+from cosmos_predict2.rl.interfaces import Decision, Info, Observation, Policy, VecEnv
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError
 from imaginaire.progress import tracked
@@ -125,31 +124,80 @@ class LocalRollout:
         ids = list(range(len(starts)))
         options = dict(env_ids=ids, task_ids=starts.task_ids, trial_ids=starts.trial_ids, seeds=starts.seeds)
         observation, info = self.env.reset(options=options)
-        records, actions, rewards, executed, frames = [], [], [], [], [info.get("frames")]
-        moved: list[Tensor] = []
-        for chunk in itertools.count():
-            generators = [random.generator(draw, chunk, "decision") for draw in starts.draws]
+        played, frames, moved = _Played(len(ids)), [info.get("frames")], []
+        while ids:
+            generators = [random.generator(starts.draws[i], len(played), "decision") for i in ids]
             decision = self.policy.act(observation, mode=mode, generators=generators, temperature=self.temperature)
             observation, reward, _, _, info = self.env.chunk_step(decision.actions_E_A_D, ids, self.execute)
-            records.append(decision.record)
-            actions.append(decision.actions_E_A_D)
-            rewards.append(reward)
-            executed.append(info["executed"])
+            played.add(ids, decision, reward, info)
             frames.append(info["frames"][:, : self.execute] if "frames" in info else None)
             moved += [info["moved"][:, : self.execute]] if "moved" in info else []
-            if (chunk + 1) * (self.execute or reward.shape[1]) >= int(self.env.metadata["max_steps"]):
+            num = -(-int(self.env.metadata["max_steps"]) // (self.execute or reward.shape[1]))
+            if len(played) == num:
                 break
-        return Trajectories(
-            record={key: torch.stack([one[key] for one in records]) for key in records[0]},
-            actions_M_E_A_D=torch.stack(actions),
-            reward_M_E_A=torch.stack(rewards),
-            executed_M_E_A=torch.stack(executed),
-            success_E=info["success"],
-            finish_step_E=info["finish_step"],
-            is_valid_E=info.get("valid", torch.ones(len(starts), dtype=torch.bool)),
+            if not (self.keep_frames or info["active"].all()):  # nobody decides for an episode that is over
+                ids = [i for i, is_active in zip(ids, info["active"].tolist()) if is_active]
+                observation = _rows_of(observation, info["active"])
+        return replace(
+            played.trajectories(num),
             frames_E_F_H_W_C=_film(frames) if self.keep_frames else None,
             moved_E_L=torch.cat(moved, dim=1) if self.keep_frames and moved else None,
         )
+
+
+class _Played:
+    """The decisions of episodes. One that is over keeps its last decision, of which nothing more is executed."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+        self.steps: list[dict[str, Any]] = []
+        self.ends: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def add(self, ids: Sequence[int], decision: Decision, reward: Tensor, info: Info) -> None:
+        step = {"record": dict(decision.record), "actions": decision.actions_E_A_D}
+        done = {"reward": reward, "executed": info["executed"]}
+        ends = {name: info[name] for name in ("success", "finish_step")}
+        ends["valid"] = info.get("valid", torch.ones(len(ids), dtype=torch.bool))
+        if len(ids) < self.num:
+            last = self.steps[-1]
+            step = _put({name: last[name] for name in step}, ids, step)
+            done = _put({name: torch.zeros_like(last[name]) for name in done}, ids, done)
+            ends = _put(self.ends, ids, ends)
+        self.steps.append({**step, **done})
+        self.ends = ends
+
+    def trajectories(self, num: int) -> Trajectories:
+        """With ``num`` decisions of each episode."""
+        last = self.steps[-1]
+        nothing = {**last, "reward": torch.zeros_like(last["reward"]), "executed": torch.zeros_like(last["executed"])}
+        steps = self.steps + [nothing] * (num - len(self.steps))
+        return Trajectories(
+            record={key: torch.stack([one["record"][key] for one in steps]) for key in last["record"]},
+            actions_M_E_A_D=torch.stack([one["actions"] for one in steps]),
+            reward_M_E_A=torch.stack([one["reward"] for one in steps]),
+            executed_M_E_A=torch.stack([one["executed"] for one in steps]),
+            success_E=self.ends["success"],
+            finish_step_E=self.ends["finish_step"],
+            is_valid_E=self.ends["valid"],
+        )
+
+
+def _put(whole: Any, rows: Sequence[int], part: Any) -> Any:
+    """The whole with these rows replaced, in every tensor."""
+    if isinstance(whole, Mapping):
+        return {key: _put(value, rows, part[key]) for key, value in whole.items()}
+    return whole.index_copy(0, torch.tensor(rows, device=whole.device), part)
+
+
+def _rows_of(observation: Observation, is_chosen_E: Tensor) -> Observation:
+    chosen = is_chosen_E.nonzero().flatten().tolist()
+    return {
+        name: value[chosen] if isinstance(value, Tensor) else [value[i] for i in chosen]
+        for name, value in observation.items()
+    }
 
 
 @torch.no_grad()

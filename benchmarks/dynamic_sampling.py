@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it is worth to play on until enough groups teach something (DAPO), where most groups all succeed or all fail.
+
+    python -m benchmarks.dynamic_sampling                # ten minutes of a core
+    python -m benchmarks.dynamic_sampling --seeds 0 1 2
+
+The small policy of the toy world is first trained with the dense reward. Then it is paid for success alone and draws
+little, so that the episodes of most groups end alike: once with one rollout for an update (GRPO), once with as many as
+it takes (``model.config.rl.max_rollouts``). Printed is the success on 3,200 held-out starts after every third
+experience, and after how many each first has what GRPO has at best.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.policy_learning import row_of
+
+EXPERIMENT = "tiny_vla_grpo_simulator"
+STEPS = 16  # of the optimizer, for an experience
+EVERY = 3  # experiences between two checks
+WANTED = 2 / 3  # of GRPO's experiences at most
+
+
+def run(root: Path, name: str, *options: str) -> Path:
+    """Train, and give the run's folder."""
+    environment = dict(os.environ, IMAGINAIRE_OUTPUT_ROOT=str(root), WANDB_MODE="disabled")
+    words = [f"experiment={EXPERIMENT}", f"job.name={name}", *options]
+    subprocess.run([sys.executable, "-m", "scripts.train", "--", *words], check=True, env=environment)
+    (found,) = root.glob(f"*/*/{name}")
+    return found
+
+
+def checks(root: Path, name: str, policy: Path, seed: int, rollouts: int, experiences: int) -> list[float]:
+    """Success after every third experience, the first before all."""
+    folder = run(
+        *(root, name, f"model.config.policy.path={policy}", "+model.config.policy.noise=0.05"),
+        *("+model.config.env.sparse=true", f"model.config.rl.max_rollouts={rollouts}", "optimizer.lr=1e-4"),
+        *("dataloader_val.dataset.num=3200", f"trainer.seed={seed}", f"trainer.max_iter={experiences * STEPS}"),
+        *(f"trainer.validation_iter={EVERY * STEPS}", f"checkpoint.save_iter={experiences * STEPS}"),
+    )
+    return [success for _, success in row_of(EXPERIMENT, seed, folder / "metrics.jsonl", 0.0).curve]
+
+
+def first(values: list[float], least: float) -> int | None:
+    """The experiences after which it is reached."""
+    return next((EVERY * k for k, value in enumerate(values) if value >= least), None)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="*", type=int, default=[5])
+    parser.add_argument("--experiences", type=int, default=30)
+    parser.add_argument("--warm_up", type=int, default=80, help="experiences with the dense reward")
+    arguments = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="dynamic_sampling_"))
+    warm = [f"trainer.max_iter={arguments.warm_up * STEPS}", f"checkpoint.save_iter={arguments.warm_up * STEPS}"]
+    policy = run(root, "warm", *warm, "trainer.run_validation=false")
+    for seed in arguments.seeds:
+        curves = {
+            name: checks(root, f"{name}_{seed}", policy, seed, rollouts, arguments.experiences)
+            for name, rollouts in (("grpo", 1), ("dapo", 16))
+        }
+        best = max(curves["grpo"])
+        needed = {name: first(curve, best) for name, curve in curves.items()}
+        for name, curve in curves.items():
+            print(f"seed {seed} {name}: {' '.join(f'{value:.3f}' for value in curve)}; {best:.3f} after {needed[name]}")
+        by_grpo, by_dapo = needed["grpo"], needed["dapo"]
+        is_met = by_dapo is not None and by_grpo is not None and by_dapo <= WANTED * by_grpo
+        print(f"seed {seed}: a third fewer experiences to equal success: {'yes' if is_met else 'no'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
