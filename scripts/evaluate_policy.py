@@ -46,7 +46,7 @@ def _parser() -> command_line.Parser:
     add("--policy", required=True, metavar="PATH", help="a policy's file or folder, or a run that trained one")
     add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
     add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of a run")
-    add("--suite", default="toy", help="toy, lift, libero_{spatial,object,goal,10,90,all}, or MODULE:CLASS")
+    add("--suite", default="toy", help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, or MODULE:CLASS")
     add(
         "--tasks",
         nargs="+",
@@ -56,7 +56,12 @@ def _parser() -> command_line.Parser:
     )
     add("--setting", default=None, help="difficulty of the toy world (default: default)")
     add("--split", default=None, help="starts of the toy world: val, or those of training, train (default: val)")
-    add("--episodes", type=count, default=None, help="one start each (default: 800, or 50 of each task of a simulator)")
+    add(
+        "--episodes",
+        type=count,
+        default=None,
+        help="one start each (default: 800, or 50 of each task of a simulator, 10 of b1k)",
+    )
     add("--max_steps", type=count, default=None, help="of an episode in a simulator (default: as published)")
     add("--num_steps_wait", type=command_line.at_least(0), default=None, help="LIBERO's steps of rest (default: 10)")
     add("--image_size", type=count, default=None, help="of a simulator's pictures (default: 256, of lift 128)")

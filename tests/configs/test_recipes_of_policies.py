@@ -135,6 +135,17 @@ def test_the_published_recipes_compose(path: str) -> None:
 
 
 @pytest.mark.slow
+def test_the_recipe_of_behavior_composes() -> None:
+    changes = dict(vla__max_steps=300, vla__height=128, vla__width=96)
+    config = compose(BASE, translate_vla(edited(load_toml(B1K), **changes)).overrides)
+    model = config.model.config
+    for env in (model.env, model.eval_env):
+        assert (env.num_envs, env.chunk, env.max_steps, env.height, env.width) == (1, 10, 300, 128, 96)
+    assert (model.policy.action_env_dim, model.policy.num_images) == (23, 3)
+    assert config.dataloader_train.dataset.num_tasks == config.dataloader_val.dataset.num_tasks == 50
+
+
+@pytest.mark.slow
 def test_validation_may_have_another_suite_and_episodes_their_own_length_and_size() -> None:
     changes = dict(validation__dataset__subset="libero_goal", vla__max_steps=300, vla__height=128, vla__width=96)
     config = compose(BASE, translate_vla(edited(load_toml(COLOCATED), **changes)).overrides)

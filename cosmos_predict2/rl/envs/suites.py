@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a policy is evaluated, by name: the toy world, robosuite's Lift, LIBERO's suites, or an environment of yours.
+"""Where a policy is evaluated, by name: the toy world, robosuite's Lift, LIBERO's suites, BEHAVIOR-1K, or yours.
 
 place = find("libero_10", tasks=["0", "4"], render="osmesa")
 env = place.env(8, policy)
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.rl.envs.simulators import libero_suites, rendering
+from cosmos_predict2.rl.envs.simulators import behavior_tasks, libero_suites, rendering
+from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM, CONTROL_HZ, BehaviorEnv
 from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
 from cosmos_predict2.rl.envs.simulators.lift import LiftTask
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
@@ -20,12 +21,12 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import VecEnv
 from imaginaire.errors import ConfigError, near
 
-TOY, LIFT = "toy", "lift"
-SUITES = (TOY, LIFT, *libero_suites.SUITES)
+TOY, LIFT, BEHAVIOR = "toy", "lift", "b1k"
+SUITES = (TOY, LIFT, *libero_suites.SUITES, BEHAVIOR)
 TOY_TASK, TOY_EPISODES, TOY_AT_ONCE = "push_puck", 800, 200
 LIFT_TRIALS, AT_ONCE = 50, 8
 OWN_EPISODES = 100
-_PACKAGES = ("mujoco", "robosuite", "hf-libero")
+_PACKAGES = ("mujoco", "robosuite", "hf-libero", "omnigibson", "isaacsim")
 _OF_TOY = {"setting": "default", "split": "val"}
 
 
@@ -55,7 +56,7 @@ def find(name: str, tasks: Sequence[str] = (), *, render: str = "auto", **settin
             raise ConfigError(f"--{min(given)} has no meaning for --suite {name}: leave it out.")
         return _own(name, list(tasks))
     allowed = tuple(_OF_TOY) if name == TOY else ("image_size", "max_steps", "num_steps_wait")
-    if wrong := [key for key in given if key not in allowed or (name == LIFT and key == "num_steps_wait")]:
+    if wrong := [key for key in given if key not in allowed or (name in (LIFT, BEHAVIOR) and key == "num_steps_wait")]:
         raise ConfigError(f"--{wrong[0]} has no meaning for --suite {name}: leave it out.")
     if name == TOY:
         return _toy(list(tasks) or [TOY_TASK], {**_OF_TOY, **given})
@@ -63,6 +64,8 @@ def find(name: str, tasks: Sequence[str] = (), *, render: str = "auto", **settin
         if tasks and list(tasks) != [LIFT]:
             raise ConfigError(f"--tasks {' '.join(tasks)}: the suite lift has one task, {LIFT}.")
         return _simulated([LIFT], LIFT_TRIALS, partial(LiftTask, **given), render, given)
+    if name == BEHAVIOR:
+        return _behavior(list(tasks), given)
     names = [task.name for task in libero_suites.chosen_tasks(name, tasks)]
     make = partial(LiberoTask, name, tasks=names, **given)
     return _simulated(names, libero_suites.TRIALS, make, render, given)
@@ -109,6 +112,21 @@ def _simulated(tasks: list[str], trials: int, make: Any, render: str, given: Map
         return {**given, "renderer": rendering.works(render)[0], "packages": _versions()}
 
     return Place(tasks, trials * len(tasks), AT_ONCE, env, True, conditions, fps=20.0)
+
+
+def _behavior(tasks: list[str], given: Mapping[str, Any]) -> Place:
+    """Its places share one simulator, which takes a GPU: one episode at a time, unless more are asked for."""
+    size = given.get("image_size")
+    options: dict[str, Any] = dict(tasks=tasks or None, max_steps=given.get("max_steps"), height=size, width=size)
+
+    def env(num_envs: int, policy: Any) -> VecEnv:
+        if policy.action_dim != ACTION_DIM:
+            raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, b1k takes {ACTION_DIM}.")
+        return BehaviorEnv(num_envs, chunk=policy.chunk, **options)
+
+    names = tasks or BehaviorEnv(**options).metadata["tasks"]
+    episodes = behavior_tasks.TRIALS * len(names)
+    return Place(names, episodes, 1, env, True, lambda: {**given, "packages": _versions()}, fps=float(CONTROL_HZ))
 
 
 def _versions() -> dict[str, str]:

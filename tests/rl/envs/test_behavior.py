@@ -11,9 +11,12 @@ from unittest import mock
 import pytest
 import torch
 
+from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.simulators import omnigibson
 from cosmos_predict2.rl.envs.simulators.behavior import BehaviorEnv
+from cosmos_predict2.rl.interfaces import Decision
+from cosmos_predict2.rl.vla.policy_evaluation import evaluate, film, held_out_starts
 from imaginaire.errors import ConfigError, DataError
 from tests.rl.envs import fake_omnigibson as fake
 
@@ -136,6 +139,35 @@ def test_an_episode_stays_where_it_is_while_another_moves(og: Any, another: str)
     assert all(torch.equal(value, other) for value, other in zip(values, others))
 
 
+class Drives:
+    """A policy that drives on, in the second task alone."""
+
+    action_dim, chunk = 23, 3
+
+    def act(self, observation: Any, **_: Any) -> Decision:
+        drives = [sentence == fake.TASKS["picking_up_trash"] for sentence in observation["task_description"]]
+        actions = torch.tensor(drives)[:, None, None] * FORWARD
+        return Decision(actions, {"drives": torch.tensor(drives)})
+
+
+def test_a_policy_is_evaluated_by_the_name_of_the_suite(og: Any) -> None:
+    names = list(fake.TASKS)[:2]
+    place = suites.find("b1k", names, image_size=8)
+    assert (place.episodes, place.at_once, place.tasks) == (20, 1, names)
+    policy: Any = Drives()
+    env, starts = place.env(2, policy), held_out_starts(4, 2, seed=0, in_blocks=True)
+    found = evaluate(policy, env, starts, names)
+    assert [(rate.successes, rate.episodes) for rate in found.tasks.values()] == [(0, 2), (2, 2)]
+    pictures, _ = film(env, starts, found.played.actions_M_E_A_D)
+    assert pictures.shape == (4, 3, 1 + 9, 8, 8)
+    assert suites.find("b1k").tasks == list(fake.TASKS)
+    policy.action_dim = 7
+    with pytest.raises(ConfigError, match="decides on 7 numbers"):
+        place.env(1, policy)
+    with pytest.raises(ConfigError, match="--num_steps_wait has no meaning"):
+        suites.find("b1k", num_steps_wait=3)
+
+
 def test_two_share_the_simulator_by_turns(og: Any) -> None:
     first, second = BehaviorEnv(**SMALL), BehaviorEnv(num_envs=2, **SMALL)
     _reset(first, task_ids=RADIO)
@@ -172,6 +204,9 @@ def test_what_is_missing_or_damaged_is_named(og: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"hf download behavior-1k/2025-challenge-demos meta/tasks.jsonl"):
         BehaviorEnv().reset()
     assert len(BehaviorEnv(task_table=str(tmp_path / "table.jsonl")).metadata["tasks"]) == 3
+    (tmp_path / "short.jsonl").write_text('{"task_index": 0}')
+    with pytest.raises(DataError, match=r"short.jsonl is missing or damaged .'task_name'"):
+        BehaviorEnv(task_table=str(tmp_path / "short.jsonl")).reset()
     csv = tmp_path / "2025-challenge-task-instances" / "metadata" / "test_instances.csv"
     csv.write_text("task,name,instances\n0,turning_on_radio,301\n")
     with pytest.raises(DataError, match="no starts of picking_up_trash"):

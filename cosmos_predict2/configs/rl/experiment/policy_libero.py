@@ -51,8 +51,11 @@ def libero(suite: str, chunk: int, **task: Any) -> Any:
     )
 
 
-def experiment(name: str, policy: Any, suite: str, is_dapo: bool, chunk: int, loss: dict[str, Any]) -> dict[str, Any]:
-    num = TRIALS * NUM_TASKS[suite]
+def learning(
+    name: str, policy: Any, env: Any, eval_env: Any, num_tasks: int, trials: int, is_dapo: bool, loss: dict[str, Any]
+) -> dict[str, Any]:
+    """A policy that learns in a simulator from ``trials`` starts of each task, and is judged by them."""
+    num = trials * num_tasks
     rl = VLARLConfig(
         group_size=MEMBERS,
         max_rollouts=AGAIN if is_dapo else 1,
@@ -61,19 +64,13 @@ def experiment(name: str, policy: Any, suite: str, is_dapo: bool, chunk: int, lo
         ratio_tolerance=0.1,  # bfloat16
         loss=PolicyLossConfig(ratio_level="element", aggregation="episode-mean", **loss),
     )
-    config = VLAGRPOConfig(
-        policy=policy,
-        env=libero(suite, chunk, max_steps=MAX_STEPS, num_steps_wait=WAIT),
-        eval_env=libero(suite, chunk),  # as published evaluations have it
-        precision="bfloat16",
-        rl=rl,
-    )
+    config = VLAGRPOConfig(policy=policy, env=env, eval_env=eval_env, precision="bfloat16", rl=rl)
     return dict(
         defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
         job=job(name, group="reinforcement_learning"),
         model=L(VLAGRPOModel)(config=config, _recursive_=False),
-        dataloader_train=starts(num, GROUPS, shuffle=True, num_tasks=NUM_TASKS[suite]),
-        dataloader_val=starts(num, 64, shuffle=False, num_tasks=NUM_TASKS[suite]),
+        dataloader_train=starts(num, GROUPS, shuffle=True, num_tasks=num_tasks),
+        dataloader_val=starts(num, 64, shuffle=False, num_tasks=num_tasks),
         optimizer=dict(lr=5e-6, weight_decay=0.01),
         trainer=dict(max_iter=300, logging_iter=1, validation_iter=20, run_validation=True),
         checkpoint=dict(save_iter=20),
@@ -82,4 +79,10 @@ def experiment(name: str, policy: Any, suite: str, is_dapo: bool, chunk: int, lo
 
 for (label, (node, size, options)), suite_name, kind in product(policies().items(), NUM_TASKS, ("grpo", "dapo")):
     full_name = f"vla_{kind}_{label}_{suite_name}"
-    register_experiment(full_name, experiment(full_name, node, suite_name, kind == "dapo", size, options))
+    places = (  # the second as published evaluations have it
+        libero(suite_name, size, max_steps=MAX_STEPS, num_steps_wait=WAIT),
+        libero(suite_name, size),
+    )
+    register_experiment(
+        full_name, learning(full_name, node, *places, NUM_TASKS[suite_name], TRIALS, kind == "dapo", options)
+    )

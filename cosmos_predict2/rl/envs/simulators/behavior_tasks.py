@@ -4,7 +4,7 @@
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +12,7 @@ from typing import Any
 
 from imaginaire.errors import ConfigError, DataError, near
 
+NUM_TASKS, TRIALS = 50, 10  # and the starts of each that the challenge evaluates
 INSTANCES, DEMONSTRATIONS = "2025-challenge-task-instances", "2025-challenge-demos"
 EPISODES_OF_A_TASK = 10_000  # an episode's number is its task's times this, and more
 UNKNOWN_LENGTH = 2000  # of a human's episode
@@ -35,7 +36,8 @@ def read_tasks(data: Path, names: Sequence[str] | None = None, table: str = "") 
     ``table`` is a file of lines with task_index, task_name and task, the sentence: by default that of the
     demonstrations.
     """
-    rows = sorted(_lines(Path(table) if table else data / _TABLE), key=lambda row: int(row["task_index"]))
+    lines = _lines(Path(table) if table else data / _TABLE, data, ("task_index", "task_name", "task"))
+    rows = sorted(lines, key=lambda row: int(row["task_index"]))
     lengths, starts = _lengths(data), _starts(data)
     tasks = {}
     for row in rows:
@@ -54,7 +56,7 @@ def read_tasks(data: Path, names: Sequence[str] | None = None, table: str = "") 
 def _lengths(data: Path) -> Mapping[int, list[int]]:
     """How many steps humans took, by task."""
     found = defaultdict(list)
-    for row in _lines(data / INSTANCES / "metadata" / "episodes.jsonl"):
+    for row in _lines(data / INSTANCES / "metadata" / "episodes.jsonl", data, ("episode_index", "length")):
         found[int(row["episode_index"]) // EPISODES_OF_A_TASK].append(int(row["length"]))
     return found
 
@@ -66,19 +68,18 @@ def _starts(data: Path) -> Mapping[int, tuple[int, ...]]:
         rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))[1:]
         return {int(row[0]): tuple(int(number) for number in row[2].split(",")) for row in rows if row}
     except (OSError, ValueError, IndexError) as error:
-        raise _missing(path, error) from error
+        raise _missing(path, data, error) from error
 
 
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+def _lines(path: Path, data: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise _missing(path, error) from error
-    yield from rows
+        return [{key: row[key] for key in keys} for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _missing(path, data, error) from error
 
 
-def _missing(path: Path, error: Exception) -> DataError:
-    data = path.parents[2] if path.parts[-3] in (INSTANCES, DEMONSTRATIONS) else path.parent
+def _missing(path: Path, data: Path, error: Exception) -> DataError:
     return DataError(
         f"{path} is missing or damaged ({error}). The data of BEHAVIOR's tasks are fetched by\n"
         f"  hf download behavior-1k/{INSTANCES} --repo-type dataset --local-dir {data / INSTANCES}\n"
