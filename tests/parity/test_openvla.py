@@ -82,7 +82,7 @@ def test_tiny_oft(golden: Golden) -> None:
     source = {name: stored[name].use() for name in stored}
     model = OpenVLAModel(sizes, config["proprio_dim"] if uses_proprio else 0).eval()
     aside = from_public(model, source, of_weights)
-    written = to_public(model, aside)
+    written = to_public(model.state_dict(), aside)
     assert written.keys() == source.keys() and all(torch.equal(written[name], source[name]) for name in source)
     proprio = io["proprio"].use() if uses_proprio else None
     codec = ActionTokens(sizes.vocabulary, sizes.bins)

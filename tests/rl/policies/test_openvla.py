@@ -130,6 +130,18 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
 
 
+def test_a_folder_of_half_precision_is_written_bit_by_bit(folder: Path, tmp_path: Path) -> None:
+    half = {name: value.bfloat16() for name, value in _tensors(folder).items()}
+    OpenVLAPolicy(str(folder)).save(tmp_path)
+    for file in tmp_path.glob("model*"):
+        file.unlink()
+    save_file(half, tmp_path / "model.safetensors")
+    OpenVLAPolicy(str(tmp_path), lora_rank=2).save(tmp_path / "again")  # adapters that begin at zero
+    after = _tensors(tmp_path / "again")
+    assert after.keys() == half.keys() and after[UNUSED].dtype == torch.bfloat16
+    assert not [name for name, value in half.items() if not torch.equal(after[name], value)]
+
+
 def test_proprioception_beside_the_model_is_read(folder: Path, tmp_path: Path) -> None:
     OpenVLAPolicy(str(folder)).save(tmp_path)
     tensors = _tensors(tmp_path)

@@ -86,15 +86,23 @@ def place_of(name: str) -> Place | None:
     return Place(f"{tower}.blocks.{block}.{rest}")
 
 
-def from_public(model: nn.Module, source: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
-    """Load the model; what nothing reads is returned. Every name is used, kept aside or an error."""
-    converted, used = {}, set()
+@dataclass(frozen=True)
+class Origin:
+    """What a policy is written back by: tensors that nothing reads, and the dtype of those that are read."""
+
+    aside: Mapping[str, Tensor]
+    dtypes: Mapping[str, torch.dtype]
+
+
+def from_public(model: nn.Module, source: Mapping[str, Tensor], path: str) -> Origin:
+    """Load the model. Every name is used, kept aside or an error."""
+    converted, used = {}, {}
     for name, target in model.state_dict().items():
         place = place_of(name)
         if place is None or place.name not in source:
             continue
-        used.add(place.name)
         tensor = source[place.name]
+        used[place.name] = tensor.dtype
         if place.third is not None:
             tensor = tensor.chunk(3)[place.third]
         elif name.endswith("embeddings.position_embeddings"):  # the class token's position is in the token
@@ -112,11 +120,11 @@ def from_public(model: nn.Module, source: Mapping[str, Tensor], path: str) -> di
     cure = "The folder must hold the whole model in its public layout."
     new = [f"{HEAD}.*"] if not any(name.startswith(HEAD) for name in source) else []  # to be cloned
     weights.load_into(model.state_dict(), converted).require(allow_missing=[MASK_TOKEN, *new], source=path, cure=cure)
-    return {name: source[name] for name in left}
+    return Origin({name: source[name] for name in left}, used)
 
 
-def to_public(state: Mapping[str, Tensor], aside: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's weights and those kept aside, by public names."""
+def to_public(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Tensor]:
+    """The model's weights and those kept aside, by public names, each in the dtype that it came in."""
     public: dict[str, Tensor] = {}
     thirds: dict[str, dict[int, Tensor]] = {}
     for name, tensor in state.items():
@@ -137,7 +145,8 @@ def to_public(state: Mapping[str, Tensor], aside: Mapping[str, Tensor]) -> dict[
             tower = name.removesuffix("embeddings.position_embeddings")
             public[f"{tower}cls_token"] = public[f"{tower}cls_token"] + tensor.detach().cpu()[:, :1]
     public |= {name: torch.cat([parts[i] for i in range(3)]) for name, parts in thirds.items()}
-    return {name: tensor.contiguous() for name, tensor in sorted({**public, **aside}.items())}
+    written = {name: tensor.to(origin.dtypes.get(name, tensor.dtype)) for name, tensor in public.items()}
+    return {name: tensor.contiguous() for name, tensor in sorted({**written, **origin.aside}.items())}
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,6 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], small: Mapping[str
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
-def load_public(model: OpenVLAModel, folder: Folder) -> dict[str, Tensor]:
-    """Load a model from a public folder; what nothing reads is returned."""
+def load_public(model: OpenVLAModel, folder: Folder) -> Origin:
+    """Load a model from a public folder."""
     return from_public(model, folder.tensors(), folder.address)

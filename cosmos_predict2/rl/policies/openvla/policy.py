@@ -108,7 +108,7 @@ class OpenVLAPolicy(nn.Module):
         proprio_dim = 0 if self.proprio_statistics is None else len(self.proprio_statistics.low)
         head_dim = self.action_dim if variant == "l1" else 0
         self.model = OpenVLAModel(sizes, proprio_dim, attention, head_dim)
-        self._aside = load_public(self.model, self.folder)
+        self._origin = load_public(self.model, self.folder)
         add_adapters(self.model, lora_rank, lora_path, without=("action_head.",))
         if self.model.action_head is not None:
             self.model.action_head.requires_grad_(True)
@@ -229,7 +229,7 @@ class OpenVLAPolicy(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write its public folder, complete with what nothing reads; adapters are added to their weights."""
-        write_folder(folder, to_public(merged_state(self.model), self._aside), self.folder.small_files())
+        write_folder(folder, to_public(merged_state(self.model), self._origin), self.folder.small_files())
 
 
 def _chosen(logits: Tensor, draws: Tensor, heat: float) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.policies.openvla.config import DINOV2, SIGLIP, OpenVLASizes
-from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, to_public, write_folder
+from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Origin, to_public, write_folder
 from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.openvla.pictures import CONFIG as PREPROCESSOR
 from cosmos_predict2.rl.policies.openvla.prompts import PROMPT, SPACE
@@ -94,7 +94,7 @@ def write_tiny(
         model = OpenVLAModel(OpenVLASizes.of(config, str(folder)), proprio_dim)
         model.apply(_drawn)
         unused = _unread(vision)
-    write_folder(folder, to_public(model.state_dict(), unused), {}, shard)
+    write_folder(folder, to_public(model.state_dict(), Origin(unused, {})), {}, shard)
 
 
 def in_unit_range(dim: int) -> dict[str, list[Any]]:
