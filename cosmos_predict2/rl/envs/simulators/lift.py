@@ -3,14 +3,14 @@
 
 import importlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy
 
-from cosmos_predict2.rl.envs.simulators import Floats, rendering
-from cosmos_predict2.rl.envs.simulators.robosuite_state import CAMERAS, state_of
+from cosmos_predict2.rl.envs.simulators import Floats, Pictures, rendering
+from cosmos_predict2.rl.envs.simulators.robosuite_state import Seen, state_of
 from imaginaire.errors import ConfigError, missing_package
 
 SENTENCE = "lift the cube"
@@ -34,6 +34,7 @@ class LiftTask:
             raise ConfigError(f"image_size={image_size} must be at least 8, and max_steps={max_steps} at least 1.")
         self.max_steps = max_steps
         self.metadata = {"suite": "lift", "control_hz": CONTROL_HZ}
+        self._size = image_size
         rendering.prepare()
         robosuite = _robosuite()
         with _drawing(SIZE_SEED):
@@ -41,9 +42,7 @@ class LiftTask:
                 "Lift",
                 robots="Panda",
                 controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
-                camera_names=list(CAMERAS),
-                camera_heights=image_size,
-                camera_widths=image_size,
+                use_camera_obs=False,  # see `Seen`
                 control_freq=CONTROL_HZ,
                 has_renderer=False,
                 reward_shaping=shaped_reward,
@@ -51,15 +50,24 @@ class LiftTask:
                 ignore_done=True,
             )
 
-    def reset(self, task_id: int, trial_id: int, seed: int) -> dict[str, Any]:
+    def reset(self, task_id: int, trial_id: int, seed: int) -> Mapping[str, Any]:
         gripper = self._env.robots[0].gripper
         gripper.current_action = numpy.zeros(gripper.dof)  # which robosuite keeps from the episode before
         with _drawing(trial_id):
-            return _observed(self._env.reset())
+            return self._observed(self._env.reset())
 
-    def step(self, action: Floats) -> tuple[dict[str, Any], float, bool]:
+    def step(self, action: Floats) -> tuple[Mapping[str, Any], float, bool]:
         raw, reward, _, _ = self._env.step(action)
-        return _observed(raw), float(reward), bool(self._env._check_success())
+        return self._observed(raw), float(reward), bool(self._env._check_success())
+
+    def _observed(self, raw: Any) -> Mapping[str, Any]:
+        sim, size = self._env.sim, self._size
+
+        def drawn(camera: str) -> Pictures:  # OpenGL begins at the bottom
+            picture: Pictures = numpy.ascontiguousarray(sim.render(camera_name=camera, width=size, height=size)[::-1])
+            return picture
+
+        return Seen(drawn, {"state": state_of(raw), "task_description": SENTENCE})
 
     def close(self) -> None:
         env, self._env = self._env, None
@@ -76,12 +84,6 @@ def _drawing(seed: int) -> Iterator[None]:
         yield
     finally:
         numpy.random.set_state(before)
-
-
-def _observed(raw: Any) -> dict[str, Any]:
-    """OpenGL's pictures begin at the bottom."""
-    scene, hand = (numpy.ascontiguousarray(raw[f"{name}_image"][::-1]) for name in CAMERAS)
-    return {"full_image": scene, "wrist_image": hand[None], "state": state_of(raw), "task_description": SENTENCE}
 
 
 def _robosuite() -> Any:
