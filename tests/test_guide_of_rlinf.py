@@ -42,7 +42,7 @@ TABLE = [  # the command; what is put in place of it here; its exit code; what i
     ("bash requirements/install.sh openvla_oft", "{} --dry-run", 0, "venv .venv_openvla_oft"),
     (LAUNCH, "{}", 2, "download_checkpoints --embodied openvla_oft"),
     (LAUNCH.replace("openvlaoft", "openpi05"), "{}", 2, "download_checkpoints --embodied pi05"),
-    (LAUNCH, f"{TINY} --dryrun", 0, "experiment=tiny_vla_grpo_world_model_frozen"),
+    (LAUNCH, f"{TINY} --dryrun", 0, "experiment=tiny_vla_grpo_world_model"),
     ("bash ray_utils/start_ray.sh", "{}", 2, "RANK is ''"),
     pytest.param(
         *(
