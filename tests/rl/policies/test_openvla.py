@@ -189,6 +189,8 @@ def test_the_head_for_numbers_is_read_evaluated_and_cloned(folder: Path, tmp_pat
 
 
 def test_folders_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.path must name"):
+        OpenVLAPolicy("")
     with pytest.raises(CheckpointError, match=r"no config.json.*\n.*train_policy --policy openvla_oft"):
         OpenVLAPolicy(str(tmp_path))
     with pytest.raises(ConfigError, match=r"variant='of'.*oft"):

@@ -68,6 +68,8 @@ class OpenVLAPolicy(nn.Module):
             raise ConfigError(f"policy.variant='{variant}'.{near(variant, VARIANTS)}")
         if temperature <= 0:
             raise ConfigError(f"policy.temperature={temperature} must be above 0; evaluation is greedy by --mode.")
+        if not path:
+            raise ConfigError("policy.path must name an OpenVLA folder in the public layout, or its hub id.")
         self.folder = Folder(str(path))
         config = self.folder.json(CONFIG)
         if not config:
