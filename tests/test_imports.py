@@ -102,6 +102,8 @@ names = experiment_names(config)
 for name in names:
     if "14b" in name or name.endswith(("fps", "_wo_resume")):  # a variant, of the same file as its base
         continue
+    if name.startswith("vla_dapo") or name.endswith(("_spatial", "_object", "_goal", "_90", "_all")):  # likewise
+        continue
     compose(config, [f"experiment={name}"])
 loaded = sorted({module.partition(".")[0] for module in sys.modules} & set(heavy))
 print(loaded)

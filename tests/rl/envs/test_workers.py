@@ -59,13 +59,15 @@ def test_what_a_worker_cannot_build_is_refused_at_once(make: Any) -> None:
 
 
 class Stubborn:
-    """Decides on the same actions again and again."""
+    """Decides on the same actions again and again; where episodes are over, the others do nothing special."""
 
     def __init__(self, *last: float) -> None:
         self.actions = actions(*last)
 
     def act(self, observation: Any, **options: Any) -> Decision:
-        return Decision(self.actions, {"number": torch.zeros(len(self.actions))})
+        num = len(observation["full_image"])
+        chosen = self.actions if num == len(self.actions) else actions(*[0.0] * num)
+        return Decision(chosen, {"number": torch.zeros(num)})
 
 
 @pytest.mark.slow
