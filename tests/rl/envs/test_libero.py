@@ -268,7 +268,10 @@ FLOOR = """<mujoco model="floor"><asset>
 <light pos="0 0 3" dir="0 0 -1" directional="true"/>
 <body name="floor"><geom name="floor" type="plane" size="3 3 .1" material="floorplane" group="1"/></body>
 <camera mode="fixed" name="frontview" pos="1.6 0 1.4" quat=".56 .43 .43 .56"/></worldbody></mujoco>"""
-PLACEHOLDERS = ("milk", "cream_cheese", "tomato_sauce", "butter", "orange_juice", "chocolate_pudding")
+PLACEHOLDERS = (
+    *("milk", "cream_cheese", "tomato_sauce", "butter", "orange_juice", "chocolate_pudding"),
+    *("alphabet_soup", "salad_dressing", "bbq_sauce", "ketchup"),
+)
 HAS_MUJOCO = PUBLISHED and importlib.util.find_spec("robosuite") is not None
 
 
@@ -279,7 +282,7 @@ def _boxes(assets: Path) -> None:
         Image.new("RGB", (8, 8), (200, 200, 190)).save(assets / "textures" / f"{name}.png")
     (assets / "scenes" / "libero_floor_base_style.xml").write_text(FLOOR)
     things = {
-        f"stable_hope_objects/{name}": (".02 .02 .03", f"{i / 6} .5 .5", "") for i, name in enumerate(PLACEHOLDERS)
+        f"stable_hope_objects/{name}": (".02 .02 .03", f"{i / 10} .5 .5", "") for i, name in enumerate(PLACEHOLDERS)
     }
     things["stable_scanned_objects/basket"] = (".06 .06 .01", ".6 .4 .2", INSIDE)
     for place, (size, color, inside) in things.items():
@@ -313,3 +316,18 @@ def test_a_published_task_is_played(assets: Path, monkeypatch: pytest.MonkeyPatc
     assert first[0].float().std() > 10  # there is something on the picture
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_MUJOCO, reason=WITHOUT + " with robosuite (pip install -e '.[vla]')")
+def test_two_published_tasks_are_evaluated(assets: Path, tmp_path: Path) -> None:
+    _boxes(assets)
+    torch.manual_seed(0)
+    write_policy(tmp_path / "policy", ToyPolicy(action_dim=7, width=8), {})
+    words = ["--suite", "libero_object", "--tasks", "0", "1", "--episodes", "2", "--policy", str(tmp_path / "policy")]
+    words += ["--image_size", "32", "--workers", "1", "--max_steps", "12", "--out", str(tmp_path)]
+    assert evaluate_policy.command_line.main(evaluate_policy._parser(), evaluate_policy.run, words) == 0
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    names = [task.name for task in libero.suite("libero_object").tasks[:2]]
+    assert list(found["tasks"]) == names and [found["tasks"][name]["episodes"] for name in names] == [1, 1]
+    assert found["packages"]["mujoco"] and found["renderer"] in ("egl", "osmesa")
