@@ -77,7 +77,7 @@ class Loop:
 
     def __init__(self, policy: Any, env: Any, groups: int, members: int) -> None:
         rl = VLARLConfig(group_size=members, minibatches=4, loss=PolicyLossConfig(ratio_level="chunk"))
-        self.model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=env, rl=rl))
+        self.model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=env, eval_env=L(ToyEnv)(num_envs=1), rl=rl))
         device, _ = machine.device_and_dtype()
         self.model.to(device).train()
         self.groups, self.shares = groups, Shares()

@@ -24,6 +24,7 @@ from cosmos_predict2.rl.vla.episodes import (
     Trajectories,
     concatenated,
     replayed,
+    validation_starts,
 )
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
@@ -252,18 +253,40 @@ def test_what_the_trainer_does_not_do_is_refused(option: str, named: str, tmp_pa
         run(tmp_path, *option.split())
 
 
-def _returns(root: Path) -> list[float]:
-    one, first = model(), distributed.rank() * 2  # two groups for each rank, as the loader deals them out
+def test_more_micro_batches_than_decisions_are_refused() -> None:
+    one = model(minibatches=5, micro_batches=5)
+    played = one.source.collect(one.starts(batch()))
+    with pytest.raises(ConfigError, match=r"rl\.minibatches=5 times micro_batches=5 .*24 decisions"):
+        experience(one, played)
+
+
+def test_starts_of_validation_share_no_noise() -> None:
+    some = validation_starts([0] * 40 + [1] * 40, [*range(40), *range(40)])
+    of_chunks = {seed + step for seed in some.seeds for step in (0, 12)}  # as environments take them
+    assert len(of_chunks) == 160 and len(set(some.draws)) == 80
+    assert some == validation_starts([0] * 40 + [1] * 40, [*range(40), *range(40)])
+
+
+def _returns(root: Path) -> tuple[list[float], str]:
+    """What this rank's episodes return, and the error where those of rank 1 are all lost."""
+    one, first = model(max_failed_rollouts=1), distributed.rank() * 2  # two groups for each rank, as the loader deals
     mine = {**batch(first, size=2), "sample_position": torch.arange(first, first + 2)}
-    return one.source.collect(one.starts(mine)).return_E.tolist()
+    played = one.source.collect(one.starts(mine))
+    returns = played.return_E.tolist()
+    played.is_valid_E[:] = distributed.rank() != 1
+    with pytest.raises(TrainingError) as raised:
+        one._require_valid(played)
+    return returns, str(raised.value)
 
 
 @pytest.mark.slow
-def test_two_processes_play_what_one_does(tmp_path: Path) -> None:
+def test_two_processes_play_what_one_does_and_end_together(tmp_path: Path) -> None:
     one = model()
     alone = one.source.collect(one.starts({**batch(size=4), "sample_position": torch.arange(4)})).return_E.tolist()
     of_ranks = run_distributed(_returns, world_size=2, args=(tmp_path,))
-    assert [value for values in of_ranks for value in values] == alone
+    assert [value for values, _ in of_ranks for value in values] == alone
+    for _, text in of_ranks:
+        assert "No episode of 1 rollouts in a row was valid on a rank" in text
 
 
 @pytest.mark.slow
