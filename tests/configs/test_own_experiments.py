@@ -14,6 +14,7 @@ from imaginaire.config import lazy_yaml, registry
 from imaginaire.config.compose import compose, experiment_names
 from tests.programs import python
 
+BASE = "cosmos_predict2/configs/base/config.py"
 DATA = """
 from cosmos_predict2.data.toy import ToyWorldVideos
 
@@ -52,12 +53,13 @@ def make_config():
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    experiment_names(BASE)  # our modules register once in a process: what they register must outlive this test
     (tmp_path / "my_clips.py").write_text(DATA)
     (tmp_path / "my_config.py").write_text(CONFIG)
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(lazy_yaml, "_import_folders", list(lazy_yaml._import_folders))
     store, path = ConfigStore.instance(), list(sys.path)
-    kept = dict(store.repo.get("experiment", {}))
+    kept = dict(store.repo["experiment"])
     yield str(tmp_path / "my_config.py")
     store.repo["experiment"] = kept
     sys.path[:] = path
