@@ -42,6 +42,17 @@ def test_the_reward_of_the_last_step_is_the_dense_one_and_others_are_zero() -> N
     assert numpy.allclose(second[:, -1], episodes.rewards[:, -1], atol=1e-6)
 
 
+@pytest.mark.parametrize("reward_on", ["last", "each"])
+def test_a_sparse_reward_is_for_success_alone(reward_on: str) -> None:
+    env = ToyEnv(4, seed=3, sparse=True, reward_on=reward_on)
+    for actions, is_success in ((_episodes(4, "train").actions, True), (numpy.zeros((4, 24, 4), numpy.float32), False)):
+        env.reset(options={"trial_ids": range(4)})
+        rewards = torch.cat([env.chunk_step(torch.from_numpy(actions[:, k : k + 12]))[1] for k in (0, 12)], dim=1)
+        assert set(rewards.unique().tolist()) == ({0.0, 1.0} if is_success else {0.0})
+        assert (rewards[:, -1] == float(is_success)).all()
+        assert (rewards.sum(dim=1) == 1).all() == (is_success and reward_on == "last")
+
+
 def test_success_ends_an_episode_where_asked_and_nothing_follows() -> None:
     episodes = _episodes(8, "train")
     assert episodes.ever.all()
