@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy
+from cosmos_predict2.rl.policies.low_rank import merged_state
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
@@ -79,6 +80,36 @@ def test_adapters_are_trained_alone_and_added_where_the_policy_is_written(
     assert public.keys() == load_file(Path(folders[kind]) / "model.safetensors").keys() and "run" in card.about
     assert not torch.equal(acts(policy), before)
     torch.testing.assert_close(acts(again), acts(policy), rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_count_as_they_are_and_those_of_a_folder_once(folders: dict[str, str], tmp_path: Path) -> None:
+    layer = "language_model.model.layers.0.self_attn.q_proj"
+    plain = OpenVLAPolicy(folders["openvla"]).model.get_submodule(layer).weight
+    a, b = torch.randn(2, 64), torch.randn(64, 2)
+    factors = {f"base_model.model.{layer}.lora_A.weight": a, f"base_model.model.{layer}.lora_B.weight": b}
+    save_file(factors, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 4, "peft_type": "LORA"}')
+    policy = OpenVLAPolicy(folders["openvla"], lora_rank=2, lora_path=str(tmp_path))
+    trained: Any = policy.model.get_submodule(layer)
+    torch.testing.assert_close(trained.weight, plain + 2 * b @ a)  # alpha / rank
+    with torch.no_grad():
+        trained.lora_B["default"].weight.copy_(b)
+    own = b @ trained.lora_A["default"].weight  # of which alpha is the rank
+    torch.testing.assert_close(merged_state(policy.model)[f"{layer}.weight"], plain + 2 * b @ a + own)
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(trained(x), x @ (plain + 2 * b @ a + own).T, rtol=1e-4, atol=1e-4)
+
+
+def test_heads_are_trained_whole_beside_adapters(folders: dict[str, str]) -> None:
+    l1 = OpenVLAPolicy(folders["openvla"], "l1", lora_rank=2)
+    noisy = Pi05Policy(folders["pi05"], noise_method="flow_noise", lora_rank=2, train_expert_only=True)
+    for policy, head in ((l1, l1.model.action_head), (noisy, noisy.network.noise_head)):
+        assert all(weight.requires_grad for weight in head.parameters())
+        assert not any(".lora_" in name for name, _ in head.named_parameters())
+        others = {id(weight) for weight in policy.parameters()} - {id(weight) for weight in head.parameters()}
+        names = [name for name, weight in policy.named_parameters() if id(weight) in others and weight.requires_grad]
+        assert names and all(".lora_" in name for name in names)
+    assert not any("paligemma.model" in name for name in names)
 
 
 def test_a_pi05_that_was_trained_whole_is_written_exactly(folders: dict[str, str], tmp_path: Path) -> None:
