@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
-from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor
+from cosmos_predict2.rl.policies.openvla.codec import statistics_for, token_log_probs
+from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor, center_crop
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
@@ -33,9 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _observation(num: int = 3) -> Observation:
+def _observation(num: int = 3, size: tuple[int, int] = (40, 32)) -> Observation:
     draws = torch.Generator().manual_seed(3)
-    pictures = torch.randint(256, (num, 2, 40, 32, 3), generator=draws, dtype=torch.uint8)
+    pictures = torch.randint(256, (num, 2, *size, 3), generator=draws, dtype=torch.uint8)
     return {
         "full_image": pictures[:, 0],
         "wrist_image": pictures[:, 1:],
@@ -101,6 +103,33 @@ def test_draws_follow_from_their_own_generators_and_from_the_temperature(folder:
     assert torch.equal(first[1], alone[0])
     cold = policy.act(seen, mode="sample", generators=_generators(), temperature=1e-4).record["responses"]
     assert torch.equal(cold, policy.act(seen, mode="greedy", generators=_generators()).record["responses"])
+
+
+@pytest.mark.parametrize(("variant", "temperature"), [("oft", 1.6), ("autoregressive", 0.7)])
+def test_tokens_are_drawn_by_the_probabilities_that_training_computes(
+    folder: Path, variant: str, temperature: float
+) -> None:
+    """A uniform number lies between what all tokens before the drawn one have together, and that with it."""
+    policy = OpenVLAPolicy(str(folder), variant, temperature=temperature)
+    with torch.no_grad():
+        policy.model.language_model.lm_head.weight *= 20  # so that the temperature matters
+        record = policy.act(_observation(), mode="sample", generators=_generators()).record
+        chosen = record["responses"].flatten(1).long()
+        prompt = (policy._seen(record), record["ids"], record["length"])
+        if variant == "oft":
+            logits = policy.model.parallel_logits(*prompt, chosen.shape[1])
+        else:
+            logits = policy.model.forced_logits(*prompt, chosen + policy.tokens.ids.start)
+    every = torch.arange(policy.tokens.bins)
+    of_each = torch.stack([token_log_probs(logits[..., policy.tokens.ids], one.expand_as(chosen), temperature)[0]
+                           for one in every], dim=-1).exp()  # fmt: skip
+    reached = of_each.cumsum(dim=-1).gather(-1, chosen[..., None])[..., 0]
+    draws = torch.stack([torch.rand(chosen.shape[1], generator=each) for each in _generators()])
+    assert (draws <= reached + 1e-4).all()
+    assert (draws >= reached - of_each.gather(-1, chosen[..., None])[..., 0] - 1e-4).all()
+    entropy = policy.log_prob(record).entropy_B_K_N
+    assert entropy is not None
+    torch.testing.assert_close(entropy.flatten(1), torch.special.entr(of_each).sum(dim=-1), rtol=1e-3, atol=1e-3)
 
 
 def test_a_demonstrator_is_recorded_as_the_nearest_tokens(folder: Path) -> None:
@@ -188,6 +217,60 @@ def test_the_head_for_numbers_is_read_evaluated_and_cloned(folder: Path, tmp_pat
         OpenVLAPolicy(str(tmp_path))
 
 
+def test_what_it_sees_and_does_has_the_published_order_and_units(tmp_path: Path) -> None:
+    of_actions: dict[str, Any] = dict(q01=[-0.5] * 7, q99=[0.5] * 7, min=[-2.0] * 7, max=[2.0] * 7)
+    statistics = {
+        "action": {**of_actions, "mask": [True] * 6 + [False]},
+        "proprio": dict(q01=[-2.0] * 5, q99=[2.0] * 5, min=[-9.0] * 5, max=[9.0] * 5),
+    }
+    sizes = dict(num_images_in_input=2, proprio_dim=5, hold=3, action_chunk=2, gripper="libero", **SMALL)
+    write_tiny(tmp_path, statistics=statistics, **sizes)
+    policy, seen = OpenVLAPolicy(str(tmp_path)), _observation(size=(28, 28))
+    record = policy._inputs(seen)
+    views = torch.stack([seen["full_image"], seen["wrist_image"][:, 0]], dim=1)  # the scene, then the hand
+    assert torch.equal(record["pixels"][:, :, 0], views.permute(0, 1, 4, 2, 3))
+    torch.testing.assert_close(record["proprio"], (seen["state"] / 2).clamp(-1, 1))
+    ids = policy.prompts.ids(SENTENCES[0])
+    assert ids == policy.prompts.ids(SENTENCES[0].title())  # in small letters, as in training
+    assert ids[-1] == policy.prompts.tokenizer.convert_tokens_to_ids("▁") != ids[-2]
+
+    tokens = torch.randint(256, (3, 2, 7), generator=torch.Generator().manual_seed(0))
+    normalized = policy.tokens.decode(tokens + policy.tokens.ids.start).float()
+    for bounds, scale in (("q99", 0.5), ("minmax", 2.0)):
+        found = OpenVLAPolicy(str(tmp_path), bounds=bounds).actions(tokens).unflatten(1, (2, 3))
+        torch.testing.assert_close(found[..., :6], scale * normalized[:, :, None, :6].expand(-1, -1, 3, -1))
+        assert torch.equal(found[:, :, 0, 6], -torch.sign(2 * normalized[..., 6] - 1))  # no statistics; -1 is open
+    policy.gripper = "as_is"
+    record = policy.record_of(seen, policy.actions(tokens))
+    assert ((record["responses"] - tokens).abs() <= 1).all()  # the two largest bins share a centre
+
+
+def test_pictures_are_cropped_unless_the_checkpoint_says_otherwise(folder: Path, tmp_path: Path) -> None:
+    OpenVLAPolicy(str(folder)).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["center_crop"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    picture = _observation(1, size=(28, 28))["full_image"]
+    cropped = torch.from_numpy(center_crop(picture[0].numpy(), 28).copy()).permute(2, 0, 1)
+    for policy, is_cropped in (
+        (OpenVLAPolicy(str(tmp_path)), True),
+        (OpenVLAPolicy(str(folder)), False),
+        (OpenVLAPolicy(str(folder), center_crop=True), True),
+    ):
+        found = policy.preprocessor.resized(picture[:, None])[0, 0, 0]
+        assert torch.equal(found, cropped) == is_cropped
+
+
+def test_statistics_are_those_of_the_named_data() -> None:
+    entries = {name: {"action": name} for name in ("bridge", "libero_10", "libero_10_no_noops")}
+    for key, name in (("libero_10", "libero_10"), ("bridge", "bridge"), ("", "libero_10_no_noops")):
+        assert statistics_for(entries, key, "here") == (name, entries[name])
+    del entries["libero_10"]
+    assert statistics_for(entries, "libero_10", "here")[0] == "libero_10_no_noops"
+    with pytest.raises(CheckpointError, match=r"no statistics of 'libero_10_no_noops'.*bridge, kuka"):
+        statistics_for({"bridge": {}, "kuka": {}}, "", "here")
+
+
 def test_folders_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policy\.path must name"):
         OpenVLAPolicy("")
@@ -230,6 +313,10 @@ def test_pictures_are_brought_to_size(strategy: str) -> None:
     assert corner == ([127, 63, 0] if strategy == "letterbox" else [0, 0, 0])
     seen = preprocessor.normalized(resized)
     assert seen.shape == (1, 6, 28, 28) and seen[0, 3:, 14, 27].eq(1).all() and seen[0, 3:, 14, 0].eq(-1).all()
+    for tower, mean in enumerate(([0.5, 0.25, 0.0], [0.5] * 3)):  # each has its own interpolation
+        of_tower = (resized[0, 0, tower] / 255 - torch.tensor(mean)[:, None, None]) / 0.5
+        torch.testing.assert_close(seen[0, 3 * tower : 3 * tower + 3], of_tower)
+    assert not torch.equal(*resized[0, 0])
 
 
 def test_a_published_folder_is_a_policy_with_a_card(folder: Path, tmp_path: Path) -> None:
