@@ -4,6 +4,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
+from cosmos_predict2.rl.policies.pi05.inputs import prompt_tokens, resize_with_pad
 from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from imaginaire.config import L
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 METHODS = ("flow_sde", "flow_cps", "flow_noise")
 
@@ -56,6 +58,35 @@ def test_probabilities_are_those_that_were_drawn_with(folder: Path, method: str,
     assert (found.entropy_B_K_N is not None) == (method == "flow_noise")
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_one_step_is_drawn_and_the_others_solve_the_equation(folder: Path, method: str) -> None:
+    policy = Pi05Policy(str(folder), noise_method=method, num_steps=4)
+    record = policy.act(observation(), mode="sample", generators=generators()).record
+    cache, chains = policy._prefix(record), record["chains"]
+    for k in range(4):
+        v, _ = policy.network.velocity(cache, chains[:, k], torch.full((3,), 1 - k / 4))
+        off = (chains[:, k + 1] - chains[:, k] + v / 4).abs().amax(dim=(1, 2))
+        assert torch.equal(off > 1e-3, record["denoise_inds"][:, 0] == k)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (dict(noise_method="flow_sde"), {0, 1}),
+        (dict(noise_method="flow_sde", ignore_last=True), {0}),
+        (dict(noise_method="flow_cps"), {0}),
+        (dict(noise_method="flow_cps", ignore_last=False), {0, 1}),
+    ],
+)
+def test_the_last_step_is_drawn_unless_it_is_ignored(folder: Path, options: dict, steps: set[int]) -> None:
+    policy = Pi05Policy(str(folder), num_steps=2, **options)
+    draws = [torch.Generator().manual_seed(i) for i in range(24)]
+    seen = {name: value[:1] * 24 if isinstance(value, list) else value[:1].expand(24, *value.shape[1:])
+            for name, value in observation(views=0).items()}  # fmt: skip
+    found = policy.act(seen, mode="sample", generators=draws).record["denoise_inds"]
+    assert set(found.flatten().tolist()) == steps
+
+
 def test_an_environment_decides_the_same_in_any_company(folder: Path) -> None:
     policy, seen = Pi05Policy(str(folder), discrete_state_input=True, max_token_len=64), observation()
     together = policy.act(seen, mode="sample", generators=generators())
@@ -72,12 +103,67 @@ def test_fewer_actions_are_executed_and_counted(folder: Path) -> None:
     torch.testing.assert_close(policy.log_prob(decision.record).log_prob_B_K_N, whole[:, :5])
 
 
+def test_what_it_sees_and_does_has_the_published_order_and_units(tmp_path: Path) -> None:
+    stats = {"state": {"q01": [-2.0] * 3, "q99": [2.0] * 3}, "actions": {"q01": [-1.0] * 4, "q99": [3.0] * 4}}
+    sizes = dict(norm_stats=stats, action_horizon=4, hold=3, discrete_state_input=True, max_token_len=64)
+    policy, seen = Pi05Policy(str(write_tiny(tmp_path, **sizes))), observation()
+    seen["full_image"], seen["wrist_image"] = seen["full_image"][:, :, :48], seen["wrist_image"][:, :, :, :48]
+    record = policy.seen(seen)
+    views = torch.stack([seen["full_image"], seen["wrist_image"][:, 0]], dim=1)  # the scene, then the hand
+    framed = resize_with_pad(views.flatten(0, 1), 56, 56).unflatten(0, (3, 2))
+    assert torch.equal(record["images"], framed) and record["image_masks"].all()
+    for i in range(3):
+        given = (policy._encode, seen["task_description"][i], seen["state"][i] / 2, 64)
+        for name, value in zip(("tokens", "token_mask"), prompt_tokens(*given)):
+            assert torch.equal(record[name][i], value)
+    with mock.patch.object(policy.network, "prefix", wraps=policy.network.prefix) as prefix:
+        decision = policy.act(seen, mode="greedy", generators=generators())
+    assert torch.equal(prefix.call_args.args[0], framed.permute(0, 1, 4, 2, 3) / 127.5 - 1)
+    restored = (decision.record["chains"][:, -1, :, :4] + 1) / 2 * 4 - 1
+    torch.testing.assert_close(decision.actions_E_A_D.unflatten(1, (4, 3)), restored[:, :, None].expand(-1, -1, 3, -1))
+    with pytest.raises(DataError, match="greedy decision has no probability"):
+        policy.log_prob(decision.record)
+    known = policy.record_of(seen, decision.actions_E_A_D)["actions"]
+    torch.testing.assert_close(known[..., :4], decision.record["chains"][:, -1, :, :4], rtol=0, atol=1e-5)
+    assert known.shape == (3, 4, 8) and not known[..., 4:].any()
+
+
+def test_what_is_drawn_spreads_with_the_temperature(folder: Path) -> None:
+    policy = Pi05Policy(str(folder), num_steps=1)
+    none, one, two = (
+        policy.act(observation(), mode="sample", generators=generators(), temperature=float(t)).record["chains"][:, 1]
+        for t in range(3)
+    )
+    torch.testing.assert_close(two - none, 2 * (one - none))
+    assert not torch.equal(one, none)
+
+
+def test_cloning_regresses_noise_less_action_at_published_times(folder: Path) -> None:
+    policy = Pi05Policy(str(folder))
+    record = policy.record_of(observation(), torch.rand(3, 12, 4) - 0.5)
+    actions, times = record["actions"], torch.tensor([0.1, 0.5, 0.9])
+    noise, t = torch.randn_like(actions), times[:, None, None]
+    with mock.patch.object(policy.network, "velocity", return_value=(noise - actions, None)) as velocity:
+        assert not policy.flow_loss(record, actions, noise, times).any()
+    torch.testing.assert_close(velocity.call_args.args[1], t * noise + (1 - t) * actions)
+    with mock.patch.object(policy, "flow_loss", return_value=torch.zeros(1)) as loss:
+        policy.cloning_loss({"actions": torch.zeros(4000, 1, 1)}, torch.Generator().manual_seed(0))
+    drawn = loss.call_args.args[3]
+    assert drawn.min() >= 0.001 and float(drawn.mean()) == pytest.approx(0.001 + 0.999 * 0.6, abs=0.01)  # Beta(1.5, 1)
+
+
 def test_the_expert_alone_is_trained(folder: Path) -> None:
     policy = Pi05Policy(str(folder), train_expert_only=True).train()
     record = policy.record_of(observation(), torch.zeros(3, 12, 4))
     policy.cloning_loss(record, torch.Generator()).backward()
-    trained = {name for name, value in policy.named_parameters() if value.grad is not None}
-    assert trained and not any("paligemma.model" in name or "lm_head" in name for name in trained)
+    trained = {name for name, value in policy.named_parameters() if value.requires_grad}
+    assert trained and not any("paligemma.model" in name for name in trained)
+    assert {name for name, value in policy.named_parameters() if value.grad is not None} == trained
+    assert not policy.network.paligemma.training and policy.network.expert.training
+    whole = Pi05Policy(str(folder))
+    whole.cloning_loss(record, torch.Generator()).backward()
+    for part in ("vision_tower", "multi_modal_projector", "language_model"):  # what is seen learns with the rest
+        assert any(value.grad is not None and value.grad.any() for value in whole.network.paligemma[part].parameters())
 
 
 def test_what_is_saved_is_what_was_read(folder: Path, tmp_path: Path) -> None:
