@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from cosmos_predict2.data.video.media import read_video
+from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies import files
 from cosmos_predict2.rl.policies.files import PolicyCard, write_policy
@@ -56,6 +58,18 @@ def test_success_is_counted_by_task_and_does_not_depend_on_how_many_play_togethe
     assert {name: rate.episodes for name, rate in found[0].tasks.items()} == {"touch_puck": 6, "push_puck": 6}
     assert found[0].tasks["touch_puck"].successes == int(found[0].played.success_E[::2].sum())
     assert found[0].total == Rate(int(found[0].played.success_E.sum()), 12)
+
+
+def test_a_lost_episode_is_neither_a_success_nor_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    collect, tasks = LocalRollout.collect, ["touch_puck", "push_puck"]
+
+    def collected(*arguments: Any) -> Any:
+        success, valid = ([True, False, True, False], [True, True, False, True])
+        return replace(collect(*arguments), success_E=torch.tensor(success), is_valid_E=torch.tensor(valid))
+
+    monkeypatch.setattr(LocalRollout, "collect", collected)
+    found = evaluate(ToyPolicy(width=32), ToyEnv(4, tasks=tasks), held_out_starts(4, 2, seed=0), tasks)
+    assert found.tasks == {"touch_puck": Rate(1, 1), "push_puck": Rate(0, 2)} and found.total == Rate(1, 3)
 
 
 def test_the_same_actions_in_the_same_world_agree() -> None:
@@ -110,6 +124,22 @@ def test_the_starts_of_a_task_can_stand_together() -> None:
     assert blocks.task_ids == [0, 0, 0, 1, 1, 2, 2] and blocks.trial_ids == [0, 1, 2, 0, 1, 0, 1]
     pairs = [set(zip(one.task_ids, one.trial_ids, one.seeds, one.draws)) for one in (turns, blocks)]
     assert pairs[0] == pairs[1]
+
+
+def test_starts_go_on_where_others_ended_and_draw_by_their_own_numbers() -> None:
+    whole, rest = held_out_starts(7, 2, seed=1), held_out_starts(3, 2, seed=1, first=4)
+    assert rest == whole.part(slice(4, 7))
+    other = held_out_starts(7, 2, seed=2)
+    assert (other.task_ids, other.trial_ids) == (whole.task_ids, whole.trial_ids)
+    assert len({*whole.draws, *other.draws}) == len({*whole.seeds, *other.seeds}) == 14
+
+
+def test_the_toy_suite_has_held_out_starts() -> None:
+    place = suites.find("toy", ["push_puck", "touch_box"])
+    env, other = place.env(3, ToyPolicy(width=8)), ToyEnv(3, tasks=["push_puck", "touch_box"], split="val")
+    begin = dict(task_ids=[0, 1, 1], trial_ids=[0, 1, 2])
+    assert torch.equal(*(one.reset(options=begin)[1]["states"] for one in (env, other)))
+    assert (place.episodes, place.at_once, place.in_blocks) == (800, 200, False)
 
 
 def _command(*words: str) -> int:

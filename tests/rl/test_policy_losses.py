@@ -54,6 +54,8 @@ def test_groups_are_kept_within_the_bounds_and_the_missing_are_counted() -> None
     alike = choose_groups(scores, min_std=0.0, wanted=1)
     assert alike.is_kept_N.tolist() == [False, True, True, False, False] and alike.num_missing == 0
     assert choose_groups(scores, lower=0.25, upper=0.5).is_kept_N.tolist() == [False, True, True, False, True]
+    high = choose_groups(torch.tensor([[1.0, 1.0, 1.0, 0.0]]), lower=0.1, upper=0.9)  # kept, above the middle
+    assert (high.num_low, high.num_high) == (0, 0)
 
 
 def test_invalid_members_count_for_nothing() -> None:
@@ -137,6 +139,17 @@ def test_an_action_that_is_not_executed_may_hold_anything() -> None:
     dirty = policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig()).loss
     dirty.backward()
     assert torch.equal(clean, dirty) and new.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("sums_unexecuted", [False, True])
+def test_a_chunks_ratio_may_count_what_was_not_executed_as_published(sums_unexecuted: bool) -> None:
+    new, old, advantage, valid = case()
+    config = PolicyLossConfig(ratio_level="chunk", sums_unexecuted=sums_unexecuted)
+    watched = policy_loss(LogProb(new), old, advantage, valid, config).watched
+    rows = torch.ones(6, 4, dtype=torch.bool) if sums_unexecuted else rows_of_actions(valid, 4)
+    ratio = ((new - old) * rows[..., None]).sum(dim=(1, 2)).exp()[[0, 1, 2, 3, 5]]  # of the fifth nothing was executed
+    for name, value in dict(min=ratio.min(), max=ratio.max(), mean=ratio.mean()).items():
+        torch.testing.assert_close(watched[f"ratio_{name}"], value)
 
 
 def test_on_fresh_weights_the_gradient_is_that_of_reinforce() -> None:

@@ -137,11 +137,12 @@ def test_each_episode_counts_alike_in_an_episode_mean() -> None:
     one = model(minibatches=2, micro_batches=2, loss=loss)
     played = one.source.collect(one.starts(batch()))
     played.executed_M_E_A[1, ::3] = False  # episodes of one decision among others of two
+    played.is_valid_E[[1, 3]] = False  # and two that were lost
     advantage = torch.arange(12.0).reshape(3, 4) ** 2
     parts = list(one._in_order(played, advantage, {}, batch()))
     assert parts[0].old_log_prob_B_K_N.shape[2] > 1
     total = sum(one.training_step(part, 0)[1].item() for part in parts) / 4  # by the trainer, which adds them up
-    assert total == pytest.approx(-float(advantage.mean()), rel=1e-5)  # ratios are 1
+    assert total == pytest.approx(-float(advantage.flatten()[played.is_valid_E].mean()), rel=1e-5)  # ratios are 1
 
 
 def test_deviations_of_a_group_are_those_of_a_sample_or_of_all() -> None:
@@ -322,11 +323,12 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
 # --- a world model that is refined in turn
 
 
-def test_an_environment_leaves_the_gpu_again_after_validation() -> None:
+def test_an_environment_leaves_the_gpu_again_after_a_rollout_and_after_validation() -> None:
     one = model()
-    with mock.patch.object(one.env, "offload", create=True) as offload:
-        one.validation_step(batch(), 0)
-    offload.assert_called_once()
+    for play in (lambda: one.validation_step(batch(), 0), lambda: next(one.train_batches([batch()]))):
+        with mock.patch.object(one.env, "offload", create=True) as offload:
+            play()
+        offload.assert_called_once()
 
 
 def windows_of(played: Trajectories, span: int, stride: int = 4, count: int = 9) -> list[tuple[int, int]]:

@@ -12,16 +12,19 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy
 import pytest
 import torch
 
+from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.simulators import libero_suites as libero
 from cosmos_predict2.rl.envs.simulators import rendering
 from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
-from cosmos_predict2.rl.envs.simulators.robosuite_state import axis_angle
+from cosmos_predict2.rl.envs.simulators.robosuite_state import Seen, axis_angle
 from cosmos_predict2.rl.policies.files import write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.errors import ConfigError, DataError
@@ -102,7 +105,7 @@ def test_sentences_are_those_of_the_names(package: Path) -> None:
         == ["pick up the bowl", "pick up the milk", "open the drawer", "close the drawer"] + (found["libero_10"])
     )
     assert libero.suite("libero_all").tasks[0].suite == "libero_spatial"  # of tasks that are in two, the first
-    assert libero.suite("libero_10").max_steps == 520
+    assert [libero.suite(name).max_steps for name in libero.SUITES] == [220, 280, 300, 400, 520, 520]
     assert not any(name.split(".")[0] == "libero" for name in sys.modules)
     with pytest.raises(ConfigError, match=r"no suite 'libero_gaol'.*libero_goal"):
         libero.suite("libero_gaol")
@@ -163,13 +166,31 @@ def assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "assets"
 
 
+def test_a_suite_is_50_starts_of_each_task_and_its_settings_reach_the_workers(package: Path) -> None:
+    policy = SimpleNamespace(action_dim=7, chunk=5)
+    for tasks, names in (([], NAMES["libero_10"]), (["1"], NAMES["libero_10"][1:])):
+        place = suites.find("libero_10", tasks, render="osmesa", max_steps=3, num_steps_wait=0, image_size=None)
+        assert (list(place.tasks), place.episodes, place.in_blocks) == (names, 50 * len(names), True)
+        with mock.patch.object(suites, "WorkerEnv") as workers:
+            workers.return_value.metadata = {"action_dim": 7}
+            place.env(3, policy)
+            with pytest.raises(ConfigError, match="4 numbers per action"):
+                place.env(3, SimpleNamespace(action_dim=4, chunk=5))
+        make, num = workers.call_args_list[0].args
+        assert num == 3 and workers.call_args_list[0].kwargs == dict(render="osmesa", chunk=5)
+        assert (make.func, make.args) == (LiberoTask, ("libero_10",))
+        assert make.keywords == dict(tasks=names, max_steps=3, num_steps_wait=0)
+    assert suites.find("lift").episodes == 50
+
+
 def test_an_episode_begins_as_published(package: Path, assets: Path) -> None:
     env = LiberoTask("libero_10", image_size=8, num_steps_wait=3)
     seen = env.reset(0, 52, seed=7)
     built = sys.modules["libero.libero.envs"].BUILT
     name, scene = built[0]
     assert name == "LIVING_ROOM_SCENE2_put_both_in_the_basket.bddl" and env.num_trials == 50
-    assert scene.log == ["seed 0", "reset", f"start {2 * 4 + 1}"] and scene.horizon > env.max_steps == 520
+    assert scene.log == ["seed 0", "reset", f"start {2 * 4 + 1}"] and env.max_steps == 520
+    assert scene.horizon > 3 + 520  # steps of rest do not count
     assert seen["task_description"] == "put both in the basket"
     # three steps of rest with an open gripper; pictures turned by 180 degrees
     assert seen["state"].tolist() == pytest.approx([0, 0, 0, 0, 0, numpy.pi, 0, -3])
@@ -182,6 +203,13 @@ def test_an_episode_begins_as_published(package: Path, assets: Path) -> None:
     env.reset(1, 0, seed=8)  # another task is another scene
     assert scene.log[-1] == "close" and len(built) == 2
     env.close()
+    env.close()
+
+
+def test_pictures_may_be_higher_than_wide(package: Path, assets: Path) -> None:
+    env = LiberoTask("libero_10", height=12, width=8, num_steps_wait=0)
+    seen = env.reset(0, 0, 0)
+    assert seen["full_image"].shape == (12, 8, 3) and seen["wrist_image"].shape == (1, 12, 8, 3)
     env.close()
 
 
@@ -226,6 +254,15 @@ def test_a_policy_is_evaluated_by_the_published_protocol(
     ):
         assert evaluated(*more) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_picture_is_drawn_when_it_is_looked_at() -> None:
+    drawn: list[str] = []
+    seen = Seen(lambda camera: drawn.append(camera) or numpy.zeros((4, 6, 3), numpy.uint8), {"state": 5})
+    assert dict.fromkeys(seen) == dict.fromkeys(["full_image", "wrist_image", "state"]) and len(seen) == 3
+    assert seen["state"] == 5 and not drawn
+    assert seen["wrist_image"].shape == (1, 4, 6, 3) and drawn == ["robot0_eye_in_hand"]
+    assert seen["full_image"].shape == (4, 6, 3) and drawn[1:] == ["agentview"]
 
 
 def test_rotations_are_axis_times_angle() -> None:

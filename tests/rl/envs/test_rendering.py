@@ -21,6 +21,10 @@ def test_the_first_way_that_draws_is_taken_unless_one_is_asked_for(
         assert rendering.variables("auto") == {"MUJOCO_GL": "osmesa", "PYOPENGL_PLATFORM": "osmesa"}
         with pytest.raises(ConfigError, match=r"libEGL.so.1.*\n?.*apt-get install libegl1"):
             rendering.variables("egl")
+        with mock.patch.dict(faults, egl=2):  # both draw
+            rendering.works.cache_clear()
+            assert (rendering.works("auto"), rendering.works("osmesa")) == (("egl", 2), ("osmesa", 1))
+            rendering.works.cache_clear()
         monkeypatch.setenv("MUJOCO_GL", "egl")  # somebody's choice is not overruled
         rendering.works.cache_clear()
         with pytest.raises(ConfigError, match="render=auto"):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from pathlib import Path
+from unittest import mock
 
 import numpy
 import pytest
@@ -11,6 +12,7 @@ from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.cloning import (
     CloningOptions,
+    Windows,
     clone,
     recorded_demonstrations,
     toy_demonstrations,
@@ -56,6 +58,26 @@ def test_cloning_learns_what_was_demonstrated_and_follows_from_the_seed() -> Non
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
+def test_statistics_are_those_of_every_action_of_the_windows() -> None:
+    actions = torch.stack([torch.arange(202.0).clamp(max=200), torch.zeros(202)], dim=1)[:-1]  # 0 to 200
+    found = Windows(torch.zeros(67, 4, 4, 3), actions.unflatten(0, (67, 3)), ["go"] * 67).statistics()
+    known = dict(q01=2, q99=198, min=0, max=200, mean=100, std=float(actions[:, 0].double().std(correction=0)))
+    assert {name: found[name][0] for name in known} == pytest.approx(known)
+    assert found["mask"] == [True] * 2 and found["max"][1] == 0
+
+
+def test_the_rate_falls_to_zero_in_a_line() -> None:
+    windows, rates, step = toy_demonstrations(1, seed=0).windows(12, [0]), [], torch.optim.Adam.step
+
+    def watched(optimizer: torch.optim.Adam, *arguments: object) -> object:
+        rates.append(optimizer.param_groups[0]["lr"])
+        return step(optimizer, *arguments)
+
+    with mock.patch.object(torch.optim.Adam, "step", watched):
+        clone(ToyPolicy(width=8), windows, CloningOptions(steps=4, lr=1e-3, batch_size=2), 0)
+    assert rates == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4], rel=1e-4)
+
+
 @pytest.mark.parametrize("form", ["states", "lerobot"])
 def test_recordings_demonstrate_like_the_episodes_they_were_made_of(tmp_path: Path, form: str) -> None:
     write_folder(str(tmp_path / "toy"), ToyFolder(episodes=4, frames=13, val_fraction=0.25, form=form, mix="expert"))
@@ -85,6 +107,7 @@ def test_a_policy_is_read_as_it_was_written(tmp_path: Path) -> None:
     for address in (tmp_path / "policy", tmp_path / "policy" / "policy.safetensors"):
         found, card = read_policy(str(address))
         assert found.arguments == policy.arguments and card.about["seed"] == 3 and "torch" in card.about["versions"]
+        assert not found.training
         for name, value in policy.state_dict().items():
             assert torch.equal(found.state_dict()[name], value)
     begun = ToyPolicy(action_dim=7, width=32, num_knots=3, noise=0.1, path=str(tmp_path / "policy"))

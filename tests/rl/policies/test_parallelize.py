@@ -11,6 +11,7 @@ from torch import Tensor
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.parallelize import parallelize_policy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
@@ -69,6 +70,30 @@ def test_two_processes_that_share_the_weights_learn_what_one_does(tmp_path: Path
     alone = {name: trained(policy) for name, policy in policies(tmp_path).items()}
     for found in run_distributed(of_ranks, world_size=2, args=(tmp_path,)):
         torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_recomputed_passes_twice_and_gives_the_same_gradient(tmp_path: Path) -> None:
+    tiny_pi05.write_tiny(tmp_path, action_horizon=4, hold=3)
+    seen = ToyEnv(2).reset()[0]
+    gradients, passes = [], []
+    for recompute in (False, True):
+        policy, counts = Pi05Policy(str(tmp_path)), [0, 0]  # of blocks of the prefix and of the expert
+
+        def count(i: int, counts: list[int] = counts) -> Any:
+            return lambda *_: counts.__setitem__(i, counts[i] + 1)
+
+        parallelize_policy(policy, init_dims(), 0, recompute=recompute)
+        for i, part in enumerate((policy.network.paligemma["language_model"], policy.network.expert)):
+            part.layers[0].input_layernorm.register_forward_hook(count(i))  # type: ignore[index, union-attr]
+        record = policy.record_of(seen, torch.zeros(2, 12, 4))
+        policy.cloning_loss(record, torch.Generator().manual_seed(0)).backward()
+        gradients.append({name: value.grad for name, value in policy.named_parameters() if value.grad is not None})
+        passes.append(list(counts))
+        with torch.no_grad():
+            policy.cloning_loss(record, torch.Generator().manual_seed(0))
+        assert counts == [number + 1 for number in passes[-1]]  # without gradients nothing is computed anew
+    assert passes == [[1, 1], [2, 2]]
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_what_has_no_blocks_is_refused_by_name() -> None:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is learnt from an experience, and where a policy is judged: of whom, in which order, and what counts."""
+
+import copy
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.vla import draw_episodes
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts
+from cosmos_predict2.rl.vla.episodes import validation_starts
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
+from imaginaire.config import L
+from imaginaire.distributed.parallel import ParallelDims
+from tests.rl.test_vla_grpo import batch, experience, model, starts
+
+
+def test_episodes_are_played_in_evaluation_mode() -> None:
+    one, modes = model(), []
+    one.net.train()
+    act, log_prob = one.net.act, one.net.log_prob
+
+    def watched(method: Any) -> Any:
+        return lambda *arguments, **options: modes.append(one.net.training) or method(*arguments, **options)
+
+    with mock.patch.multiple(one.net, act=watched(act), log_prob=watched(log_prob)):
+        decisions = next(one.train_batches([batch()]))
+        assert modes == [False] * len(modes) and len(modes) > 2
+        one.training_step(decisions, 0)
+    assert modes[-1] and one.net.training
+
+
+def test_validation_is_greedy_where_it_counts_and_lost_episodes_do_not() -> None:
+    places = dict(env=L(ToyEnv)(num_envs=8), true_env=L(ToyEnv)(num_envs=5), eval_env=L(ToyEnv)(num_envs=3))
+    for names in (["env"], ["env", "true_env"], ["env", "true_env", "eval_env"]):
+        given: dict[str, Any] = {name: places[name] for name in names}
+        one = VLAGRPOModel(VLAGRPOConfig(policy=L(ToyPolicy)(width=16), rl=VLARLConfig(group_size=4), **given))
+        assert one.eval_env.num_envs == places[names[-1]]["num_envs"]  # type: ignore[call-overload, index]
+    played = replace(
+        one.source.collect(starts(4)),
+        success_E=torch.tensor([True, False, True, False]),
+        is_valid_E=torch.tensor([True, True, True, False]),
+    )
+    with mock.patch("cosmos_predict2.rl.vla.grpo.LocalRollout") as rollout:
+        rollout.return_value.collect.return_value = played
+        output, loss = one.validation_step(batch(size=4), 0)
+    assert rollout.call_args.args == (one.net, one.eval_env, None)
+    assert rollout.return_value.collect.call_args.args[1] == "greedy"
+    assert float(output["greedy_success"]) == pytest.approx(2 / 3) == 1 - float(loss)
+    assert float(output["greedy_return"]) == pytest.approx(float(played.return_E[:3].mean()))
+    facts = one._facts(played)
+    assert (facts["success"], facts["valid_rate"]) == pytest.approx((2 / 3, 3 / 4))
+    assert facts["reward_mean"] == pytest.approx(float(played.return_E[:3].mean()))
+
+
+def test_tasks_take_turns_and_each_goes_on_with_its_trials() -> None:
+    found = [tuple(EpisodeStarts(num=5, num_tasks=2, first=7)[i].values()) for i in range(5)]
+    assert found == [(0, 7), (1, 7), (0, 8), (1, 8), (0, 9)]
+
+
+def test_the_reference_is_the_policy_that_the_run_began_with() -> None:
+    one = model(loss=PolicyLossConfig(kl_beta=0.1))
+    one.parallelize(ParallelDims())
+    begun = copy.deepcopy(one.net)
+    with torch.no_grad():
+        for weight in one.net.parameters():
+            weight += 0.1
+    decisions = next(one.train_batches([batch()]))
+    of_begun = begun.log_prob(decisions.record).log_prob_B_K_N
+    assert decisions.reference_log_prob_B_K_N is not None
+    torch.testing.assert_close(decisions.reference_log_prob_B_K_N, of_begun)
+    assert not torch.allclose(decisions.old_log_prob_B_K_N, of_begun, atol=1e-3)
+    kept, weights = one.checkpoint_state(), dict(begun.named_parameters())
+    assert all(torch.equal(kept[f"net_ref.{name}"], weight) for name, weight in weights.items())
+
+
+def test_every_rollout_of_dynamic_sampling_may_have_what_is_missing() -> None:
+    one = model(max_rollouts=5)
+    parts = []
+    for i in range(5):  # the i-th has spread in group i alone
+        played = one.source.collect(one.starts(batch(first=100 * i)))
+        rewards = torch.zeros_like(played.reward_M_E_A)
+        rewards[-1, 4 * (i % 3) : 4 * (i % 3) + 4, -1] = torch.tensor([0.0, 1.0, 0.0, 0.0])
+        parts.append(replace(played, reward_M_E_A=rewards))
+    with mock.patch.object(one.source, "collect", side_effect=parts):
+        played, advantage, facts = one._experience(batch(), iter([batch()] * 4))
+    assert facts["rollouts"] == 3 and facts["groups_with_spread"] == 1
+    assert played.return_E.tolist() == [0.0, 1.0, 0.0, 0.0] * 3 and (advantage.argmax(dim=1) == 1).all()
+    for i in range(3):
+        rows = slice(4 * i, 4 * i + 4)
+        assert torch.equal(played.record["knots"][:, rows], parts[i].record["knots"][:, rows])
+
+
+def test_each_update_has_minibatches_of_its_own() -> None:
+    one = model(updates=2, minibatches=2)
+    played = one.source.collect(one.starts(batch()))
+    played.record["number"] = torch.arange(24).reshape(2, 12)
+    halves = []
+    for position in (0, 3):
+        found = one._in_order(played, one._advantages(played), {}, {"sample_position": torch.tensor([position])})
+        halves += [frozenset(part.record["number"].tolist()) for part in found]
+    assert all(halves[i] | halves[i + 1] == set(range(24)) for i in range(0, 8, 2))
+    assert len(set(halves)) == 8
+
+
+def test_the_parts_of_a_minibatch_share_it_by_what_counts() -> None:
+    one = model(minibatches=2, micro_batches=3, loss=PolicyLossConfig(ratio_level="action"))
+    played = one.source.collect(one.starts(batch()))
+    played.executed_M_E_A[1, :5, 4:] = False
+    parts = experience(one, played)
+    counts = [int(part.mask_B_A.unflatten(1, (4, 3)).any(dim=2).sum()) for part in parts]
+    assert sum(counts[:3]) != sum(counts[3:])
+    for i, part in enumerate(parts):
+        of_minibatch = counts[:3] if i < 3 else counts[3:]
+        assert part.share == pytest.approx(3 * counts[i] / sum(of_minibatch))
+
+
+def test_films_are_of_the_greedy_policy_and_of_the_same_actions_in_both_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, calls = model(), []
+    one.true_env, one.ema_scope = ToyEnv(4), nullcontext  # type: ignore[method-assign]
+    callback = draw_episodes.DrawEpisodes(num_episodes=2, true_env=one.true_env)
+    callback.trainer = mock.Mock()
+    act = one.net.act
+    monkeypatch.setattr(one.net, "act", lambda *args, mode, **rest: calls.append(mode) or act(*args, mode=mode, **rest))
+    monkeypatch.setattr(draw_episodes, "apart", lambda *_: nullcontext())
+    monkeypatch.setattr(callback, "_write", lambda rows, iteration: calls.append([torch.equal(*row) for row in rows]))
+    callback.on_validation_end(one)  # before there were any starts
+    for first in (5, 9):  # the first batch, ever after
+        callback.on_validation_step_end(one, batch(first), {}, torch.zeros(()))
+    with mock.patch.object(one.env, "reset", wraps=one.env.reset) as reset:
+        callback.on_validation_end(one)
+    assert calls == ["greedy", "greedy", [True, True]]
+    assert reset.call_args.kwargs["options"]["trial_ids"] == validation_starts([0, 0], [5, 6]).trial_ids
