@@ -166,6 +166,14 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe
     (dict(train__ckpt__max_keep=-1), "checkpoint.keep_last", "null"),
     (dict(train__ckpt__enable_checkpoint=False), "ckpt_type", "dummy"),
     (dict(vla__filter_lower_bound=0.1), "rl.lower_bound", "0.1"),
+    (dict(vla__filter_upper_bound=0.8), "rl.upper_bound", "0.8"),
+    (dict(train__train_policy__epsilon_low=0.1), "loss.clip_low", "0.1"),
+    (dict(train__train_policy__epsilon_high=0.3), "loss.clip_high", "0.3"),
+    (dict(train__train_policy__entropy_coeff=0.01), "loss.entropy_bonus", "0.01"),
+    (dict(train__optm_lr=3e-6), "optimizer.lr", "3e-06"),
+    (dict(train__optm_weight_decay=0.02), "optimizer.weight_decay", "0.02"),
+    (dict(train__optm_grad_norm_clip=2.0), "grad_clip.clip_norm", "2.0"),
+    (dict(train__max_num_steps=1), "trainer.max_iter", "1"),
     (dict(vla__use_proprio=True), "policy.use_proprio", "true"),
     (dict(vla__unnorm_key="libero_90"), "policy.unnorm_key", '"libero_90"'),
     (dict(vla__training_chunk_size=8), "trainer.grad_accum_iter", "4"),
@@ -188,6 +196,13 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe
 @pytest.mark.parametrize(("changes", "key", "value"), CHANGES, ids=lambda case: str(case)[:40])
 def test_a_field_sets_what_the_table_says(changes: dict[str, Any], key: str, value: str) -> None:
     assert value_of(changed(**changes), key) == value
+
+
+@pytest.mark.parametrize(("gpus_here", "num_gpus"), [(0, 0.0), (8, 1.0)])
+def test_what_plays_apart_has_a_worker_for_each_of_its_gpus(gpus_here: int, num_gpus: float) -> None:
+    changes = dict(policy__parallelism__n_init_replicas=2, rollout__parallelism__n_init_replicas=4)
+    found = translate_vla(edited(TINY["openvla"], mode="disaggregated", **changes), gpus_here)
+    assert f"num_workers:4,num_gpus:{num_gpus}" in value_of(found, "config.rollout")  # of both ranks together
 
 
 @pytest.mark.parametrize("section", ["custom", "custom__pi05"])  # Cosmos-RL drops the second, which the guide prints

@@ -329,7 +329,7 @@ def _players(fields: Fields, gpus_here: int) -> dict[str, Any]:
         return {}
     if play % train:
         raise ConfigError(f"rollout.parallelism: {play} GPUs play, which must be a multiple of the {train} that train.")
-    target = {"_target_": "cosmos_predict2.rl.vla.ray_rollout.RayRollout", "num_workers": play // train}
+    target = {"_target_": "cosmos_predict2.rl.vla.ray_rollout.RayRollout", "num_workers": play}  # of all ranks
     return {f"{CONFIG}.rollout": {**target, "num_gpus": 1.0 if gpus_here else 0.0}}
 
 
