@@ -65,3 +65,19 @@ class ToyTask:
             os.kill(os.getpid(), 9)
         if number == numpy.float32(RAISES):
             raise RuntimeError("the simulation is unstable")
+
+
+class TellingTask(ToyTask):
+    """Shows what its worker was given as its state, and succeeds with every action."""
+
+    def reset(self, task_id: int, trial_id: int, seed: int) -> dict[str, Any]:
+        self.seed = seed
+        return super().reset(task_id, trial_id, seed)
+
+    def step(self, action: NDArray[Any]) -> tuple[dict[str, Any], float, bool]:
+        observed, _, _ = super().step(action)
+        return observed, float(action[0]), True
+
+    def _observed(self) -> dict[str, Any]:
+        told = [self.seed, int(os.environ["NUMBER"])]
+        return {**super()._observed(), "state": numpy.array(told, dtype=numpy.float32)}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How MuJoCo draws is found out by trying, and a machine that cannot is told what it lacks."""
 
+import subprocess
 from unittest import mock
 
 import pytest
@@ -32,6 +33,22 @@ def test_the_first_way_that_draws_is_taken_unless_one_is_asked_for(
         with pytest.raises(ConfigError, match="Did you mean osmesa"):
             rendering.variables("mesa")
     rendering.works.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "said", "found"),
+    [
+        (0, "drawn 3\n", "", 3),
+        (0, "drawn 0\n", "", "the picture is black"),
+        (1, "", "warning\nOSError: no libOSMesa.\n", "OSError: no libOSMesa"),
+        (-11, "", "", "exit code -11"),
+    ],
+)
+def test_a_way_draws_where_a_picture_is_seen(code: int, printed: str, said: str, found: int | str) -> None:
+    done = subprocess.CompletedProcess([], code, printed, said)
+    with mock.patch.object(subprocess, "run", return_value=done) as run:
+        assert rendering._probed("osmesa") == found
+    assert run.call_args.kwargs["env"]["MUJOCO_GL"] == "osmesa"
 
 
 @pytest.mark.parametrize(

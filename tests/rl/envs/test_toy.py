@@ -42,6 +42,15 @@ def test_the_reward_of_the_last_step_is_the_dense_one_and_others_are_zero() -> N
     assert numpy.allclose(second[:, -1], episodes.rewards[:, -1], atol=1e-6)
 
 
+def test_a_failed_episode_is_paid_for_what_it_left() -> None:
+    rewards = []
+    for reward_on in ("last", "each"):
+        env = ToyEnv(4, seed=3, reward_on=reward_on)
+        env.reset(options={"trial_ids": range(4)})
+        rewards.append(torch.cat([env.chunk_step(torch.zeros(4, 12, 4))[1] for _ in range(2)], dim=1))
+    assert torch.equal(rewards[0][:, -1], rewards[1][:, -1]) and (rewards[0][:, -1] < 0).all()
+
+
 @pytest.mark.parametrize("reward_on", ["last", "each"])
 def test_a_sparse_reward_is_for_success_alone(reward_on: str) -> None:
     env = ToyEnv(4, seed=3, sparse=True, reward_on=reward_on)
@@ -78,6 +87,14 @@ def test_trials_of_splits_differ_and_tasks_share_a_call() -> None:
     env = ToyEnv(2, tasks=("push_puck", "touch_box"))
     observed, _ = env.reset(options={"task_ids": [1, 2], "trial_ids": [5, 5]})
     assert observed["task_description"] == ["touch the blue box", "push the red puck to the green ring"]
+
+
+def test_each_task_has_tables_of_its_own() -> None:
+    tasks = ("push_puck", "choose_box")
+    both = ToyEnv(2, tasks=tasks).reset(options={"task_ids": [0, 1], "trial_ids": [5, 5]})[1]["states"]
+    for i, task in enumerate(tasks):
+        assert torch.equal(ToyEnv(1, tasks=(task,)).reset(options={"trial_ids": [5]})[1]["states"][0], both[i])
+    assert not torch.equal(both[0], both[1])
 
 
 def test_resets_without_numbers_follow_from_the_seed_and_do_not_repeat() -> None:

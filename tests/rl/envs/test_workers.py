@@ -4,12 +4,14 @@
 import pickle
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.contract import check_environment
+from cosmos_predict2.rl.envs.simulators import rendering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv, WorkerError
 from cosmos_predict2.rl.interfaces import Decision
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts
@@ -17,7 +19,7 @@ from cosmos_predict2.rl.vla.policy_evaluation import evaluate
 from imaginaire.config import L
 from imaginaire.config.lazy_config import instantiate
 from imaginaire.errors import ConfigError, DataError
-from tests.rl.envs.task_envs import DIES, HANGS, RAISES, ToyTask
+from tests.rl.envs.task_envs import DIES, HANGS, RAISES, TellingTask, ToyTask
 
 
 def actions(*last: float) -> Tensor:
@@ -42,6 +44,18 @@ def test_what_a_simulator_raises_is_raised_here_with_its_traceback() -> None:
     assert raised.value.env == 1 and "in _misbehave" in raised.value.traceback
     observed, info = env.reset(options={"env_ids": [1], "trial_ids": [1]})  # it goes on
     assert info["valid"].all() and observed["wrist_image"].shape == (1, 1, 24, 24, 3)
+    env.close()
+
+
+def test_each_worker_has_its_own_seed_and_renderer_and_what_the_environment_was_built_with() -> None:
+    env = WorkerEnv(TellingTask, 2, render="egl", chunk=2, terminate_on_success=False)
+    with mock.patch.object(rendering, "variables", lambda render, number: {"NUMBER": f"{number}"}):
+        seen, _ = env.reset(options={"seeds": [5, 6]})
+    assert seen["state"].tolist() == [[5, 0], [6, 1]] and env.metadata["chunk"] == 2
+    chunk = torch.arange(16.0).reshape(2, 2, 4) / 16
+    _, reward, terminated, _, info = env.chunk_step(chunk)
+    assert torch.equal(reward, chunk[:, :, 0])  # in their order
+    assert info["success"].all() and info["executed"].all() and not terminated.any()
     env.close()
 
 
