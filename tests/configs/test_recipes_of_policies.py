@@ -10,7 +10,8 @@ from cosmos_predict2.configs.rl.recipes import vla, vla_translation
 from cosmos_predict2.configs.rl.recipes.rows import Read, Translation
 from cosmos_predict2.configs.rl.recipes.translation import translate
 from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
-from imaginaire.config.compose import compose
+from imaginaire.config import registry
+from imaginaire.config.compose import compose, experiment_names
 from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError
 from scripts import evaluate_policy
@@ -152,6 +153,20 @@ def test_validation_may_have_another_suite_and_episodes_their_own_length_and_siz
     train, val = config.model.config.env.make, config.model.config.eval_env.make
     assert (train.suite, val.suite) == ("libero_10", "libero_goal")
     assert {(one.max_steps, one.height, one.width) for one in (train, val)} == {(300, 128, 96)}
+
+
+@pytest.mark.parametrize(
+    ("name", "suite", "chunk"),
+    [("vla_grpo_openvla_oft_libero_10", "libero_10", 8), ("vla_dapo_pi05_libero_goal", "libero_goal", 10)],
+)
+def test_policies_learn_in_published_episodes_and_are_judged_in_those_of_evaluations(
+    name: str, suite: str, chunk: int
+) -> None:
+    experiment_names(BASE)
+    config = registry.node_of("experiment", name).model.config
+    for env, max_steps, num_steps_wait in ((config.env, 512, 15), (config.eval_env, None, 10)):
+        assert (env.make.suite, env.make.max_steps, env.make.num_steps_wait) == (suite, max_steps, num_steps_wait)
+        assert (env.chunk, env.render) == (chunk, "auto")
 
 
 CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe, and what it sets here

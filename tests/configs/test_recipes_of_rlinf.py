@@ -142,6 +142,10 @@ CHANGES = [  # an override of the tiny twin, and what it sets here
 OF_POLICIES = [  # overrides of the tiny twin with a policy of these, and what they set here
     ("openvla_oft", "", "experiment", "tiny_vla_grpo_openvla_oft_world_model"),
     ("openvla_oft", "env.train.env_type=toy", "experiment", "tiny_vla_grpo_openvla_oft_simulator"),
+    ("openvla_oft", "", "policy.variant", '"oft"'),
+    ("openvla", "actor.model.num_action_chunks=1 env.train.world_model_cfg.chunk=1", "variant", '"autoregressive"'),
+    ("openvla_oft", "", "fsdp_shard_size", "0"),  # one process has nothing to share
+    ("openvla_oft", "+actor.fsdp_config.gradient_checkpointing=false", "recompute", "false"),
     ("openvla_oft", "+actor.fsdp_config.gradient_checkpointing=true", "recompute", "true"),
     ("openvla_oft", "+actor.model.is_lora=true", "policy.lora_rank", "32"),
     ("openvla_oft", "+actor.model.is_lora=true +actor.model.lora_path=adapters", "policy.lora_path", '"adapters"'),

@@ -4,19 +4,23 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies import files
 from cosmos_predict2.rl.policies.files import PolicyCard, write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.vla import policy_evaluation
 from cosmos_predict2.rl.vla.episodes import LocalRollout
 from cosmos_predict2.rl.vla.policy_evaluation import (
     Comparison,
+    Evaluation,
     Rate,
     evaluate,
     film,
@@ -176,6 +180,30 @@ def test_a_policy_of_a_run_executes_what_it_did_there(
         assert _command("--policy", "run", "--episodes", "1", "--out", str(tmp_path), *words) == 0
         assert json.loads((tmp_path / "evaluation.json").read_text())["execute"] == executed
     assert capsys.readouterr().out.count("--execute 6, as the policy's run had it") == 1
+
+
+def test_the_command_evaluates_by_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: dict[str, Any] = {}
+    tasks = ["touch_puck", "push_puck"]
+
+    def evaluated(*given: Any) -> Evaluation:
+        calls["evaluate"] = given[1:6]
+        found = evaluate(*given)
+        return replace(found, played=replace(found.played, success_E=torch.tensor([True, False, False, True])))
+
+    monkeypatch.setattr(policy_evaluation, "evaluate", evaluated)
+    monkeypatch.setattr(
+        files, "read_policy", lambda *given: calls.update(read=given) or (ToyPolicy(width=8), PolicyCard("", {}))
+    )
+    monkeypatch.setattr(media, "write_video", lambda path, *_: calls.setdefault("videos", []).append(path.name))
+    words = ["--policy", "mine", "--load_ema", "--tasks", *tasks, "--episodes", "4", "--first", "7", "--seed", "3"]
+    words += ["--mode", "sample", "--execute", "6", "--videos", "4", "--out", str(tmp_path), "--render", "osmesa"]
+    with mock.patch.object(suites, "find", wraps=suites.find) as find:
+        assert _command(*words) == 0
+    assert find.call_args.kwargs["render"] == "osmesa" and calls["read"] == ("mine", "net_ema", {})
+    assert calls["evaluate"][1:] == (held_out_starts(4, 2, 3, 7), tasks, "sample", 6)
+    names = [("push_puck", 3, "true"), ("touch_puck", 4, "false"), ("push_puck", 4, "false"), ("touch_puck", 5, "true")]
+    assert calls["videos"] == [f"task={task}_trial_{i}--success={outcome}.mp4" for task, i, outcome in names]
 
 
 def test_a_policy_is_measured_in_an_environment_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

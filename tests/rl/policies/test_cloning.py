@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.policies import cloning
 from cosmos_predict2.rl.policies.cloning import (
     CloningOptions,
     Windows,
@@ -176,6 +178,26 @@ def test_the_command_writes_a_policy_that_acts(tmp_path: Path, capsys: pytest.Ca
     assert _command(*words, "--overwrite") == 0
     again = load_file(tmp_path / "policy" / "policy.safetensors")
     assert all(torch.equal(again[name], value) for name, value in first.items())
+
+
+@pytest.mark.parametrize("kind", ["toy", "openvla_oft", "pi05"])
+def test_the_command_clones_by_what_it_is_given(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(cloning, "clone", lambda *given: calls.append(given) or [1.0, 0.5])
+    words = ["--policy", kind, "--demonstrations", "2", "--windows", "0,12", "--steps", "7", "--lr", "0.002"]
+    words += ["--batch_size", "5"]
+    bases = {} if kind == "toy" else {2: ["--base", str(tmp_path / "0"), "--knots", "2"]}
+    for i, seed in enumerate("010"[: 2 + len(bases)]):
+        assert _command(*words, "--seed", seed, "--out", str(tmp_path / f"{i}"), *bases.get(i, [])) == 0
+    policy, windows, options, seed = calls[0]
+    assert (options, seed, calls[1][3]) == (CloningOptions(7, 0.002, 5), 0, 1) and len(windows) == 4
+    assert torch.equal(windows.actions_B_A_D, toy_demonstrations(2, seed=0).windows(12, [0, 12]).actions_B_A_D)
+    first, other = (torch.cat([weight.flatten() for weight in call[0].parameters()]) for call in calls[:2])
+    assert not torch.equal(first, other)
+    if bases:
+        low = policy.statistics.low if kind == "openvla_oft" else policy.action_stats.q01
+        numpy.testing.assert_allclose(low, windows.statistics()["q01"], rtol=1e-6)
+        assert calls[2][0].chunk == 12  # two actions, each held for six steps
 
 
 def test_the_toy_policy_takes_no_recordings_of_another_world(

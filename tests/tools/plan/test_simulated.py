@@ -2,9 +2,13 @@
 """The plan of a recipe of Cosmos-RL: what fits 8 GPUs, what an iteration is, and what is no recipe of a policy."""
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from cosmos_predict2.tools.plan.simulated import HOST_GB, SimulatedRun, estimate
+from cosmos_predict2.tools.plan.speed import GPUS
 from scripts import plan
 from tests.programs import call
 
@@ -30,6 +34,20 @@ def test_a_policy_of_7b_fits_8_gpus_where_it_is_sharded(capsys: pytest.CaptureFi
     assert call(plan, "--recipe", OFT) == 0
     shown = capsys.readouterr().out
     assert "128 episodes of 64 decisions" in shown and "64 simulators" in shown and "An estimate" in shown
+
+
+def test_episodes_that_find_no_place_take_another_wave() -> None:
+    run = SimulatedRun("openvla-oft", "libero", 2, 8, 1, 8, 8, 64, 512, 16, 1, True, 100)
+    gpu = GPUS["H100"]
+
+    def seconds(**changes: Any) -> dict[str, float]:
+        return estimate(replace(run, **changes), gpu, "whole").seconds
+
+    one = seconds()
+    assert seconds(episodes=9)["simulating"] == seconds(episodes=16)["simulating"] == 2 * one["simulating"]
+    assert seconds(policy="openvla")["deciding"] == 7 * one["deciding"]  # token after token
+    assert seconds(updates=3)["training"] > 2 * one["training"]
+    assert estimate(run, gpu, "whole").host_gb == pytest.approx(8 * 8 * HOST_GB)
 
 
 def test_the_expert_alone_fits_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
