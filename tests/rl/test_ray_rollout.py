@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories
-from cosmos_predict2.rl.vla.ray_rollout import RayRollout
+from cosmos_predict2.rl.vla.ray_rollout import RayRollout, _network_of, _packed, _Player
 from imaginaire import distributed
 from imaginaire.errors import ConfigError, DataError, TrainingError
 
@@ -205,6 +206,26 @@ def test_ranks_divide_the_workers(cluster: None, policy: ToyPolicy, monkeypatch:
     assert counts == [2, 1]
     with pytest.raises(ConfigError, match="num_workers is 1, but it is at least 2, one for each of the 2 processes"):
         RayRollout(policy, ToyEnv(2), num_workers=1)
+
+
+def test_what_is_trained_reaches_the_workers_and_is_in_evaluation_mode_there(policy: ToyPolicy) -> None:
+    pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
+    network = torch.nn.Linear(2, 2)
+    env = SimpleNamespace(imagination=SimpleNamespace(world=SimpleNamespace(net=network)))
+    player = _Player(_packed((policy, env)), None, "cpu")
+    ours: Any = SimpleNamespace(policy=policy.train(), env=env)
+    with torch.no_grad():
+        for weight in (*policy.parameters(), *network.parameters()):
+            weight += 1
+    trained = RayRollout._trained(ours)
+    player.sync(_packed({name: part.state_dict() for name, part in trained.items()}))
+    theirs = {"policy": player.rollout.policy, "world_model": _network_of(player.rollout.env)}
+    assert trained.keys() == theirs.keys()
+    for name, part in theirs.items():
+        assert not part.training
+        assert_close(part.state_dict(), trained[name].state_dict())
+    network.requires_grad_(False)
+    assert list(RayRollout._trained(ours)) == ["policy"]  # what is only held was sent once
 
 
 def test_without_ray_the_extra_is_named(policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
