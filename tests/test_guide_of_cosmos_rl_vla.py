@@ -11,6 +11,7 @@ import pytest
 
 from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
 from imaginaire.config.files import load_toml
+from scripts import cosmos_rl
 from tests.guides import ROOT, follow, linked
 
 OPENVLA = """
@@ -52,6 +53,17 @@ TABLE = [  # the command; the recipe in its place, and what is added; its exit c
     (OPENVLA.replace("libero_grpo", "b1k_grpo"), "", "", 2, "cosmos_rl/tools/dataset/libero_grpo.py"),
     (PI05.replace("-colocate", "-collocate"), "", "", 2, "Did you mean configs/pi05/pi05-b1k-grpo-colocate.toml"),
 ]
+
+
+def test_the_platform_is_that_of_the_recipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ["--config", "configs/openvla-oft/openvla-oft-libero10-eval.toml", "--dryrun", "--", "--first", "3"]
+    for platform, code in (("", 0), ("LIBERO", 0), ("libero", 0), ("b1k", 2)):
+        monkeypatch.setenv("ROBOT_PLATFORM", platform)
+        assert cosmos_rl.main(words) == code
+    assert capsys.readouterr().out.count(" --first 3\n") == 3  # what follows -- is the evaluation's
 
 
 @pytest.fixture(scope="module")

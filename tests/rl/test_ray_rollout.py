@@ -228,6 +228,14 @@ def test_what_is_trained_reaches_the_workers_and_is_in_evaluation_mode_there(pol
     assert list(RayRollout._trained(ours)) == ["policy"]  # what is only held was sent once
 
 
+def test_a_worker_that_answers_is_forgiven_its_deaths() -> None:
+    ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
+    ours: Any = SimpleNamespace(_ray=SimpleNamespace(exceptions=ray.exceptions, get=bytes), _deaths=[2, 1])
+    ours.device = torch.device("cpu")
+    assert RayRollout._answer(ours, _packed("episodes"), 0, 4, is_late=False) == "episodes"
+    assert ours._deaths == [0, 1]
+
+
 def test_without_ray_the_extra_is_named(policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[rl\]'"):

@@ -20,6 +20,7 @@ from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.errors import TrainingError
 from tests.rl.test_vla_grpo import batch, experience, model, starts
 
 
@@ -49,11 +50,18 @@ def test_validation_is_greedy_where_it_counts_and_lost_episodes_do_not() -> None
         success_E=torch.tensor([True, False, True, False]),
         is_valid_E=torch.tensor([True, True, True, False]),
     )
-    with mock.patch("cosmos_predict2.rl.vla.grpo.LocalRollout") as rollout:
+    one._held["world_model"], one.config.compare = object(), 2
+    with (
+        mock.patch("cosmos_predict2.rl.vla.grpo.LocalRollout") as rollout,
+        mock.patch.object(one, "_compared", return_value={"gap": 0.5}) as compared,
+    ):
         rollout.return_value.collect.return_value = played
         output, loss = one.validation_step(batch(size=4), 0)
+    held_out = validation_starts([0] * 4, list(range(4)))  # whatever the seed of the run
+    assert rollout.return_value.collect.call_args.args == (held_out, "greedy")
+    compared.assert_called_once_with(held_out.part(slice(0, 2)))
+    assert output["gap"] == 0.5
     assert rollout.call_args.args == (one.net, one.eval_env, None)
-    assert rollout.return_value.collect.call_args.args[1] == "greedy"
     assert float(output["greedy_success"]) == pytest.approx(2 / 3) == 1 - float(loss)
     assert float(output["greedy_return"]) == pytest.approx(float(played.return_E[:3].mean()))
     facts = one._facts(played)
@@ -121,6 +129,24 @@ def test_the_parts_of_a_minibatch_share_it_by_what_counts() -> None:
     for i, part in enumerate(parts):
         of_minibatch = counts[:3] if i < 3 else counts[3:]
         assert part.share == pytest.approx(3 * counts[i] / sum(of_minibatch))
+
+
+def test_a_run_may_stop_between_experiences_alone() -> None:
+    one, places = model(minibatches=2), []
+    for _ in one.train_batches([batch(), batch(3)]):
+        one.on_before_zero_grad(None, None, 1)
+        places.append((one.at_boundary(), int(one.progress_counts[0])))
+    assert places == [(False, 0), (True, 1), (False, 1), (True, 2)]
+
+
+def test_rollouts_in_a_row_without_a_valid_episode_end_the_run() -> None:
+    one = model(max_failed_rollouts=2)
+    played = one.source.collect(one.starts(batch()))
+    lost = replace(played, is_valid_E=torch.zeros(12, dtype=torch.bool))
+    for each in (lost, played, lost):
+        one._require_valid(each)
+    with pytest.raises(TrainingError, match="No episode of 2 rollouts in a row was valid"):
+        one._require_valid(lost)
 
 
 def test_films_are_of_the_greedy_policy_and_of_the_same_actions_in_both_worlds(monkeypatch: pytest.MonkeyPatch) -> None:

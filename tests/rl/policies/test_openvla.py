@@ -12,7 +12,7 @@ from torch import Tensor
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
-from cosmos_predict2.rl.policies.openvla.codec import statistics_for, token_log_probs
+from cosmos_predict2.rl.policies.openvla.codec import Statistics, statistics_for, token_log_probs
 from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor, center_crop
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
@@ -203,6 +203,7 @@ def test_the_head_for_numbers_is_read_evaluated_and_cloned(folder: Path, tmp_pat
 
     decision = policy.act(seen, mode="greedy", generators=_generators())
     assert decision.actions_E_A_D.shape == (3, 8, 7)
+    assert set(decision.actions_E_A_D[..., 6].unique().tolist()) <= {-1.0, 1.0}  # as the simulator takes the gripper
     record = policy.record_of(seen, decision.actions_E_A_D)
     assert policy.cloning_loss(record, torch.Generator()) < policy.cloning_loss(
         {**record, "actions": record["actions"] + 0.5}, torch.Generator()
@@ -230,6 +231,10 @@ def test_what_it_sees_and_does_has_the_published_order_and_units(tmp_path: Path)
     views = torch.stack([seen["full_image"], seen["wrist_image"][:, 0]], dim=1)  # the scene, then the hand
     assert torch.equal(record["pixels"][:, :, 0], views.permute(0, 1, 4, 2, 3))
     torch.testing.assert_close(record["proprio"], (seen["state"] / 2).clamp(-1, 1))
+    another: Observation = {**seen, "wrist_image": torch.cat([seen["wrist_image"], seen["full_image"][:, None]], dim=1)}
+    assert torch.equal(policy._inputs(another)["pixels"], record["pixels"])  # as many views as it was trained with
+    alone = OpenVLAPolicy(str(tmp_path), num_images_in_input=1)._inputs(seen)["pixels"]
+    assert torch.equal(alone, record["pixels"][:, :1])
     ids = policy.prompts.ids(SENTENCES[0])
     assert ids == policy.prompts.ids(SENTENCES[0].title())  # in small letters, as in training
     assert ids[-1] == policy.prompts.tokenizer.convert_tokens_to_ids("▁") != ids[-2]
@@ -259,6 +264,12 @@ def test_pictures_are_cropped_unless_the_checkpoint_says_otherwise(folder: Path,
     ):
         found = policy.preprocessor.resized(picture[:, None])[0, 0, 0]
         assert torch.equal(found, cropped) == is_cropped
+
+
+def test_of_statistics_of_two_chunks_side_by_side_the_first_count() -> None:
+    twice = {"q01": [0.0] * 7 + [5.0] * 7, "q99": [1.0] * 7 + [6.0] * 7, "mask": [True] * 6 + [False] * 8}
+    found = Statistics.of(twice, "q99", 7)
+    assert (found.low == 0).all() and (found.high == 1).all() and found.mask.tolist() == [True] * 6 + [False]
 
 
 def test_statistics_are_those_of_the_named_data() -> None:

@@ -112,6 +112,8 @@ def test_what_it_sees_and_does_has_the_published_order_and_units(tmp_path: Path)
     views = torch.stack([seen["full_image"], seen["wrist_image"][:, 0]], dim=1)  # the scene, then the hand
     framed = resize_with_pad(views.flatten(0, 1), 56, 56).unflatten(0, (3, 2))
     assert torch.equal(record["images"], framed) and record["image_masks"].all()
+    alone = Pi05Policy(str(tmp_path), num_images=1).seen(seen)["images"]
+    assert torch.equal(alone, framed[:, :1])  # as many views as it was trained with
     for i in range(3):
         given = (policy._encode, seen["task_description"][i], seen["state"][i] / 2, 64)
         for name, value in zip(("tokens", "token_mask"), prompt_tokens(*given)):
@@ -126,6 +128,20 @@ def test_what_it_sees_and_does_has_the_published_order_and_units(tmp_path: Path)
     known = policy.record_of(seen, decision.actions_E_A_D)["actions"]
     torch.testing.assert_close(known[..., :4], decision.record["chains"][:, -1, :, :4], rtol=0, atol=1e-5)
     assert known.shape == (3, 4, 8) and not known[..., 4:].any()
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_the_noise_heads_spread_is_the_entropy_and_safe_probabilities_are_squares(folder: Path, is_safe: bool) -> None:
+    policy = Pi05Policy(str(folder), noise_method="flow_noise", num_steps=1, safe_get_logprob=is_safe)
+    record = policy.act(observation(), mode="sample", generators=generators()).record
+    start, end = (record["chains"][:, k] for k in range(2))
+    v, hidden = policy.network.velocity(policy._prefix(record), start, torch.ones(3))
+    drawn = torch.distributions.Normal(start - v, policy.network.noise_head(hidden))
+    found = policy.log_prob(record)
+    expected = -(end - drawn.mean).square() if is_safe else drawn.log_prob(end)
+    for value in (found.log_prob_B_K_N, record["log_prob"]):
+        torch.testing.assert_close(value, expected[:, :8, :4], rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.entropy_B_K_N, drawn.entropy()[:, :8, :4], rtol=0, atol=1e-4)
 
 
 def test_what_is_drawn_spreads_with_the_temperature(folder: Path) -> None:
