@@ -129,6 +129,8 @@ def test_the_parts_of_a_minibatch_share_it_by_what_counts() -> None:
     for i, part in enumerate(parts):
         of_minibatch = counts[:3] if i < 3 else counts[3:]
         assert part.share == pytest.approx(3 * counts[i] / sum(of_minibatch))
+        output, loss = one.training_step(part, 0)
+        assert float(loss.detach()) == pytest.approx(part.share * float(output["policy_loss"]))
 
 
 def test_a_run_may_stop_between_experiences_alone() -> None:
