@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -234,6 +235,18 @@ def test_a_worker_that_answers_is_forgiven_its_deaths() -> None:
     ours.device = torch.device("cpu")
     assert RayRollout._answer(ours, _packed("episodes"), 0, 4, is_late=False) == "episodes"
     assert ours._deaths == [0, 1]
+
+
+def test_the_next_worker_in_a_place_has_the_newest_weights() -> None:
+    worker = mock.Mock()
+    ours: Any = SimpleNamespace(_deaths=[0, 0], max_deaths=1, lost=0, restarts=0, _weights="newest")
+    ours._workers, ours._synced, ours._started = ["one", "two"], ["old", "old"], lambda: worker
+    RayRollout._bury(ours, 1, 3, "gone")
+    worker.sync.remote.assert_called_once_with("newest")
+    assert ours._workers == ["one", worker] and ours._synced == ["old", worker.sync.remote.return_value]
+    assert (ours.lost, ours.restarts, ours._deaths) == (3, 1, [0, 1])
+    with pytest.raises(TrainingError, match=r"died 2 times in a row \(max_deaths=1\): gone"):
+        RayRollout._bury(ours, 1, 3, "gone")
 
 
 def test_without_ray_the_extra_is_named(policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
