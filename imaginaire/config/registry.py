@@ -36,16 +36,22 @@ def register_experiment(name: str, node: Mapping[str, Any]) -> None:
         raise ConfigError(f"'{name}' cannot name an experiment: use letters, digits, '_', '-' and '.'.")
     module = sys._getframe(1).f_globals.get("__name__", "?")
     _note(name, node, module)
-    tree = node if isinstance(node, DictConfig) else DictConfig(dict(node), flags=dict(OBJECTS))
-    ConfigStore.instance().store(group="experiment", package="_global_", name=name, node=tree, provider=module)
+    _store("experiment", name, node, "_global_", module)
 
 
 def register_group(group: str, nodes: Mapping[str, Any], package: str = "") -> None:
     """Make ``group=name`` available for each node; what is chosen fills the key ``package``, by default ``group``."""
     module = sys._getframe(1).f_globals.get("__name__", "?")
     for name, node in nodes.items():
-        tree = DictConfig(dict(node), flags=dict(OBJECTS)) if isinstance(node, dict) else node
-        ConfigStore.instance().store(group=group, package=package or group, name=name, node=tree, provider=module)
+        _store(group, name, node, package or group, module)
+
+
+def _store(group: str, name: str, node: Any, package: str, module: str) -> None:
+    """As Hydra's ``store``, which would copy once more what was copied out of a dictionary."""
+    is_plain = isinstance(node, Mapping) and not isinstance(node, DictConfig)
+    tree = DictConfig(dict(node), flags=dict(OBJECTS)) if is_plain else OmegaConf.structured(node)
+    entry = ConfigNode(name=f"{name}.yaml", node=tree, group=group, package=package, provider=module)
+    ConfigStore.instance().repo.setdefault(group, {})[entry.name] = entry
 
 
 def _note(name: str, node: Any, module: str, may_replace_own: bool = False) -> None:
