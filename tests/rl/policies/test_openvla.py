@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.openvla.codec import Statistics, statistics_for, token_log_probs
 from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor, center_crop
+from cosmos_predict2.rl.policies.openvla import layout
+from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
@@ -184,6 +187,38 @@ def test_proprioception_beside_the_model_is_read(folder: Path, tmp_path: Path) -
     torch.save(stored, tmp_path / "proprio_projector--100_checkpoint.pt")
     first, second = OpenVLAPolicy(str(folder)), OpenVLAPolicy(str(tmp_path))
     assert all(torch.equal(*pair) for pair in zip(first.state_dict().values(), second.state_dict().values()))
+    second.save(tmp_path)  # over what it came from
+    assert "proprio_projector.fc1.weight" not in _tensors(tmp_path)
+    with torch.no_grad():
+        second.model.proprio_projector.fc1.bias += 1
+    second.save(tmp_path)
+    again = torch.load(tmp_path / "proprio_projector--100_checkpoint.pt", weights_only=True)
+    assert again.keys() == stored.keys() and torch.equal(again["module.fc1.bias"], stored["module.fc1.bias"] + 1)
+    assert torch.equal(OpenVLAPolicy(str(tmp_path)).model.proprio_projector.fc1.bias, again["module.fc1.bias"])
+
+
+def test_weights_of_an_earlier_model_do_not_stay_in_the_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = OpenVLAPolicy(str(folder))
+    write_tiny(tmp_path, seed=1, num_images_in_input=2, proprio_dim=5, shard=100_000, **SMALL)
+    before = _tensors(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+        patched.setattr(layout.safetensors.torch, "save_file", full)
+        policy.save(tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in _tensors(tmp_path).items())
+    assert sorted(OpenVLAPolicy(str(tmp_path)).state_dict()) == sorted(policy.state_dict())
+    policy.save(tmp_path)  # one file where there were shards and an index
+    assert [file.name for file in tmp_path.glob("model*")] == ["model.safetensors"]
+    found = OpenVLAPolicy(str(tmp_path)).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in policy.state_dict().items())
+    shutil.copyfile(tmp_path / "model.safetensors", tmp_path / "copy.safetensors")
+    with pytest.raises(CheckpointError, match="several files of weights"):
+        OpenVLAPolicy(str(tmp_path))
 
 
 def test_the_head_for_numbers_is_read_evaluated_and_cloned(folder: Path, tmp_path: Path) -> None:

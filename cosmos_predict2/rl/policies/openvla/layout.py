@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +88,12 @@ def place_of(name: str) -> Place | None:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a policy is written back by: tensors that nothing reads, and the dtype of those that are read."""
+    """What a policy is written back by: tensors that nothing reads, the dtype of those that are read, and which of them
+    are in a torch file beside the model, under which name."""
 
     aside: Mapping[str, Tensor]
     dtypes: Mapping[str, torch.dtype]
+    beside: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def from_public(model: nn.Module, source: Mapping[str, Tensor], path: str) -> Origin:
@@ -190,35 +192,70 @@ class Folder:
             raise CheckpointError(f"{self.address} has several files of {part}: {', '.join(names)}. Keep one.")
         return names[0] if names else None
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Of the model, and of its parts that are files of their own (never unpickled beyond tensors)."""
-        names = [name for name in names_at(self.address) if name.endswith(".safetensors")]
-        if not names:
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, tuple[str, str]]]:
+        """Of the model, and of its parts that are files of their own (never unpickled beyond tensors), with the file and
+        the name that each of these has there."""
+        if not any(name.endswith(".safetensors") for name in names_at(self.address)):
             raise CheckpointError(f"{self.address} holds no weights (*.safetensors) of OpenVLA.")
-        found: dict[str, Tensor] = {}
-        for name in names:  # the index repeats what the files name
-            found.update(weights.read(below_address(self.address, name)))
-        for name in (PROPRIO, HEAD):
-            if (file := self.sidecar(name)) is not None:
-                part = weights.load_pt(local_file(below_address(self.address, file)))
-                found.update({f"{name}.{key.removeprefix('module.')}": value for key, value in part.items()})
-        return found
+        found = dict(weights.read(self.address))
+        beside: dict[str, tuple[str, str]] = {}
+        for part in (PROPRIO, HEAD):
+            if (file := self.sidecar(part)) is not None:
+                for key, value in weights.load_pt(local_file(below_address(self.address, file))).items():
+                    name = f"{part}.{key.removeprefix('module.')}"
+                    found[name], beside[name] = value, (file, key)
+        return found, beside
 
 
-def write_folder(folder: Path, tensors: Mapping[str, Tensor], small: Mapping[str, Path], shard: int = SHARD) -> None:
-    """A public folder: safetensors, in shards with an index where they are large, and the other files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, path in small.items():
-        if path.resolve() != (folder / name).resolve():
-            shutil.copyfile(path, folder / name)
+def write_folder(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    small: Mapping[str, Path],
+    shard: int = SHARD,
+    beside: Mapping[str, tuple[str, str]] | None = None,
+) -> None:
+    """A public folder: safetensors, in shards with an index where they are large, torch files of what is ``beside`` the
+    model, and the other files.
+
+    Weights that were there are replaced when all new ones are complete, so that what is interrupted leaves the old ones.
+    """
+    writing = folder / ".writing"
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    try:
+        _write_weights(writing, tensors, shard, beside or {})
+        for name, path in small.items():
+            if path.resolve() != (folder / name).resolve():
+                shutil.copyfile(path, folder / name)
+        for old in folder.iterdir():
+            is_part = any(part in old.name and "checkpoint" in old.name for part in (PROPRIO, HEAD))
+            if old.name.endswith((".safetensors", ".safetensors.index.json")) or is_part:
+                old.unlink()
+        for new in writing.iterdir():
+            new.rename(folder / new.name)
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+
+
+def _write_weights(
+    folder: Path, tensors: Mapping[str, Tensor], shard: int, beside: Mapping[str, tuple[str, str]]
+) -> None:
+    own: dict[str, dict[str, Tensor]] = {}
+    for name, (file, key) in beside.items():
+        own.setdefault(file, {})[key] = tensors[name].clone()
+    for file, state in own.items():
+        torch.save(state, folder / file)
     parts: list[dict[str, Tensor]] = [{}]
-    size = 0
+    size = total = 0
     for name, tensor in tensors.items():
+        if name in beside:
+            continue
         if size and size + tensor.nbytes > shard:
             parts.append({})
             size = 0
         parts[-1][name] = tensor
         size += tensor.nbytes
+        total += tensor.nbytes
     count = len(parts)
     files = [
         f"model-{i + 1:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors" for i in range(count)
@@ -229,11 +266,11 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], small: Mapping[str
         )
     if count > 1:
         places = {name: file for file, part in zip(files, parts) for name in part}
-        total = sum(tensor.nbytes for tensor in tensors.values())
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
 def load_public(model: OpenVLAModel, folder: Folder) -> Origin:
     """Load a model from a public folder."""
-    return from_public(model, folder.tensors(), folder.address)
+    tensors, beside = folder.tensors()
+    return replace(from_public(model, tensors, folder.address), beside=beside)

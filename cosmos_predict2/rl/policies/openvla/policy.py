@@ -231,7 +231,8 @@ class OpenVLAPolicy(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write its public folder, complete with what nothing reads; adapters are added to their weights."""
-        write_folder(folder, to_public(merged_state(self.model), self._origin), self.folder.small_files())
+        tensors = to_public(merged_state(self.model), self._origin)
+        write_folder(Path(folder), tensors, self.folder.small_files(), beside=self._origin.beside)
 
 
 def _chosen(logits: Tensor, draws: Tensor, heat: float) -> Tensor:
