@@ -30,7 +30,8 @@ training .pt, a run's folder, a DCP folder, safetensors, a diffusers folder, a h
 transformer folder, to write. Without --to its suffix decides. Names in files begin with "net.", as released ones do.
 
 --to peft, --to diffusers-lora: LoRA adapters alone. SOURCE is a checkpoint of a run with adapters, or an adapter in
-another layout. DESTINATION is the folder to write. Both layouts can be given to --lora of the inference program.
+another layout. DESTINATION is the folder to write. Both layouts can be given to --lora of the inference program; the
+adapters of a policy (--to peft) to model.config.policy.lora_path.
 
 --to public: a policy that has a published layout (OpenVLA, PI0.5) as its folder; adapters are added to the weights.
 SOURCE is a run or a folder.
@@ -119,7 +120,10 @@ def run(args: argparse.Namespace) -> None:
     if form in ADAPTER_FORMS:
         if args.merge_lora or args.rope_scale:
             raise ConfigError(f"--to {form} writes adapters alone: --merge-lora and --rope_scale do not go with it.")
-        tensors = export_adapter(AdapterExport(args.source, args.destination, form, **options))
+        from cosmos_predict2.rl.policies.files import policy_adapter
+
+        adapter = policy_adapter(args.source, _WHICH[args.weights], args.lora_alpha)
+        tensors = export_adapter(AdapterExport(args.source, args.destination, form, **options), adapter)
     else:
         options |= dict(merge_lora=args.merge_lora, rope_scale=tuple(args.rope_scale) if args.rope_scale else None)
         tensors = export(Export(args.source, args.destination, form, **options))

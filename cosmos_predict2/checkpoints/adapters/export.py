@@ -55,12 +55,13 @@ class AdapterExport:
     overwrite: bool = False
 
 
-def export_adapter(job: AdapterExport) -> Mapping[str, Tensor]:
-    """Write the adapters; gives what was written, by the names in the file."""
+def export_adapter(job: AdapterExport, adapter: Adapter | None = None) -> Mapping[str, Tensor]:
+    """Write the adapters of the source, or those given; gives what was written, by the names in the file."""
     file = storage.join(job.destination, PEFT_FILES[0] if job.form == "peft" else DIFFUSERS_FILE)
     if not job.overwrite and storage.exists(file):
         raise CheckpointError(f"{file} exists already. Choose another destination, or --overwrite.")
-    adapter = read_adapter(job.source, alpha=job.lora_alpha, which=job.which)
+    if adapter is None:
+        adapter = read_adapter(job.source, alpha=job.lora_alpha, which=job.which)
     _require_only_adapters(adapter, job)
     rename: Callable[[str], str] = str if job.form == "peft" else _their_name
     names = {layer: rename(layer) for layer in adapter.layers}

@@ -16,8 +16,10 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from cosmos_predict2.checkpoints.adapters.adapters import Adapter
 from cosmos_predict2.checkpoints.card import name_of, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.rl.policies.low_rank import trained_adapter
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
@@ -93,6 +95,19 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
     if not card.is_public:  # else it has read its folder
         load_weights(policy, address, which)
     return policy.eval(), card
+
+
+def policy_adapter(address: str, which: str = "auto", alpha: float | None = None) -> Adapter | None:
+    """The adapters that a run trained beside its policy's weights; None for a source that records no policy.
+
+    ``alpha`` is an error where it is another one than the run's.
+    """
+    address = latest(address)
+    tree = run_tree(folder) if (folder := run_folder(address)) else {}
+    if "_target_" not in _section(tree, "model", "config", "policy"):
+        return None
+    policy, card = read_policy(address, which)
+    return trained_adapter(policy, address, card.arguments, alpha)
 
 
 def _public_card(address: str) -> PolicyCard | None:

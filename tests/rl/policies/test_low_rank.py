@@ -110,6 +110,57 @@ def test_heads_are_trained_whole_beside_adapters(folders: dict[str, str]) -> Non
         names = [name for name, weight in policy.named_parameters() if id(weight) in others and weight.requires_grad]
         assert names and all(".lora_" in name for name in names)
     assert not any("paligemma.model" in name for name in names)
+@pytest.mark.parametrize(
+    ("kind", "options"), [("openvla", {}), ("pi05", {}), ("pi05", dict(train_expert_only=True))], ids=str
+)
+def test_adapters_are_written_alone_as_peft_reads_them(
+    kind: str, options: dict[str, Any], folders: dict[str, str], tmp_path: Path
+) -> None:
+    import peft
+
+    arguments = dict(path=folders[kind], lora_rank=2, **options)
+    policy = KINDS[kind](**arguments)
+    for name, weight in policy.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    source, folder = written(policy, arguments, tmp_path / "run"), tmp_path / "peft"
+    words = [source, str(folder), "--to", "peft"]
+    assert command_line.main(convert._parser(), convert.run, words) == 0
+    stored = load_file(folder / "adapter_model.safetensors")
+    state = {name.partition(".")[2]: value for name, value in policy.state_dict().items() if ".lora_" in name}
+    names = {name.replace(".default.", ".").removeprefix("base_model.model.") for name in state}
+    assert {name.removeprefix("base_model.model.") for name in stored} == names
+    for name, value in state.items():
+        assert torch.equal(stored[f"base_model.model.{name.replace('.default.', '.')}"], value), name
+    merged = merged_state(policy.network)
+    again = KINDS[kind](folders[kind], lora_path=str(folder), **options)
+    assert torch.equal(acts(again), acts(KINDS[kind](folders[kind], lora_path=str(folder))))
+    assert not torch.equal(acts(again), acts(KINDS[kind](folders[kind])))
+    for name, value in again.network.state_dict().items():
+        assert torch.equal(value, merged[name]), name
+    theirs = peft.PeftModel.from_pretrained(KINDS[kind](folders[kind]).network, str(folder)).merge_and_unload()
+    assert theirs.state_dict().keys() == merged.keys()
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(value, merged[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "named"),
+    [
+        ({}, [], "without adapters"),
+        (dict(lora_rank=2), ["--lora_alpha", "4"], "records alpha 2"),
+        (dict(lora_rank=2), ["--merge-lora"], "writes adapters alone"),
+        (dict(lora_rank=2, noise_method="flow_noise"), [], "trained noise_head whole"),
+    ],
+)
+def test_adapters_that_are_not_all_of_a_policy_are_refused(
+    options: dict[str, Any], words: list[str], named: str, folders: dict[str, str], tmp_path: Path, capsys: Any
+) -> None:
+    arguments = dict(path=folders["pi05"], **options)
+    source = written(Pi05Policy(**arguments), arguments, tmp_path / "run")
+    words = [source, str(tmp_path / "out"), "--to", "peft", *words]
+    assert command_line.main(convert._parser(), convert.run, words) == 2
+    assert named in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_pi05_that_was_trained_whole_is_written_exactly(folders: dict[str, str], tmp_path: Path) -> None:

@@ -193,8 +193,8 @@ class Folder:
         return names[0] if names else None
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, tuple[str, str]]]:
-        """Of the model, and of its parts that are files of their own (never unpickled beyond tensors), with the file and
-        the name that each of these has there."""
+        """Of the model and of its parts that are files of their own, never unpickled beyond tensors; and which file and
+        name each of these has."""
         if not any(name.endswith(".safetensors") for name in names_at(self.address)):
             raise CheckpointError(f"{self.address} holds no weights (*.safetensors) of OpenVLA.")
         found = dict(weights.read(self.address))
@@ -217,7 +217,7 @@ def write_folder(
     """A public folder: safetensors, in shards with an index where they are large, torch files of what is ``beside`` the
     model, and the other files.
 
-    Weights that were there are replaced when all new ones are complete, so that what is interrupted leaves the old ones.
+    Weights that were there are replaced when all new ones are complete: what is interrupted leaves the old ones.
     """
     writing = folder / ".writing"
     shutil.rmtree(writing, ignore_errors=True)
