@@ -206,6 +206,11 @@ def _copy(name: str, target: Tensor, source: Tensor) -> None:
         )
     if source.is_floating_point() and not target.is_floating_point():
         raise CheckpointError(f"'{name}' is {source.dtype} in the file and {target.dtype} in the model.")
+    if target.is_floating_point() and not source.is_floating_point():
+        raise CheckpointError(
+            f"'{name}' is {source.dtype} in the file, which is quantised, and {target.dtype} in the model. Give the"
+            " weights in bfloat16 or float32."
+        )
     if isinstance(source, DTensor):
         source = source.full_tensor()
     if not isinstance(target, DTensor):

@@ -116,7 +116,8 @@ def _public_card(address: str) -> PolicyCard | None:
     if PUBLIC_CONFIG not in names:
         return None
     try:
-        kind = json.loads(local_file(below(address, PUBLIC_CONFIG)).read_text(encoding="utf-8"))["model_type"]
+        content = json.loads(local_file(below(address, PUBLIC_CONFIG)).read_text(encoding="utf-8"))
+        kind = content["type" if "type" in content else "model_type"]  # lerobot's name, and transformers'
         recorded = json.loads(local_file(below(address, CARD)).read_text(encoding="utf-8")) if CARD in names else {}
         arguments = {**recorded.get("arguments", {}), "path": address}
     except (ValueError, TypeError, KeyError, AttributeError) as error:

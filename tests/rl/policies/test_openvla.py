@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,64 @@ def test_folders_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> No
     (tmp_path / "less" / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"missing in the file"):
         OpenVLAPolicy(str(tmp_path / "less"))
+
+
+def _edited(folder: Path, to: Path, file: str, change: Callable[[Any], None]) -> str:
+    """A copy with a change in one of its JSON files."""
+    shutil.copytree(folder, to)
+    content = json.loads((to / file).read_text())
+    change(content)
+    (to / file).write_text(json.dumps(content))
+    return str(to)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (dict(action_chunk=0), r"policy\.action_chunk=0 must be 1 or more"),
+        (dict(hold=0), r"policy\.hold=0"),
+        (dict(gripper="liberoo"), r"gripper='liberoo'.*Did you mean libero"),
+        (dict(attention="flashy"), r"policy\.attention='flashy'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_it_is_built(folder: Path, options: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        OpenVLAPolicy(str(folder), **options)
+
+
+def test_statistics_that_are_not_there_are_named(folder: Path, tmp_path: Path) -> None:
+    file = "dataset_statistics.json"
+    path = _edited(folder, tmp_path / "a", file, lambda content: content["tiny"].pop("action"))
+    with pytest.raises(CheckpointError, match=r"no statistics of actions in 'tiny': proprio"):
+        OpenVLAPolicy(path)
+
+    def of_extremes(content: Any) -> None:
+        for name in ("q01", "q99"):
+            del content["tiny"]["proprio"][name]
+
+    path = _edited(folder, tmp_path / "b", file, of_extremes)
+    with pytest.raises(CheckpointError, match="no q01 and q99"):
+        OpenVLAPolicy(path)
+    policy = OpenVLAPolicy(path, bounds="minmax")
+    for size in (1, 8):  # one number would be taken for each
+        state = torch.zeros(3, size)
+        with pytest.raises(ConfigError, match=rf"state has {size} numbers, the statistics of 'tiny' are of 5"):
+            policy.act({**_observation(), "state": state}, mode="greedy", generators=_generators())
+
+
+def test_a_folder_of_another_kind_is_named(folder: Path, tmp_path: Path) -> None:
+    path = _edited(folder, tmp_path / "a", "config.json", lambda content: content.update(model_type="pi05"))
+    with pytest.raises(CheckpointError, match="model of type 'pi05', not OpenVLA"):
+        OpenVLAPolicy(path)
+    shutil.copytree(folder, tmp_path / "b")
+    (tmp_path / "b" / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json has no 'image_resize_strategy'"):
+        OpenVLAPolicy(str(tmp_path / "b"))
+    shutil.copytree(folder, tmp_path / "c")
+    for file in (tmp_path / "c").glob("*.safetensors"):
+        save_file({name: value.to(torch.int8) for name, value in load_file(file).items()}, file)
+    with pytest.raises(CheckpointError, match=r"torch\.int8 in the file, which is quantised"):
+        OpenVLAPolicy(str(tmp_path / "c"))
 
 
 @pytest.mark.parametrize("strategy", ["resize-naive", "letterbox", "resize-crop"])

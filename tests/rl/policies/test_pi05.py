@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.pi05.inputs import prompt_tokens, resize_with_pad
+from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
@@ -221,9 +223,18 @@ def test_what_cannot_be_decided_is_refused(folder: Path, tmp_path: Path) -> None
         (dict(execute_steps=9), "smallest first"),
         (dict(noise_levle=1.0), "noise_level"),
         (dict(noise_method="flow_cps", num_steps=1), "no step that is drawn"),
+        (dict(hold=0), "hold=0 must be 1 or more"),
+        (dict(num_steps="4"), "num_steps='4' must be of type int"),
+        (dict(noise_level=True), "noise_level=True must be of type float"),
+        (dict(noise_params=[1, 2]), r"noise_params=\[1.0, 2.0\]"),
+        (dict(noise_logvar_range=[0, 0.1]), "two deviations above 0"),
+        (dict(asset_id="toyy"), r"assets/toyy: 0 files.*policy\.asset_id"),
     ):
-        with pytest.raises(ConfigError, match=text):
+        with pytest.raises((ConfigError, CheckpointError), match=text):
             Pi05Policy(str(folder), **options)
+    blind = Pi05Policy(str(folder), discrete_state_input=True)
+    with pytest.raises(ConfigError, match=r"discrete_state_input.*the environment has none"):
+        blind.act({**observation(), "state": torch.zeros(3, 0)}, mode="greedy", generators=generators())
     shutil.copytree(folder, tmp_path / "other")
     (tmp_path / "other" / "tokenizer.model").unlink()
     with pytest.raises(CheckpointError, match="paligemma-3b"):
@@ -231,6 +242,43 @@ def test_what_cannot_be_decided_is_refused(folder: Path, tmp_path: Path) -> None
     (tmp_path / "other" / "config.json").write_text(json.dumps({"pi05": False}))
     with pytest.raises(CheckpointError, match=r"PI0\.5 alone"):
         Pi05Policy(str(tmp_path / "other"))
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": "openvla"}))
+    with pytest.raises(CheckpointError, match=r"model of type 'openvla', not PI0\.5"):
+        Pi05Policy(str(tmp_path / "other"))
+
+
+def test_one_of_several_statistics_is_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "two")
+    other = tmp_path / "two" / "assets" / "robot" / "kitchen"
+    shutil.copytree(folder / "assets" / "toy", other)
+    content = json.loads((other / "norm_stats.json").read_text())
+    content["norm_stats"]["actions"]["q99"] = [3.0] * 4
+    (other / "norm_stats.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"2 files.*policy\.asset_id"):
+        Pi05Policy(str(tmp_path / "two"))
+    policy = Pi05Policy(str(tmp_path / "two"), asset_id="robot/kitchen")
+    assert policy.action_stats.q99.tolist() == [3.0] * 4
+    policy.save(tmp_path / "out")
+    assert Pi05Policy(str(tmp_path / "out")).action_stats.q99.tolist() == [3.0] * 4
+
+
+def test_lerobots_names_of_settings_are_read(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "lerobot")
+    file = tmp_path / "lerobot" / "config.json"
+    content = json.loads(file.read_text())
+    theirs = {
+        "action_horizon": "chunk_size", "action_dim": "max_action_dim", "num_steps": "num_inference_steps",
+        "max_token_len": "tokenizer_max_length",
+    }  # fmt: skip
+    for name in ("model_type", "pi05", "execute_steps"):
+        del content[name]
+    content = {theirs.get(name, name): value for name, value in content.items()}
+    file.write_text(json.dumps({**content, "type": "pi05", "n_action_steps": 5, "max_state_dim": 32}))
+    config = Pi05Policy(str(folder), execute_steps=5).config
+    assert Pi05Policy(str(tmp_path / "lerobot")).config == config
+    policy, _ = read_policy(str(tmp_path / "lerobot"), options=dict(num_steps=2))
+    policy.save(tmp_path / "out")
+    assert read_policy(str(tmp_path / "out"))[0].config == replace(config, num_steps=2)
 
 
 def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Statistics:
     mask: NDArray[numpy.bool_]
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], bounds: str, dim: int) -> "Statistics":
+    def of(cls, values: Mapping[str, Any], bounds: str, dim: int | None = None) -> "Statistics":
         """Of a file's entry, by quantiles ("q99") or extremes ("minmax"), cut to ``dim`` where it is longer."""
         if bounds not in BOUNDS:
             raise ConfigError(f"bounds='{bounds}' of a policy's statistics.{near(bounds, BOUNDS)}")
@@ -79,6 +79,7 @@ class Statistics:
             raise CheckpointError(f"The statistics have no {' and '.join(missing)}; they have {', '.join(values)}.")
         low, high = (numpy.asarray(values[name], dtype=numpy.float64) for name in (low_name, high_name))
         mask = numpy.asarray(values.get("mask", numpy.ones(len(low))), dtype=bool)
+        dim = len(low) if dim is None else dim
         if len(low) > _TOO_LONG * dim:
             low, high, mask = low[:dim], high[:dim], mask[:dim]
         if not len(low) == len(high) == len(mask) == dim:

@@ -83,7 +83,9 @@ class Preprocessor:
             strategy, means, stds = config["image_resize_strategy"], config["means"], config["stds"]
             sizes, interpolations = config["input_sizes"], config["interpolations"]
         except KeyError as error:
-            raise CheckpointError(f"{source} has no {error}, which says how pictures are brought to size.") from None
+            raise CheckpointError(
+                f"{source} has no {error}, which says how pictures are brought to size. Copy the published file there."
+            ) from None
         if strategy not in STRATEGIES:
             raise CheckpointError(f"{source}: image_resize_strategy is '{strategy}'.{near(strategy, STRATEGIES)}")
         fill = tuple(int(255 * value) for value in means[0])

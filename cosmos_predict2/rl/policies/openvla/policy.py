@@ -15,16 +15,18 @@ from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
 from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.openvla import pictures
 from cosmos_predict2.rl.policies.openvla.codec import (
+    GRIPPERS,
     ActionTokens,
     Statistics,
     statistics_for,
     token_log_probs,
     with_gripper,
 )
-from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes
+from cosmos_predict2.rl.policies.openvla.config import MODEL_TYPE, OpenVLASizes
 from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, load_public, to_public, write_folder
 from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.openvla.prompts import Prompts
+from imaginaire.checkpoint.weight_files import below
 from imaginaire.errors import CheckpointError, ConfigError, near
 
 VARIANTS = ("oft", "autoregressive", "l1")
@@ -77,6 +79,10 @@ class OpenVLAPolicy(nn.Module):
                 f"{path} has no {CONFIG}: a folder or hub id in OpenVLA's public layout is expected. A tiny one:\n"
                 f"  python -m scripts.train_policy --policy openvla_oft --out {path}"
             )
+        if not (kind := str(config.get("model_type", MODEL_TYPE))).startswith(MODEL_TYPE):
+            raise CheckpointError(
+                f"{path} holds a model of type '{kind}', not OpenVLA: give an OpenVLA folder, or another policy."
+            )
 
         def setting(name: str, given: Any, otherwise: Any) -> Any:
             return config.get(name, otherwise) if given is None else given
@@ -87,7 +93,13 @@ class OpenVLAPolicy(nn.Module):
         self.action_dim = int(setting("action_dim", action_dim, 7))
         self.hold = int(setting("hold", hold, 1))
         self.gripper = str(setting("gripper", gripper, "libero"))
+        if self.gripper not in GRIPPERS:
+            raise ConfigError(f"policy.gripper='{self.gripper}'.{near(self.gripper, GRIPPERS)}")
         self.num_views = int(setting("num_images_in_input", num_images_in_input, 1))
+        counts = dict(action_chunk=self.num_actions, hold=self.hold, num_images_in_input=self.num_views)
+        for name, count in counts.items():
+            if count < 1:
+                raise ConfigError(f"policy.{name}={count} must be 1 or more.")
         self.arguments = dict(
             path=str(path), variant=variant, action_chunk=action_chunk, action_dim=action_dim, hold=hold,
             num_images_in_input=num_images_in_input, use_proprio=use_proprio, unnorm_key=unnorm_key, bounds=bounds,
@@ -96,20 +108,26 @@ class OpenVLAPolicy(nn.Module):
         )  # fmt: skip
         norm_stats = self.folder.json(STATISTICS) or config.get("norm_stats", {})
         self.unnorm_key, entry = statistics_for(norm_stats, unnorm_key, str(path))
+        if "action" not in entry:
+            raise CheckpointError(f"{path} has no statistics of actions in '{self.unnorm_key}': {', '.join(entry)}.")
         self.statistics = Statistics.of(entry["action"], bounds, self.action_dim)
         self.proprio_statistics = None
         if setting("use_proprio", use_proprio, False):
             proprio = entry.get("proprio")
             if proprio is None:
                 raise CheckpointError(f"{path}: policy.use_proprio needs statistics of proprio, which it has not.")
-            self.proprio_statistics = Statistics.of(proprio, bounds, len(proprio["q01"]))
+            self.proprio_statistics = Statistics.of(proprio, bounds)
         self.tokens = ActionTokens(sizes.vocabulary, sizes.bins)
         self.prompts = Prompts(self.folder.tokenizer_folder(), max_tokens, sizes.pad_id)
         crops = bool(setting("center_crop", center_crop, True))
-        self.preprocessor = pictures.Preprocessor.of(self.folder.json(pictures.CONFIG), str(path), crops)
+        place = below(str(path), pictures.CONFIG)
+        self.preprocessor = pictures.Preprocessor.of(self.folder.json(pictures.CONFIG), place, crops)
         proprio_dim = 0 if self.proprio_statistics is None else len(self.proprio_statistics.low)
         head_dim = self.action_dim if variant == "l1" else 0
-        self.model = OpenVLAModel(sizes, proprio_dim, attention, head_dim)
+        try:
+            self.model = OpenVLAModel(sizes, proprio_dim, attention, head_dim)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"{path}: policy.attention='{attention}' or its config.json: {error}") from error
         self._origin = load_public(self.model, self.folder)
         add_adapters(self.model, lora_rank, lora_path, without=("action_head.",))
         if self.model.action_head is not None:
@@ -203,7 +221,13 @@ class OpenVLAPolicy(nn.Module):
         ids, length = self.prompts.batch(observation["task_description"])
         found = {"pixels": self.preprocessor.resized(views), "ids": ids, "length": length}
         if self.proprio_statistics is not None:
-            found["proprio"] = self.proprio_statistics.normalized(observation["state"]).float()
+            state, dim = observation["state"], len(self.proprio_statistics.low)
+            if state.shape[-1] != dim:
+                raise ConfigError(
+                    f"policy.use_proprio: the environment's state has {state.shape[-1]} numbers, the statistics of"
+                    f" '{self.unnorm_key}' are of {dim}: set policy.unnorm_key, or give weights of this robot."
+                )
+            found["proprio"] = self.proprio_statistics.normalized(state).float()
         return {name: value.to(device) for name, value in found.items()}
 
     def _seen(self, record: Mapping[str, Tensor]) -> Tensor:

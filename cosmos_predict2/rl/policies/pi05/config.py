@@ -62,6 +62,7 @@ class Pi05Config:
     max_token_len: int = 200
     discrete_state_input: bool = True
     num_images: int = 3
+    asset_id: str = ""  # assets/<asset_id>/norm_stats.json is used, where there are several
     train_expert_only: bool = False
     noise_method: str = "flow_sde"
     noise_level: float = 0.5
@@ -98,6 +99,15 @@ class Pi05Config:
                 f"execute_steps={self.executed}, action_chunk={self.chunk} and action_horizon={self.action_horizon}"
                 " must be in this order, the smallest first"
             )
+        for name in ("hold", "max_token_len", "num_images"):
+            if getattr(self, name) < 1:
+                found.append(f"{name}={getattr(self, name)} must be 1 or more")
+        if len(self.noise_params) != 3 or self.noise_params[2] <= 0:
+            found.append(f"noise_params={list(self.noise_params)} must be the first level, the last, and steps above 0")
+        if len(self.noise_logvar_range) != 2 or not 0 < self.noise_logvar_range[0] <= self.noise_logvar_range[1]:
+            found.append(
+                f"noise_logvar_range={list(self.noise_logvar_range)} must be two deviations above 0, the smaller first"
+            )
         if self.env_dim > self.action_dim:
             found.append(f"action_env_dim={self.env_dim} is above action_dim={self.action_dim}")
         if self.num_steps < 1 + (self.ignores_last and not self.joint_logprob):
@@ -107,7 +117,23 @@ class Pi05Config:
         return found
 
 
+_KINDS: dict[str, type] = {str(kind): kind for kind in (int, float, bool, str)}
+_TYPES = {one.name: one.type for one in fields(Pi05Config)}
+
+
+def _is_of(value: Any, kind: type) -> bool:
+    """A whole number is a float too; true and false are no numbers."""
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
 _SIZES: dict[str, Any] = {"vlm": Stream, "expert": Stream, "vision": Vision}
+_LEROBOT = {  # its names of ours
+    "chunk_size": "action_horizon",
+    "max_action_dim": "action_dim",
+    "n_action_steps": "execute_steps",
+    "num_inference_steps": "num_steps",
+    "tokenizer_max_length": "max_token_len",
+}
 _VARIANT_KEYS = {"paligemma_variant": "vlm", "action_expert_variant": "expert"}
 
 
@@ -118,6 +144,12 @@ def read_config(content: Mapping[str, Any], source: str, options: Mapping[str, A
         raise ConfigError(f"policy.{unknown[0]}: PI0.5 has no such option.{near(unknown[0], names)}")
     if not content.get("pi05", True):
         raise CheckpointError(f"{source} is of PI0 (pi05: false); PI0.5 alone is supported.")
+    if (
+        not content.get("pi05")
+        and (kind := str(content.get("model_type", content.get("type", MODEL_TYPE)))) != MODEL_TYPE
+    ):
+        raise CheckpointError(f"{source} is of a model of type '{kind}', not PI0.5: give a PI0.5 folder.")
+    content = {**{_LEROBOT[name]: value for name, value in content.items() if name in _LEROBOT}, **content}
     values = {name: value for name, value in content.items() if name in names and value is not None}
     for key, name in _VARIANT_KEYS.items():
         if name not in values and key in content:
@@ -132,6 +164,9 @@ def read_config(content: Mapping[str, Any], source: str, options: Mapping[str, A
     for name in ("noise_params", "noise_logvar_range"):
         if name in values:
             values[name] = tuple(float(value) for value in values[name])
+    for name, value in values.items():
+        if (kind := _KINDS.get(str(_TYPES[name]))) and not _is_of(value, kind):
+            raise ConfigError(f"{source}: {name}={value!r} must be of type {kind.__name__}.")
     config = Pi05Config(**values)
     if "vision" not in values:
         config = replace(config, vision=replace(config.vision, projection_dim=config.vlm.width))

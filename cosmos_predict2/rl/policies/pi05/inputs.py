@@ -82,19 +82,19 @@ class Quantiles:
         return values.float(), self.q01[:count].to(values.device), self.q99[:count].to(values.device)
 
 
-def norm_stats_file(folder: str) -> str:
-    """The address of the one norm_stats.json below a checkpoint's assets."""
+def norm_stats_file(folder: str, asset_id: str = "") -> str:
+    """The address of the one norm_stats.json below a checkpoint's assets, or below one of these."""
     found: list[str] = []
-    waiting = [below(folder, "assets")]
+    waiting = [root := below(folder, f"assets/{asset_id}" if asset_id else "assets")]
     while waiting:
         place = waiting.pop()
         for name in names_at(place):
             (found if name == "norm_stats.json" else waiting).append(below(place, name))
     if len(found) != 1:
         raise CheckpointError(
-            f"{folder}: {len(found)} files assets/**/norm_stats.json {sorted(found)}, but exactly one says how states"
-            " and actions are scaled. Copy the one of the data that the weights were trained on to"
-            " assets/<data set>/norm_stats.json."
+            f"{root}: {len(found)} files **/norm_stats.json {sorted(found)}, but exactly one says how states and"
+            " actions are scaled. Name the folder below assets of the data that the weights were trained on as"
+            " policy.asset_id, or copy its file to assets/<data set>/norm_stats.json."
         )
     return found[0]
 

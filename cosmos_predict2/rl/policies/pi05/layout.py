@@ -125,7 +125,7 @@ def copy_beside(source: str, folder: Path, options: Mapping[str, Any]) -> None:
     """config.json with ``options`` in it, the statistics, and the small files of a tokenizer."""
     config = {**read_json(below(source, CONFIG)), **options}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    stats = norm_stats_file(source)
+    stats = norm_stats_file(source, str(config.get("asset_id") or ""))
     inside = stats[stats.rindex("assets/") :] if "assets/" in stats else "assets/norm_stats.json"
     (folder / inside).parent.mkdir(parents=True, exist_ok=True)
     (folder / inside).write_bytes(local_file(stats).read_bytes())

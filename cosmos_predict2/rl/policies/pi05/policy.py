@@ -57,7 +57,7 @@ class Pi05Policy(nn.Module):
             self.network.noise_head.requires_grad_(True)
         if self.config.train_expert_only:
             self.network.paligemma.requires_grad_(False)
-        self.state_stats, self.action_stats = inputs.read_norm_stats(inputs.norm_stats_file(path))
+        self.state_stats, self.action_stats = inputs.read_norm_stats(inputs.norm_stats_file(path, self.config.asset_id))
         self._encode = inputs.tokenizer_of(path)
         self._prompts: dict[str, tuple[Tensor, Tensor]] = {}
         # of the trainer: what the noise is annealed by, also in the workers that are sent these weights
@@ -198,6 +198,11 @@ class Pi05Policy(nn.Module):
     def _prompt(self, observation: Observation, i: int) -> tuple[Tensor, Tensor]:
         task, length = str(observation["task_description"][i]), self.config.max_token_len
         if self.config.discrete_state_input:
+            if not observation["state"].shape[-1]:
+                raise ConfigError(
+                    "policy.discrete_state_input puts the robot's state into the prompt, but the environment has none:"
+                    " set policy.discrete_state_input=False where the weights were trained without it."
+                )
             state = self.state_stats.normalised(observation["state"][i])[: len(self.state_stats.q01)]
             return inputs.prompt_tokens(self._encode, task, state, length)
         if task not in self._prompts:
