@@ -17,6 +17,7 @@ from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.openvla.codec import Statistics, statistics_for, token_log_probs
 from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor, center_crop
 from cosmos_predict2.rl.policies.openvla import layout
+from cosmos_predict2.rl.policies.openvla import policy as policies
 from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
@@ -83,6 +84,27 @@ def test_training_computes_the_probabilities_that_were_drawn_with(
     found.log_prob_B_K_N.sum().backward()
     still = [name for name, weight in policy.named_parameters() if weight.grad is None and weight.requires_grad]
     assert not still
+
+
+@pytest.mark.parametrize("variant", ["oft", "autoregressive"])
+def test_learning_from_other_batches_gives_the_probabilities_of_acting(
+    folder: Path, variant: str, any_company: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, seen = OpenVLAPolicy(str(folder), variant, temperature=1.6), _observation()
+    five = [0, 1, 2, 1, 0]
+    seen = {name: [value[i] for i in five] if isinstance(value, list) else value[five] for name, value in seen.items()}
+    drawn: list[Tensor] = []  # the logits that the tokens were drawn from
+
+    def chosen(logits: Tensor, draws: Tensor, heat: float) -> Tensor:
+        drawn.append(logits)
+        return draw(logits, draws, heat)
+
+    draw = policies._chosen
+    monkeypatch.setattr(policies, "_chosen", chosen)
+    record = policy.act(seen, mode="sample", generators=_generators(5)).record
+    logits = drawn[0] if variant == "oft" else torch.stack(drawn, dim=1)
+    log_probs = (logits / 1.6).log_softmax(dim=-1).gather(-1, record["responses"].flatten(1)[..., None].long())
+    any_company(policy.log_prob, record, log_probs[..., 0].reshape(record["responses"].shape))
 
 
 def test_tokens_that_follow_one_another_have_the_logits_of_the_whole_row(folder: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,22 @@ def test_an_environment_decides_the_same_in_any_company(folder: Path) -> None:
     alone = policy.act({k: v[1:2] for k, v in seen.items()}, mode="sample", generators=generators()[1:2])
     torch.testing.assert_close(alone.actions_E_A_D, together.actions_E_A_D[1:2], rtol=0, atol=1e-5)
     assert together.record["images"].dtype == torch.uint8 and together.record["images"].shape[1] == 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("joint", [False, True])
+def test_learning_from_other_batches_gives_the_probabilities_of_acting(
+    folder: Path, method: str, joint: bool, any_company: Any
+) -> None:
+    options = dict(noise_method=method, joint_logprob=joint, discrete_state_input=True, max_token_len=64)
+    policy = Pi05Policy(str(folder), **options, train_expert_only=True)
+    seen = observation()
+    five = [0, 1, 2, 1, 0]
+    seen = {name: [value[i] for i in five] if isinstance(value, list) else value[five] for name, value in seen.items()}
+    draws = [torch.Generator().manual_seed(10 + i) for i in range(5)]
+    record = policy.act(seen, mode="sample", generators=draws).record
+    assert joint or len(set(record["denoise_inds"][:, 0].tolist())) > 1  # a step of its own for each decision
+    any_company(policy.log_prob, record, record["log_prob"])
 
 
 def test_fewer_actions_are_executed_and_counted(folder: Path) -> None:
