@@ -22,6 +22,7 @@ from cosmos_predict2.rl.advantages import group_advantages
 from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
 from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallelize_policy
+from cosmos_predict2.rl.policies.weights import cast
 from cosmos_predict2.rl.vla import policy_losses
 from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig
 from cosmos_predict2.rl.vla.episodes import (
@@ -187,7 +188,7 @@ class VLAGRPOModel(ImaginaireModel):
 
     def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
         device = next(self.net.parameters()).device
-        self.net.to(self.weight_dtype)
+        cast(self.net, self.weight_dtype, is_uniform=bool(self.config.fsdp_shard_size))
         if (model := self.held_world_model) is not None:
             model.seed = self.seed
             model.to(device)

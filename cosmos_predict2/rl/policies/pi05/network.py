@@ -53,7 +53,7 @@ class AdaRMSNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
-        return (_normalised(x) * (1 + scale.float()) + shift.float()).to(x), gate
+        return (_normalised(x) * (1 + scale.float()) + shift.float()).to(x), gate.to(x)
 
 
 def _normalised(x: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class NoiseHead(nn.Module):
 
     def forward(self, hidden_B_H_W: Tensor) -> Tensor:
         """Standard deviations [B, H, D]."""
-        x = hidden_B_H_W
+        x = hidden_B_H_W.to(self.mlp_logvar["moduleList"][0]["linear_1"].weight)  # type: ignore[index]
         steps = list(self.mlp_logvar["moduleList"].children())
         for i, step in enumerate(steps):
             x = step["linear_1"](x)  # type: ignore[index]
@@ -201,6 +201,11 @@ def time_embedding(t_B: Tensor, width: int) -> Tensor:
 
 class Pi05Network(nn.Module):
     PASSES = ("prefix", "velocity")  # called from outside
+    FLOAT32 = (  # what stays in float32 where the rest is bfloat16, by parts of names
+        *("embeddings.patch_embedding", "embeddings.position_embedding"),
+        *("input_layernorm", "post_attention_layernorm", "language_model.norm", "gemma_expert.model.norm"),
+        *("action_in_proj", "action_out_proj", "time_mlp", "noise_head"),
+    )
 
     def __init__(self, config: Pi05Config) -> None:
         super().__init__()
@@ -251,9 +256,12 @@ class Pi05Network(nn.Module):
         parts = self.paligemma
         language: Gemma = parts["language_model"]  # type: ignore[assignment]
         batch, views = images_B_V_3_H_W.shape[:2]
-        pictures = images_B_V_3_H_W.flatten(0, 1).to(self.action_in_proj.weight.dtype)
-        seen = parts["multi_modal_projector"]["linear"](parts["vision_tower"](pictures).last_hidden_state)  # type: ignore[index]
-        seen = seen.unflatten(0, (batch, views))
+        projector: nn.Linear = parts["multi_modal_projector"]["linear"]  # type: ignore[index]
+        tower: Any = parts["vision_tower"]
+        tower = getattr(tower, "vision_model", tower)  # older releases have a level more
+        pictures = tower.embeddings(images_B_V_3_H_W.flatten(0, 1)).to(projector.weight.dtype)
+        patches = tower.post_layernorm(tower.encoder(inputs_embeds=pictures).last_hidden_state)
+        seen = projector(patches).unflatten(0, (batch, views))
         words = language.embed_tokens(tokens_B_L) * math.sqrt(self.config.vlm.width)
         is_seen = image_mask_B_V.bool()[:, :, None].expand(*seen.shape[:3]).flatten(1)
         return torch.cat([seen.flatten(1, 2), words], dim=1), torch.cat([is_seen, token_mask_B_L.bool()], dim=1)
@@ -272,9 +280,9 @@ class Pi05Network(nn.Module):
 
     def velocity(self, cache: PrefixCache, x_B_H_D: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
         """dx/dt [B, H, D] in float32, and what it is read from, [B, H, W]."""
-        kind = self.action_in_proj.weight.dtype
-        x = self.action_in_proj(x_B_H_D.to(kind))
-        embedded = time_embedding(t_B, self.config.expert.width).to(kind)
+        outside, inside = self.action_in_proj.weight.dtype, self.expert.layers[0].mlp.up_proj.weight.dtype
+        x = self.action_in_proj(x_B_H_D.to(outside)).to(inside)
+        embedded = time_embedding(t_B, self.config.expert.width).to(outside)
         condition = nn.functional.silu(self.time_mlp_out(nn.functional.silu(self.time_mlp_in(embedded))))
         there = cache.is_there_B_P
         places = there.sum(dim=1, keepdim=True) + torch.arange(x.shape[1], device=x.device)
@@ -283,7 +291,7 @@ class Pi05Network(nn.Module):
         for layer, before in zip(self.expert.layers, cache.keys_values, strict=True):
             x, _ = layer(x, turn, bias, condition, before)
         hidden, _ = self.expert.norm(x, condition)
-        return self.action_out_proj(hidden).float(), hidden
+        return self.action_out_proj(hidden.to(outside)).float(), hidden
 
 
 def _bias(is_there_B_P: Tensor) -> Tensor:

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies in half precision: frequencies of positions, and what is published in float32, are not rounded."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.policies.weights import cast
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from imaginaire.config import L
+from imaginaire.optim.adamw import FusedAdamW
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("policies")
+    tiny_openvla.write_tiny(root / "openvla", image_size=28, text_tokens=200, action_chunk=4, action_dim=4, hold=3)
+    tiny_pi05.write_tiny(root / "pi05", action_horizon=4, hold=3)
+    return {
+        "openvla": L(OpenVLAPolicy)(path=str(root / "openvla"), temperature=1.6),
+        "adapters": L(OpenVLAPolicy)(path=str(root / "openvla"), lora_rank=2),
+        "pi05": L(Pi05Policy)(path=str(root / "pi05"), noise_method="flow_noise", joint_logprob=True),
+        "expert": L(Pi05Policy)(path=str(root / "pi05"), train_expert_only=True, lora_rank=2),
+        "toy": L(ToyPolicy)(),
+    }
+
+
+@pytest.mark.parametrize("name", ["openvla", "adapters", "pi05", "expert", "toy"])
+def test_it_is_trained_in_bfloat16(name: str, policies: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    rl = VLARLConfig(group_size=2, updates=2)
+    options: dict[str, Any] = dict(policy=policies[name], env=L(ToyEnv)(num_envs=8), rl=rl)
+    model = VLAGRPOModel(VLAGRPOConfig(**options, precision="bfloat16"))
+    buffers = {key: value.clone() for key, value in model.net.named_buffers() if "inv_freq" in key}
+    model.on_train_start()
+    for key, value in model.net.named_buffers():
+        if "inv_freq" in key or "logvar" in key:
+            assert value.dtype == torch.float32 and torch.equal(value, buffers.get(key, value)), key
+    assert (name == "toy") == (not buffers)
+    kinds = {key: weight.dtype for key, weight in model.net.named_parameters()}
+    wide = {key for key, kind in kinds.items() if kind == torch.float32}
+    assert wide != kinds.keys() and bool(wide) == (name in ("pi05", "expert"))
+    learnt = [weight for weight in model.net.parameters() if weight.requires_grad]
+    before = [weight.detach().clone() for weight in learnt]
+    optimizer = FusedAdamW(learnt, lr=1e-2)
+    trials = torch.arange(4)
+    starts = {"task_id": torch.zeros_like(trials), "trial_id": trials}
+    for decisions in model.train_batches([starts]):
+        _, loss = model.training_step(decisions, 0)  # raises unless the first ratio is 1
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert any(not torch.equal(*pair) for pair in zip(before, learnt))
+
+
+def test_what_pi05_keeps_in_float32_makes_its_decisions_more_exact(policies: dict[str, Any]) -> None:
+    """Against all of it in bfloat16, as sharding needs it."""
+    args = {key: value for key, value in policies["pi05"].items() if key != "_target_"}
+    seen: Any = {
+        "full_image": torch.randint(256, (4, 48, 64, 3), generator=torch.Generator().manual_seed(3)).to(torch.uint8),
+        "wrist_image": torch.zeros(4, 0, 48, 64, 3, dtype=torch.uint8),
+        "state": torch.zeros(4, 3),
+        "task_description": ["push the puck"] * 4,
+    }
+    actions = []
+    for uniform in (None, False, True):
+        torch.manual_seed(0)
+        policy = Pi05Policy(**args)
+        if uniform is not None:
+            cast(policy, torch.bfloat16, is_uniform=uniform)
+        draws = [torch.Generator().manual_seed(i) for i in range(4)]
+        actions.append(policy.act(seen, mode="greedy", generators=draws).actions_E_A_D)
+    exact, mixed, rounded = actions
+    assert (mixed - exact).abs().mean() < (rounded - exact).abs().mean() < 0.05
