@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from cosmos_predict2.rl.policies.openvla.codec import Statistics, statistics_for
 from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor, center_crop
 from cosmos_predict2.rl.policies.openvla import layout
 from cosmos_predict2.rl.policies.openvla import policy as policies
-from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor
+from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor, Resize
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
@@ -427,7 +429,7 @@ def test_pictures_are_brought_to_size(strategy: str) -> None:
         image_resize_strategy=strategy,
         input_sizes=[[3, 28, 28]] * 2,
         interpolations=["bicubic", "bilinear"],
-        means=[[0.5, 0.25, 0.0], [0.5] * 3],
+        means=[[0.25] * 3, [0.5, 0.25, 0.0]],  # a letterbox is filled with the last tower's
         stds=[[0.5] * 3, [0.5] * 3],
     )
     preprocessor = Preprocessor.of(settings, "settings")
@@ -444,6 +446,18 @@ def test_pictures_are_brought_to_size(strategy: str) -> None:
         of_tower = (resized[0, 0, tower] / 255 - torch.tensor(mean)[:, None, None]) / 0.5
         torch.testing.assert_close(seen[0, 3 * tower : 3 * tower + 3], of_tower)
     assert not torch.equal(*resized[0, 0])
+    assert seen.shape == (1, 6, 28, 28)
+    for picture, x in ((1.0, 27), (0.0, 0)):
+        expected = (picture - torch.tensor(settings["means"]).flatten()) / 0.5
+        torch.testing.assert_close(seen[0, :, 14, x], expected)
+
+
+def test_the_longer_side_of_a_crop_is_rounded_as_torchvision_does() -> None:
+    picture = torch.randint(256, (40, 45, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8).numpy()
+    found = Resize("resize-crop", 224, "bicubic", (0, 0, 0))(picture)
+    resized = Image.fromarray(picture).resize((252, 224), Image.Resampling.BICUBIC)  # not 251
+    left = round((resized.width - 224) / 2)
+    assert (found == numpy.asarray(resized.crop((left, 0, left + 224, 224)))).all()
 
 
 def test_a_published_folder_is_a_policy_with_a_card(folder: Path, tmp_path: Path) -> None:

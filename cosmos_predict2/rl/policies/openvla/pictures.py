@@ -52,8 +52,8 @@ class Resize:
         if self.strategy == "resize-naive":
             return numpy.asarray(image.resize((self.size, self.size), resample))
         width, height = image.size
-        ratio = self.size / min(width, height)
-        sides = tuple(self.size if side == min(width, height) else int(side * ratio) for side in (width, height))
+        shorter = min(width, height)
+        sides = tuple(int(self.size * side / shorter) for side in (width, height))
         image = image.resize((sides[0], sides[1]), resample)
         left, top = (round((side - self.size) / 2) for side in sides)
         return numpy.asarray(image.crop((left, top, left + self.size, top + self.size)))
@@ -88,7 +88,7 @@ class Preprocessor:
             ) from None
         if strategy not in STRATEGIES:
             raise CheckpointError(f"{source}: image_resize_strategy is '{strategy}'.{near(strategy, STRATEGIES)}")
-        fill = tuple(int(255 * value) for value in means[0])
+        fill = tuple(int(255 * value) for value in means[-1])  # one frame for all towers, as published: of the last
         resizes = tuple(Resize(strategy, size[-1], name, fill) for size, name in zip(sizes, interpolations))
         return cls(resizes, tuple(map(tuple, means)), tuple(map(tuple, stds)), crops)
 
