@@ -10,6 +10,7 @@ import argparse
 import logging
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def _parser() -> command_line.Parser:
     add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
     add("--lora_rank", type=count, default=0, metavar="N", help="train adapters of this rank, not the weights")
     add("--expert_only", action="store_true", help="of pi05: train the action expert, and keep what sees and reads")
+    add("--augment", action="store_true", help="of pi05: crop, turn and recolour its pictures a little, as published")
     add(
         "--variant",
         choices=["oft", "l1"],
@@ -103,6 +105,7 @@ def _parser() -> command_line.Parser:
     add("--lr", type=command_line.above_zero, help=_help("learning rate, which falls to 0", "lr"))
     add("--batch_size", type=count, help=_help("windows of a step", "batch_size"))
     add("--seed", type=command_line.at_least(0), default=0, help="of demonstrations, first weights and batches")
+    add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
     add("--overwrite", action="store_true", help="replace a policy that is there")
     return parser
 
@@ -128,6 +131,8 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--variant {args.variant} is for --policy openvla_oft, not {args.policy}.")
     if args.expert_only and args.policy != "pi05":
         raise ConfigError(f"--expert_only is for --policy pi05: {args.policy} has no action expert.")
+    if args.augment and args.policy != "pi05":
+        raise ConfigError(f"--augment is for --policy pi05: {args.policy} is cloned on the pictures as they are.")
     if path.exists() and not args.overwrite:
         raise ConfigError(f"--out {path} exists: give another path, or --overwrite.")
     if args.setting not in SETTINGS:
@@ -143,9 +148,18 @@ def run(args: argparse.Namespace) -> None:
     windows = demonstrations.windows(args.chunk, starts)
     args.action_dim = windows.actions_B_A_D.shape[2]
     log.info("%s: %d windows", demonstrations.source, len(windows))
-    with random.preserved():
-        torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
-        policy = _policy(args, windows)
+    with tempfile.TemporaryDirectory() as beginning:  # nothing is at --out before it is trained
+        with random.preserved():
+            torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
+            policy = _policy(args, windows, Path(beginning))
+        policy.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        _clone(args, policy, windows, demonstrations)
+
+
+def _clone(args: argparse.Namespace, policy: Any, windows: Any, demonstrations: Any) -> None:
+    """Clone the demonstrations, and write the policy."""
+    from cosmos_predict2.rl.policies import cloning, files
+
     options = cloning.CloningOptions(args.steps, args.lr, args.batch_size)
     losses = cloning.clone(policy, windows, options, args.seed)
     about = dict(
@@ -163,13 +177,13 @@ def run(args: argparse.Namespace) -> None:
         command=shlex.join(["python", "-m", "scripts.train_policy", *sys.argv[1:]]),
     )
     files.write_policy(Path(args.out), policy, about)
-    path = Path(args.out) if args.policy != "toy" else path
+    path = Path(args.out) if args.policy != "toy" else files.file_of(Path(args.out))
     log.info("wrote %s; the loss fell from %.3f to %.3f", path, losses[0], losses[-1])
     print(f"policy: {path}")
 
 
-def _policy(args: argparse.Namespace, windows: Any) -> Any:
-    """What is to be trained, with random weights or those of --base."""
+def _policy(args: argparse.Namespace, windows: Any, beginning: Path) -> Any:
+    """What is to be trained, with random weights, which are laid out in ``beginning``, or those of --base."""
     from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
     from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
     from cosmos_predict2.rl.policies.toy import ToyPolicy
@@ -186,12 +200,12 @@ def _policy(args: argparse.Namespace, windows: Any) -> Any:
         raise ConfigError(f"--chunk {args.chunk} is no multiple of --knots {args.knots}: choose one that is.")
     hold = args.chunk // args.knots
     if args.policy == "pi05":
-        return _pi05(args, windows, hold)
+        return _pi05(args, windows, hold, beginning)
     if args.base:
         sizes = dict(action_chunk=args.knots, action_dim=args.action_dim, hold=hold)
         return OpenVLAPolicy(args.base, **sizes, lora_rank=args.lora_rank, variant=args.variant)
     write_tiny(
-        Path(args.out),
+        beginning,
         seed=args.seed,
         statistics={"action": windows.statistics()},
         sentences=sorted(set(windows.observation["task_description"])),
@@ -200,21 +214,20 @@ def _policy(args: argparse.Namespace, windows: Any) -> Any:
         hold=hold,
         bins=BINS,
     )
-    return OpenVLAPolicy(args.out, lora_rank=args.lora_rank, variant=args.variant)
+    return OpenVLAPolicy(str(beginning), lora_rank=args.lora_rank, variant=args.variant)
 
 
-def _pi05(args: argparse.Namespace, windows: Any, hold: int) -> Any:
-    """PI0.5; a random one is laid out where the trained one will be."""
+def _pi05(args: argparse.Namespace, windows: Any, hold: int, beginning: Path) -> Any:
     from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
     from cosmos_predict2.rl.policies.pi05.tiny import STATISTICS, write_tiny
 
     sizes: dict[str, Any] = dict(action_horizon=args.knots, action_env_dim=args.action_dim, hold=hold)
-    trained: dict[str, Any] = dict(lora_rank=args.lora_rank)
+    trained: dict[str, Any] = dict(lora_rank=args.lora_rank, augment=args.augment)
     trained |= dict(train_expert_only=True) if args.expert_only else {}  # else as --base has it
     if args.base:
         return Pi05Policy(args.base, **sizes, **trained)
     statistics = {**STATISTICS, "actions": windows.statistics()}
-    return Pi05Policy(str(write_tiny(Path(args.out), seed=args.seed, norm_stats=statistics, **sizes)), **trained)
+    return Pi05Policy(str(write_tiny(beginning, seed=args.seed, norm_stats=statistics, **sizes)), **trained)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from cosmos_predict2.rl.interfaces import Observation
+from cosmos_predict2.rl.policies import cloning
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.low_rank import merged_state
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
@@ -17,7 +18,7 @@ from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from imaginaire import command_line
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, TrainingError
 from scripts import convert, train_policy
 
 KINDS = {"openvla": OpenVLAPolicy, "pi05": Pi05Policy}
@@ -185,6 +186,7 @@ def test_a_pi05_that_was_trained_whole_is_written_exactly(folders: dict[str, str
     [
         (["--lora_rank", "4"], "--lora_rank is for"),
         (["--policy", "openvla_oft", "--expert_only"], "--expert_only is for --policy pi05"),
+        (["--policy", "openvla_oft", "--augment"], "--augment is for --policy pi05"),
         (["--policy", "pi05", "--variant", "l1"], "--variant l1 is for --policy openvla_oft"),
     ],
 )
@@ -200,6 +202,19 @@ def test_the_command_trains_adapters_of_the_expert(folders: dict[str, str], tmp_
     before, after = (load_file(Path(path) / "model.safetensors") for path in (folders["pi05"], tmp_path / "a"))
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert changed and not any(".paligemma." in name for name in changed)
+
+
+@pytest.mark.parametrize("kind", ["openvla_oft", "pi05"])
+def test_a_clone_that_is_interrupted_leaves_no_random_policy(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise TrainingError("lower --lr")
+
+    monkeypatch.setattr(cloning, "clone", interrupted)
+    words = ["--policy", kind, "--demonstrations", "2", "--out", str(tmp_path / "a")]
+    assert command_line.main(train_policy._parser(), train_policy.run, words) != 0
+    assert not (tmp_path / "a").exists()
 
 
 def test_adapters_of_another_network_are_refused(folders: dict[str, str], tmp_path: Path) -> None:

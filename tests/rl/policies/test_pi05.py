@@ -16,6 +16,7 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.pi05.inputs import prompt_tokens, resize_with_pad
 from cosmos_predict2.rl.policies.files import read_policy
+from cosmos_predict2.rl.policies.pi05.inputs import augmented
 from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
@@ -199,6 +200,27 @@ def test_the_expert_alone_is_trained(folder: Path) -> None:
     whole.cloning_loss(record, torch.Generator()).backward()
     for part in ("vision_tower", "multi_modal_projector", "language_model"):  # what is seen learns with the rest
         assert any(value.grad is not None and value.grad.any() for value in whole.network.paligemma[part].parameters())
+
+
+def test_pictures_are_augmented_where_it_is_cloned_alone(folder: Path) -> None:
+    draws = torch.Generator().manual_seed(1)
+    pixels = torch.rand(2, 2, 3, 40, 60, generator=draws) * 2 - 1
+    found = [augmented(pixels, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(found[0], found[1]) and not torch.allclose(found[0], found[2], atol=0.05)
+    assert found[0].shape == pixels.shape and found[0].abs().max() <= 1
+    alone = augmented(pixels[:1], torch.Generator().manual_seed(0))
+    torch.testing.assert_close(alone, found[0][:1])  # one draw for a batch
+    bar = torch.full((1, 2, 3, 40, 60), -1.0)
+    bar[..., 20:, :] = 0.0
+    base, wrist = augmented(bar, torch.Generator().manual_seed(2))[0]
+    assert len(wrist.flatten(1).T.unique(dim=0)) == 2  # recoloured alone
+    assert base.std(dim=2).max() > 0.05  # and this one is turned
+    policies = [Pi05Policy(str(folder), augment=augment) for augment in (False, True)]
+    record = policies[0].record_of(observation(), torch.zeros(3, 12, 4))
+    losses = [float(policy.cloning_loss(record, torch.Generator().manual_seed(5)).detach()) for policy in policies]
+    assert losses[0] != losses[1]
+    acts = [policy.act(observation(), mode="greedy", generators=generators()).actions_E_A_D for policy in policies]
+    assert torch.equal(*acts)
 
 
 def test_what_is_saved_is_what_was_read(folder: Path, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ Everything is float32 or integers; pictures stay uint8 until the network takes t
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cosmos_predict2.text import pretrained
@@ -48,6 +50,40 @@ def resize_with_pad(pictures_B_H_W_C: Tensor, height: int, width: int, fill: int
 def pixels(pictures_B_V_H_W_C: Tensor) -> Tensor:
     """uint8 pictures as the network takes them: [B, V, 3, H, W] in [-1, 1]."""
     return pictures_B_V_H_W_C.float().permute(0, 1, 4, 2, 3) / 127.5 - 1
+
+
+def augmented(pixels_B_V_C_H_W: Tensor, generator: torch.Generator) -> Tensor:
+    """Pictures as openpi clones on them, one draw of each view for a batch: the first view is cropped to .95 of its
+    sides and turned by up to 5 degrees, all have another brightness, contrast and saturation."""
+    views = []
+    for v, view in enumerate((pixels_B_V_C_H_W / 2 + 0.5).unbind(1)):
+
+        def draw(low: float, high: float) -> float:
+            return low + (high - low) * float(torch.rand((), generator=generator))
+
+        if v == 0:
+            height, width = view.shape[-2:]
+            rows, columns = int(0.95 * height), int(0.95 * width)
+            top, left = (int(torch.randint(n + 1, (), generator=generator)) for n in (height - rows, width - columns))
+            cropped = view[..., top : top + rows, left : left + columns]
+            view = F.interpolate(cropped, (height, width), mode="bilinear", align_corners=False)
+            view = _rotated(view, math.radians(draw(-5, 5)))
+        view = view * draw(0.7, 1.3)
+        mean_B_1_1_1 = view.mean(dim=(1, 2, 3), keepdim=True)
+        view = (view - mean_B_1_1_1) * draw(0.6, 1.4) + mean_B_1_1_1
+        grey_B_1_H_W = view.mean(dim=1, keepdim=True)
+        views.append(grey_B_1_H_W + (view - grey_B_1_H_W) * draw(0.5, 1.5))
+    return torch.stack(views, dim=1).clamp(0, 1) * 2 - 1
+
+
+def _rotated(view_B_C_H_W: Tensor, angle: float) -> Tensor:
+    """About the middle, black outside; places go from -1 at the first pixel to 1 at the last, as published."""
+    y, x = (torch.linspace(-1, 1, size, device=view_B_C_H_W.device) for size in view_B_C_H_W.shape[-2:])
+    y_H_W, x_H_W = torch.meshgrid(y, x, indexing="ij")
+    cos, sin = math.cos(angle), math.sin(angle)
+    grid_H_W_2 = torch.stack([x_H_W * cos - y_H_W * sin, x_H_W * sin + y_H_W * cos], dim=-1)
+    grid_B_H_W_2 = grid_H_W_2.expand(len(view_B_C_H_W), -1, -1, -1).to(view_B_C_H_W)
+    return F.grid_sample(view_B_C_H_W, grid_B_H_W_2, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 # --- numbers

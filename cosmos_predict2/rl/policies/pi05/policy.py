@@ -30,6 +30,7 @@ class Pi05Policy(nn.Module):
     """``path`` is a folder in the public layout or a hub id; ``options`` are fields of `Pi05Config` that replace what
     its config.json says.
 
+    With ``augment`` it is cloned on pictures that are cropped, turned and recoloured a little, as published ones were.
     Without ``load`` its weights are random, for a caller who loads others. With ``lora_rank`` adapters are trained in
     place of the weights (of the expert alone with ``train_expert_only``), after those of ``lora_path`` were added for
     good; a noise head is trained whole.
@@ -37,7 +38,15 @@ class Pi05Policy(nn.Module):
 
     trainer_step: Tensor
 
-    def __init__(self, path: str, load: bool = True, lora_rank: int = 0, lora_path: str = "", **options: Any) -> None:
+    def __init__(
+        self,
+        path: str,
+        load: bool = True,
+        lora_rank: int = 0,
+        lora_path: str = "",
+        augment: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__()
         if not path:
             raise ConfigError("policy.path must name a PI0.5 folder in the public layout, or its hub id.")
@@ -46,7 +55,7 @@ class Pi05Policy(nn.Module):
                 f"{path} has no {layout.CONFIG}: a folder or hub id in PI0.5's public layout is expected. A tiny one:\n"
                 f"  python -m scripts.train_policy --policy pi05 --out {path}"
             )
-        self.path, self.options = path, options
+        self.path, self.options, self.augment = path, options, augment
         self.config = read_config(layout.read_json(below(path, layout.CONFIG)), path, options)
         self.network = Pi05Network(self.config)
         if load:
@@ -209,10 +218,12 @@ class Pi05Policy(nn.Module):
             self._prompts[task] = inputs.prompt_tokens(self._encode, task, None, length)
         return self._prompts[task]
 
-    def _prefix(self, record: Mapping[str, Tensor]) -> PrefixCache:
+    def _prefix(self, record: Mapping[str, Tensor], pixels: Tensor | None = None) -> PrefixCache:
+        """``pixels`` are those of the record, unless others are to be seen in their place."""
         used = max(1, int(record["token_mask"].sum(dim=1).max()))  # pads that every row has change nothing
         tokens, mask = record["tokens"][:, :used], record["token_mask"][:, :used]
-        return self.network.prefix(inputs.pixels(record["images"]), record["image_masks"], tokens, mask)
+        pixels = inputs.pixels(record["images"]) if pixels is None else pixels
+        return self.network.prefix(pixels, record["image_masks"], tokens, mask)
 
     # --- demonstrations
 
@@ -235,13 +246,11 @@ class Pi05Policy(nn.Module):
         actions = record["actions"]
         noise = torch.randn(actions.shape, generator=generator).to(actions)
         of_beta = torch.rand(len(actions), generator=generator) ** (1 / _BETA)  # Beta(a, 1) by its inverse
-        return self.flow_loss(record, actions, noise, (0.001 + 0.999 * of_beta).to(actions)).mean()
-
-    def flow_loss(self, record: Mapping[str, Tensor], actions: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
-        """[B, H, D], at given times."""
+        pixels = inputs.augmented(inputs.pixels(record["images"]), generator) if self.augment else None
+        t_B = (0.001 + 0.999 * of_beta).to(actions)
         t = t_B[:, None, None]
-        v, _ = self.network.velocity(self._prefix(record), t * noise + (1 - t) * actions, t_B)
-        return (noise - actions - v).square()
+        v, _ = self.network.velocity(self._prefix(record, pixels), t * noise + (1 - t) * actions, t_B)
+        return (noise - actions - v).square().mean()
 
     # --- files
 
