@@ -62,11 +62,11 @@ def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> None:
     versions = {"torch": torch.__version__, "cosmos-posttrain": importlib.metadata.version("cosmos-posttrain")}
     card = {
         "policy": name_of(type(policy)),
-        "arguments": dict(policy.arguments),
+        # where a published one is read from is its path
+        "arguments": {name: value for name, value in policy.arguments.items() if not (is_public and name == "path")},
         "about": {**about, "versions": versions},
     }
     if is_public:
-        del card["arguments"]["path"]  # where it is read from
         policy.save(path)
         text = json.dumps(card, indent=1, sort_keys=True) + "\n"
         storage.write_atomically(path / CARD, lambda file: file.write(text.encode()))

@@ -165,8 +165,8 @@ def read_config(content: Mapping[str, Any], source: str, options: Mapping[str, A
         if name in values:
             values[name] = tuple(float(value) for value in values[name])
     for name, value in values.items():
-        if (kind := _KINDS.get(str(_TYPES[name]))) and not _is_of(value, kind):
-            raise ConfigError(f"{source}: {name}={value!r} must be of type {kind.__name__}.")
+        if (wanted := _KINDS.get(str(_TYPES[name]))) and not _is_of(value, wanted):
+            raise ConfigError(f"{source}: {name}={value!r} must be of type {wanted.__name__}.")
     config = Pi05Config(**values)
     if "vision" not in values:
         config = replace(config, vision=replace(config.vision, projection_dim=config.vlm.width))

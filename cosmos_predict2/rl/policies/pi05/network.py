@@ -280,7 +280,7 @@ class Pi05Network(nn.Module):
 
     def velocity(self, cache: PrefixCache, x_B_H_D: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
         """dx/dt [B, H, D] in float32, and what it is read from, [B, H, W]."""
-        outside, inside = self.action_in_proj.weight.dtype, self.expert.layers[0].mlp.up_proj.weight.dtype
+        outside, inside = self.action_in_proj.weight.dtype, cache.keys_values[0][0].dtype
         x = self.action_in_proj(x_B_H_D.to(outside)).to(inside)
         embedded = time_embedding(t_B, self.config.expert.width).to(outside)
         condition = nn.functional.silu(self.time_mlp_out(nn.functional.silu(self.time_mlp_in(embedded))))
