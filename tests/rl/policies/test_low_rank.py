@@ -111,6 +111,8 @@ def test_heads_are_trained_whole_beside_adapters(folders: dict[str, str]) -> Non
         names = [name for name, weight in policy.named_parameters() if id(weight) in others and weight.requires_grad]
         assert names and all(".lora_" in name for name in names)
     assert not any("paligemma.model" in name for name in names)
+
+
 @pytest.mark.parametrize(
     ("kind", "options"), [("openvla", {}), ("pi05", {}), ("pi05", dict(train_expert_only=True))], ids=str
 )

@@ -5,8 +5,8 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
-from cosmos_predict2.rl.policies.pi05.inputs import prompt_tokens, resize_with_pad
 from cosmos_predict2.rl.policies.files import read_policy
-from cosmos_predict2.rl.policies.pi05.inputs import augmented
+from cosmos_predict2.rl.policies.pi05.inputs import augmented, prompt_tokens, resize_with_pad
 from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny

@@ -247,10 +247,20 @@ class Pi05Policy(nn.Module):
         noise = torch.randn(actions.shape, generator=generator).to(actions)
         of_beta = torch.rand(len(actions), generator=generator) ** (1 / _BETA)  # Beta(a, 1) by its inverse
         pixels = inputs.augmented(inputs.pixels(record["images"]), generator) if self.augment else None
-        t_B = (0.001 + 0.999 * of_beta).to(actions)
+        return self.flow_loss(record, actions, noise, (0.001 + 0.999 * of_beta).to(actions), pixels).mean()
+
+    def flow_loss(
+        self,
+        record: Mapping[str, Tensor],
+        actions: Tensor,
+        noise: Tensor,
+        t_B: Tensor,
+        pixels: Tensor | None = None,
+    ) -> Tensor:
+        """[B, H, D], at given times."""
         t = t_B[:, None, None]
         v, _ = self.network.velocity(self._prefix(record, pixels), t * noise + (1 - t) * actions, t_B)
-        return (noise - actions - v).square().mean()
+        return (noise - actions - v).square()
 
     # --- files
 
