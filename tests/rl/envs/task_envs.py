@@ -3,6 +3,7 @@
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -17,6 +18,7 @@ from imaginaire.errors import DataError
 
 TASKS = ["touch_puck", "push_puck"]
 HANGS, DIES, RAISES = 0.9, 0.8, 0.7  # the last number of an action that does so
+DEADLY = 13  # a start in which the worker dies, as long as the file is there
 
 
 class ToyTask:
@@ -24,14 +26,17 @@ class ToyTask:
 
     num_tasks, num_trials, action_dim = len(TASKS), 50, 4
 
-    def __init__(self, max_steps: int = 8, breaks: str = "") -> None:
-        self.max_steps, self.breaks = max_steps, breaks
+    def __init__(self, max_steps: int = 8, breaks: str = "", deadly: str = "") -> None:
+        self.max_steps, self.breaks, self.deadly = max_steps, breaks, Path(deadly) if deadly else None
         self.metadata = {"suite": "toy", "chunk": 3}
         if breaks == "building":
             raise DataError("no assets here.")
         self.setting, self.size = find_setting("default", None)
 
     def reset(self, task_id: int, trial_id: int, seed: int) -> dict[str, Any]:
+        if trial_id == DEADLY and self.deadly is not None and self.deadly.exists():
+            self.deadly.unlink()
+            os.kill(os.getpid(), 9)
         self.task = find_tasks(TASKS)[task_id]
         self.state = self.start = lay_table([episode_generator(0, trial_id)], [self.task], self.setting, self.size)
         return self._observed()

@@ -3,6 +3,7 @@
 
 import pickle
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ from imaginaire.config import L
 from imaginaire.config.lazy_config import instantiate
 from imaginaire.errors import ConfigError, DataError
 from tests.rl.envs.task_envs import DIES, HANGS, RAISES, TellingTask, ToyTask
+from tests.rl.envs.task_envs import DEADLY, DIES, HANGS, RAISES, ToyTask
 
 
 def actions(*last: float) -> Tensor:
@@ -82,6 +84,21 @@ class Stubborn:
         num = len(observation["full_image"])
         chosen = self.actions if num == len(self.actions) else actions(*[0.0] * num)
         return Decision(chosen, {"number": torch.zeros(num)})
+
+
+def test_a_worker_that_dies_in_a_reset_is_replaced_and_its_episode_begins(tmp_path: Path) -> None:
+    """In the first one of all, when the others have no memory to share yet, and later."""
+    deadly = tmp_path / "deadly"
+    env = WorkerEnv(partial(ToyTask, deadly=str(deadly)), 2)
+    expected = ToyTask().reset(0, DEADLY, 0)
+    for restarts in (1, 2):
+        deadly.touch()
+        observed, info = env.reset(options={"trial_ids": [1, DEADLY], "task_ids": [0, 0]})
+        assert env.restarts == restarts and env.lost == 0 and info["valid"].all() and info["active"].all()
+        assert torch.equal(observed["full_image"][1], torch.from_numpy(expected["full_image"]))
+        seen, *_, info = env.chunk_step(torch.full((2, 3, 4), 0.5))
+        assert info["executed"][:, 0].all() and not torch.equal(seen["full_image"][1], observed["full_image"][1])
+    env.close()
 
 
 @pytest.mark.slow

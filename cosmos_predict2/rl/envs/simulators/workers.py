@@ -179,6 +179,7 @@ class WorkerEnv:
             for i in left:
                 self._actions[i] = []
         while left:
+            self._ready()  # also those that took the place of others
             numbers = {i: (int(book.task_ids[i]), int(book.trial_ids[i]), int(book.seeds[i])) for i in left}
             begun = self._ask({i: ("reset", *numbers[i]) for i in left}, self.reset_timeout)
             for i, (sentence, arrays) in begun.items():
@@ -211,6 +212,7 @@ class WorkerEnv:
     def _buffers(self, arrays: Mapping[str, Any]) -> Buffers:
         """The memory of observations; made, and shown to all workers, when the first one has come."""
         if not self._memory:
+            self._ready()
             self._memory.append(Buffers(self.num_envs, {name: array.shape for name, array in arrays.items()}))
             about = self._memory[0].about
             self._ask(dict.fromkeys(self._workers, ("attach", about)), self.reset_timeout)
