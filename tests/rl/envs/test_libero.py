@@ -44,12 +44,26 @@ NAMES = {
 SCENE = """
 import numpy
 BUILT = []
+class RandomizationError(Exception):
+    pass
+class Gripper:
+    dof = 1
+    current_action = None
+class Scene:
+    fails = ()
+    def __init__(self, log): self.log = log
+    def reset(self):
+        for error in self.fails:
+            self.fails = self.fails[1:]
+            raise error
+        self.log.append("reset")
 class OffScreenRenderEnv:
-    def __init__(self, bddl_file_name, camera_heights, camera_widths, horizon, **other):
-        self.shape, self.horizon, self.log = (camera_heights, camera_widths, 3), horizon, []
+    def __init__(self, bddl_file_name, camera_heights, camera_widths, ignore_done, hard_reset, **other):
+        self.shape, self.is_hard, self.log = (camera_heights, camera_widths, 3), hard_reset, []
+        assert ignore_done, "robosuite would end an episode by itself"
+        self.env, self.robots = Scene(self.log), [type("Robot", (), {"gripper": Gripper()})]
         BUILT.append((bddl_file_name.rsplit("/", 1)[1], self))
     def seed(self, seed): self.log.append(f"seed {seed}")
-    def reset(self): self.log.append("reset")
     def set_init_state(self, state):
         self.log.append(f"start {state[1]:.0f}")
         self.sum = numpy.zeros(7)
@@ -191,6 +205,7 @@ def test_an_episode_begins_as_published(package: Path, assets: Path) -> None:
     assert name == "LIVING_ROOM_SCENE2_put_both_in_the_basket.bddl" and env.num_trials == 50
     assert scene.log == ["seed 0", "reset", f"start {2 * 4 + 1}"] and env.max_steps == 520
     assert scene.horizon > 3 + 520  # steps of rest do not count
+    assert scene.log == ["seed 0", "reset", f"start {2 * 4 + 1}"] and scene.is_hard and env.max_steps == 520
     assert seen["task_description"] == "put both in the basket"
     # three steps of rest with an open gripper; pictures turned by 180 degrees
     assert seen["state"].tolist() == pytest.approx([0, 0, 0, 0, 0, numpy.pi, 0, -3])
@@ -214,13 +229,44 @@ def test_pictures_may_be_higher_than_wide(package: Path, assets: Path) -> None:
 
 
 def test_a_fast_reset_keeps_the_scene(package: Path, assets: Path) -> None:
+def test_a_fast_reset_compiles_no_scene_and_leaves_nothing_of_the_episode_before(package: Path, assets: Path) -> None:
     env = LiberoTask("libero_10", image_size=8, fast_reset=True, num_steps_wait=0, max_steps=9)
     env.reset(0, 0, 0)
+    scene = sys.modules["libero.libero.envs"].BUILT[0][1]
+    gripper = scene.robots[0].gripper
+    gripper.current_action = numpy.ones(2)  # closed
     env.reset(0, 1, 0)
-    assert sys.modules["libero.libero.envs"].BUILT[0][1].log == ["seed 0", "reset", "start 1", "start 5"]
+    assert gripper.current_action.tolist() == [0.0] and not scene.is_hard
+    assert scene.log == ["seed 0", "reset", "start 1", "seed 0", "reset", "start 5"]
     assert env.max_steps == 9
-    with pytest.raises(ConfigError, match="num_steps_wait=-1"):
-        LiberoTask("libero_10", num_steps_wait=-1)
+
+
+def test_places_that_overlap_are_drawn_again_and_other_failures_are_raised(package: Path, assets: Path) -> None:
+    env = LiberoTask("libero_10", image_size=8, num_steps_wait=0)
+    env.reset(0, 0, 0)
+    module = sys.modules["libero.libero.envs"]
+    scene = module.BUILT[0][1]
+    scene.env.fails = (module.RandomizationError(), module.RandomizationError())
+    env.reset(0, 1, 0)
+    assert scene.log[3:] == ["seed 0", "reset", "start 5"]
+    scene.env.fails = (RuntimeError("no context of OpenGL"),)
+    with pytest.raises(RuntimeError, match="no context"):
+        env.reset(0, 1, 0)
+
+
+def test_what_a_task_cannot_be_is_named(package: Path) -> None:
+    assert [task.language for task in LiberoTask("libero_10", tasks=[1]).tasks] == ["pick up the book"]
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        (dict(num_steps_wait=-1), "num_steps_wait=-1"),
+        (dict(tasks=[5]), "no task '5': its tasks are 0 to 1"),
+        (dict(max_steps=0), "'max_steps': 0.* at least 1"),
+        (dict(image_size=0), "'image_size': 0.* at least 1"),
+    )
+    for options, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            LiberoTask("libero_10", **options)
+    with pytest.raises(DataError, match="call reset before step"):
+        LiberoTask("libero_10").step(numpy.zeros(7, dtype=numpy.float32))
 
 
 @pytest.mark.slow
@@ -350,6 +396,11 @@ def test_a_published_task_is_played(assets: Path, monkeypatch: pytest.MonkeyPatc
 
     first, again, other = played(0), played(0), played(1)
     env.close()
+    make = partial(LiberoTask, "libero_object", image_size=32, fast_reset=True, max_steps=25)
+    env = WorkerEnv(make, num_envs=1, render="auto", chunk=10)
+    fast = [played(trial) for trial in (1, 0)][1]
+    env.close()
+    assert torch.equal(first[0], fast[0]) and torch.equal(first[1], fast[1])
     assert first[0].float().std() > 10  # there is something on the picture
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])
