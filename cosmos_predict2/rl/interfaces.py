@@ -107,8 +107,8 @@ class VecEnv(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """suite, action_dim, chunk (actions of a decision), max_steps (of an episode, at most); action_low and
-        action_high, one number for each of an action's, where these are not in [-1, 1]."""
+        """suite, action_dim, chunk (actions of a decision), max_steps (of an episode, at most); num_tasks where there
+        are several; action_low and action_high, one number for each of an action's, where these are not in [-1, 1]."""
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
         """Begin episodes in the environments ``env_ids`` (all), and observe these.

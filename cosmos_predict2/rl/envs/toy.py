@@ -104,7 +104,11 @@ class ToyEnv:
         self.num_envs = num_envs
         self.action_dim = action_dim
         self.metadata: Mapping[str, Any] = dict(
-            suite="toy", action_dim=action_dim, chunk=min(CHUNK, max_steps), max_steps=max_steps
+            suite="toy",
+            action_dim=action_dim,
+            chunk=min(CHUNK, max_steps),
+            max_steps=max_steps,
+            num_tasks=self._book.num_tasks,
         )
         self.terminate_on_success, self.reward_on, self.keep_frames = terminate_on_success, reward_on, keep_frames
         self.ring_elsewhere, self.sparse = ring_elsewhere, sparse

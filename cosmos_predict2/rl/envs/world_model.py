@@ -105,7 +105,11 @@ class WorldModelEnv:
         self.action_dim = imagination.transform.dim
         self.num_envs = num_envs
         self.metadata: Mapping[str, Any] = dict(
-            suite="world_model", action_dim=self.action_dim, chunk=min(self.new_frames, max_steps), max_steps=max_steps
+            suite="world_model",
+            action_dim=self.action_dim,
+            chunk=min(self.new_frames, max_steps),
+            max_steps=max_steps,
+            num_tasks=starts.num_tasks,
         )
         self._book = Book(num_envs, num_tasks=starts.num_tasks, num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed)
         self._previous = numpy.zeros(num_envs, dtype=numpy.float32)

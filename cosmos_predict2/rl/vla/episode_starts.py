@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of a policy's run: which task each group of episodes has, and which of its starts."""
 
+from collections.abc import Iterable
+from typing import Any
+
 from torch.utils.data import Dataset
 
+from cosmos_predict2.rl.interfaces import VecEnv
+from imaginaire.data.stream import data_sets
 from imaginaire.errors import ConfigError
 
 
 class EpisodeStarts(Dataset[dict[str, int]]):
-    """``num`` starts from number ``first`` on, of the tasks in turn. The environment knows what they are."""
+    """``num`` starts from number ``first`` on, of the tasks in turn. The environment knows what they are.
 
-    def __init__(self, num: int, num_tasks: int = 1, first: int = 0) -> None:
-        if num < 1 or num_tasks < 1 or first < 0:
+    ``num_tasks`` are null those of the environment.
+    """
+
+    def __init__(self, num: int, num_tasks: int | None = None, first: int = 0) -> None:
+        if num < 1 or first < 0 or (num_tasks is not None and num_tasks < 1):
             raise ConfigError(f"EpisodeStarts(num={num}, num_tasks={num_tasks}, first={first}): at least 1, 1 and 0.")
         self.num, self.num_tasks, self.first = num, num_tasks, first
 
@@ -18,4 +26,25 @@ class EpisodeStarts(Dataset[dict[str, int]]):
         return self.num
 
     def __getitem__(self, index: int) -> dict[str, int]:
-        return {"task_id": index % self.num_tasks, "trial_id": self.first + index // self.num_tasks}
+        if self.num_tasks is None:
+            raise ConfigError("EpisodeStarts.num_tasks is null, and no model has said how many its environment has.")
+        number = self.first + index
+        return {"task_id": number % self.num_tasks, "trial_id": number // self.num_tasks}
+
+
+def settle_num_tasks(loaders: Iterable[Any], envs: Iterable[VecEnv], *, is_remote: bool) -> None:
+    """Give the number of tasks of each loader's environment to its `EpisodeStarts`, or raise where theirs is another.
+
+    An environment that plays elsewhere is asked only where the data say nothing: simulators start by being asked.
+    """
+    for loader, env, key in zip(loaders, envs, ("dataloader_train", "dataloader_val")):
+        for data in data_sets(loader):
+            if not isinstance(data, EpisodeStarts) or (is_remote and data.num_tasks is not None):
+                continue
+            found = int(env.metadata.get("num_tasks", 1))
+            if data.num_tasks not in (None, found):
+                raise ConfigError(
+                    f"{key}.dataset.num_tasks={data.num_tasks}, but the environment has {found} tasks: set it to null,"
+                    " which is all of them. Fewer tasks are chosen in the environment (tasks=[...])."
+                )
+            data.num_tasks = found

@@ -25,6 +25,7 @@ from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallel
 from cosmos_predict2.rl.policies.weights import cast
 from cosmos_predict2.rl.vla import policy_losses
 from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig
+from cosmos_predict2.rl.vla.episode_starts import settle_num_tasks
 from cosmos_predict2.rl.vla.episodes import (
     LocalRollout,
     RolloutSource,
@@ -210,6 +211,9 @@ class VLAGRPOModel(ImaginaireModel):
         parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
         if self.rl.loss.kl_beta:
             self._reference = WeightCopy(self.net)
+
+    def on_data(self, *loaders: Any) -> None:
+        settle_num_tasks(loaders, (self.env, self.eval_env), is_remote=self.config.rollout is not None)
 
     def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> Any:
         optimizer = lazy_config.instantiate(optimizer_cfg, model=self.net)
@@ -486,14 +490,9 @@ class VLAGRPOModel(ImaginaireModel):
         assert self.true_env is not None
         true, _ = replayed(self.true_env, starts, imagined.actions_M_E_A_D, self.rl.execute)
         found = Comparison.of(imagined.success_E, true)
-        return {
-            "imagined_success": found.imagined_rate,
-            "true_success": found.true_rate,
-            "gap": found.imagined_rate - found.true_rate,
-            "agreement": found.agreement,
-            "true_positive_rate": found.true_positive_rate,
-            "false_positive_rate": found.false_positive_rate,
-        }
+        gap = found.imagined_rate - found.true_rate
+        shares = {name: getattr(found, name) for name in ("agreement", "true_positive_rate", "false_positive_rate")}
+        return {"imagined_success": found.imagined_rate, "true_success": found.true_rate, "gap": gap, **shares}
 
 
 Facts = dict[str, float]

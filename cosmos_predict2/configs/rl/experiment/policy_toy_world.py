@@ -59,7 +59,7 @@ MUON = L(muon)(model=PLACEHOLDER, lr=0.015, adam_lr=1e-3, precision="auto")
 ADAMW = L(adamw)(model=PLACEHOLDER, lr=2e-4, weight_decay=0.0)
 
 
-def starts(num: int, batch_size: int, *, shuffle: bool, num_tasks: int = 1) -> Any:
+def starts(num: int, batch_size: int, *, shuffle: bool, num_tasks: int | None = None) -> Any:
     data = L(EpisodeStarts)(num=num, num_tasks=num_tasks)
     return L(ResumableLoader)(dataset=data, batch_size=batch_size, shuffle=shuffle)
 

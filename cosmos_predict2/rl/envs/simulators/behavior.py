@@ -79,10 +79,6 @@ class BehaviorEnv:
         self._ready()
         return self._metadata
 
-    @property
-    def num_tasks(self) -> int:
-        return self._ready().num_tasks
-
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
         """Begin episodes; see `VecEnv.reset`."""
         book, world = self._ready(), self._taken()
@@ -156,6 +152,7 @@ class BehaviorEnv:
                 action_high=high,
                 chunk=min(self.chunk, longest),
                 max_steps=longest,
+                num_tasks=len(self._tasks),
                 tasks=[task.name for task in self._tasks],
             )
             trials = len(self.instances or ()) or max(len(task.instances) for task in self._tasks)

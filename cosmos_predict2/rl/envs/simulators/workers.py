@@ -165,10 +165,6 @@ class WorkerEnv:
     # --- episodes
 
     @property
-    def num_tasks(self) -> int:
-        return self._ready().num_tasks
-
-    @property
     def _about(self) -> dict[str, Any]:
         return {"kind": "workers", "num_envs": self.num_envs, **self._metadata}
 
@@ -236,6 +232,7 @@ class WorkerEnv:
         about, max_steps = facts["metadata"], facts["max_steps"]
         chunk = min(self.chunk or about.get("chunk", 1), max_steps)
         self._metadata = {**about, "action_dim": facts["action_dim"], "chunk": chunk, "max_steps": max_steps}
+        self._metadata["num_tasks"] = facts["num_tasks"]
         numbers = {name: facts[name] for name in ("num_tasks", "num_trials", "max_steps")}
         return Book(self.num_envs, **numbers, seed=self.seed)
 
