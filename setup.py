@@ -25,6 +25,8 @@ CORE = [
     "pillow>=10.0",
 ]
 
+WEIGHTS = ["huggingface_hub>=0.24", "transformers>=4.52", "sentencepiece>=0.2"]
+
 EXTRAS = {
     # What a GPU box adds. NVIDIA apex (the fused optimizer) is used where it is found, but only its source builds
     # (https://github.com/NVIDIA/apex): "apex" on the package index is an unrelated project.
@@ -36,7 +38,7 @@ EXTRAS = {
     "compat": ["megatron-core>=0.10"],
     "s3": ["s3fs>=2023.5"],
     # Released weights: the download command, hub ids as paths, and the text encoders (T5, Reason1).
-    "weights": ["huggingface_hub>=0.24", "transformers>=4.52", "sentencepiece>=0.2"],
+    "weights": WEIGHTS,
     # Robot data in tables: LIBERO's HDF5 files, LeRobot's parquet files.
     "data": ["h5py>=3.8", "pyarrow>=14.0"],
     "track": ["wandb>=0.17", "tensorboard>=2.15"],
@@ -44,9 +46,10 @@ EXTRAS = {
     "reward": ["fastapi>=0.110", "uvicorn>=0.29", "redis>=5.0", "tomli>=2.0; python_version < '3.11'"],
     # Recipes of cosmos-rl, and rollouts on several machines (without [default]: nothing here shows Ray's dashboard).
     "rl": ["ray>=2.40", "tomli>=2.0; python_version < '3.11'"],
-    # Simulators of robot policies. LIBERO itself comes after them, by pip install --no-deps hf-libero==0.1.4: what it
-    # asks for besides (robomimic) brings another torch, and is used in training alone.
+    # Robot policies and their simulators. LIBERO itself comes after them, by pip install --no-deps hf-libero==0.1.4:
+    # what it asks for besides (robomimic) brings another torch, and is used in training alone.
     "vla": [
+        *WEIGHTS,
         "robosuite==1.4.0",
         "mujoco>=3.0,<3.9",
         "bddl==1.0.1",

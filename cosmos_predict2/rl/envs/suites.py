@@ -130,5 +130,6 @@ def _behavior(tasks: list[str], given: Mapping[str, Any]) -> Place:
 
 
 def _versions() -> dict[str, str]:
-    installed = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
+    found = importlib.metadata.distributions()  # a wheel of hf-libero calls itself hf_libero
+    installed = {str(each.metadata["Name"]).lower().replace("_", "-"): each.version for each in found}
     return {name: installed[name] for name in _PACKAGES if name in installed}

@@ -4,6 +4,7 @@
 The published package has no assets: `PLACEHOLDERS` are boxes for the things of one task.
 """
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -309,6 +310,11 @@ def test_a_picture_is_drawn_when_it_is_looked_at() -> None:
     assert seen["state"] == 5 and not drawn
     assert seen["wrist_image"].shape == (1, 4, 6, 3) and drawn == ["robot0_eye_in_hand"]
     assert seen["full_image"].shape == (4, 6, 3) and drawn[1:] == ["agentview"]
+def test_the_version_of_libero_is_recorded_by_whatever_name_its_wheel_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"hf_libero": "0.1.4", "mujoco": "3.8.1", "torch": "2.13.0", None: "0"}
+    installed = [SimpleNamespace(metadata={"Name": name}, version=version) for name, version in names.items()]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
+    assert suites._versions() == {"hf-libero": "0.1.4", "mujoco": "3.8.1"}
 
 
 def test_rotations_are_axis_times_angle() -> None:
@@ -418,4 +424,4 @@ def test_two_published_tasks_are_evaluated(assets: Path, tmp_path: Path) -> None
     found = json.loads((tmp_path / "evaluation.json").read_text())
     names = [task.name for task in libero.suite("libero_object").tasks[:2]]
     assert list(found["tasks"]) == names and [found["tasks"][name]["episodes"] for name in names] == [1, 1]
-    assert found["packages"]["mujoco"] and found["renderer"] in ("egl", "osmesa")
+    assert found["packages"]["mujoco"] and found["packages"]["hf-libero"] and found["renderer"] in ("egl", "osmesa")

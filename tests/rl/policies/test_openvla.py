@@ -2,6 +2,7 @@
 import json
 import shutil
 from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,13 @@ def test_learning_from_other_batches_gives_the_probabilities_of_acting(
     logits = drawn[0] if variant == "oft" else torch.stack(drawn, dim=1)
     log_probs = (logits / 1.6).log_softmax(dim=-1).gather(-1, record["responses"].flatten(1)[..., None].long())
     any_company(policy.log_prob, record, log_probs[..., 0].reshape(record["responses"].shape))
+def test_without_transformers_the_cure_is_named_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match="'transformers' is not installed"):
+        write_tiny(tmp_path / "policy", **SMALL)
+    assert not (tmp_path / "policy").exists()
 
 
 def test_tokens_that_follow_one_another_have_the_logits_of_the_whole_row(folder: Path) -> None:

@@ -14,6 +14,7 @@ from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Origi
 from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.openvla.pictures import CONFIG as PREPROCESSOR
 from cosmos_predict2.rl.policies.openvla.prompts import PROMPT, SPACE
+from cosmos_predict2.text.pretrained import transformers
 from imaginaire import random
 
 PADDING = 64
@@ -47,6 +48,7 @@ def write_tiny(
 ) -> None:
     """Write config.json, random weights, settings of pictures, a tokenizer of the ``sentences``, and ``statistics``:
     {"action": {"q01": ..., ...}, "proprio": ...}, without which numbers lie in [-1, 1]."""
+    transformers()  # which brings tokenizers, or an error before anything is written
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = text_tokens + bins + PADDING
