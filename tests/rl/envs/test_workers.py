@@ -20,8 +20,7 @@ from cosmos_predict2.rl.vla.policy_evaluation import evaluate
 from imaginaire.config import L
 from imaginaire.config.lazy_config import instantiate
 from imaginaire.errors import ConfigError, DataError
-from tests.rl.envs.task_envs import DIES, HANGS, RAISES, TellingTask, ToyTask
-from tests.rl.envs.task_envs import DEADLY, DIES, HANGS, RAISES, ToyTask
+from tests.rl.envs.task_envs import DEADLY, DIES, HANGS, RAISES, TellingTask, ToyTask
 
 
 def actions(*last: float) -> Tensor:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import shutil
-from collections.abc import Callable
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,8 @@ def test_learning_from_other_batches_gives_the_probabilities_of_acting(
     logits = drawn[0] if variant == "oft" else torch.stack(drawn, dim=1)
     log_probs = (logits / 1.6).log_softmax(dim=-1).gather(-1, record["responses"].flatten(1)[..., None].long())
     any_company(policy.log_prob, record, log_probs[..., 0].reshape(record["responses"].shape))
+
+
 def test_without_transformers_the_cure_is_named_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
