@@ -204,8 +204,6 @@ def test_an_episode_begins_as_published(package: Path, assets: Path) -> None:
     built = sys.modules["libero.libero.envs"].BUILT
     name, scene = built[0]
     assert name == "LIVING_ROOM_SCENE2_put_both_in_the_basket.bddl" and env.num_trials == 50
-    assert scene.log == ["seed 0", "reset", f"start {2 * 4 + 1}"] and env.max_steps == 520
-    assert scene.horizon > 3 + 520  # steps of rest do not count
     assert scene.log == ["seed 0", "reset", f"start {2 * 4 + 1}"] and scene.is_hard and env.max_steps == 520
     assert seen["task_description"] == "put both in the basket"
     # three steps of rest with an open gripper; pictures turned by 180 degrees
@@ -229,7 +227,6 @@ def test_pictures_may_be_higher_than_wide(package: Path, assets: Path) -> None:
     env.close()
 
 
-def test_a_fast_reset_keeps_the_scene(package: Path, assets: Path) -> None:
 def test_a_fast_reset_compiles_no_scene_and_leaves_nothing_of_the_episode_before(package: Path, assets: Path) -> None:
     env = LiberoTask("libero_10", image_size=8, fast_reset=True, num_steps_wait=0, max_steps=9)
     env.reset(0, 0, 0)
@@ -310,6 +307,8 @@ def test_a_picture_is_drawn_when_it_is_looked_at() -> None:
     assert seen["state"] == 5 and not drawn
     assert seen["wrist_image"].shape == (1, 4, 6, 3) and drawn == ["robot0_eye_in_hand"]
     assert seen["full_image"].shape == (4, 6, 3) and drawn[1:] == ["agentview"]
+
+
 def test_the_version_of_libero_is_recorded_by_whatever_name_its_wheel_has(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"hf_libero": "0.1.4", "mujoco": "3.8.1", "torch": "2.13.0", None: "0"}
     installed = [SimpleNamespace(metadata={"Name": name}, version=version) for name, version in names.items()]
