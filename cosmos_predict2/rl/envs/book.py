@@ -111,7 +111,8 @@ class Book:
         if actions.ndim != 3 or actions.shape[0] != len(ids) or actions.shape[2] != action_dim or not actions.shape[1]:
             raise DataError(
                 f"Actions of shape {list(actions.shape)}, but [{len(ids)}, actions, {action_dim}] are expected: a chunk"
-                " for each environment that is stepped."
+                f" for each environment that is stepped, {action_dim} numbers per action. A policy of another size is"
+                " cloned anew, from demonstrations of this robot: python -m scripts.train_policy."
             )
         if not (finite := torch.isfinite(actions).flatten(1).all(dim=1)).all():
             bad = ids[~finite.numpy()].tolist()

@@ -171,8 +171,8 @@ def _file_of(path: Path, cache_dir: Path | None) -> Path:
         if (path / FILE).is_file():
             return path / FILE
         raise DataError(
-            f"{path} holds neither {FILE} nor published .npy files: python -m scripts.make_reset_states --out {path}"
-            " writes starts from recordings."
+            f"{path} holds neither {FILE} nor published .npy files. Of recordings they are written by"
+            " python -m scripts.make_reset_states --dataset RECORDINGS --out STARTS."
         )
     sources = {file.name: file.stat().st_size for file in published}
     places = [path / FILE] if cache_dir is None else [cache_dir / FILE]

@@ -523,3 +523,10 @@ def test_it_learns_by_grpo(tmp_path: Path) -> None:
     loss.backward()
     norms = [weight.grad.norm() for weight in model.net.parameters() if weight.requires_grad]
     assert abs(float(output["ratio_max"]) - 1) < 1e-4 and torch.stack(norms).sum() > 0
+
+
+def test_a_folder_without_statistics_names_the_missing_file(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "cut")
+    (tmp_path / "cut" / "dataset_statistics.json").unlink()
+    with pytest.raises(CheckpointError, match=r"cut has no dataset_statistics\.json"):
+        OpenVLAPolicy(str(tmp_path / "cut"))

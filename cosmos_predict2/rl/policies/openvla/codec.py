@@ -127,7 +127,12 @@ def statistics_for(
     for name in wanted:
         if name in norm_stats:
             return name, norm_stats[name]
+    if not norm_stats:
+        raise CheckpointError(
+            f"{source} has no dataset_statistics.json, and no norm_stats in its config.json: how its actions are scaled"
+            " is unknown. Copy the file of the data that the weights were trained on there."
+        )
     raise CheckpointError(
         f"{source} has no statistics of '{key or wanted[0]}': set policy.unnorm_key to one of its"
-        f" {', '.join(sorted(norm_stats)) or 'data sets (it has none)'}."
+        f" {', '.join(sorted(norm_stats))}."
     )

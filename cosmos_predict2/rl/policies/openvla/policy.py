@@ -76,7 +76,8 @@ class OpenVLAPolicy(nn.Module):
         config = self.folder.json(CONFIG)
         if not config:
             raise CheckpointError(
-                f"{path} has no {CONFIG}: a folder or hub id in OpenVLA's public layout is expected. A tiny one:\n"
+                f"{path} has no {CONFIG}: a folder or hub id in OpenVLA's public layout is expected. A tiny one (of"
+                " recordings: --data FOLDER; of a robot with 7 numbers per action: --action_dim 7):\n"
                 f"  python -m scripts.train_policy --policy openvla_oft --out {path}"
             )
         if not (kind := str(config.get("model_type", MODEL_TYPE))).startswith(MODEL_TYPE):
