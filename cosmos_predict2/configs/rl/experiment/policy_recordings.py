@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A policy learns by GRPO in what a world model of recordings imagines: nothing of it is known but the recordings.
 
-Every part is a path, of the programs that make it: documentations/policy_rl.md shows the whole way. There is no
+Every part is a path, of the programs that make it: documentations/your_policy.md shows the whole way. There is no
 simulator, so validation is imagined, too, on starts that training never has.
 """
 
+import copy
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job
@@ -14,6 +15,7 @@ from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
@@ -64,3 +66,8 @@ EXPERIMENT: dict[str, Any] = dict(
 )
 EXPERIMENT["dataloader_val"].dataset.first = TRAIN
 register_experiment(NAME, EXPERIMENT)
+
+OF_PI05 = copy.deepcopy(EXPERIMENT)
+OF_PI05["job"] = job(f"{NAME}_pi05", group="reinforcement_learning")
+OF_PI05["model"].config.policy = L(Pi05Policy)(path="outputs/my_policy", noise_method="flow_sde")
+register_experiment(f"{NAME}_pi05", OF_PI05)
