@@ -106,7 +106,7 @@ def _require_platform(name: str, fitting: Sequence[str]) -> None:
     if name and platforms and name.upper() not in platforms:
         raise ConfigError(
             f"ROBOT_PLATFORM={name} does not fit the recipe, whose simulator is that of"
-            f" {' or '.join(platforms)}: set it so, or leave it out.{near(name.upper(), PLATFORMS)}"
+            f" {' or '.join(platforms)}: set it so, or leave it out."
         )
 
 
