@@ -16,8 +16,6 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.pi05.inputs import augmented, prompt_tokens, resize_with_pad
-from cosmos_predict2.rl.policies.pi05.inputs import prompt_tokens, resize_with_pad
-from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
@@ -346,11 +344,3 @@ def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(tmp_pa
 def test_a_folder_without_a_policy_is_named_with_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config.json.*\n.*train_policy --policy pi05 --out .*nothing"):
         Pi05Policy(path=str(tmp_path / "nothing"))
-
-
-def test_a_folder_of_the_other_class_is_refused_by_its_model_type(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is pi05, but policy is an OpenVLAPolicy"):
-        OpenVLAPolicy(str(folder))
-    (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
-    with pytest.raises(CheckpointError, match="is openvla, but policy is a Pi05Policy"):
-        Pi05Policy(str(tmp_path))

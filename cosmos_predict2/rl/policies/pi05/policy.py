@@ -52,8 +52,8 @@ class Pi05Policy(nn.Module):
             raise ConfigError("policy.path must name a PI0.5 folder in the public layout, or its hub id.")
         if layout.CONFIG not in names_at(path):
             raise CheckpointError(
-                f"{path} has no {layout.CONFIG}: a folder or hub id in PI0.5's public layout is expected. A tiny one (of"
-                " recordings: --data FOLDER; of a robot with 7 numbers per action: --action_dim 7):\n"
+                f"{path} has no {layout.CONFIG}: a folder or hub id in PI0.5's public layout is expected. A tiny one"
+                " (of recordings: --data FOLDER; of a robot with 7 numbers per action: --action_dim 7):\n"
                 f"  python -m scripts.train_policy --policy pi05 --out {path}"
             )
         self.path, self.options, self.augment = path, options, augment
