@@ -108,14 +108,15 @@ class VecEnv(Protocol):
     @property
     def metadata(self) -> Mapping[str, Any]:
         """suite, action_dim, chunk (actions of a decision), max_steps (of an episode, at most); num_tasks where there
-        are several; action_low and action_high, one number for each of an action's, where these are not in [-1, 1]."""
+        are several; action_low and action_high, one number for each of an action's, where these are not in [-1, 1];
+        reset_chunks, where a reset of some keeps the others waiting, for how many of their chunks it does, about."""
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
         """Begin episodes in the environments ``env_ids`` (all), and observe these.
 
         ``task_ids`` and ``trial_ids`` choose task and start of each, both modulo what there is; without them they
         follow from ``seed``. ``seeds`` are what draws inside each environment follow from, such as the noise of a world
-        model. Others are untouched.
+        model. Others are untouched, and may be in the midst of their episodes.
         """
 
     def chunk_step(

@@ -55,6 +55,8 @@ def check_metadata(env: VecEnv, levels: int) -> None:
     _require(not missing, f"metadata lacks {missing}")
     numbers = {key: env.metadata[key] for key in METADATA[1:]}
     _require(all(isinstance(n, int) and n >= 1 for n in numbers.values()), f"metadata {numbers}: whole numbers above 0")
+    cost = env.metadata.get("reset_chunks", 0)
+    _require(isinstance(cost, int) and cost >= 0, f"metadata has reset_chunks={cost!r}: a whole number, 0 or more")
     _require(env.num_envs >= 3, f"num_envs={env.num_envs}: check it with 3 at least")
 
 
@@ -145,6 +147,22 @@ def check_success_wins(env: VecEnv, levels: int) -> None:
         ended = [ended[0] | terminated.any(dim=1), ended[1] | truncated.any(dim=1)]
     _require(torch.equal(ended[0], info["success"]), "terminated and info['success'] of finished episodes differ")
     _require(torch.equal(ended[1], ~info["success"]), "an episode without success is not truncated")
+
+
+def check_episodes_of_different_age(env: VecEnv, levels: int) -> None:
+    """An environment whose episode is over begins the next one while others go on: each has its own length and end."""
+    expected, info = _played(env)[1]["finish_step"], _reset(env)[1]
+    actions = _actions(env)
+    while bool(info["active"][-1]):
+        info = env.chunk_step(actions[[1]], env_ids=[1])[4]  # the others wait at their starts
+    _, info = env.reset(options=_options(env, [1]))
+    while bool(info["active"].any()):
+        info = env.chunk_step(actions)[4]
+    found = info["finish_step"].tolist()
+    _require(
+        found == expected.tolist(),
+        f"one began anew while others were at their first step: finish_step is {found}, not {expected.tolist()}",
+    )
 
 
 def check_execute(env: VecEnv, levels: int) -> None:
@@ -239,6 +257,7 @@ RULES: list[Callable[[VecEnv, int], None]] = [
     check_episodes_end,
     check_a_finished_episode_stays,
     check_success_wins,
+    check_episodes_of_different_age,
     check_execute,
     check_actions_are_clipped,
     check_same_numbers_same_episode,

@@ -155,6 +155,21 @@ class NeverEnds(Line):
         return result
 
 
+class KeepsSteps(Line):
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        before = self.steps.clone()
+        result = super().reset(seed=seed, options=options)
+        if options is not None and "env_ids" in options:  # the next episode of one, while others go on
+            self.steps = before
+        return result
+
+
+class FloatCost(Line):
+    def __init__(self) -> None:
+        super().__init__()
+        self.metadata = {**self.metadata, "reset_chunks": 2.5}
+
+
 class Truncates(Line):
     def chunk_step(self, *arguments: Any, **options: Any) -> Any:
         observed, reward, terminated, truncated, info = super().chunk_step(*arguments, **options)
@@ -216,6 +231,8 @@ class ClosesOnce(Line):
         (NoText, "check_observations"),
         (FloatPictures, "check_observations"),
         (NoMetadata, "check_metadata"),
+        (FloatCost, "check_metadata"),
+        (KeepsSteps, "check_episodes_of_different_age"),
         (ResetsAll, "check_others_are_untouched"),
         (StepsFinished, "check_a_finished_episode_stays"),
         (NeverEnds, "check_episodes_end"),
