@@ -18,9 +18,9 @@ from cosmos_predict2.rl.experience import joined
 from cosmos_predict2.rl.interfaces import Decision, Info, Observation, Policy, VecEnv
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError
-from imaginaire.progress import tracked
+from imaginaire.progress import Progress
 
-BAR = "Generating Rollout Epochs"  # as the public trainer calls them: episodes that are played at once
+BAR = "Generating Rollout Epochs"  # as the public trainer calls it; here it counts episodes
 Mode = Literal["sample", "greedy"]
 
 
@@ -99,104 +99,198 @@ class RolloutSource(Protocol):
 
 @dataclass
 class LocalRollout:
-    """Plays in this process, as many episodes at once as the environment has places."""
+    """Plays in this process, as many episodes at once as the environment has places.
+
+    An environment whose episode is over takes the next start while others go on; see `_Places`. Evaluations do without
+    the record of the decisions (``keep_record``), most of which are pictures.
+    """
 
     policy: Policy
     env: VecEnv
     execute: int | None = None  # of the actions of a decision; all
     keep_frames: bool = False
     temperature: float = 1.0
+    keep_record: bool = True
 
     def sync(self, policy: Policy) -> None:
         self.policy = policy
 
     @torch.no_grad()
     def collect(self, starts: Starts, mode: Mode = "sample", on_progress: Any = None) -> Trajectories:
-        size, parts = self.env.num_envs, []
+        places, played = _Places(self.env, starts), _Played(len(starts), int(self.env.metadata["max_steps"]), self)
         is_shown = on_progress is not None and distributed.is_rank0()
-        for start in tracked(range(0, len(starts), size), BAR, is_shown=is_shown, leave=False):
-            if on_progress is not None:
-                on_progress(f"episode {start + 1} of {len(starts)}")
-            parts.append(self._played(starts.part(slice(start, start + size)), mode))
-        return concatenated(parts)
+        with Progress(BAR, len(starts), unit="episode", is_shown=is_shown, leave=False) as progress:
+            while not places.are_done:
+                if places.are_due:
+                    played.begin(*places.begin())
+                numbers = places.episodes
+                generators = [random.generator(starts.draws[i], played.counts[i], "decision") for i in numbers]
+                decision = self.policy.act(
+                    places.observation, mode=mode, generators=generators, temperature=self.temperature
+                )
+                observation, reward, _, _, info = self.env.chunk_step(decision.actions_E_A_D, places.ids, self.execute)
+                is_over_E = played.add(numbers, decision, reward, info)
+                places.go_on(observation, is_over_E)
+                progress.update(int(is_over_E.sum()))
+                if on_progress is not None:
+                    on_progress(f"{progress.done} of {len(starts)} episodes")
+        return played.trajectories()
 
-    def _played(self, starts: Starts, mode: Mode) -> Trajectories:
-        ids = list(range(len(starts)))
-        options = dict(env_ids=ids, task_ids=starts.task_ids, trial_ids=starts.trial_ids, seeds=starts.seeds)
+
+class _Places:
+    """Which episode each environment plays.
+
+    An idle environment takes the next start at once. Where others would have to wait for its reset (``reset_chunks`` of
+    the metadata), it does so when the idle ones have waited together as long as the others would: with the cheapest
+    resets that is at once, with the dearest when all are idle.
+    """
+
+    def __init__(self, env: VecEnv, starts: Starts) -> None:
+        self.env, self.starts = env, starts
+        self.reset_chunks = int(env.metadata.get("reset_chunks", 0))
+        self.ids: list[int] = []  # environments that play, and which episodes
+        self.episodes: list[int] = []
+        self.observation: Observation = {}
+        self._begun = 0
+        self._waited = 0  # chunks that idle environments did not play, since the last reset
+
+    @property
+    def are_done(self) -> bool:
+        return not self.ids and self._num_idle == 0
+
+    @property
+    def are_due(self) -> bool:
+        return self._num_idle > 0 and self._waited >= self.reset_chunks * len(self.ids)
+
+    @property
+    def _num_idle(self) -> int:
+        """Environments without an episode that could have one."""
+        return min(self.env.num_envs - len(self.ids), len(self.starts) - self._begun)
+
+    def begin(self) -> tuple[list[int], Info]:
+        """The next episodes, in the environments that are idle."""
+        ids = [i for i in range(self.env.num_envs) if i not in self.ids][: self._num_idle]
+        episodes = list(range(self._begun, self._begun + len(ids)))
+        part = self.starts.part(slice(self._begun, self._begun + len(ids)))
+        options = dict(env_ids=ids, task_ids=part.task_ids, trial_ids=part.trial_ids, seeds=part.seeds)
         observation, info = self.env.reset(options=options)
-        played, frames, moved = _Played(len(ids)), [info.get("frames")], []
-        while ids:
-            generators = [random.generator(starts.draws[i], len(played), "decision") for i in ids]
-            decision = self.policy.act(observation, mode=mode, generators=generators, temperature=self.temperature)
-            observation, reward, _, _, info = self.env.chunk_step(decision.actions_E_A_D, ids, self.execute)
-            played.add(ids, decision, reward, info)
-            frames.append(info["frames"][:, : self.execute] if "frames" in info else None)
-            moved += [info["moved"][:, : self.execute]] if "moved" in info else []
-            num = -(-int(self.env.metadata["max_steps"]) // (self.execute or reward.shape[1]))
-            if len(played) == num:
-                break
-            if not (self.keep_frames or info["active"].all()):  # nobody decides for an episode that is over
-                ids = [i for i, is_active in zip(ids, info["active"].tolist()) if is_active]
-                observation = _rows_of(observation, info["active"])
-        return replace(
-            played.trajectories(num),
-            frames_E_F_H_W_C=_film(frames) if self.keep_frames else None,
-            moved_E_L=torch.cat(moved, dim=1) if self.keep_frames and moved else None,
-        )
+        self.observation = _joined_rows(self.observation, observation) if self.ids else observation
+        self.ids, self.episodes = self.ids + ids, self.episodes + episodes
+        self._begun, self._waited = self._begun + len(ids), 0
+        return episodes, info
+
+    def go_on(self, observation: Observation, is_over_E: Tensor) -> None:
+        """After a chunk of all that play: those whose episodes are over are idle now."""
+        self._waited += self._num_idle
+        goes_on = [row for row, is_over in enumerate(is_over_E.tolist()) if not is_over]
+        self.observation = observation if len(goes_on) == len(self.ids) else _rows_of(observation, goes_on)
+        self.ids, self.episodes = [self.ids[row] for row in goes_on], [self.episodes[row] for row in goes_on]
 
 
 class _Played:
-    """The decisions of episodes. One that is over keeps its last decision, of which nothing more is executed."""
+    """The decisions [M] of episodes [E], in memory that is taken once.
 
-    def __init__(self, num: int) -> None:
-        self.num = num
-        self.steps: list[dict[str, Any]] = []
-        self.ends: dict[str, Tensor] = {}
+    What is left of M after an episode's end repeats its last decision, of which nothing is executed, and its last
+    picture.
+    """
 
-    def __len__(self) -> int:
-        return len(self.steps)
+    def __init__(self, num_episodes: int, max_steps: int, rollout: LocalRollout) -> None:
+        self.max_steps, self.rollout = max_steps, rollout
+        self.counts = [0] * num_episodes  # of decisions
+        self.num_decisions = 0
+        self.num_actions = 0  # of each decision that are executed, at most
+        self.decided: dict[str, Tensor] = {}  # [M, E, ...]
+        self.record: dict[str, Tensor] = {}
+        self.ends: dict[str, Tensor] = {}  # [E]
+        self.films: list[list[Tensor]] = [[] for _ in self.counts]
+        self.moved: list[list[Tensor]] = [[] for _ in self.counts]
 
-    def add(self, ids: Sequence[int], decision: Decision, reward: Tensor, info: Info) -> None:
-        step = {"record": dict(decision.record), "actions": decision.actions_E_A_D}
-        done = {"reward": reward, "executed": info["executed"]}
-        ends = {name: info[name] for name in ("success", "finish_step")}
-        ends["valid"] = info.get("valid", torch.ones(len(ids), dtype=torch.bool))
-        if len(ids) < self.num:
-            last = self.steps[-1]
-            step = _put({name: last[name] for name in step}, ids, step)
-            done = _put({name: torch.zeros_like(last[name]) for name in done}, ids, done)
-            ends = _put(self.ends, ids, ends)
-        self.steps.append({**step, **done})
-        self.ends = ends
+    def begin(self, episodes: Sequence[int], info: Info) -> None:
+        if self.rollout.keep_frames:
+            self._film(episodes, info)
 
-    def trajectories(self, num: int) -> Trajectories:
-        """With ``num`` decisions of each episode."""
-        last = self.steps[-1]
-        nothing = {**last, "reward": torch.zeros_like(last["reward"]), "executed": torch.zeros_like(last["executed"])}
-        steps = self.steps + [nothing] * (num - len(self.steps))
+    def add(self, episodes: Sequence[int], decision: Decision, reward: Tensor, info: Info) -> Tensor:
+        """A decision of each of these episodes, and what came of it; which of them are over, [E]."""
+        if not self.num_actions:
+            self.num_actions = self.rollout.execute or reward.shape[1]
+            self.num_decisions = -(-self.max_steps // self.num_actions)
+        steps, size = [self.counts[i] for i in episodes], (self.num_decisions, len(self.counts))
+        decided = {"actions": decision.actions_E_A_D, "reward": reward, "executed": info["executed"]}
+        _write(self.decided, decided, size, (steps, episodes))
+        if self.rollout.keep_record:
+            _write(self.record, decision.record, size, (steps, episodes))
+        valid = info.get("valid", torch.ones(len(episodes), dtype=torch.bool))
+        ends = {"success": info["success"], "finish_step": info["finish_step"], "valid": valid}
+        _write(self.ends, ends, size[1:], (episodes,))
+        if self.rollout.keep_frames:
+            self._film(episodes, info)
+        is_over = ~info["active"].cpu()
+        for row, i in enumerate(episodes):
+            self.counts[i] += 1
+            is_over[row] |= self.counts[i] == self.num_decisions
+            if is_over[row]:
+                self._fill(i, self.counts[i])
+        return is_over
+
+    def _fill(self, episode: int, count: int) -> None:
+        for value in (self.decided["actions"], *self.record.values()):
+            value[count:, episode] = value[count - 1, episode]
+
+    def _film(self, episodes: Sequence[int], info: Info) -> None:
+        if "frames" not in info:
+            raise ConfigError(
+                "The environment of these episodes keeps no frames, which are to be recorded: set its keep_frames=True."
+            )
+        for name, kept in (("frames", self.films), ("moved", self.moved)):
+            for i, values in zip(episodes, info.get(name, ())):
+                kept[i].append(values[: self.rollout.execute])
+
+    def trajectories(self) -> Trajectories:
+        num_steps = self.num_decisions * self.num_actions
+        has_moved = self.rollout.keep_frames and any(self.moved)
         return Trajectories(
-            record={key: torch.stack([one["record"][key] for one in steps]) for key in last["record"]},
-            actions_M_E_A_D=torch.stack([one["actions"] for one in steps]),
-            reward_M_E_A=torch.stack([one["reward"] for one in steps]),
-            executed_M_E_A=torch.stack([one["executed"] for one in steps]),
+            record=self.record,
+            actions_M_E_A_D=self.decided["actions"],
+            reward_M_E_A=self.decided["reward"],
+            executed_M_E_A=self.decided["executed"],
             success_E=self.ends["success"],
             finish_step_E=self.ends["finish_step"],
             is_valid_E=self.ends["valid"],
+            frames_E_F_H_W_C=_of_length(self.films, 1 + num_steps, repeats=True) if self.rollout.keep_frames else None,
+            moved_E_L=_of_length(self.moved, num_steps, repeats=False) if has_moved else None,
         )
 
 
-def _put(whole: Any, rows: Sequence[int], part: Any) -> Any:
-    """The whole with these rows replaced, in every tensor."""
-    if isinstance(whole, Mapping):
-        return {key: _put(value, rows, part[key]) for key, value in whole.items()}
-    return whole.index_copy(0, torch.tensor(rows, device=whole.device), part)
+def _write(whole: dict[str, Tensor], rows: Mapping[str, Tensor], size: tuple[int, ...], where: Any) -> None:
+    """Values of some episodes, into memory of all of them, which begins as zeros."""
+    for name, value in rows.items():
+        if name not in whole:
+            whole[name] = value.new_zeros(*size, *value.shape[1:])
+        whole[name][where] = value
 
 
-def _rows_of(observation: Observation, is_chosen_E: Tensor) -> Observation:
-    chosen = is_chosen_E.nonzero().flatten().tolist()
+def _of_length(parts: Sequence[Sequence[Tensor]], length: int, *, repeats: bool) -> Tensor:
+    """Parts [n, ...] of each episode, [E, length, ...]: behind them the last one again, or zeros."""
+    whole = parts[0][0].new_zeros(len(parts), length, *parts[0][0].shape[1:])
+    for row, of_episode in zip(whole, parts):
+        count = sum(map(len, of_episode))
+        row[:count] = torch.cat(list(of_episode))
+        if repeats:
+            row[count:] = row[count - 1]
+    return whole
+
+
+def _rows_of(observation: Observation, rows: list[int]) -> Observation:
     return {
-        name: value[chosen] if isinstance(value, Tensor) else [value[i] for i in chosen]
+        name: value[rows] if isinstance(value, Tensor) else [value[i] for i in rows]
         for name, value in observation.items()
+    }
+
+
+def _joined_rows(first: Observation, second: Observation) -> Observation:
+    return {
+        name: torch.cat([value, second[name]]) if isinstance(value, Tensor) else [*value, *second[name]]
+        for name, value in first.items()
     }
 
 
@@ -247,12 +341,3 @@ def _swapped(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _swapped(one) for key, one in value.items()}
     return value.transpose(0, 1)
-
-
-def _film(frames: Sequence[Tensor | None]) -> Tensor:
-    kept = [part for part in frames if part is not None]
-    if len(kept) < len(frames):
-        raise ConfigError(
-            "The environment of these episodes keeps no frames, which are to be recorded: set its keep_frames=True."
-        )
-    return torch.cat(kept, dim=1)

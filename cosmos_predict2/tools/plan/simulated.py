@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of a policy that learns in a simulator: memory of a GPU and of the host, and seconds of an iteration.
 
-Each GPU plays its episodes in waves of so many at once, a process for each, then trains the policy on their decisions.
+Each GPU plays so many episodes at once, a process for each, then trains the policy on their decisions. An episode has
+its whole length here, so that those that begin together end together.
 Simulators run on cores of the host. Sizes of policies are published ones; no run on a GPU has confirmed the rest.
 """
 

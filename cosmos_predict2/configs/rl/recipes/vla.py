@@ -227,7 +227,7 @@ _VLA: Mapping[str, Row] = {
     "width": Read(256, "of the simulator's pictures"),
     "filter_lower_bound": Given(f"{RL}.lower_bound", "no bound of a group's share of successes"),
     "filter_upper_bound": Given(f"{RL}.upper_bound", "no bound of a group's share of successes"),
-    "continuous": Unused("num_envs episodes begin together; what happens in them is the same"),
+    "continuous": Unused("always on: an idle environment takes the next episode; what happens in each is the same"),
     "save_video": Read(False, "of an evaluation; of a run: scripts.evaluate_policy --videos"),
     "trace_verbosity": Unused("timer/* of the metrics"),
     "use_subprocess": Unused("LIBERO runs in processes of its own, BEHAVIOR in the main one"),

@@ -24,6 +24,7 @@ ACTION_DIM = 23  # base 3, trunk 4, left arm 7, left gripper, right arm 7, right
 CONTROL_HZ = 30
 HEAD, WRISTS = "zed_link:Camera:0", ("left_realsense_link:Camera:0", "right_realsense_link:Camera:0")
 JOINTS = ("base_qvel", "trunk_qpos", "arm_left_qpos", "arm_right_qpos")
+SETTLING_CHUNKS = 4  # by the steps of physics and pictures of a reset; scenes of another task take minutes
 GRIPPERS = ("gripper_left_qpos", "gripper_right_qpos")  # two fingers each
 _OBSERVED = ("full_image", "wrist_image", "state")
 
@@ -153,6 +154,7 @@ class BehaviorEnv:
                 chunk=min(self.chunk, longest),
                 max_steps=longest,
                 num_tasks=len(self._tasks),
+                reset_chunks=SETTLING_CHUNKS if len(self._tasks) == 1 else longest,
                 tasks=[task.name for task in self._tasks],
             )
             trials = len(self.instances or ()) or max(len(task.instances) for task in self._tasks)

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 ACTION_DIM = 7  # position, rotation, gripper (-1 open)
 CONTROL_HZ = 20
 NO_OP = (0.0,) * 6 + (-1.0,)
+RESET_CHUNKS = 6  # 3 of eight actions, drawn in software, at another start of a task, 8 to 14 at another task
 PLACEMENT_SEED = 0  # of what LIBERO draws when a scene is built: published results have it constant
 
 
@@ -50,7 +51,12 @@ class LiberoTask:
         self.tasks = libero_suites.chosen_tasks(suite, [str(task) for task in tasks or ()])
         self.num_tasks, self.num_trials, self.action_dim = len(self.tasks), libero_suites.TRIALS, ACTION_DIM
         self.max_steps = max_steps or found.max_steps
-        self.metadata = {"suite": suite, "control_hz": CONTROL_HZ, "tasks": [task.language for task in self.tasks]}
+        self.metadata = {
+            "suite": suite,
+            "control_hz": CONTROL_HZ,
+            "reset_chunks": RESET_CHUNKS,
+            "tasks": [task.language for task in self.tasks],
+        }
         self.num_steps_wait, self.fast_reset = num_steps_wait, fast_reset
         self._sizes = dict(
             camera_heights=height or image_size, camera_widths=width or image_size, render_gpu_device_id=render_gpu

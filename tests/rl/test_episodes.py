@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop in which a policy plays episodes: environments that never wait, and what is left of each episode."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.envs.book import Book, Chunk
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.interfaces import Decision
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories
+
+CHUNK = 2
+
+
+class Counter:
+    """Environments that count: trial t lasts ``lengths[t]`` steps, and its picture is the number of its steps.
+
+    Trials of ``lost`` are lost at their third step. Something moves at every step.
+    """
+
+    def __init__(
+        self, num_envs: int, lengths: Sequence[int], reset_chunks: int | None = None, lost: Sequence[int] = ()
+    ) -> None:
+        self.num_envs, self.lengths, self.lost = num_envs, lengths, lost
+        self.metadata = dict(suite="counter", action_dim=1, chunk=CHUNK, max_steps=max(lengths))
+        if reset_chunks is not None:
+            self.metadata["reset_chunks"] = reset_chunks
+        self.book = Book(num_envs, num_tasks=1, num_trials=len(lengths), max_steps=max(lengths), seed=0)
+        self.resets: list[int] = []  # episodes that begin together
+        self.chunks: list[int] = []  # environments that are stepped together
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        assert not (self.book.has_begun & ~self.book.is_over)[options["env_ids"]].any()  # nobody ends an episode
+        ids = self.book.begin(seed, options)
+        self.book.limits[ids] = [self.lengths[trial] for trial in self.book.trial_ids[ids]]
+        self.resets.append(len(ids))
+        return self.observation(ids), {**self.book.info(ids), "frames": self.pictures(ids)[:, None]}
+
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        ids = self.book.ids(env_ids)
+        assert not self.book.is_over[ids].any()  # nobody steps an episode that is over
+        chunk, frames = Chunk.empty(len(ids), CHUNK), []
+        moved = torch.zeros(len(ids), CHUNK, dtype=torch.bool)
+        for k in range(CHUNK):
+            rows = numpy.flatnonzero(~self.book.is_over[ids])
+            if rows.size and k < (execute or CHUNK):
+                self.book.steps[ids[rows]] += 1
+                terminated, _ = self.book.end(ids[rows], self.book.trial_ids[ids[rows]] % 2 == 0, False)
+                is_lost = numpy.isin(self.book.trial_ids[ids], self.lost) & (self.book.steps[ids] == 3)
+                self.book.is_over[ids] |= is_lost
+                chunk.executed_E_A[rows, k], moved[rows, k] = True, True
+                chunk.reward_E_A[rows, k] = torch.from_numpy(terminated).float()
+            frames.append(self.pictures(ids))
+        self.chunks.append(len(ids))
+        info = {**self.book.info(ids, chunk), "frames": torch.stack(frames, dim=1), "moved": moved}
+        info["valid"] = torch.from_numpy(~(numpy.isin(self.book.trial_ids[ids], self.lost) & self.book.is_over[ids]))
+        info["success"] &= info["valid"]
+        return self.observation(ids), chunk.reward_E_A, chunk.terminated_E_A, chunk.truncated_E_A, info
+
+    def pictures(self, ids: Any) -> Tensor:
+        steps = torch.from_numpy(self.book.steps[ids]).to(torch.uint8)
+        return steps[:, None, None, None].expand(-1, 2, 2, 3).clone()
+
+    def observation(self, ids: Any) -> Any:
+        state = torch.from_numpy(numpy.stack([self.book.trial_ids[ids], self.book.steps[ids]], axis=1))
+        return {"full_image": self.pictures(ids), "state": state, "task_description": [str(i) for i in ids]}
+
+
+class Notes:
+    """Decides nothing, and notes what it saw and drew."""
+
+    calls = 0
+
+    def act(self, observation: Any, *, generators: Sequence[torch.Generator], **options: Any) -> Decision:
+        self.calls += 1
+        drawn = torch.stack([torch.rand(1, generator=one) for one in generators])
+        assert len(drawn) == len(observation["state"]) == len(observation["task_description"])
+        return Decision(drawn[:, None].expand(-1, CHUNK, -1), {"seen": observation["state"], "drawn": drawn})
+
+
+def starts(num: int) -> Starts:
+    return Starts([0] * num, list(range(num)), list(range(num)), [100 + i for i in range(num)])
+
+
+def played(env: Counter, num: int, policy: Any = None, **options: Any) -> Trajectories:
+    return LocalRollout(policy or Notes(), env, **options).collect(starts(num))  # type: ignore[arg-type]
+
+
+def tensors(found: Trajectories) -> dict[str, Tensor]:
+    return {**found.record, **{name: value for name, value in vars(found).items() if isinstance(value, Tensor)}}
+
+
+def require_equal(found: Trajectories, expected: Trajectories) -> None:
+    assert tensors(found).keys() == tensors(expected).keys()
+    for name, value in tensors(expected).items():
+        assert torch.equal(tensors(found)[name], value), name
+
+
+LENGTHS = [7, 1, 12, 3, 9, 2, 12, 5]
+
+
+@pytest.mark.parametrize("reset_chunks", [0, 2, 100])
+@pytest.mark.parametrize("num_envs", [1, 3, 8, 9])
+@pytest.mark.parametrize("execute", [None, 1])
+def test_episodes_are_the_same_in_any_company(num_envs: int, reset_chunks: int, execute: int | None) -> None:
+    alone = [
+        LocalRollout(Notes(), Counter(1, LENGTHS), execute, keep_frames=True).collect(starts(8).part(slice(i, i + 1)))  # type: ignore[arg-type]
+        for i in range(8)
+    ]
+    env = Counter(num_envs, LENGTHS, reset_chunks)
+    found = played(env, 8, execute=execute, keep_frames=True)
+    for i, one in enumerate(alone):
+        require_equal(found.rows(torch.tensor([i])), one)
+    decisions = [-(-length // (execute or CHUNK)) for length in LENGTHS]
+    assert sum(env.chunks) == sum(decisions)
+    for i, count in enumerate(decisions):
+        seen = found.record["seen"][:, i]
+        assert seen[:, 0].eq(i).all() and seen[:count, 1].tolist() == list(range(0, LENGTHS[i], execute or CHUNK))
+
+
+def test_what_follows_an_episodes_end_was_not_executed() -> None:
+    found = played(Counter(3, LENGTHS), 8, keep_frames=True)
+    assert found.executed_M_E_A.shape == (6, 8, CHUNK) and found.finish_step_E.tolist() == LENGTHS
+    is_within = torch.arange(12)[:, None] < torch.tensor(LENGTHS)
+    assert torch.equal(found.executed_M_E_A.transpose(1, 2).flatten(0, 1), is_within)
+    assert found.moved_E_L is not None and torch.equal(found.moved_E_L, is_within.T)
+    assert found.return_E.tolist() == found.success_E.float().tolist() == [1.0, 0.0] * 4  # each end is paid once
+    frames = found.frames_E_F_H_W_C
+    assert frames is not None and frames.shape == (8, 13, 2, 2, 3)
+    assert torch.equal(frames[..., 0, 0, 0].long(), torch.arange(13).minimum(torch.tensor(LENGTHS)[:, None]))
+    for i, length in enumerate(LENGTHS):  # the last decision stays
+        last = -(-length // CHUNK) - 1
+        for value in (found.actions_M_E_A_D[:, i], *(value[:, i] for value in found.record.values())):
+            assert torch.equal(value[last:], value[last].expand_as(value[last:]))
+        assert len(found.record["drawn"][: last + 1, i].unique()) == last + 1  # and each one was drawn anew
+
+
+def test_a_lost_episode_frees_its_environment() -> None:
+    env = Counter(2, LENGTHS, lost=[0, 2])
+    found = played(env, 8)
+    lasts = [3, 1, 3, *LENGTHS[3:]]
+    assert found.is_valid_E.tolist() == [False, True, False] + [True] * 5
+    assert found.executed_M_E_A.sum(dim=(0, 2)).tolist() == lasts
+    assert not found.success_E[[0, 2]].any() and not found.return_E[[0, 2]].any()
+    assert sum(env.chunks) == sum(-(-last // CHUNK) for last in lasts)
+
+
+def test_no_environment_waits_for_the_slowest() -> None:
+    """64 episodes of 3 to 64 decisions in 8 environments, which waves play in 8 times the longest of eight."""
+    draw = random.Random(0)
+    decisions = [draw.randint(3, 64) for _ in range(64)]
+    lengths, waves = [CHUNK * n for n in decisions], sum(max(decisions[i : i + 8]) for i in range(0, 64, 8))
+    env, policy = Counter(8, lengths), Notes()
+    played(env, 64, policy)
+    assert policy.calls == len(env.chunks) <= sum(decisions) / 8 + 64  # all are busy until the last starts are taken
+    assert len(env.chunks) < 0.75 * waves
+    dear = Counter(8, lengths, reset_chunks=10**6)
+    played(dear, 64)
+    assert dear.resets == [8] * 8 and len(dear.chunks) == waves  # which is what is best there
+    for cost in (1, 2, 4, 8):  # chunks that all wait for a reset
+        some = Counter(8, lengths, reset_chunks=cost)
+        played(some, 64)
+        spent, at_once = (len(one.chunks) + cost * len(one.resets) for one in (some, env))
+        assert spent < waves + cost * 8 and (spent < at_once or cost == 1)
+
+
+def test_evaluations_keep_no_pictures() -> None:
+    whole, bare = played(Counter(3, LENGTHS), 8), played(Counter(3, LENGTHS), 8, keep_record=False)
+    assert not bare.record
+    assert torch.equal(bare.actions_M_E_A_D, whole.actions_M_E_A_D)
+
+
+class OneByOne(ToyPolicy):
+    """Decides for each environment on its own, so that products have the same size in any company."""
+
+    def act(self, observation: Any, *, generators: Sequence[torch.Generator], **options: Any) -> Decision:
+        rows = [
+            super(OneByOne, self).act(
+                {name: value[i : i + 1] for name, value in observation.items()}, generators=[one], **options
+            )
+            for i, one in enumerate(generators)
+        ]
+        record = {name: torch.cat([row.record[name] for row in rows]) for name in rows[0].record}
+        return Decision(torch.cat([row.actions_E_A_D for row in rows]), record)
+
+
+def test_the_toy_world_is_the_same_to_the_bit_in_any_company() -> None:
+    torch.manual_seed(0)
+    policy = OneByOne(width=16, noise=1.0)
+    world = dict(tasks=["touch_puck"], terminate_on_success=True, num_steps=60, keep_frames=True)
+    found = [
+        LocalRollout(policy, ToyEnv(num, **world), keep_frames=True).collect(starts(12))  # type: ignore[arg-type]
+        for num in (1, 5, 12)
+    ]
+    assert len(found[0].finish_step_E.unique()) > 3
+    for other in found[1:]:
+        require_equal(other, found[0])
