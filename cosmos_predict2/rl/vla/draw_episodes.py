@@ -56,7 +56,9 @@ class DrawEpisodes(Callback):
         if self._starts is None:
             return
         with apart(self.trainer, model), model.ema_scope():  # on all ranks, as a sharded world model must
-            played = LocalRollout(model.policy, model.env, model.rl.execute).collect(self._starts, "greedy")
+            played = LocalRollout(model.policy, model.env, model.rl.execute, keep_record=False).collect(
+                self._starts, "greedy"
+            )
             films = [
                 film(env, self._starts, played.actions_M_E_A_D, model.rl.execute)[0]
                 for env in (model.env, self.true_env)

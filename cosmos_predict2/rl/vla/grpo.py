@@ -28,6 +28,7 @@ from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig
 from cosmos_predict2.rl.vla.episode_starts import settle_num_tasks
 from cosmos_predict2.rl.vla.episodes import (
     LocalRollout,
+    Mode,
     RolloutSource,
     Starts,
     Trajectories,
@@ -37,6 +38,7 @@ from cosmos_predict2.rl.vla.episodes import (
 )
 from cosmos_predict2.rl.vla.minibatches import (
     Decisions,
+    Facts,
     decisions_of,
     in_minibatches,
     log_probs,
@@ -266,7 +268,7 @@ class VLAGRPOModel(ImaginaireModel):
                 played, advantage_G_M, facts = self._experience(batch, starts)
             yield from self._in_order(played, advantage_G_M, facts, batch)
 
-    def _experience(self, batch: Mapping[str, Any], others: Iterator[Any]) -> "tuple[Trajectories, Tensor, Facts]":
+    def _experience(self, batch: Mapping[str, Any], others: Iterator[Any]) -> tuple[Trajectories, Tensor, Facts]:
         """Episodes with their advantages [G, M]; with ``max_rollouts``, until enough groups have spread."""
         wanted = len(batch["trial_id"])
         for number in range(self.rl.max_rollouts):
@@ -352,7 +354,7 @@ class VLAGRPOModel(ImaginaireModel):
                 f" error of each; see that the environments run, or raise {KEY}.rl.max_failed_rollouts."
             )
 
-    def _facts(self, played: Trajectories) -> "Facts":
+    def _facts(self, played: Trajectories) -> Facts:
         valid = played.is_valid_E
         returns = played.return_E[valid]
         steps = played.executed_M_E_A[:, valid].sum(dim=(0, 2)).float()
@@ -365,7 +367,7 @@ class VLAGRPOModel(ImaginaireModel):
         }
 
     def _in_order(
-        self, played: Trajectories, advantage_G_M: Tensor, facts: "Facts", batch: Mapping[str, Any]
+        self, played: Trajectories, advantage_G_M: Tensor, facts: Facts, batch: Mapping[str, Any]
     ) -> Iterator[Decisions]:
         """Every decision that was executed ``updates`` times, in ``minibatches`` of chance."""
         rl, whole = self.rl, decisions_of(played, advantage_G_M)
@@ -469,30 +471,27 @@ class VLAGRPOModel(ImaginaireModel):
     def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
         """Greedy success in the true environment; and, of the first starts, imagined and true success of the same
         actions, drawn as in training."""
-        count = len(batch["trial_id"])
-        numbers = [int(i) for i in batch["trial_id"]]
-        tasks = [int(i) for i in batch["task_id"]]
-        starts = validation_starts(tasks, numbers)
-        with gathered(self.net):
-            greedy = LocalRollout(self.policy, self.eval_env, self.rl.execute).collect(starts, "greedy")
+        tasks, trials = ([int(i) for i in batch[key]] for key in ("task_id", "trial_id"))
+        starts = validation_starts(tasks, trials)
+        greedy = self._judged(self.eval_env, starts, "greedy")
         output: dict[str, Any] = {
             "greedy_success": greedy.success_E[greedy.is_valid_E].float().mean(),
             "greedy_return": greedy.return_E[greedy.is_valid_E].mean(),
         }
         if self.held_world_model is not None and self.true_env is not None and self.config.compare:
-            output |= self._compared(starts.part(slice(0, min(count, self.config.compare))))
+            output |= self._compared(starts.part(slice(0, self.config.compare)))
         self._offload()
         return output, 1 - output["greedy_success"]
 
-    def _compared(self, starts: Starts) -> dict[str, float]:
+    def _judged(self, env: VecEnv, starts: Starts, mode: Mode) -> Trajectories:
         with gathered(self.net):
-            imagined = LocalRollout(self.policy, self.env, self.rl.execute).collect(starts, "sample")
+            return LocalRollout(self.policy, env, self.rl.execute, keep_record=False).collect(starts, mode)
+
+    def _compared(self, starts: Starts) -> dict[str, float]:
+        imagined = self._judged(self.env, starts, "sample")
         assert self.true_env is not None
         true, _ = replayed(self.true_env, starts, imagined.actions_M_E_A_D, self.rl.execute)
         found = Comparison.of(imagined.success_E, true)
         gap = found.imagined_rate - found.true_rate
         shares = {name: getattr(found, name) for name in ("agreement", "true_positive_rate", "false_positive_rate")}
         return {"imagined_success": found.imagined_rate, "true_success": found.true_rate, "gap": gap, **shares}
-
-
-Facts = dict[str, float]

@@ -18,6 +18,8 @@ from cosmos_predict2.rl.vla.episodes import Trajectories
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError
 
+Facts = dict[str, float]  # of a rollout, to be logged
+
 
 @dataclass(frozen=True)
 class Decisions:
@@ -32,7 +34,7 @@ class Decisions:
     episode_sum_B: Tensor | None = None  # terms of the loss in the decision's whole episode, for "episode-mean"
     num_episodes: float | None = None  # a micro-batch's part of them
     is_before_update: bool = False  # no step was taken since the rollout, so that ratios are 1
-    facts: dict[str, float] = field(default_factory=dict)  # of the whole rollout, to be logged
+    facts: Facts = field(default_factory=dict)
 
     def rows(self, rows: Tensor) -> "Decisions":
         """Some of them."""

@@ -134,7 +134,7 @@ def evaluate(
     on_progress: Any = None,
 ) -> Evaluation:
     """Play an episode from each start; ``tasks`` names the environment's. Episodes that were lost do not count."""
-    played = LocalRollout(policy, env, execute).collect(starts, mode, on_progress)
+    played = LocalRollout(policy, env, execute, keep_record=False).collect(starts, mode, on_progress)
     task_E = torch.tensor(starts.task_ids) % len(tasks)
     success_E, valid_E = played.success_E.cpu(), played.is_valid_E.cpu()
     rates = {}
