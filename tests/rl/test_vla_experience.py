@@ -14,7 +14,6 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.vla import draw_episodes
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.vla.episodes import validation_starts
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
@@ -67,11 +66,6 @@ def test_validation_is_greedy_where_it_counts_and_lost_episodes_do_not() -> None
     facts = one._facts(played)
     assert (facts["success"], facts["valid_rate"]) == pytest.approx((2 / 3, 3 / 4))
     assert facts["reward_mean"] == pytest.approx(float(played.return_E[:3].mean()))
-
-
-def test_tasks_take_turns_and_each_goes_on_with_its_trials() -> None:
-    found = [tuple(EpisodeStarts(num=5, num_tasks=2, first=7)[i].values()) for i in range(5)]
-    assert found == [(0, 7), (1, 7), (0, 8), (1, 8), (0, 9)]
 
 
 def test_the_reference_is_the_policy_that_the_run_began_with() -> None:
