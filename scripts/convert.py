@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn a checkpoint into another form: the two training layouts into each other, one network's weights into a released
-.pt, a safetensors file or diffusers' transformer folder, or its LoRA adapters into what PEFT or diffusers read."""
+.pt, a safetensors file or diffusers' transformer folder, its LoRA adapters into what PEFT or diffusers read, or a
+trained policy into the layout that it was published in."""
 
 import argparse
 import logging
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,34 +18,38 @@ from cosmos_predict2.checkpoints.export import FORMS, Export, export
 from imaginaire import command_line, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import CheckpointError, ConfigError, near
 
 log = logging.getLogger(__name__)
 
 _EPILOG = """\
+What is read and what is written are two words, SOURCE DESTINATION with --to FORM, or --from SOURCE --to DESTINATION.
+Where no form is given, the suffix of the destination decides, and a policy becomes --to public.
+
 --to standard, --to dcp: the whole training state. SOURCE is a run's folder, its checkpoints folder, or one iteration in
 it (checkpoints/model/iter_000000500.pt or checkpoints/iter_000000500). DESTINATION is a run's folder; the iteration is
 written below its checkpoints/, and its latest_checkpoint.txt names it, so that a run there resumes from it.
 
 --to pt, --to safetensors, --to diffusers: the weights of one network. SOURCE is anything that holds them: a released or
 training .pt, a run's folder, a DCP folder, safetensors, a diffusers folder, a hub id. DESTINATION is the file, or the
-transformer folder, to write. Without --to its suffix decides. Names in files begin with "net.", as released ones do.
+transformer folder, to write. Names in files begin with "net.", as released ones do.
 
 --to peft, --to diffusers-lora: LoRA adapters alone. SOURCE is a checkpoint of a run with adapters, or an adapter in
 another layout. DESTINATION is the folder to write. Both layouts can be given to --lora of the inference program; the
 adapters of a policy (--to peft) to model.config.policy.lora_path.
 
 --to public: a policy that has a published layout (OpenVLA, PI0.5) as its folder; adapters are added to the weights.
-SOURCE is a run or a folder.
+SOURCE is a run or a folder. --from RUN --to FOLDER writes the same.
 
 examples:
   python -m scripts.convert checkpoints/examples/minimal/minimal checkpoints/examples/minimal/as_dcp --to dcp
   python -m scripts.convert RUN/checkpoints/model/iter_000001000.pt exported.pt --weights ema --dtype bfloat16
   python -m scripts.convert exported.pt exported/transformer --to diffusers
   python -m scripts.convert RUN adapter --to peft --weights ema
-  python -m scripts.convert RUN my_openvla --to public
+  python -m scripts.convert --from RUN --to public_layout/
 """
 PUBLIC = "public"
+KNOWN = ("standard", "dcp", *FORMS, *ADAPTER_FORMS, PUBLIC)
 _WHICH = {"auto": "auto", "net": "net", "ema": "net_ema"}
 _DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _DTYPES |= {"fp16": torch.float16, "fp32": torch.float32}
@@ -68,13 +74,11 @@ def convert(source: str, destination: str, to: str) -> CheckpointSet:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.parser("scripts.convert", __doc__, _EPILOG)
-    parser.add_argument("source", help="what to read (a path, s3:// address or hub id)")
-    parser.add_argument("destination", help="what to write: a run folder, a file or a transformer folder")
-    parser.add_argument(
-        "--to",
-        choices=("standard", "dcp", *FORMS, *ADAPTER_FORMS, PUBLIC),
-        help="form to write (default: by the suffix)",
-    )
+    add = parser.add_argument
+    add("source", nargs="?", metavar="SOURCE", help="what to read (a path, s3:// address or hub id)")
+    add("destination", nargs="?", metavar="DESTINATION", help="what to write: a run's folder, a file or another folder")
+    add("--from", dest="from_", metavar="SOURCE", help="what to read, in place of the first word; then --to is a path")
+    add("--to", metavar="FORM", help=f"form to write: {', '.join(KNOWN)}; beside --from the DESTINATION")
     parser.add_argument(
         "--weights", choices=tuple(_WHICH), default="auto", help="trained or averaged weights (auto: trained, if there)"
     )
@@ -89,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    form = args.to or _form_of(args.destination)
+    args.source, args.destination, form = _words(args)
+    form = form or _form_of(args.source, args.destination)
     if form in ("standard", "dcp", PUBLIC):
         of_weights = {
             "--weights": args.weights != "auto" and form != PUBLIC,
@@ -130,27 +135,66 @@ def run(args: argparse.Namespace) -> None:
     log.info("wrote %s (%d tensors%s)", args.destination, len(tensors), f", {args.dtype}" if args.dtype else "")
 
 
+def _words(args: argparse.Namespace) -> tuple[str, str, str | None]:
+    """What is read, what is written, and in which form where one is given."""
+    words, to = [word for word in (args.source, args.destination) if word is not None], args.to
+    if args.from_ is None:
+        if len(words) < 2:
+            raise ConfigError(
+                f"{len(words)} of SOURCE and DESTINATION given: give both, or --from SOURCE --to DESTINATION."
+            )
+        if to is not None and to not in KNOWN:
+            raise ConfigError(
+                f"--to {to}: no form is called so.{near(to, KNOWN)} A destination is the second word, or --to beside"
+                " --from."
+            )
+        return words[0], words[1], to
+    if words:
+        raise ConfigError(f"--from {args.from_} and {' '.join(words)}: give --from SOURCE --to DESTINATION alone.")
+    if to is None:
+        raise ConfigError(f"--from {args.from_} needs --to DESTINATION.")
+    if to in KNOWN:
+        raise ConfigError(
+            f"--from {args.from_} --to {to}: beside --from, --to is what to write, and {to} is a form. Give"
+            f" {args.from_} DESTINATION --to {to}, or --to ./{to} for a folder of this name."
+        )
+    return args.from_, to, None
+
+
 def _to_public(args: argparse.Namespace) -> None:
     """Write a policy as the folder that it was published as."""
     from cosmos_predict2.rl.policies.files import read_policy, write_policy
 
-    if storage.exists(args.destination) and not args.overwrite:
+    folder, part = Path(args.destination), Path(args.destination.rstrip("/") + ".part")
+    if storage.is_remote(args.destination):
+        raise ConfigError(f"{args.destination}: a policy is written to a folder of this machine. Upload it from there.")
+    if folder.is_file() or (folder.exists() and not args.overwrite):
         raise ConfigError(f"{args.destination} exists: give another folder, or --overwrite.")
     policy, card = read_policy(args.source, _WHICH[args.weights])
     if not hasattr(policy, "save"):
         raise ConfigError(f"{args.source} holds a {type(policy).__name__}, which has no public layout.")
-    write_policy(Path(args.destination), policy, {**card.about, "converted_from": args.source})
+    shutil.rmtree(part, ignore_errors=True)
+    write_policy(part, policy, {**card.about, "converted_from": args.source})
+    if folder.is_dir():  # of which no file may be left among the new ones
+        shutil.rmtree(folder)
+    part.replace(folder)
     log.info("wrote %s", args.destination)
 
 
-def _form_of(destination: str) -> str:
+def _form_of(source: str, destination: str) -> str:
+    """By the suffix of what is written; a policy that is written to a folder becomes public."""
+    from cosmos_predict2.rl.policies.files import holds_policy
+
     suffixes = {".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}
     found = next((form for suffix, form in suffixes.items() if destination.endswith(suffix)), None)
-    if found is None:
-        raise ConfigError(
-            f"{destination} does not end in .pt or .safetensors: choose another name, or say what to write with --to."
-        )
-    return found
+    if found is not None:
+        return found
+    if holds_policy(source):
+        return PUBLIC
+    raise ConfigError(
+        f"{destination} does not end in .pt or .safetensors, and {source} is no policy: choose another name, or give"
+        f" SOURCE DESTINATION --to FORM: {', '.join(KNOWN)}."
+    )
 
 
 if __name__ == "__main__":

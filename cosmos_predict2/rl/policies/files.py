@@ -30,6 +30,7 @@ from imaginaire.errors import CheckpointError, ConfigError, near
 
 KEY = "policy_card"  # in the header
 FILE = "policy.safetensors"
+WEIGHTS = (".safetensors", ".pt", ".pth")  # suffixes of files; a folder may be called pi0.5
 CARD, PUBLIC_CONFIG = "policy_card.json", "config.json"  # of folders in a public layout
 PUBLIC: dict[str, type] = {
     "openvla": OpenVLAPolicy,
@@ -56,7 +57,7 @@ def file_of(path: Path) -> Path:
 def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> None:
     """Write a policy, complete or not at all, to the file of this path; a published one to the folder."""
     is_public = isinstance(policy, tuple(PUBLIC.values()))
-    if is_public and path.suffix:
+    if is_public and path.suffix in WEIGHTS:
         raise ConfigError(f"{path}: a {type(policy).__name__} is a folder in its public layout: give a folder.")
     path = path if is_public else file_of(path)
     versions = {"torch": torch.__version__, "cosmos-posttrain": importlib.metadata.version("cosmos-posttrain")}
@@ -75,6 +76,16 @@ def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> None:
     content = safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(card, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.write_atomically(path, lambda file: file.write(content))
+
+
+def holds_policy(address: str) -> bool:
+    """Whether a policy can be read from a file, a folder or a run; raises where there is nothing."""
+    address = latest(address)
+    try:
+        return _card(address).policy in POLICIES
+    except CheckpointError:
+        open_address(address)
+        return False
 
 
 def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:

@@ -21,6 +21,7 @@ from imaginaire import command_line
 from imaginaire.errors import CheckpointError, TrainingError
 from scripts import convert, train_policy
 
+WEIGHTS = "model.safetensors"
 KINDS = {"openvla": OpenVLAPolicy, "pi05": Pi05Policy}
 ACTIONS: dict[str, Any] = dict(action_dim=4, hold=3)
 
@@ -58,8 +59,12 @@ def written(policy: Any, arguments: dict[str, Any], run: Path) -> str:
     return str(run / "model.safetensors")
 
 
+def converted(*words: str) -> int:
+    return command_line.main(convert._parser(), convert.run, words)
+
+
 def to_public(source: str, folder: Path) -> dict[str, torch.Tensor]:
-    assert command_line.main(convert._parser(), convert.run, [source, str(folder), "--to", "public"]) == 0
+    assert converted("--from", source, "--to", f"{folder}/") == 0
     return load_file(folder / "model.safetensors")
 
 
@@ -168,19 +173,76 @@ def test_adapters_that_are_not_all_of_a_policy_are_refused(
 
 def test_a_pi05_that_was_trained_whole_is_written_exactly(folders: dict[str, str], tmp_path: Path) -> None:
     policy = Pi05Policy(folders["pi05"])
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "lora"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_public_layout_is_read_and_written_again_exactly(
+    kind: str, is_whole: bool, folders: dict[str, str], tmp_path: Path
+) -> None:
+    arguments: dict[str, Any] = dict(path=folders[kind], **({} if is_whole else dict(lora_rank=2)))
+    policy = KINDS[kind](**arguments)
+    draws = torch.Generator().manual_seed(5)
     for weight in policy.parameters():
-        weight.data += 0.01
-    written(policy, dict(path=folders["pi05"], num_steps=3), tmp_path / "run")
-    public = to_public(str(tmp_path / "run/model.safetensors"), tmp_path / "out")
-    again, _ = read_policy(str(tmp_path / "out"))
-    assert again.config.num_steps == 3 and torch.equal(
-        acts(again), acts(Pi05Policy(str(tmp_path / "out"), num_steps=3))
-    )
-    for name, value in policy.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
-    assert to_public(str(tmp_path / "out"), tmp_path / "twice").keys() == public.keys()
-    for name, value in load_file(tmp_path / "twice/model.safetensors").items():
-        assert torch.equal(value, public[name]), name
+        if weight.requires_grad:
+            weight.data += 0.05 * torch.randn(weight.shape, generator=draws)
+    run = written(policy, arguments, tmp_path / "run")
+    public = to_public(run, tmp_path / "out")
+    again, card = read_policy(str(tmp_path / "out"))
+    assert "lora_rank" not in card.arguments or not card.arguments["lora_rank"]
+    if is_whole:
+        folded = ("mask_token", "cls_token", "position_embeddings")  # of OpenVLA: timm has no position of that token
+        for name, value in policy.state_dict().items():
+            assert torch.equal(again.state_dict()[name], value) or name.endswith(folded), name
+        assert torch.equal(acts(again), acts(policy))
+    assert converted(run, str(tmp_path / "by_position"), "--to", "public") == 0
+    for other in (to_public(str(tmp_path / "out"), tmp_path / "twice"), load_file(tmp_path / "by_position" / WEIGHTS)):
+        assert other.keys() == public.keys()
+        for name, value in other.items():
+            assert torch.equal(value, public[name]), name
+
+
+def test_options_of_a_run_are_recorded_in_the_public_layout(folders: dict[str, str], tmp_path: Path) -> None:
+    arguments = dict(path=folders["pi05"], num_steps=3)
+    to_public(written(Pi05Policy(**arguments), arguments, tmp_path / "run"), tmp_path / "pi0.5")
+    again, _ = read_policy(str(tmp_path / "pi0.5"))
+    assert again.config.num_steps == 3
+
+
+def test_what_is_replaced_leaves_nothing_behind(folders: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    index = out / "model.safetensors.index.json"  # of a policy in several files, which readers would follow
+    index.write_text('{"weight_map": {}}')
+    assert converted("--from", folders["pi05"], "--to", str(out)) == 2 and index.exists()
+    assert converted("--from", folders["pi05"], "--to", str(out), "--overwrite") == 0
+    assert not index.exists() and sorted(tmp_path.iterdir()) == [out]
+    assert converted("--from", str(out), "--to", str(out), "--overwrite") == 0
+    read_policy(str(out))
+
+
+MIXED = [  # words of scripts.convert, RUN a policy; and what the error names
+    ("--from RUN", "--from RUN needs --to DESTINATION"),
+    ("--from RUN --to public", "--to ./public"),
+    ("--from RUN OUT --to peft", "--from RUN and OUT"),
+    ("--from RUN RUN OUT", "--from RUN and RUN OUT"),
+    ("RUN --to OUT", "1 of SOURCE and DESTINATION given"),
+    ("--to OUT", "0 of SOURCE and DESTINATION given"),
+    ("RUN OUT --to pubic", "Did you mean public?"),
+    ("RUN OUT --to OUT", "--to beside --from"),
+    ("--from RUNN --to OUT", "RUNN"),
+    ("--from WEIGHTS --to OUT", "is no policy"),
+    ("--from RUN --to s3://bucket/out", "s3://bucket/out: a policy is written to a folder of this machine"),
+]
+
+
+@pytest.mark.parametrize(("words", "named"), MIXED, ids=lambda text: text)
+def test_words_that_do_not_go_together_are_refused(
+    words: str, named: str, folders: dict[str, str], tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "RUN").symlink_to(folders["pi05"])
+    save_file({"weight": torch.zeros(2)}, tmp_path / "WEIGHTS")
+    assert converted(*words.split()) == 2
+    assert named in capsys.readouterr().err and not (tmp_path / "OUT").exists()
 
 
 @pytest.mark.parametrize(
