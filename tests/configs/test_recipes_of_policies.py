@@ -193,6 +193,7 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe
     (dict(vla__unnorm_key="libero_90"), "policy.unnorm_key", '"libero_90"'),
     (dict(vla__training_chunk_size=8), "trainer.grad_accum_iter", "4"),
     (dict(vla__training_chunk_size=5), "trainer.grad_accum_iter", "7"),  # 32 decisions: no part is larger
+    (dict(vla__training_chunk_size=8), "loss.slice_decisions", "8"),
     (dict(validation={"enable": False}), "trainer.run_validation", "false"),
     (dict(validation__batch_size=3), "dataloader_val.batch_size", "3"),
     (dict(logging__logger=["wandb"]), "job.wandb_mode", '"online"'),

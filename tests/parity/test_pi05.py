@@ -13,6 +13,9 @@ from cosmos_predict2.rl.policies.pi05 import flow, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.inputs import Quantiles, prompt_text, prompt_tokens, resize_with_pad
 from cosmos_predict2.rl.policies.pi05.network import NoiseHead, Pi05Network, PrefixCache, time_embedding
+from cosmos_predict2.rl.vla.config import VLARLConfig
+from cosmos_predict2.rl.vla.episodes import Trajectories
+from cosmos_predict2.rl.vla.minibatches import Decisions, in_minibatches, rows_that_count, with_episodes
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig, policy_loss
 from tests.goldens import Golden, Value
 
@@ -170,10 +173,14 @@ def test_prompts(case: Value, golden: Golden) -> None:
     assert torch.equal(ids != 0, mask)
 
 
-def test_dapo_losses_and_gradients(golden: Golden) -> None:
+@pytest.mark.parametrize("is_shuffled", [False, True], ids=["slices", "shuffled"])
+def test_dapo_losses_and_gradients(is_shuffled: bool, golden: Golden) -> None:
+    """In slices of an episode as published, and in micro-batches of decisions in any order: the same gradients."""
     tensors, settings = golden.tensors(DAPO), golden.metadata(DAPO)
     of = {name: settings[name].use() for name in settings}
-    episodes, size, width = of["num_episodes"], of["training_chunk_size"], of["action_env_dim"]
+    episodes, size, width, chunks = (
+        of[name] for name in ("num_episodes", "training_chunk_size", "action_env_dim", "max_chunks")
+    )
     for suffix, dual in (("", of["clip_ratio_c"]), ("_noclipc", None)):
         config = PolicyLossConfig(
             ratio_level="element",
@@ -181,24 +188,47 @@ def test_dapo_losses_and_gradients(golden: Golden) -> None:
             clip_high=of["epsilon_high"],
             dual_clip=dual,
             aggregation=of["loss_agg"],
+            slice_decisions=size,
             largest_log_ratio=of["log_ratio_clamp"],
         )
-        losses = []
+        given = [tensors[f"log_probs_{e}"].use().clone().requires_grad_() for e in range(episodes)]
+        cut = torch.stack([one.mean(dim=1)[:chunks, : of["action_chunk"], :width] for one in given], dim=1)
+        masks, old = [], torch.zeros_like(cut)
         for e in range(episodes):
-            new = tensors[f"log_probs_{e}"].use().clone().requires_grad_()
-            mask = tensors[f"mask_{e}"].use().bool().unflatten(1, (of["action_chunk"], width))
-            executed = torch.arange(of["max_chunks"] * of["action_chunk"]) < of["finish_steps"][e]
-            assert torch.equal(mask.any(dim=2).flatten(), executed)
-            given = tensors[f"old_log_probs_{e}"].use()
-            old = given.new_zeros(of["max_chunks"], *given.shape[1:])
-            old[: len(given)] = given
-            cut = new.mean(dim=1)[: of["max_chunks"], : of["action_chunk"], :width]
-            own = []
-            for rows in torch.arange(of["max_chunks"]).split(size):
-                advantage = torch.full((len(rows),), of["advantages"][e])
-                terms = (LogProb(cut[rows]), old[rows], advantage, mask[rows].any(dim=2))
-                own.append(policy_loss(*terms, config, num_episodes=episodes).loss)
-            losses += own
-            (gradient,) = torch.autograd.grad(torch.stack(own).sum(), new)
+            mask = tensors[f"mask_{e}"].use().bool().unflatten(1, (of["action_chunk"], width)).any(dim=2)
+            executed = torch.arange(chunks * of["action_chunk"]) < of["finish_steps"][e]
+            assert torch.equal(mask.flatten(), executed)
+            masks.append(mask)
+            drawn_with = tensors[f"old_log_probs_{e}"].use()
+            old[: len(drawn_with), e] = drawn_with
+        whole = Decisions(
+            {"place": torch.arange(chunks * episodes)},
+            old.flatten(0, 1).detach(),
+            torch.tensor(of["advantages"]).repeat(chunks),
+            torch.stack(masks, dim=1).flatten(0, 1),
+        )
+        rl = VLARLConfig(minibatches=1, micro_batches=5 if is_shuffled else 1, loss=config)
+        whole = with_episodes(whole, _played(torch.stack(masks, dim=1)), rl)
+        if is_shuffled:
+            parts = list(in_minibatches(whole, rows_that_count(whole, rl), rl, seed=3, first=0))
+        else:
+            places = whole.record["place"].unflatten(0, (chunks, episodes))
+            parts = [whole.rows(rows) for e in range(episodes) for rows in places[:, e].split(size)]
+        losses = torch.stack([_loss_of(part, cut.flatten(0, 1), config) for part in parts]) / rl.micro_batches
+        for e, gradient in enumerate(torch.autograd.grad(losses.sum(), given)):
             tensors[f"grad{suffix}_{e}"].compare(gradient, **LOSSES)
-        tensors[f"losses{suffix}"].compare(torch.stack(losses), **LOSSES)
+        if is_shuffled:
+            assert losses.sum().item() == pytest.approx(tensors[f"losses{suffix}"].use().sum().item(), abs=1e-5)
+        else:
+            tensors[f"losses{suffix}"].compare(losses, **LOSSES)
+
+
+def _loss_of(part: Decisions, new_B_K_N: torch.Tensor, config: PolicyLossConfig) -> torch.Tensor:
+    terms = (LogProb(new_B_K_N[part.record["place"]]), part.old_log_prob_B_K_N, part.advantage_B, part.mask_B_A)
+    return policy_loss(*terms, config, episode_sum_B=part.episode_sum_B, num_episodes=part.num_episodes).loss
+
+
+def _played(executed_M_E_A: torch.Tensor) -> Trajectories:
+    executed = executed_M_E_A
+    everyone = torch.ones(executed.shape[1], dtype=torch.bool)
+    return Trajectories({}, executed[..., None], executed.float(), executed, everyone, everyone.long(), everyone)

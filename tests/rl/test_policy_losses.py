@@ -170,13 +170,14 @@ def test_aggregations() -> None:
     count, rows = 2 * mask.sum(), mask.sum()
     torch.testing.assert_close(aggregate(value, mask, "element-mean"), counted.sum() / count)
     torch.testing.assert_close(aggregate(value, mask, "token-mean"), counted.sum() / rows)
-    torch.testing.assert_close(aggregate(value, mask, "slice-mean", None, 3), counted.sum() / count / 3)
+    whole = torch.full((6,), int(count))  # of all six, as of one slice
+    torch.testing.assert_close(aggregate(value, mask, "slice-mean", whole, 3), counted.sum() / count / 3)
     of_episode = (2 * mask.sum(dim=(1, 2))).unflatten(0, (2, 3)).sum(0).repeat(2)
     own = counted.sum((1, 2)).unflatten(0, (2, 3)).sum(0) / of_episode[:3]
     torch.testing.assert_close(aggregate(value, mask, "episode-mean", of_episode, 3), own.mean())
     parts = [aggregate(value[i::2], mask[i::2], "episode-mean", of_episode[i::2], 3) for i in range(2)]
     torch.testing.assert_close(sum(parts), own.mean())
-    steps = aggregate(value, mask, "token-mean-of-steps", of_episode, max_episode_steps=8)
+    steps = aggregate(value, mask, "token-mean-of-steps", of_episode, value.numel() / 8)
     torch.testing.assert_close(steps, (counted * 8 / of_episode[:, None, None]).mean())
     nothing = torch.zeros_like(mask)
     assert aggregate(value, nothing, "element-mean") == 0 == aggregate(value, nothing, "token-mean")

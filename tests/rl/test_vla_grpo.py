@@ -145,6 +145,32 @@ def test_each_episode_counts_alike_in_an_episode_mean() -> None:
     assert total == pytest.approx(-float(advantage.flatten()[played.is_valid_E].mean()), rel=1e-5)  # ratios are 1
 
 
+def test_slices_are_divided_by_what_counts_in_them_whatever_the_order() -> None:
+    """Of one decision each: a whole episode counts as often as it has some, as published."""
+    loss = PolicyLossConfig(aggregation="slice-mean", slice_decisions=1, ratio_level="element")
+    one = model(minibatches=2, micro_batches=2, loss=loss)
+    played = one.source.collect(one.starts(batch()))
+    played.executed_M_E_A[1, ::3] = False  # episodes of one decision among others of two
+    played.executed_M_E_A[1, 1::3, 1:] = False  # a second decision of which one action was executed, as heavy as whole
+    advantage = torch.arange(12.0).reshape(3, 4) ** 2
+    parts = list(one._in_order(played, advantage, {}, batch()))
+    total = sum(one.training_step(part, 0)[1].item() for part in parts) / 4
+    slices = 1 + played.executed_M_E_A[1].any(dim=1).float()
+    assert total == pytest.approx(-float((advantage.flatten() * slices).mean()), rel=1e-5)
+
+
+def test_a_mean_of_steps_counts_an_episode_by_its_share_of_all_elements() -> None:
+    loss = PolicyLossConfig(aggregation="token-mean-of-steps", max_episode_steps=24, ratio_level="action")
+    one = model(minibatches=2, micro_batches=2, loss=loss)
+    played = one.source.collect(one.starts(batch()))
+    played.executed_M_E_A[1, ::3] = False
+    advantage = torch.arange(12.0).reshape(3, 4) ** 2
+    parts = list(one._in_order(played, advantage, {}, batch()))
+    total = sum(one.training_step(part, 0)[1].item() for part in parts) / 4
+    rows = 2 * parts[0].old_log_prob_B_K_N.shape[1]  # of an episode
+    assert total == pytest.approx(-float(advantage.mean()) * 24 / rows, rel=1e-5)
+
+
 def test_deviations_of_a_group_are_those_of_a_sample_or_of_all() -> None:
     played = model().source.collect(model().starts(batch()))
     of_sample, of_all = (model(advantage_correction=n)._advantages(played) for n in (1, 0))
@@ -235,7 +261,6 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     for options, name in (
         (dict(execute=0), f"{RL}.execute"),
         (dict(lower_bound=1.0, upper_bound=0.0), f"{RL}.lower_bound"),
-        (dict(loss=PolicyLossConfig(aggregation="slice-mean")), f"{RL}.loss.aggregation"),
     ):
         with pytest.raises(ConfigError, match=name):
             model(**options)

@@ -11,8 +11,6 @@ from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
 
-MEANS = ("element-mean", "token-mean", "episode-mean")  # of decisions in any order, as minibatches have them
-
 
 @attrs.define(kw_only=True, slots=False)
 class VLARLConfig(Section):
@@ -44,8 +42,6 @@ class VLARLConfig(Section):
         """(field, sentence) of everything that does not fit together."""
         if self.execute is not None and self.execute < 1:
             yield "execute", f"{self.execute}, but at least 1 action of a decision is executed (null: all)"
-        if self.loss.aggregation not in MEANS:
-            yield "loss.aggregation", f"{self.loss.aggregation} needs episodes in order: set {', '.join(MEANS)}"
         low, high = self.lower_bound, self.upper_bound
         if low is not None and high is not None and low > high:
             yield "lower_bound", f"{low} is above upper_bound={high}: no group would teach anything"

@@ -378,8 +378,7 @@ class VLAGRPOModel(ImaginaireModel):
         if self._reference is not None:
             with self._reference.scope(self.net), deciding(self.net):
                 whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, *part))
-        if rl.loss.aggregation == "episode-mean":
-            whole = with_episodes(whole, played, rl)
+        whole = with_episodes(whole, played, rl)
         first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
         self._left = rl.updates * rl.minibatches * rl.micro_batches
         for decisions in in_minibatches(whole, rows, rl, self.seed, first):

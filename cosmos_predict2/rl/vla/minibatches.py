@@ -31,7 +31,7 @@ class Decisions:
     mask_B_A: Tensor  # bool, the actions that were executed
     share: float = 1.0  # of the optimizer step's decisions, times the micro-batches
     reference_log_prob_B_K_N: Tensor | None = None
-    episode_sum_B: Tensor | None = None  # terms of the loss in the decision's whole episode, for "episode-mean"
+    episode_sum_B: Tensor | None = None  # terms of the loss in the decision's episode or slice, which they divide
     num_episodes: float | None = None  # a micro-batch's part of them
     is_before_update: bool = False  # no step was taken since the rollout, so that ratios are 1
     facts: Facts = field(default_factory=dict)
@@ -102,15 +102,22 @@ def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, f
 
 
 def with_episodes(whole: Decisions, played: Trajectories, rl: VLARLConfig) -> Decisions:
-    """With what "episode-mean" needs: a mean over this process's episodes of each one's own mean."""
-    is_element = policy_losses.level_of(rl.loss.ratio_level) == "element"
-    terms_B = _counted(whole, rl.loss.ratio_level) * (whole.old_log_prob_B_K_N.shape[2] if is_element else 1)
-    sum_E = terms_B.unflatten(0, (-1, len(played))).sum(dim=0)
-    return replace(
-        whole,
-        episode_sum_B=sum_E.repeat(len(played.reward_M_E_A)),
-        num_episodes=max(1, int(played.is_valid_E.sum())) / (rl.minibatches * rl.micro_batches),
-    )
+    """With the divisors of an aggregation by episodes or their slices, of this process's episodes."""
+    loss, num = rl.loss, len(played)
+    if loss.aggregation not in policy_losses.OF_EPISODES:
+        return whole
+    rows, elements = whole.old_log_prob_B_K_N.shape[1:]
+    level = policy_losses.level_of(loss.ratio_level)
+    elements = elements if level == "element" else 1
+    terms_M_E = (_counted(whole, level) * elements).unflatten(0, (-1, num))
+    size = loss.slice_decisions if loss.aggregation == "slice-mean" else len(terms_M_E)
+    sums = [part.sum(dim=0, keepdim=True).expand_as(part) for part in terms_M_E.split(size)]
+    count = max(1, int(played.is_valid_E.sum()))
+    if loss.aggregation == "token-mean-of-steps":
+        assert loss.max_episode_steps is not None  # the configuration requires it
+        count = terms_M_E.numel() * elements * (1 if level == "chunk" else rows) / loss.max_episode_steps
+    parts = rl.minibatches * rl.micro_batches
+    return replace(whole, episode_sum_B=torch.cat(sums).flatten(), num_episodes=count / parts)
 
 
 def _counted(whole: Decisions, level: str) -> Tensor:

@@ -28,7 +28,8 @@ from imaginaire.errors import ConfigError
 
 # What one ratio of probabilities stands for, and the published name of that.
 RATIO_LEVELS = {"element": "token_level", "action": "action_level", "chunk": "chunk_level"}
-AGGREGATIONS = ("element-mean", "episode-mean", "slice-mean", "token-mean", "token-mean-of-steps")
+OF_EPISODES = ("episode-mean", "slice-mean", "token-mean-of-steps")  # by what counts around a decision, too
+AGGREGATIONS = ("element-mean", "token-mean", *OF_EPISODES)
 KL_KINDS = ("k1", "k2", "k3")
 LARGEST_D, LARGEST_K3 = 20.0, 10.0  # as published
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class PolicyLossConfig(Section):
     clip_high: float = attrs.field(default=0.28, validator=above(0))
     dual_clip: float | None = attrs.field(default=None, validator=above(1))  # the loss is at most this times |A|
     aggregation: str = attrs.field(default="element-mean", validator=one_of(*AGGREGATIONS))
+    slice_decisions: int = attrs.field(default=16, validator=at_least(1))  # of "slice-mean", one after the other
     max_episode_steps: int | None = attrs.field(default=None, validator=at_least(1))  # of "token-mean-of-steps"
     entropy_bonus: float = attrs.field(default=0.0, validator=at_least(0))
     kl_beta: float = attrs.field(default=0.0, validator=at_least(0))
@@ -154,9 +156,7 @@ def policy_loss(
     terms = clipped(log_ratio, advantage, config.clip_low, config.clip_high, config.dual_clip)
 
     def mean(value: Tensor) -> Tensor:
-        return aggregate(
-            value, mask, config.aggregation, episode_sum_B, num_episodes, max_episode_steps=config.max_episode_steps
-        )
+        return aggregate(value, mask, config.aggregation, episode_sum_B, num_episodes)
 
     loss = mean(terms.loss_B)
     is_clipped = (terms.is_above_B & (advantage > 0)) | (terms.is_below_B & (advantage < 0))
@@ -227,30 +227,26 @@ def aggregate(
     how: str,
     episode_sum_B: Tensor | None = None,
     num_episodes: float | None = None,
-    *,
-    max_episode_steps: int | None = None,
 ) -> Tensor:
     """One number of what counts.
 
-    "element-mean" is the true mean. "episode-mean" is the mean over episodes of each one's own mean: ``episode_sum_B``
-    is how many elements count in the episode of a decision and ``num_episodes`` how many episodes there are, also
-    those in other minibatches. Published forms: "slice-mean" divides by this slice's own count and by the episodes;
-    "token-mean" divides by the rows that count instead of their elements; "token-mean-of-steps" is the mean over all
-    elements of value / (``episode_sum_B`` / ``max_episode_steps``).
+    "element-mean" is the true mean, and "token-mean" its published form, which divides by the rows that count instead
+    of their elements. The others give each decision a divisor, ``episode_sum_B``, and divide what they add up by
+    ``num_episodes``, so that decisions of an episode may lie in several minibatches. "episode-mean" is the mean over
+    episodes of each one's own mean: the divisor is how many elements count in the whole episode. Published forms:
+    "slice-mean", where it is how many count in the decision's slice of the episode, so that a long episode counts
+    several times; "token-mean-of-steps", where ``num_episodes`` is the number of all elements, also those that do not
+    count, by ``max_episode_steps``.
     """
     if how == "element-mean":
         return element_mean(value_B_K_N, mask_B_K_1)
     if how == "token-mean":
         return token_mean(value_B_K_N, mask_B_K_1)
-    if how == "slice-mean":
-        return element_mean(value_B_K_N, mask_B_K_1) / _required(num_episodes, how, "num_episodes")
+    if how not in OF_EPISODES:
+        raise ConfigError(f"aggregation={how!r}, but it must be one of: {', '.join(AGGREGATIONS)}.")
     counted = torch.where(mask_B_K_1, value_B_K_N, 0.0)
     sum_B_1_1 = _required(episode_sum_B, how, "episode_sum_B").clamp(min=1).to(counted)[:, None, None]
-    if how == "episode-mean":
-        return (counted / sum_B_1_1).sum() / _required(num_episodes, how, "num_episodes")
-    if how == "token-mean-of-steps":
-        return (counted / (sum_B_1_1 / _required(max_episode_steps, how, "max_episode_steps"))).mean()
-    raise ConfigError(f"aggregation={how!r}, but it must be one of: {', '.join(AGGREGATIONS)}.")
+    return (counted / sum_B_1_1).sum() / _required(num_episodes, how, "num_episodes")
 
 
 def element_mean(value_B_K_N: Tensor, mask_B_K_1: Tensor) -> Tensor:

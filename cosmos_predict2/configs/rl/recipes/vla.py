@@ -220,7 +220,9 @@ _VLA: Mapping[str, Row] = {
     "use_proprio": Read(False, f"{POLICY}.use_proprio {_OF_OPENVLA}"),
     "proprio_dim": Unused("the checkpoint's statistics have it"),
     "num_images_in_input": Read(1, f"{POLICY}.num_images_in_input, or num_images"),
-    "training_chunk_size": Read(16, f"decisions that pass the policy together: {RL}.micro_batches"),
+    "training_chunk_size": Read(
+        16, f"decisions that pass the policy together: {RL}.micro_batches, loss.slice_decisions"
+    ),
     "unnorm_key": Read("libero_10_no_noops", f"{POLICY}.unnorm_key of OpenVLA"),
     "max_steps": Read(None, "steps of an episode, where it is not the simulator's own"),
     "height": Read(256, "of the simulator's pictures"),

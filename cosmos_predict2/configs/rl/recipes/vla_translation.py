@@ -267,6 +267,7 @@ def _sizes(fields: Fields, place: Place) -> dict[str, Any]:
         f"{RL}.group_size": sizes.group_size,
         f"{RL}.minibatches": 1,
         f"{RL}.micro_batches": sizes.micro_batches,
+        f"{RL}.loss.slice_decisions": sizes.chunk,
         "trainer.grad_accum_iter": sizes.micro_batches,
         "trainer.max_iter": sizes.iterations,
         "trainer.logging_iter": 1,
