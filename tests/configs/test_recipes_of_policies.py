@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cosmos_predict2.configs.rl.recipes import vla, vla_translation
 from cosmos_predict2.configs.rl.recipes.rows import Read, Translation
@@ -135,6 +136,20 @@ def test_the_published_recipes_compose(path: str) -> None:
     assert (config.optimizer.lr, config.checkpoint.save_iter) == (5e-6, 80)
 
 
+def test_each_size_of_a_replica_is_a_factor_of_its_gpus() -> None:
+    parallelism = dict(n_init_replicas=2, dp_shard_size=2, dp_replicate_size=2)
+    found = changed(policy__parallelism=parallelism)
+    assert found.num_gpus == 8 and value_of(found, "dataloader_train.batch_size") == "1"
+
+
+def test_where_others_play_each_gpu_that_trains_has_one() -> None:
+    """Workers of `RayRollout` are those of all processes."""
+    settings = yaml.safe_load(
+        value_of(translate(f"{OFT}.toml"), "config.rollout").replace(":", ": ").replace(",", ", ")
+    )
+    assert settings["num_workers"] == 8 == translate(f"{OFT}.toml").num_gpus
+
+
 @pytest.mark.slow
 def test_the_recipe_of_behavior_composes() -> None:
     changes = dict(vla__max_steps=300, vla__height=128, vla__width=96)
@@ -175,6 +190,7 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe
     (dict(train__train_policy__mu_iterations=2), "trainer.max_iter", "4"),
     (dict(train__train_policy__mu_iterations=2), "trainer.validation_iter", "4"),
     (dict(train__train_policy__max_retry_for_on_policy=-1), "rl.max_rollouts", str(2**20)),
+    (dict(train__train_policy__max_retry_for_on_policy=0), "rl.max_rollouts", "1"),
     (dict(train__train_policy__variant="grpo"), "rl.max_rollouts", "1"),
     (dict(train__param_dtype="bfloat16"), "rl.ratio_tolerance", "0.1"),
     (dict(train__optm_warmup_steps=7), "scheduler.warm_up_steps", "[7]"),
@@ -200,12 +216,16 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe
     (dict(policy__parallelism__dp_shard_size=2), "dataloader_train.batch_size", "2"),
     (dict(policy__parallelism__dp_shard_size=2), "config.fsdp_shard_size", "2"),
     (dict(policy__parallelism__dp_shard_size=2), "trainer.distributed_parallelism", '"fsdp"'),
+    (dict(policy__parallelism__dp_replicate_size=2), "dataloader_train.batch_size", "2"),
+    (dict(policy__parallelism__dp_replicate_size=2), "config.fsdp_shard_size", "0"),
     (dict(policy__model_gradient_checkpointing=False), "config.recompute", "false"),
     (dict(policy__lora={"r": 32, "lora_alpha": 32}), "policy.lora_rank", "32"),
     (dict(policy__parallelism__n_init_replicas=2), "dataloader_train.batch_size", "4"),
     (dict(train__train_policy__dataset={}), "experiment", "tiny_vla_grpo_openvla_oft_simulator"),
     (dict(mode="disaggregated", rollout__parallelism__dp_shard_size=2), "config.rollout",
      '{_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:2,num_gpus:0.0}'),
+    (dict(mode="disaggregated", policy__parallelism__n_init_replicas=2, rollout__parallelism__dp_shard_size=3),
+     "config.rollout", '{_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:3,num_gpus:0.0}'),
 ]  # fmt: skip
 
 
@@ -260,6 +280,19 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [  # a change of a tiny recipe, a
     ("openvla", dict(custom__pi05={"num_steps": 5}), "custom.num_steps"),
     ("pi05", dict(custom__pi05__noise_metod="flow_cps"), "noise_method"),
     ("openvla", dict(mode="colocated_separated"), "colocated_separated"),
+    ("openvla", dict(vla__num_envs=0), "vla.num_envs = 0, but it is a whole number, 1 at least"),
+    ("openvla", dict(policy__parallelism__dp_shard_size=-1), "policy.parallelism.dp_shard_size = -1"),
+    ("openvla", dict(train__max_num_steps="x"), 'train.max_num_steps = "x"'),
+    ("openvla", dict(validation__batch_size="64"), 'validation.batch_size = "64"'),
+    ("openvla", dict(train__ckpt__save_freq=0), "train.ckpt.save_freq = 0"),
+    ("openvla", dict(train__optm_lr=-1.0), "train.optm_lr = -1.0, but it is a number above 0"),
+    ("openvla", dict(train__train_policy__clip_ratio_c=1.0), "clip_ratio_c = 1.0, but it is a number above 1"),
+    ("openvla", dict(train__optm_betas=[0.9]), "train.optm_betas = [0.9]"),
+    ("openvla", dict(train__param_dtype="bf16"), "Did you mean bfloat16"),
+    ("openvla", dict(vla__filter_lower_bound=10), "vla.filter_lower_bound = 10, but it is a share"),
+    ("openvla", dict(vla__filter_lower_bound=0.9, vla__filter_upper_bound=0.1), "no group is left"),
+    ("pi05", dict(custom__pi05__noise_method="flow_sdx"), "Did you mean flow_sde"),
+    ("pi05", dict(custom__pi05__action_chunk="10"), 'custom.pi05.action_chunk = "10"'),
 ]  # fmt: skip
 
 
@@ -278,6 +311,10 @@ def test_a_recipe_with_groups_of_one_is_an_evaluation() -> None:
     assert "--policy Haozhan72/Openvla-oft-SFT-libero10-trajall --episodes 500 --workers 8" in words
     assert "--videos 500 --options" in words and 'unnorm_key="libero_10_no_noops"' in words
     evaluate_policy._parser().parse_args(found.evaluation)
+
+
+def test_bounds_are_those_of_fields_that_there_are() -> None:
+    assert {*vla.AT_LEAST, *vla.ABOVE} <= set(vla.FIELDS)
 
 
 def test_every_field_that_is_read_is_used() -> None:

@@ -267,3 +267,23 @@ FIELDS: Mapping[str, Row] = {
     "profiler": Unused("trainer.profiling, of scripts.train"),
     "distillation": Only((None,), "Policies learn from rewards here"),
 }
+# What numbers must be: whole and at least, or above; those that a recipe leaves out have their default.
+AT_LEAST: Mapping[str, int] = {
+    **{f"{part}.parallelism.{name}": 1 for part in ("policy", "rollout")
+       for name in ("n_init_replicas", "dp_shard_size", "dp_replicate_size")},
+    **dict.fromkeys(("vla.num_envs", "vla.training_chunk_size", "vla.num_images_in_input", "vla.max_steps"), 1),
+    **dict.fromkeys(("vla.height", "vla.width", "custom.trials_per_task", "policy.lora.r"), 1),
+    **dict.fromkeys(("train.epoch", "train.max_num_steps", "train.train_batch_per_replica"), 1),
+    **dict.fromkeys(("train.train_policy.mu_iterations", "train.ckpt.save_freq", "validation.freq"), 1),
+    **dict.fromkeys(("validation.batch_size", "rollout.n_generation"), 1),
+    **{f"{section}.{name}": 1 for section in ("custom", "custom.pi05") for name in ("num_steps", "max_token_len")},
+    **{f"{section}.{name}": 1 for section in ("custom", "custom.pi05")
+       for name in ("action_chunk", "action_env_dim", "action_horizon", "action_dim")},
+    "train.optm_warmup_steps": 0,
+    "train.train_policy.max_retry_for_on_policy": -1,
+}  # fmt: skip
+ABOVE: Mapping[str, float] = {
+    **dict.fromkeys(("train.optm_lr", "train.epsilon", "train.optm_grad_norm_clip"), 0.0),
+    **dict.fromkeys((f"train.train_policy.{name}" for name in ("temperature", "epsilon_low", "epsilon_high")), 0.0),
+    "train.train_policy.clip_ratio_c": 1.0,
+}

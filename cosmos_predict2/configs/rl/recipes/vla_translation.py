@@ -13,8 +13,10 @@ from cosmos_predict2.configs.rl.recipes.rows import (
     Translation,
     override,
     read_fields,
+    shown_value,
 )
 from cosmos_predict2.configs.rl.recipes.vla import CONFIG, POLICY, RL, TRAINERS, VLA_TYPES
+from cosmos_predict2.rl.policies.pi05.flow import METHODS
 from imaginaire.errors import ConfigError, near
 
 TRIALS = 50  # recorded starts of a task
@@ -30,13 +32,15 @@ STEPS = {"libero": 512, "b1k": 2000, "toy": 24}  # of an episode, likewise
 TOY_CHUNK = 12
 WAIT = 15  # steps of LIBERO before an episode
 TASK = {"libero": "make.", "b1k": "", "toy": ""}  # where the settings of a simulator's task are
+PRECISIONS = ("bfloat16", "float32")
 WITHOUT_END = 2**20  # rollouts of an update at most
 SCRIPTS = {  # of cosmos_rl.tools.dataset, for each simulator; the toy world stands in for any
     "libero": ("libero_grpo",),
     "b1k": ("b1k_grpo",),
     "toy": ("libero_grpo", "b1k_grpo"),
 }
-GPU_FIELDS = ("policy.parallelism.n_init_replicas", "policy.parallelism.dp_shard_size")
+SIZES_OF_GPUS = ("n_init_replicas", "dp_shard_size", "dp_replicate_size")
+GPU_FIELDS = tuple(f"policy.parallelism.{name}" for name in SIZES_OF_GPUS)
 _DATASET = "train.train_policy.dataset"
 _OF_PI05 = tuple(path.removeprefix("custom.pi05.") for path in vla.FIELDS if path.startswith("custom.pi05."))
 
@@ -80,7 +84,30 @@ def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, Pla
     if "vla" not in content:
         raise ConfigError("The recipe has no [vla]: it is none of a policy.")
     fields, warnings = read_fields(content, vla.FIELDS)
+    _require_numbers(fields)
     return fields, warnings, _policy_name(fields), _place(fields)
+
+
+def _require_numbers(fields: Fields) -> None:
+    """Raise where a number that a recipe gives is none, or too small."""
+    for path, value in fields.given.items():
+        is_whole, is_number = type(value) is int, type(value) in (int, float)
+        if (least := vla.AT_LEAST.get(path)) is not None and not (is_whole and value >= least):
+            raise ConfigError(f"{path} = {shown_value(value)}, but it is a whole number, {least} at least.")
+        if (bound := vla.ABOVE.get(path)) is not None and not (is_number and bound < value < math.inf):
+            raise ConfigError(f"{path} = {shown_value(value)}, but it is a number above {bound:g}.")
+    section = "vla.filter_{}_bound"
+    low, high = (fields.given.get(section.format(name)) for name in ("lower", "upper"))
+    for name, value in (("lower", low), ("upper", high)):
+        if value is not None and not (type(value) in (int, float) and 0 <= value <= 1):
+            raise ConfigError(f"{section.format(name)} = {shown_value(value)}, but it is a share of successes, 0 to 1.")
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"{section.format('lower')} = {low} is above filter_upper_bound = {high}: no group is left.")
+    betas = fields["train.optm_betas"]
+    if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
+        raise ConfigError(f"train.optm_betas = {betas}, but it is two numbers from 0 to below 1, such as [0.9, 0.999].")
+    if (precision := fields["train.param_dtype"]) not in PRECISIONS:
+        raise ConfigError(f'train.param_dtype = "{precision}": weights have another.{near(precision, PRECISIONS)}')
 
 
 def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
@@ -225,24 +252,32 @@ def _of_pi05(fields: Fields) -> dict[str, Any]:
     for section in ("custom", "custom.pi05"):
         found |= {name: fields[f"{section}.{name}"] for name in _OF_PI05 if f"{section}.{name}" in fields.given}
     found.pop("replan_steps", None)
+    if (method := found.get("noise_method")) is not None and method not in METHODS:
+        raise ConfigError(f"custom.pi05.noise_method = {shown_value(method)}.{near(str(method), METHODS)}")
     return found
+
+
+def num_gpus(fields: Fields, part: str) -> int:
+    """How many train ("policy"), or play ("rollout") where these are others."""
+    return math.prod(fields[f"{part}.parallelism.{name}"] for name in SIZES_OF_GPUS)
 
 
 def sizes_of(fields: Fields, place: Place) -> Sizes:
     """How a batch of episodes becomes groups and micro-batches; an iteration is a step of the optimizer."""
-    group, shard = fields["rollout.n_generation"], fields["policy.parallelism.dp_shard_size"]
+    group, replicas = fields["rollout.n_generation"], fields["policy.parallelism.n_init_replicas"]
+    gpus = num_gpus(fields, "policy") // replicas  # of a replica
     batch, updates = fields["train.train_batch_per_replica"], fields["train.train_policy.mu_iterations"]
     if group < 2:
         raise ConfigError(
             f"rollout.n_generation = {group}, but GRPO compares the episodes of a group: 2 at least. With 1 a recipe is"
             " an evaluation: validation.enable = true."
         )
-    if batch % (shard * group):
+    if batch % (gpus * group):
         raise ConfigError(
-            f"train.train_batch_per_replica = {batch}: each of {shard} GPUs (policy.parallelism.dp_shard_size) needs a"
-            f" multiple of rollout.n_generation = {group} episodes."
+            f"train.train_batch_per_replica = {batch}: each of {gpus} GPUs (policy.parallelism.dp_shard_size times"
+            f" dp_replicate_size) needs a multiple of rollout.n_generation = {group} episodes."
         )
-    steps = fields["train.epoch"] * place.num_starts * group // (batch * fields["policy.parallelism.n_init_replicas"])
+    steps = fields["train.epoch"] * place.num_starts * group // (batch * replicas)
     if (limit := fields["train.max_num_steps"]) is not None:
         steps = min(steps, limit)
     executed = _of_pi05(fields).get("action_chunk") or EXECUTED[fields["vla.vla_type"]]
@@ -250,7 +285,7 @@ def sizes_of(fields: Fields, place: Place) -> Sizes:
         executed = TOY_CHUNK  # of which the policy's actions are held for several steps
     max_steps = fields["vla.max_steps"] or STEPS[place.simulator]
     return Sizes(
-        groups=batch // shard // group,
+        groups=batch // gpus // group,
         group_size=group,
         decisions=math.ceil(max_steps / executed),
         max_steps=max_steps,
@@ -282,7 +317,7 @@ def _dynamic_sampling(fields: Fields) -> dict[str, Any]:
     variant, again = fields[f"{section}.variant"], fields[f"{section}.max_retry_for_on_policy"]
     if variant not in ("grpo", "dapo"):
         raise ConfigError(f'{section}.variant = "{variant}".{near(variant, ("grpo", "dapo"))}')
-    rollouts = 1 if variant == "grpo" else again + 1 if again > 0 else WITHOUT_END
+    rollouts = 1 if variant == "grpo" else again + 1 if again >= 0 else WITHOUT_END
     return {
         f"{RL}.max_rollouts": rollouts,
         f"{RL}.loss.ratio_level": "element",
@@ -320,16 +355,14 @@ def _players(fields: Fields, gpus_here: int) -> dict[str, Any]:
     mode = fields["mode"]
     if mode not in ("colocated", "disaggregated"):
         raise ConfigError(f'mode = "{mode}".{near(mode, ("colocated", "disaggregated"))}')
-    train, play = (
-        math.prod(
-            fields[f"{part}.parallelism.{name}"] for name in ("n_init_replicas", "dp_shard_size", "dp_replicate_size")
-        )
-        for part in ("policy", "rollout")
-    )
     if mode == "colocated":
         return {}
-    if play % train:
-        raise ConfigError(f"rollout.parallelism: {play} GPUs play, which must be a multiple of the {train} that train.")
+    train, play = (num_gpus(fields, part) for part in ("policy", "rollout"))
+    if play < train:
+        raise ConfigError(
+            f"rollout.parallelism: {play} GPUs play, but {train} train, each of which needs at least one that plays for"
+            ' it. Raise it, or set mode = "colocated".'
+        )
     target = {"_target_": "cosmos_predict2.rl.vla.ray_rollout.RayRollout", "num_workers": play}  # of all ranks
     return {f"{CONFIG}.rollout": {**target, "num_gpus": 1.0 if gpus_here else 0.0}}
 
