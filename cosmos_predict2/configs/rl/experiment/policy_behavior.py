@@ -2,7 +2,9 @@
 """PI0.5 learns by reinforcement in BEHAVIOR-1K: vla_{grpo,dapo}_pi05_b1k.
 
 A rank has one scene, and plays the 16 episodes of its groups one after the other; `model.config.env.num_envs` is how
-many are played together, as far as the GPU's memory goes.
+many are played together, as far as the GPU's memory goes. Humans took about 13,000 steps of a task, and the challenge
+gives twice as many; here an episode ends after `MAX_STEPS`, by which memory and micro-batches are sized. Longer ones
+need max_steps of both environments, as many micro-batches more, and fewer episodes of an update.
 """
 
 from typing import Any
@@ -12,14 +14,19 @@ from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM, BehaviorEnv
 from cosmos_predict2.rl.envs.simulators.behavior_tasks import NUM_TASKS, TRIALS
 from imaginaire.config import L, register_experiment
 
+MAX_STEPS = 2000  # enough for the shortest tasks
+
 
 def behavior(chunk: int) -> Any:
-    return L(BehaviorEnv)(num_envs=1, chunk=chunk)
+    return L(BehaviorEnv)(num_envs=1, chunk=chunk, max_steps=MAX_STEPS)
 
 
-for kind in ("grpo", "dapo"):
-    full_name = f"vla_{kind}_pi05_b1k"
-    node, size, options = policies()["pi05"]
-    node.action_env_dim = ACTION_DIM
-    places = behavior(size), behavior(size)
-    register_experiment(full_name, learning(full_name, node, *places, NUM_TASKS, TRIALS, kind == "dapo", options))
+EXPERIMENTS = {}
+for algorithm in ("grpo", "dapo"):
+    full_name = f"vla_{algorithm}_pi05_b1k"
+    kind = policies()["pi05"]
+    kind.node.action_env_dim = ACTION_DIM
+    places = behavior(kind.chunk), behavior(kind.chunk)
+    sizes = NUM_TASKS, TRIALS, MAX_STEPS
+    EXPERIMENTS[full_name] = learning(full_name, kind, *places, *sizes, algorithm == "dapo")
+    register_experiment(full_name, EXPERIMENTS[full_name])

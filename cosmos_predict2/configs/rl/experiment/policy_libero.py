@@ -2,10 +2,13 @@
 """Published policies learn by reinforcement in LIBERO's simulator: vla_{grpo,dapo}_{policy}_{suite}.
 
 A rank plays 16 episodes of an update, two groups of one start each; 8 ranks have the 128 episodes of the published
-recipes. DAPO plays on until the groups of an update have spread. `model.config.policy.path` are the weights, and
-`model.config.policy.noise_method` is how a PI0.5 draws.
+recipes. So many decisions pass the policy together that each episode has one among them; an OpenVLA, all of which is
+trained, is sharded over the processes, and its blocks are recomputed. DAPO plays on until the groups of an update have
+spread. `model.config.policy.path` are the weights. A PI0.5 draws by the flow_sde of the published recipes, or by the
+method that is in its name.
 """
 
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -34,15 +37,26 @@ MAX_STEPS, WAIT = 512, 15  # of an episode, and before it
 AGAIN = 8  # rollouts of an update at most, with DAPO
 
 
-def policies() -> dict[str, tuple[Any, int, dict[str, Any]]]:
-    """Of each name: the policy, the actions of a decision, options of the loss."""
+@dataclass(frozen=True)
+class Kind:
+    """A policy, and how it is trained."""
+
+    node: Any
+    chunk: int  # actions of a decision
+    is_whole: bool  # all its weights are trained, so that they are sharded
+    dual_clip: float | None = None
+
+
+def policies() -> dict[str, Kind]:
     of_openvla = dict(path="", unnorm_key="", temperature=1.6)
     of_pi05 = dict(path="", action_chunk=10, action_env_dim=7, num_steps=5, train_expert_only=True)
-    return {
-        "openvla": (L(OpenVLAPolicy)(variant="autoregressive", **of_openvla), 1, {}),
-        "openvla_oft": (L(OpenVLAPolicy)(variant="oft", **of_openvla), 8, {}),
-        "pi05": (L(Pi05Policy)(noise_method="flow_sde", **of_pi05), 10, dict(dual_clip=3.0)),
+    found = {
+        "openvla": Kind(L(OpenVLAPolicy)(variant="autoregressive", **of_openvla), 1, is_whole=True),
+        "openvla_oft": Kind(L(OpenVLAPolicy)(variant="oft", **of_openvla), 8, is_whole=True),
     }
+    for label, method in (("pi05", "flow_sde"), ("pi05_flow_cps", "flow_cps"), ("pi05_flow_noise", "flow_noise")):
+        found[label] = Kind(L(Pi05Policy)(noise_method=method, **of_pi05), 10, is_whole=False, dual_clip=3.0)
+    return found
 
 
 def libero(suite: str, chunk: int, **task: Any) -> Any:
@@ -52,19 +66,28 @@ def libero(suite: str, chunk: int, **task: Any) -> Any:
 
 
 def learning(
-    name: str, policy: Any, env: Any, eval_env: Any, num_tasks: int, trials: int, is_dapo: bool, loss: dict[str, Any]
+    name: str, kind: Kind, env: Any, eval_env: Any, num_tasks: int, trials: int, max_steps: int, is_dapo: bool
 ) -> dict[str, Any]:
     """A policy that learns in a simulator from ``trials`` starts of each task, and is judged by them."""
-    num = trials * num_tasks
+    num, decisions = trials * num_tasks, -(-max_steps // kind.chunk)
     rl = VLARLConfig(
         group_size=MEMBERS,
         max_rollouts=AGAIN if is_dapo else 1,
         lower_bound=0.1 if is_dapo else None,
         upper_bound=0.9 if is_dapo else None,
+        micro_batches=decisions,
         ratio_tolerance=0.1,  # bfloat16
-        loss=PolicyLossConfig(ratio_level="element", aggregation="episode-mean", **loss),
+        loss=PolicyLossConfig(ratio_level="element", aggregation="episode-mean", dual_clip=kind.dual_clip),
     )
-    config = VLAGRPOConfig(policy=policy, env=env, eval_env=eval_env, precision="bfloat16", rl=rl)
+    config = VLAGRPOConfig(
+        policy=kind.node,
+        env=env,
+        eval_env=eval_env,
+        precision="bfloat16",
+        fsdp_shard_size=-1 if kind.is_whole else 0,
+        recompute=kind.is_whole,
+        rl=rl,
+    )
     return dict(
         defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
         job=job(name, group="reinforcement_learning"),
@@ -72,17 +95,26 @@ def learning(
         dataloader_train=starts(num, GROUPS, shuffle=True, num_tasks=num_tasks),
         dataloader_val=starts(num, 64, shuffle=False, num_tasks=num_tasks),
         optimizer=dict(lr=5e-6, weight_decay=0.01),
-        trainer=dict(max_iter=300, logging_iter=1, validation_iter=20, run_validation=True),
+        trainer=dict(
+            max_iter=300,
+            logging_iter=1,
+            validation_iter=20,
+            run_validation=True,
+            grad_accum_iter=decisions,
+            distributed_parallelism="fsdp" if kind.is_whole else "ddp",
+        ),
         checkpoint=dict(save_iter=20),
     )
 
 
-for (label, (node, size, options)), suite_name, kind in product(policies().items(), NUM_TASKS, ("grpo", "dapo")):
-    full_name = f"vla_{kind}_{label}_{suite_name}"
+EXPERIMENTS = {}
+for (label, policy_kind), suite_name, algorithm in product(policies().items(), NUM_TASKS, ("grpo", "dapo")):
+    full_name = f"vla_{algorithm}_{label}_{suite_name}"
     places = (  # the second as published evaluations have it
-        libero(suite_name, size, max_steps=MAX_STEPS, num_steps_wait=WAIT),
-        libero(suite_name, size),
+        libero(suite_name, policy_kind.chunk, max_steps=MAX_STEPS, num_steps_wait=WAIT),
+        libero(suite_name, policy_kind.chunk),
     )
-    register_experiment(
-        full_name, learning(full_name, node, *places, NUM_TASKS[suite_name], TRIALS, kind == "dapo", options)
-    )
+    sizes = NUM_TASKS[suite_name], TRIALS, MAX_STEPS
+    EXPERIMENTS[full_name] = learning(full_name, policy_kind, *places, *sizes, algorithm == "dapo")
+for full_name, experiment in EXPERIMENTS.items():
+    register_experiment(full_name, experiment)

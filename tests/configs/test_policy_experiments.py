@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experiments of published policies in simulators: they fit GPUs, and each name means what it says."""
+
+import math
+from typing import Any
+
+import pytest
+
+from cosmos_predict2.configs.rl.experiment import policy_behavior, policy_libero
+
+EXPERIMENTS: dict[str, Any] = {**policy_libero.EXPERIMENTS, **policy_behavior.EXPERIMENTS}
+SUITES = policy_libero.NUM_TASKS
+NAMES = [f"vla_{a}_{p}_{s}" for a in ("grpo", "dapo") for p in policy_libero.policies() for s in SUITES]
+NAMES += [f"vla_{algorithm}_pi05_b1k" for algorithm in ("grpo", "dapo")]
+
+
+def test_there_are_all_policies_methods_algorithms_and_suites() -> None:
+    assert len(NAMES) == 2 * 5 * 6 + 2
+    assert set(NAMES) == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_so_many_decisions_pass_the_policy_together_as_fit(name: str) -> None:
+    node: Any = EXPERIMENTS[name]
+    model, trainer = node["model"].config, node["trainer"]
+    limit = policy_behavior.MAX_STEPS if name.endswith("b1k") else policy_libero.MAX_STEPS
+    env = model.env if name.endswith("b1k") else model.env.make
+    assert env.max_steps == limit  # which episodes cannot exceed
+    decisions = node["dataloader_train"].batch_size * model.rl.group_size * math.ceil(limit / model.env.chunk)
+    assert trainer["grad_accum_iter"] == model.rl.micro_batches
+    assert decisions / model.rl.micro_batches <= 16
+    is_whole = "openvla" in name
+    assert (model.fsdp_shard_size, model.recompute) == ((-1, True) if is_whole else (0, False))
+    assert trainer["distributed_parallelism"] == ("fsdp" if is_whole else "ddp")
+    assert model.rl.max_rollouts == (8 if "_dapo_" in name else 1)
+    if "pi05" in name:
+        method = next((each for each in ("flow_cps", "flow_noise") if each in name), "flow_sde")
+        assert model.policy.noise_method == method and model.rl.loss.dual_clip == 3.0
