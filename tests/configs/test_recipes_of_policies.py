@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cosmos_predict2.configs.rl.experiment import policy_behavior
 from cosmos_predict2.configs.rl.recipes import vla, vla_translation
 from cosmos_predict2.configs.rl.recipes.rows import Read, Translation
 from cosmos_predict2.configs.rl.recipes.translation import translate
@@ -43,7 +44,7 @@ def changed(tiny: str = "openvla", **changes: Any) -> Translation:
         (COLOCATED, "vla_dapo_openvla_oft_libero_10", 8, 2, 16 * 64 // 16, 1024 * 500 * 8 // 128),
         (f"{OFT}.toml", "vla_dapo_openvla_oft_libero_10", 8, 2, 16 * 64 // 16, 1024 * 500 * 8 // 128),
         (LIBERO, "vla_dapo_pi05_libero_10", 8, 32, 256 * 52 // 16, 400 * 500 * 8 // (256 * 8)),
-        (B1K, "vla_dapo_pi05_b1k", 4, 32, 256 * 200 // 16, 400 * 2500 * 8 // (256 * 4)),
+        (B1K, "vla_dapo_pi05_b1k", 4, 32, 256 * 200 // 16, 400 * 500 * 8 // (256 * 4)),
     ],
 )
 def test_the_published_numbers(path: str, experiment: str, gpus: int, groups: int, parts: int, steps: int) -> None:
@@ -148,6 +149,21 @@ def test_where_others_play_each_gpu_that_trains_has_one() -> None:
         value_of(translate(f"{OFT}.toml"), "config.rollout").replace(":", ": ").replace(",", ", ")
     )
     assert settings["num_workers"] == 8 == translate(f"{OFT}.toml").num_gpus
+
+
+def test_episodes_of_behavior_end_where_micro_batches_are_sized_for() -> None:
+    """And a step is what 10 starts of each of 50 tasks are cut into."""
+    recipe = load_toml(B1K)
+    found = translate_vla(recipe)
+    assert vla_translation.STEPS["b1k"] == policy_behavior.MAX_STEPS == 2000
+    for env in ("env", "eval_env"):
+        assert value_of(found, f"config.{env}.max_steps") == "2000"
+    assert [warning for warning in found.warnings if "vla.max_steps is missing" in warning]
+    longer = translate_vla(edited(recipe, vla__max_steps=26_000, train__train_batch_per_replica=16))
+    assert value_of(longer, "config.env.max_steps") == "26000" and not longer.warnings
+    assert value_of(longer, "rl.micro_batches") == str(16 * 2600 // 16)
+    evaluation = translate_vla(edited(recipe, rollout__n_generation=1)).evaluation
+    assert evaluation is not None and evaluation[evaluation.index("--episodes") + 1] == "500"
 
 
 @pytest.mark.slow

@@ -224,7 +224,7 @@ _VLA: Mapping[str, Row] = {
         16, f"decisions that pass the policy together: {RL}.micro_batches, loss.slice_decisions"
     ),
     "unnorm_key": Read("libero_10_no_noops", f"{POLICY}.unnorm_key of OpenVLA"),
-    "max_steps": Read(None, "steps of an episode, where it is not the simulator's own"),
+    "max_steps": Read(None, "steps of an episode: 512 of LIBERO, 2,000 of BEHAVIOR-1K"),
     "height": Read(256, "of the simulator's pictures"),
     "width": Read(256, "of the simulator's pictures"),
     "filter_lower_bound": Given(f"{RL}.lower_bound", "no bound of a group's share of successes"),
@@ -253,7 +253,7 @@ FIELDS: Mapping[str, Row] = {
     **under("vla", _VLA),
     **under("custom.pi05", _PI05),
     **under("custom", _PI05),
-    "custom.trials_per_task": Read(50, "starts of each task, of an evaluation"),
+    "custom.trials_per_task": Read(None, "starts of each task, of an evaluation: 50, of BEHAVIOR-1K 10"),
     "logging.logger": Read([], "job.wandb_mode: online where wandb is among them"),
     "logging.project_name": To("job.project", "cosmos_rl"),
     "logging.group_name": Given("job.group", "reinforcement_learning"),

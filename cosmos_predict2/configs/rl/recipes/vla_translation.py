@@ -19,7 +19,7 @@ from cosmos_predict2.configs.rl.recipes.vla import CONFIG, POLICY, RL, TRAINERS,
 from cosmos_predict2.rl.policies.pi05.flow import METHODS
 from imaginaire.errors import ConfigError, near
 
-TRIALS = 50  # recorded starts of a task
+TRIALS = {"libero": 50, "b1k": 10, "toy": 50}  # recorded starts of a task
 SUITES = {  # the tasks of each suite of a simulator
     "libero": dict(
         libero_spatial=10, libero_object=10, libero_goal=10, libero_10=10, libero_90=90, libero_all=130
@@ -28,7 +28,11 @@ SUITES = {  # the tasks of each suite of a simulator
     "toy": dict(push_puck=1),
 }  # fmt: skip
 EXECUTED = {"openvla-oft": 8, "openvla": 1, "pi05": 10}  # actions of a decision, where a recipe says nothing
-STEPS = {"libero": 512, "b1k": 2000, "toy": 24}  # of an episode, likewise
+STEPS = {"libero": 512, "b1k": 2000, "toy": 24}  # of an episode, likewise; those of b1k as its experiment has them
+SHORT = (
+    f"vla.max_steps is missing: episodes end after {STEPS['b1k']:,} steps. BEHAVIOR-1K's own limit is about 26,000,"
+    " twice what humans took: set it, with fewer episodes of a step (scripts.plan --recipe says what they take)"
+)
 TOY_CHUNK = 12
 WAIT = 15  # steps of LIBERO before an episode
 TASK = {"libero": "make.", "b1k": "", "toy": ""}  # where the settings of a simulator's task are
@@ -55,7 +59,7 @@ class Place:
 
     @property
     def num_starts(self) -> int:
-        return TRIALS * SUITES[self.simulator][self.suite]
+        return TRIALS[self.simulator] * SUITES[self.simulator][self.suite]
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,10 @@ def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, Pla
         raise ConfigError("The recipe has no [vla]: it is none of a policy.")
     fields, warnings = read_fields(content, vla.FIELDS)
     _require_numbers(fields)
-    return fields, warnings, _policy_name(fields), _place(fields)
+    place = _place(fields)
+    if place.simulator == "b1k" and fields["vla.max_steps"] is None:
+        warnings.append(SHORT)
+    return fields, warnings, _policy_name(fields), place
 
 
 def _require_numbers(fields: Fields) -> None:
@@ -338,10 +345,12 @@ def _simulators(fields: Fields, place: Place) -> dict[str, Any]:
         num_tasks = SUITES["libero"][place.validation_suite]
         found |= {
             f"{CONFIG}.eval_env.make.suite": place.validation_suite,
-            "dataloader_val.dataset.num": TRIALS * num_tasks,
+            "dataloader_val.dataset.num": TRIALS["libero"] * num_tasks,
             "dataloader_val.dataset.num_tasks": num_tasks,
         }
-        task = {"num_steps_wait": WAIT, "max_steps": STEPS["libero"], **task}
+        task = {"num_steps_wait": WAIT, **task}
+    if place.simulator != "toy":  # what micro-batches are sized for
+        task = {"max_steps": STEPS[place.simulator], **task}
     chunk = _of_pi05(fields).get("action_chunk") if place.simulator != "toy" else None
     for env in ("env", "eval_env"):
         found[f"{CONFIG}.{env}.num_envs"] = fields["vla.num_envs"]
@@ -370,7 +379,8 @@ def _players(fields: Fields, gpus_here: int) -> dict[str, Any]:
 def _evaluation(fields: Fields, policy: str, place: Place) -> list[str]:
     """The arguments of scripts.evaluate_policy."""
     suite = place.validation_suite
-    episodes = fields["custom.trials_per_task"] * SUITES[place.simulator][suite]
+    trials = fields["custom.trials_per_task"] or TRIALS[place.simulator]
+    episodes = trials * SUITES[place.simulator][suite]
     where = ["--suite", "toy", "--tasks", suite] if place.simulator == "toy" else ["--suite", suite]
     if place.simulator == "libero":
         where += ["--num_steps_wait", str(WAIT), "--max_steps", str(fields["vla.max_steps"] or STEPS["libero"])]
