@@ -3,7 +3,6 @@
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
 from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
 from cosmos_predict2.configs.rl.recipes.embodiment_translation import sizes_of
 from cosmos_predict2.configs.rl.recipes.rows import read_fields
-from cosmos_predict2.configs.rl.recipes.vla_translation import GPU_FIELDS, read_recipe
+from cosmos_predict2.configs.rl.recipes.vla_translation import num_gpus, read_recipe
 from cosmos_predict2.configs.rl.recipes.vla_translation import sizes_of as sizes_of_recipe
 from cosmos_predict2.tools.plan import embodied, simulated
 from cosmos_predict2.tools.plan.advice import on_one_card
@@ -115,15 +114,18 @@ def run_embodied(args: argparse.Namespace, memory: float) -> int:
 
 def run_recipe(args: argparse.Namespace, memory: float) -> int:
     """The plan of a recipe of Cosmos-RL for a policy."""
-    fields, _, policy, place = read_recipe(load_toml(args.recipe))
+    fields, warnings, policy, place = read_recipe(load_toml(args.recipe))
     if place.simulator == "toy":
         raise ConfigError(f"--recipe {args.recipe}: a tiny policy fits everywhere; give a recipe of a published one.")
-    sizes, num_gpus = sizes_of_recipe(fields, place), math.prod(fields[path] for path in GPU_FIELDS)
+    for warning in warnings:
+        print(f"recipe: {warning}", file=sys.stderr)
+    sizes = sizes_of_recipe(fields, place)
     run = simulated.SimulatedRun(
         policy=policy,
         simulator=place.simulator,
         views=min(fields["vla.num_images_in_input"], simulated.VIEWS[place.simulator]),
-        gpus=num_gpus,
+        gpus=num_gpus(fields, "policy"),
+        players=num_gpus(fields, "rollout") if fields["mode"] == "disaggregated" else 0,
         shards=fields["policy.parallelism.dp_shard_size"],
         envs=fields["vla.num_envs"],
         episodes=sizes.episodes,
@@ -132,14 +134,15 @@ def run_recipe(args: argparse.Namespace, memory: float) -> int:
         chunk=sizes.chunk,
         updates=sizes.updates,
         recomputes=fields["policy.model_gradient_checkpointing"],
+        samples_again=fields["train.train_policy.variant"] == "dapo",
         steps=sizes.iterations,
     )
     gpu = find_gpu(args.gpu)
-    forms = [form for form in simulated.FORMS if form != "sharded" or run.shards > 1]
-    found = {form: simulated.estimate(run, gpu, form) for form in forms}
+    found = {form: simulated.estimate(run, gpu, form) for form in run.forms}
     text = simulated.as_text(run, args.gpu, memory, found)
     values = simulated.as_values(run, args.gpu, memory, found)
-    return show(text, values, args.json, fits=found[forms[0]].total <= memory * GB)
+    needed = {run.forms[0], run.forms[-1]} if run.players else {run.forms[0]}
+    return show(text, values, args.json, fits=all(found[form].total <= memory * GB for form in needed))
 
 
 def show(text: str, values: dict[str, Any], path: str | None, *, fits: bool) -> int:

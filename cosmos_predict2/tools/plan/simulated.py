@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of a policy that learns in a simulator: memory of a GPU and of the host, and seconds of an iteration.
 
-Each GPU plays so many episodes at once, a process for each, then trains the policy on their decisions. An episode has
-its whole length here, so that those that begin together end together.
-Simulators run on cores of the host. Sizes of policies are published ones; no run on a GPU has confirmed the rest.
+Each GPU plays so many episodes at once, a process for each, then trains the policy on their decisions; or other GPUs
+play, each with the policy as it decides. An episode has its whole length here, so that those that begin together end
+together. Simulators run on cores of the host. Sizes of policies are published ones; no run on a GPU has confirmed the
+rest.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,11 @@ PASSES = {"openvla-oft": 1.0, "openvla": 7.0, "pi05": 1.0}
 STATE = 2 + 12  # bytes of a trained weight besides itself: gradient, float32 master and two moments
 # Of LIBERO, measured on one core with software rendering: steps a second, seconds of a reset, GB of the host.
 STEPS_PER_S, RESET_S, HOST_GB = 10.0, 10.0, 2.2
-FORMS = {"sharded": "all weights, sharded over the GPUs", "whole": "all weights on each GPU"}
+FORMS = {
+    "sharded": "all weights, sharded over the GPUs",
+    "whole": "all weights on each GPU",
+    "playing": "a GPU that plays alone",
+}
 HONESTY = (
     "An estimate: memory within a fifth. A simulator's speed is LIBERO's on a core with software rendering; rendering"
     "\non a GPU is faster, and takes some memory of it."
@@ -37,7 +42,8 @@ class SimulatedRun:
     policy: str  # vla.vla_type
     simulator: str  # libero, b1k
     views: int  # pictures of a decision
-    gpus: int
+    gpus: int  # that train
+    players: int  # others that play; 0: the same play
     shards: int
     envs: int  # at once
     episodes: int  # of an iteration
@@ -46,7 +52,18 @@ class SimulatedRun:
     chunk: int  # decisions that pass the policy together
     updates: int
     recomputes: bool
+    samples_again: bool  # dynamic sampling: further rollouts until enough groups teach something
     steps: int  # of the optimizer, of the whole run
+
+    @property
+    def waves(self) -> int:
+        """How often each player's environments begin."""
+        return -(-self.episodes * self.gpus // ((self.players or self.gpus) * self.envs))
+
+    @property
+    def forms(self) -> list[str]:
+        """What is planned; the first two are alternatives."""
+        return [*(["sharded"] if self.shards > 1 else []), "whole", *(["playing"] if self.players else [])]
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,11 @@ class Estimate:
 
 def estimate(run: SimulatedRun, gpu: GPU, form: str) -> Estimate:
     size, shards = POLICIES[SIZES[run.policy]], run.shards if form == "sharded" else 1
+    picture = run.decisions * run.views * PICTURE
+    host_gb = (run.players or run.gpus) * run.envs * HOST_GB
+    if form == "playing":  # it is sent the weights as they decide, and keeps a wave's pictures twice, to join them
+        parts = {"policy": 2 * size.parameters, "episodes": 2 * run.envs * picture}
+        return Estimate({**parts, "overhead": int(CONTEXT + FRAGMENTS * sum(parts.values()))}, {}, host_gb)
     in_flight = 2 * size.trained if run.gpus > 1 and shards == 1 else 0  # buckets of DDP
     policy = (2 * size.parameters + STATE * size.trained) // shards + in_flight
     rows = run.chunk * size.trained_tokens
@@ -77,10 +99,13 @@ def estimate(run: SimulatedRun, gpu: GPU, form: str) -> Estimate:
     if shards > 1:  # each rank has all weights where it decides, and one block after the other where it learns
         training += 3 * 2 * size.parameters // size.blocks
     working = max(training, 2 * size.parameters if shards > 1 else 0)
-    record = run.episodes * run.decisions * run.views * PICTURE
+    # Episodes of several waves are held as they were played and in the order that decisions are trained in. Dynamic
+    # sampling holds a first rollout, as many groups of others, both joined, and those that are chosen of them.
+    copies = 5 if run.samples_again else 1 if run.waves == 1 else 2
+    record = run.episodes * picture * copies
     overhead = int(CONTEXT + FRAGMENTS * (policy + working + record))
     parts = {"policy": policy, "at work": working, "episodes": record, "overhead": overhead}
-    return Estimate(parts, _seconds(run, gpu), run.gpus * run.envs * HOST_GB)
+    return Estimate(parts, _seconds(run, gpu), host_gb)
 
 
 def _seconds(run: SimulatedRun, gpu: GPU) -> dict[str, float]:
@@ -88,10 +113,9 @@ def _seconds(run: SimulatedRun, gpu: GPU) -> dict[str, float]:
     decisions = run.episodes * run.decisions
     forward = 2 * size.parameters * size.tokens / speed  # of a decision
     backward = 2 * 2 * size.trained * size.trained_tokens / speed * (1.5 if run.recomputes else 1)
-    waves = -(-run.episodes // run.envs)
     return {
-        "simulating": waves * (RESET_S + run.max_steps / STEPS_PER_S),
-        "deciding": decisions * forward * PASSES[run.policy],
+        "simulating": run.waves * (RESET_S + run.max_steps / STEPS_PER_S),
+        "deciding": decisions * run.gpus / (run.players or run.gpus) * forward * PASSES[run.policy],
         "training": decisions * (forward + run.updates * (forward + backward)),
     }
 
@@ -99,14 +123,15 @@ def _seconds(run: SimulatedRun, gpu: GPU) -> dict[str, float]:
 def as_text(run: SimulatedRun, gpu_name: str, memory: float, found: dict[str, Estimate]) -> str:
     size, first = POLICIES[SIZES[run.policy]], next(iter(found.values()))
     billions = f"{size.parameters / 1e9:.1f} billion parameters, {size.trained / 1e9:.1f} trained"
+    apart = f" train and {run.players} others play" if run.players else ""
     lines = [
-        f"{run.gpus} x {gpu_name}, {memory:g} GB each (1 GB = 2^30 bytes)",
+        f"{run.gpus} x {gpu_name}{apart}, {memory:g} GB each (1 GB = 2^30 bytes)",
         f"  policy        {run.policy}, {billions}",
         f"  an iteration  {run.gpus * run.episodes:,} episodes of {run.decisions} decisions, {run.envs} at once on a"
         f" GPU, {run.chunk} decisions in a micro-batch",
-        f"  the host      {run.gpus * run.envs} simulators: as many cores, {first.host_gb:,.0f} GB",
+        f"  the host      {(run.players or run.gpus) * run.envs} simulators: as many cores, {first.host_gb:,.0f} GB",
         "",
-        "what is trained",
+        "memory of a GPU",
     ]
     for form, one in found.items():
         verdict = "fits" if one.total <= memory * GB else "DOES NOT FIT"
@@ -124,4 +149,4 @@ def as_values(run: SimulatedRun, gpu_name: str, memory: float, found: dict[str, 
         form: {"fits": one.total <= memory * GB, "total": one.total, **one.parts, "seconds": one.seconds}
         for form, one in found.items()
     }
-    return {"gpu": gpu_name, "gpus": run.gpus, "policy": run.policy, "forms": forms}
+    return {"gpu": gpu_name, "gpus": run.gpus, "players": run.players, "policy": run.policy, "forms": forms}

@@ -3,16 +3,22 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.vla.minibatches import decisions_of
 from cosmos_predict2.tools.plan.simulated import HOST_GB, SimulatedRun, estimate
 from cosmos_predict2.tools.plan.speed import GPUS
 from scripts import plan
 from tests.programs import call
+from tests.rl.test_vla_grpo import batch, model
 
 OFT = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml"
+APART = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r.toml"
 LIBERO, B1K = "configs/pi05/pi05-libero10-grpo-colocate.toml", "configs/pi05/pi05-b1k-grpo-colocate.toml"
 WEIGHT = 7_541_237_184
 
@@ -37,7 +43,7 @@ def test_a_policy_of_7b_fits_8_gpus_where_it_is_sharded(capsys: pytest.CaptureFi
 
 
 def test_episodes_that_find_no_place_take_another_wave() -> None:
-    run = SimulatedRun("openvla-oft", "libero", 2, 8, 1, 8, 8, 64, 512, 16, 1, True, 100)
+    run = SimulatedRun("openvla-oft", "libero", 2, 8, 0, 1, 8, 8, 64, 512, 16, 1, True, False, 100)
     gpu = GPUS["H100"]
 
     def seconds(**changes: Any) -> dict[str, float]:
@@ -50,11 +56,48 @@ def test_episodes_that_find_no_place_take_another_wave() -> None:
     assert estimate(run, gpu, "whole").host_gb == pytest.approx(8 * 8 * HOST_GB)
 
 
+def test_gpus_that_play_alone_are_planned_beside_those_that_train(capsys: pytest.CaptureFixture[str]) -> None:
+    apart, together = planned(capsys, APART), planned(capsys, OFT)
+    assert (apart["gpus"], apart["players"], together["players"]) == (8, 8, 0)
+    assert "playing" not in together["forms"] and apart["forms"]["playing"]["policy"] == 2 * WEIGHT
+    for name in ("policy", "at work"):
+        assert apart["forms"]["sharded"][name] == together["forms"]["sharded"][name]
+    assert call(plan, "--recipe", APART) == 0
+    assert "8 x H100 train and 8 others play" in capsys.readouterr().out
+    assert call(plan, "--recipe", APART, "--gpu_memory", "24") == 1
+    capsys.readouterr()
+
+
+def test_pictures_of_several_waves_are_held_twice() -> None:
+    """Once as they were played, and once in the order that decisions are trained in; a single wave is not copied."""
+    for waves in (1, 2):
+        one = model()
+        one.source.env = ToyEnv(num_envs=12 // waves)
+        played = one.source.collect(one.starts(batch()))
+        whole = decisions_of(played, torch.zeros(3, 4))
+        places = {record["knots"].untyped_storage().data_ptr() for record in (played.record, whole.record)}
+        assert len(places) == waves
+
+
 def test_the_expert_alone_fits_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     libero, b1k = planned(capsys, LIBERO), planned(capsys, B1K)
-    assert list(libero["forms"]) == ["whole"] and libero["forms"]["whole"]["fits"] and b1k["forms"]["whole"]["fits"]
+    assert list(libero["forms"]) == ["whole"] and libero["forms"]["whole"]["fits"]
+    assert not b1k["forms"]["whole"]["fits"]  # with 1,280 times 200 decisions of three pictures
     assert libero["forms"]["whole"]["policy"] < 16e9
-    assert b1k["forms"]["whole"]["episodes"] > 3 * libero["forms"]["whole"]["episodes"]  # longer, and three views
+    assert b1k["forms"]["whole"]["episodes"] == 5 * 256 * 200 * 3 * 224 * 224 * 3
+
+
+def test_fewer_episodes_of_behavior_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As the page has it."""
+    text, published = Path(B1K).read_text(), "train_batch_per_replica = 256"
+    for batch_size, more in ((128, ""), (8, "\nmax_steps = 26000")):
+        recipe = tmp_path / "recipe.toml"
+        recipe.write_text(
+            text.replace(published, f"train_batch_per_replica = {batch_size}").replace(
+                "num_envs = 1", f"num_envs = 1{more}"
+            )
+        )
+        assert planned(capsys, str(recipe))["forms"]["whole"]["fits"]
 
 
 @pytest.mark.parametrize(
