@@ -117,8 +117,6 @@ NOT_YET = {
     "multiview": "multiview",
     "waymo": "multiview",
     "distill": "distilled (few-step)",
-    "openvla": "OpenVLA",
-    "pi05": "PI0.5",
 }
 
 

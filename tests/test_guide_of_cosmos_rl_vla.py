@@ -30,6 +30,8 @@ uv run cosmos-rl --config configs/pi05/pi05-b1k-grpo-colocate.toml \\
       cosmos_rl/tools/dataset/b1k_grpo.py
 """
 OF_THE_MACHINE = [  # they set it up for the simulators
+    "cd /your/workspace/cosmos-rl",
+    "cd /your/workspace",
     "apt install python3-dev # if necessary",
     "uv sync",
     "source .venv/bin/activate",
@@ -41,13 +43,14 @@ OF_THE_MACHINE = [  # they set it up for the simulators
     "uv sync --extra vla",
     "pip install -e .[vla]",
 ]
+MINE = "my_recipe.toml"  # a user's own, which validates after each iteration
 SHORT = " -- dataloader_val.dataset.num=8 trainer.max_iter=1"
 TABLE = [  # the command; the recipe in its place, and what is added; its exit code; what it prints
     (OPENVLA, "", "", 2, "policy.parallelism.dp_shard_size"),  # a machine without GPUs
     (PI05, "", "", 2, "policy.parallelism.n_init_replicas"),
     (f"{OPENVLA.rstrip()} --dryrun", "", "", 0, "# processes: 8"),
-    (LOGGED, "openvla-oft/tiny-openvla-oft-grpo", SHORT, 0, "iter 1 validation loss"),
-    (PI05, "pi05/tiny-pi05-grpo", SHORT, 0, "iter 1 validation loss"),
+    (LOGGED, "configs/openvla-oft/tiny-openvla-oft-grpo.toml", SHORT, 0, "iter 1 validation loss"),
+    (PI05, MINE, " -- dataloader_val.dataset.num=4", 0, "iter 2 validation loss"),
     (OPENVLA.replace("LIBERO", "LIBREO"), "", "", 2, "Did you mean LIBERO?"),
     (OPENVLA.replace("LIBERO", "BEHAVIOR"), "", "", 2, "ROBOT_PLATFORM=BEHAVIOR does not fit"),
     (OPENVLA.replace("libero_grpo", "b1k_grpo"), "", "", 2, "cosmos_rl/tools/dataset/libero_grpo.py"),
@@ -73,6 +76,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("openvla_oft", "pi05"):
         clone = f"python -m scripts.train_policy --policy {name} --demonstrations 2 --steps 1"
         follow(folder, f"{clone} --out checkpoints/policies/tiny_{name}")
+    recipe = (ROOT / "configs/pi05/tiny-pi05-grpo.toml").read_text()
+    for published, own in (("val_before_train = true", "val_before_train = false"), ("freq = 2", "freq = 1")):
+        assert published in recipe
+        recipe = recipe.replace(published, own)
+    (folder / MINE).write_text(recipe)
     yield folder
 
 
@@ -82,12 +90,14 @@ def test_a_command_of_the_guide(command: str, recipe: str, more: str, code: int,
     words = command.strip().replace("uv run ", "")
     if recipe:
         published = next(word for word in words.split() if word.endswith(".toml"))
-        words = words.replace(published, f"configs/{recipe}.toml") + more + f" job.name=run_{abs(hash(command))}"
+        words = words.replace(published, recipe) + more + f" job.name=run_{abs(hash(command))}"
     assert printed in follow(checkout, words, code=code)
     if recipe:
         (metrics,) = checkout.rglob(f"run_{abs(hash(command))}/metrics.jsonl")
         records = [json.loads(line) for line in metrics.read_text().splitlines()]
         assert any(record.get("train/grad_norm", 0) > 0 for record in records)
+        validated = [record["iteration"] for record in records if "val/greedy_success" in record]
+        assert validated == ([1, 2] if recipe == MINE else [0, 1])
 
 
 FRAGMENTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {  # recipe; what the guide prints; overrides of it

@@ -219,8 +219,6 @@ def _embodied(wishes: Wishes) -> Plan:
             File("dataset_statistics.json", 0.0),
         )
         plan.add(Part(repository, folder, None, "world model and reward", files, ("dataset/*.npy",), (), 0.08))
-    if absent := [name for name in wishes.embodied if not_yet_here(name)]:
-        plan.notes.append(f"{', '.join(absent)}: not yet here, no program of this version runs these weights")
     return plan
 
 

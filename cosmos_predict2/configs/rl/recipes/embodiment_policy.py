@@ -92,7 +92,7 @@ def _weights(fields: Fields, key: str) -> str:
         raise ConfigError(f"{key} = {shown_value(fields[key])}: this policy begins with published weights. Give them.")
     is_here = storage.exists(path) or os.path.isdir(path)
     if not is_here and (path.startswith(f"{EMBODIED_DIR}/") or path.count("/") != 1):  # else a repository of the hub
-        raise ConfigError(f"{key}: {describe_missing(path)} A relative path is below {os.getcwd()}.")
+        raise ConfigError(f"{key}: {describe_missing(path).rstrip('.')}. A relative path is below {os.getcwd()}.")
     return path
 
 

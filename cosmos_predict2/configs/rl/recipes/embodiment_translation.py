@@ -403,7 +403,7 @@ def _file(fields: Fields, path: str, what: str) -> str:
             f" models/: python -m scripts.download_checkpoints --embodied {repositories[folder]}"
         )
     if not storage.exists(value) and not os.path.isdir(value):
-        raise ConfigError(f"{path}: {describe_missing(value)} A relative path is below {os.getcwd()}.")
+        raise ConfigError(f"{path}: {describe_missing(value).rstrip('.')}. A relative path is below {os.getcwd()}.")
     return str(value)
 
 

@@ -172,7 +172,10 @@ def _place(fields: Fields) -> Place:
     trained, judged = f"{_DATASET}.name", "validation.dataset.name"
     simulator = fields[trained] or fields[judged]
     if simulator not in SUITES:
-        raise ConfigError(f'{trained} = "{simulator}": no simulator is called so.{near(simulator, SUITES)}')
+        if not simulator:
+            raise ConfigError(f"{trained} is missing: the simulator, {', '.join(SUITES)}.")
+        path = trained if fields[trained] else judged
+        raise ConfigError(f'{path} = "{simulator}": no simulator is called so.{near(simulator, SUITES)}')
     if fields[judged] not in ("", simulator):
         raise ConfigError(f'{judged} = "{fields[judged]}" must be {trained} = "{simulator}".')
     suite = _suite(fields, f"{_DATASET}.subset", simulator) or _suite(fields, "validation.dataset.subset", simulator)
