@@ -25,8 +25,6 @@ CORE = [
     "pillow>=10.0",
 ]
 
-WEIGHTS = ["huggingface_hub>=0.24", "transformers>=4.52", "sentencepiece>=0.2"]
-
 EXTRAS = {
     # What a GPU box adds. NVIDIA apex (the fused optimizer) is used where it is found, but only its source builds
     # (https://github.com/NVIDIA/apex): "apex" on the package index is an unrelated project.
@@ -38,7 +36,7 @@ EXTRAS = {
     "compat": ["megatron-core>=0.10"],
     "s3": ["s3fs>=2023.5"],
     # Released weights: the download command, hub ids as paths, and the text encoders (T5, Reason1).
-    "weights": WEIGHTS,
+    "weights": ["huggingface_hub>=0.24", "transformers>=4.52", "sentencepiece>=0.2"],
     # Robot data in tables: LIBERO's HDF5 files, LeRobot's parquet files.
     "data": ["h5py>=3.8", "pyarrow>=14.0"],
     "track": ["wandb>=0.17", "tensorboard>=2.15"],
@@ -49,7 +47,6 @@ EXTRAS = {
     # Robot policies and their simulators. LIBERO itself comes after them, by pip install --no-deps hf-libero==0.1.4:
     # what it asks for besides (robomimic) brings another torch, and is used in training alone.
     "vla": [
-        *WEIGHTS,
         "robosuite==1.4.0",
         "mujoco>=3.0,<3.9",
         "bddl==1.0.1",
@@ -62,6 +59,7 @@ EXTRAS = {
         "matplotlib>=3.5.3",
     ],
 }
+EXTRAS["vla"] += EXTRAS["weights"]  # which the policies are built of
 
 DEVELOPMENT = [
     "pytest>=8.2",

@@ -171,8 +171,6 @@ def test_adapters_that_are_not_all_of_a_policy_are_refused(
     assert named in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_a_pi05_that_was_trained_whole_is_written_exactly(folders: dict[str, str], tmp_path: Path) -> None:
-    policy = Pi05Policy(folders["pi05"])
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "lora"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_public_layout_is_read_and_written_again_exactly(

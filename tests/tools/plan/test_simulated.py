@@ -7,15 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.vla.minibatches import decisions_of
 from cosmos_predict2.tools.plan.simulated import HOST_GB, SimulatedRun, estimate
 from cosmos_predict2.tools.plan.speed import GPUS
 from scripts import plan
 from tests.programs import call
-from tests.rl.test_vla_grpo import batch, model
 
 OFT = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml"
 APART = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r.toml"
@@ -66,17 +62,6 @@ def test_gpus_that_play_alone_are_planned_beside_those_that_train(capsys: pytest
     assert "8 x H100 train and 8 others play" in capsys.readouterr().out
     assert call(plan, "--recipe", APART, "--gpu_memory", "24") == 1
     capsys.readouterr()
-
-
-def test_pictures_of_several_waves_are_held_twice() -> None:
-    """Once as they were played, and once in the order that decisions are trained in; a single wave is not copied."""
-    for waves in (1, 2):
-        one = model()
-        one.source.env = ToyEnv(num_envs=12 // waves)
-        played = one.source.collect(one.starts(batch()))
-        whole = decisions_of(played, torch.zeros(3, 4))
-        places = {record["knots"].untyped_storage().data_ptr() for record in (played.record, whole.record)}
-        assert len(places) == waves
 
 
 def test_the_expert_alone_fits_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
