@@ -242,6 +242,8 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe
      '{_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:2,num_gpus:0.0}'),
     (dict(mode="disaggregated", policy__parallelism__n_init_replicas=2, rollout__parallelism__dp_shard_size=3),
      "config.rollout", '{_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:3,num_gpus:0.0}'),
+    (dict(mode="disaggregated", policy__parallelism__dp_shard_size=2, rollout__parallelism__dp_shard_size=4),
+     "config.rollout", '{_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:4,num_gpus:0.0}'),
 ]  # fmt: skip
 
 

@@ -21,12 +21,21 @@ from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.policies.parallelize import deciding
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories
-from cosmos_predict2.rl.vla.ray_rollout import RayRollout, _network_of, _packed, _Player
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.ray_rollout import RayRollout, _modules, _packed, _Player
+from cosmos_predict2.rl.vla.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from imaginaire import distributed
+from imaginaire.config import L
+from imaginaire.distributed.parallel import init_dims
 from imaginaire.errors import ConfigError, DataError, TrainingError
+from tests.multiprocess import run_distributed
 
 NUM = 12
 
@@ -52,7 +61,7 @@ class Broken(ToyEnv):
 
 
 class Deaf(ToyPolicy):
-    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+    def train(self, mode: bool = True) -> Any:
         raise DataError("these weights do not fit")
 
 
@@ -189,6 +198,68 @@ def test_workers_that_cannot_take_the_weights_do_not_play_with_others(cluster: N
         remote.close()
 
 
+def expert(root: Path) -> Any:
+    """Adapters of the action expert are trained, and its noise follows from the trainer's step."""
+    options: dict[str, Any] = dict(noise_anneal=True, noise_params=[0.3, 0.1, 4], noise_method="flow_sde")
+    return L(Pi05Policy)(path=str(root / "pi05"), train_expert_only=True, lora_rank=2, **options)
+
+
+def trained_in_shards(address: str, root: Path) -> list[Trajectories]:
+    """Episodes by workers before a step and after it, of the first rank by one that was started again besides; and what
+    they are here, after the step."""
+    torch.manual_seed(0)
+    rollout = L(RayRollout)(num_workers=2, address=address)
+    config = dict(policy=expert(root), env=L(ToyEnv)(num_envs=4), rollout=rollout, fsdp_shard_size=-1, recompute=True)
+    model = VLAGRPOModel(VLAGRPOConfig(rl=VLARLConfig(group_size=2), **config))
+    model.parallelize(init_dims())
+    source: Any = model.source
+    few, first = starts(4), distributed.rank() * 2
+    gathers = count_gathers(model.net)
+    trials = torch.arange(first, first + 2)
+    decided = next(model.train_batches([{"task_id": trials * 0, "trial_id": trials, "sample_position": trials}]))
+    assert len(gathers) == 1  # for the probabilities before the update: nobody decided here
+    found = [source.collect(few)]
+    _, loss = model.training_step(decided, 0)
+    loss.backward()
+    torch.optim.SGD([weight for weight in model.net.parameters() if weight.requires_grad], lr=1.0).step()
+    model.on_before_zero_grad(None, None, 3)
+    source.sync(model.policy)
+    found.append(source.collect(few))
+    if distributed.is_rank0():  # the other one is not there to give its shards again
+        source._ray.kill(source._workers[0])
+        found.append(source.collect(few))
+        assert source.restarts == 1
+    with deciding(model.net):
+        found.append(LocalRollout(model.policy, ToyEnv(4)).collect(few))
+    return found
+
+
+def count_gathers(net: Any) -> list[int]:
+    """Grows with every `unshard` of the whole network."""
+    found: list[int] = []
+    root = next(module for module in net.modules() if hasattr(module, "unshard"))
+    own = root.unshard
+    root.unshard = lambda *args, **kwargs: (found.append(1), own(*args, **kwargs))[1]
+    return found
+
+
+@pytest.mark.slow
+def test_workers_of_a_sharded_policy_have_its_weights_from_all_ranks(cluster: None, tmp_path: Path) -> None:
+    import ray
+
+    write_tiny(tmp_path / "pi05", action_horizon=4, hold=3)
+    address = ray.get_runtime_context().gcs_address
+    torch.manual_seed(0)
+    config = VLAGRPOConfig(policy=expert(tmp_path), env=L(ToyEnv)(num_envs=4))
+    whole = as_tensors(LocalRollout(VLAGRPOModel(config).policy, ToyEnv(4)).collect(starts(4)))
+    for before, *afterwards, here in run_distributed(trained_in_shards, world_size=2, args=(address, tmp_path)):
+        assert_close(as_tensors(before), whole, rtol=0, atol=1e-5)
+        for after in afterwards:
+            assert_close(as_tensors(after), as_tensors(here), rtol=0, atol=1e-5)
+            assert (after.actions_M_E_A_D - before.actions_M_E_A_D).abs().max() > 1e-3
+            assert (after.record["noise_level"] != before.record["noise_level"]).all()
+
+
 @pytest.mark.slow
 def test_more_workers_than_the_cluster_has_room_for_are_refused(cluster: None, policy: ToyPolicy) -> None:
     with pytest.raises(ConfigError, match="num_workers=3 with num_cpus=1 each, but the cluster has 2 CPUs"):
@@ -209,24 +280,31 @@ def test_ranks_divide_the_workers(cluster: None, policy: ToyPolicy, monkeypatch:
         RayRollout(policy, ToyEnv(2), num_workers=1)
 
 
-def test_what_is_trained_reaches_the_workers_and_is_in_evaluation_mode_there(policy: ToyPolicy) -> None:
-    pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
+def test_what_is_trained_reaches_the_workers_and_is_in_evaluation_mode_there(
+    policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
+    monkeypatch.setattr(ray, "get", lambda value: value)
     network = torch.nn.Linear(2, 2)
-    env = SimpleNamespace(imagination=SimpleNamespace(world=SimpleNamespace(net=network)))
-    player = _Player(_packed((policy, env)), None, "cpu")
-    ours: Any = SimpleNamespace(policy=policy.train(), env=env)
-    with torch.no_grad():
-        for weight in (*policy.parameters(), *network.parameters()):
-            weight += 1
-    trained = RayRollout._trained(ours)
-    player.sync(_packed({name: part.state_dict() for name, part in trained.items()}))
-    theirs = {"policy": player.rollout.policy, "world_model": _network_of(player.rollout.env)}
-    assert trained.keys() == theirs.keys()
-    for name, part in theirs.items():
-        assert not part.training
-        assert_close(part.state_dict(), trained[name].state_dict())
+    env: Any = SimpleNamespace(imagination=SimpleNamespace(world=SimpleNamespace(net=network)))
+    ours = _modules(policy.train(), env)
+    with without_weights(policy), without_weights(network):
+        player = _Player(_packed(policy), _packed(env), None, "cpu")
+    theirs = _modules(player.rollout.policy, player.rollout.env)
+    assert ours.keys() == theirs.keys() == {"policy", "world_model"}
+    assert not sum(weight.numel() for part in theirs.values() for weight in part.parameters())
+    policy.mlp[0].requires_grad_(False)
     network.requires_grad_(False)
-    assert list(RayRollout._trained(ours)) == ["policy"]  # what is only held was sent once
+    for kinds in ((FROZEN, CHANGING), (CHANGING,)):
+        with torch.no_grad():
+            for weight in policy.mlp[2].parameters():
+                weight += 1
+        sent = [{name: shards_of(part, kind) for name, part in ours.items()} for kind in kinds]
+        player.sync(sent)
+        for name, part in theirs.items():
+            assert not part.training
+            assert_close(part.state_dict(), ours[name].state_dict())
+    assert "mlp.0.weight" not in sent[0]["policy"] and not sent[0]["world_model"]  # what is only held was sent once
 
 
 def test_a_worker_that_answers_is_forgiven_its_deaths() -> None:
@@ -238,15 +316,31 @@ def test_a_worker_that_answers_is_forgiven_its_deaths() -> None:
 
 
 def test_the_next_worker_in_a_place_has_the_newest_weights() -> None:
-    worker = mock.Mock()
-    ours: Any = SimpleNamespace(_deaths=[0, 0], max_deaths=1, lost=0, restarts=0, _weights="newest")
-    ours._workers, ours._synced, ours._started = ["one", "two"], ["old", "old"], lambda: worker
+    ours: Any = SimpleNamespace(_deaths=[0, 0], max_deaths=1, lost=0, restarts=0, execute=None, _ray=mock.Mock())
+    ours.device, ours._policy, ours._env, ours._options = torch.device("cpu"), "policy", "env", {}
+    ours._frozen, ours._weights = ["frozen of 0", "frozen of 1"], ["newest of 0", "newest of 1"]
+    ours._workers, ours._synced, ours._started = ["one", "two"], ["old", "old"], lambda: RayRollout._started(ours)
+    worker = ours._ray.remote.return_value.options.return_value.remote.return_value
     RayRollout._bury(ours, 1, 3, "gone")
-    worker.sync.remote.assert_called_once_with("newest")
+    worker.sync.remote.assert_called_once_with([*ours._frozen, *ours._weights])
     assert ours._workers == ["one", worker] and ours._synced == ["old", worker.sync.remote.return_value]
     assert (ours.lost, ours.restarts, ours._deaths) == (3, 1, [0, 1])
     with pytest.raises(TrainingError, match=r"died 2 times in a row \(max_deaths=1\): gone"):
         RayRollout._bury(ours, 1, 3, "gone")
+
+
+def test_a_weight_that_workers_do_not_know_is_named() -> None:
+    with pytest.raises(TrainingError, match="has 'bias', which it had not"):
+        fill(torch.nn.Linear(2, 2, bias=False), [shards_of(torch.nn.Linear(2, 2), CHANGING)])
+
+
+def test_ranks_of_two_clusters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in dict(world_size=2, rank=1, is_rank0=False).items():
+        monkeypatch.setattr(distributed, name, lambda value=value: value)
+    ray = mock.Mock()
+    ray.get_actor.side_effect = ValueError("Failed to look up actor")
+    with pytest.raises(ConfigError, match=r"Process 1 .*model\.config\.rollout\.address"):
+        SharedObjects(ray).of_all_ranks({})
 
 
 def test_without_ray_the_extra_is_named(policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:

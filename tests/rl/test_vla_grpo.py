@@ -271,7 +271,6 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     [
         (f"{RL}.micro_batches=2", "trainer.grad_accum_iter"),
         ("model.config.fsdp_shard_size=2", "trainer.distributed_parallelism"),
-        ("++model.config.rollout={a:1} model.config.fsdp_shard_size=2", "sends whole policies"),
     ],
 )
 def test_what_the_trainer_does_not_do_is_refused(option: str, named: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ is ``net``; a world model that is trained is ``world_model``, one that is only h
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -181,8 +182,6 @@ class VLAGRPOModel(ImaginaireModel):
             yield error("trainer.grad_accum_iter", text, f"Set trainer.grad_accum_iter={wanted}")
         if config.fsdp_shard_size:
             key, size = f"{KEY}.fsdp_shard_size", config.fsdp_shard_size
-            if config.rollout is not None:
-                yield error(key, f"{size}, but {KEY}.rollout sends whole policies to its workers", f"Set {key}=0")
             if context.config is not None and context.config.trainer.distributed_parallelism == "ddp":
                 text = f"ddp, by which each process has the whole policy, but {key}={size}"
                 yield error("trainer.distributed_parallelism", text, "Set trainer.distributed_parallelism=fsdp")
@@ -271,9 +270,9 @@ class VLAGRPOModel(ImaginaireModel):
     def _experience(self, batch: Mapping[str, Any], others: Iterator[Any]) -> tuple[Trajectories, Tensor, Facts]:
         """Episodes with their advantages [G, M]; with ``max_rollouts``, until enough groups have spread."""
         wanted = len(batch["trial_id"])
+        self.source.sync(self.policy)
         for number in range(self.rl.max_rollouts):
-            self.source.sync(self.policy)
-            with deciding(self.net):
+            with nullcontext() if getattr(self.source, "is_elsewhere", False) else deciding(self.net):
                 played = self.source.collect(self.starts(batch), "sample", self.progress)
             if number == 0:
                 parts, facts = [played], self._facts(played)

@@ -3,11 +3,11 @@
 
     model.config.rollout=L(RayRollout)(num_workers=4)
 
-Each actor has the policy and the environments of its own, and gets the weights before every rollout. An episode is the
-same as in this process, since what it draws follows from its own number; to the last bit with as many threads
-(OMP_NUM_THREADS; an actor has as many as num_cpus) and as many episodes at once. A cluster must be there before: `ray
-start --head`, or ray_utils/start_ray.sh on each machine. An actor that dies costs the episodes that it was playing.
-They are invalid, which is not the same as failed, and another actor takes its place.
+Each actor has the policy and the environments of its own. Before every rollout it gets what was trained, by shards
+where the policy is sharded. An episode is the same as in this process, since what it draws follows from its own number;
+to the last bit with as many threads (OMP_NUM_THREADS; an actor has as many as num_cpus) and as many episodes at once.
+A cluster must be there before: `ray start --head`, or ray_utils/start_ray.sh on each machine. An actor that dies costs
+the episodes that it was playing. They are invalid, which is not the same as failed, and another actor takes its place.
 """
 
 import io
@@ -15,14 +15,17 @@ import logging
 import math
 import pickle
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
 from cosmos_predict2.rl.vla.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, concatenated
+from cosmos_predict2.rl.vla.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from imaginaire import distributed
 from imaginaire.errors import ConfigError, TrainingError, missing_package
 from imaginaire.progress import Progress
@@ -30,6 +33,7 @@ from imaginaire.progress import Progress
 log = logging.getLogger(__name__)
 
 KEY = "model.config.rollout"
+POLICY, WORLD_MODEL = "policy", "world_model"
 
 
 class RayRollout:
@@ -40,6 +44,8 @@ class RayRollout:
     one worker in a row, without an episode between, the run ends. ``lost`` counts the invalid episodes, ``restarts``
     the workers that were started again.
     """
+
+    is_elsewhere = True  # this process needs no whole policy for it
 
     def __init__(
         self,
@@ -67,7 +73,12 @@ class RayRollout:
         self._workers: list[Any] = []
         self._synced: list[Any] = []  # of each worker, the answer that it has the weights
         self._deaths = [0] * self.num_workers
-        self._weights: Any = None
+        self._shared = SharedObjects(self._ray)
+        with _empty(policy):  # before it is sharded
+            self._policy = self._ray.put(_packed(policy))
+        self._env: Any = None
+        self._frozen: list[Any] = []  # references of all ranks' shards, as long as workers may need them
+        self._weights: list[Any] = []
         self.lost = 0
         self.restarts = 0
 
@@ -76,15 +87,23 @@ class RayRollout:
         return _device_of(self.policy)
 
     def sync(self, policy: Policy) -> None:
-        """The weights to decide with from now on; of a world model that is trained, those to imagine with."""
-        self.policy = policy
-        self._weights = self._ray.put(_packed({name: part.state_dict() for name, part in self._trained().items()}))
+        """The weights to decide with from now on; of a world model that is trained, those to imagine with.
+
+        Where several processes train, all must call it.
+        """
+        self.policy, modules = policy, _modules(policy, self.env)
         if not self._workers:
-            if self.device.type == "cuda" and not self._options["num_gpus"]:
-                raise ConfigError(f"{KEY}.num_gpus is 0, but the policy is on {self.device}: give each worker a part.")
-            self._parts = self._ray.put(_packed((self.policy, self.env)))
-            self._workers = [self._started() for _ in range(self.num_workers)]
-        self._synced = [worker.sync.remote(self._weights) for worker in self._workers]
+            self._require_playable(modules.get(WORLD_MODEL))
+        self._weights = []  # gives their memory back first
+        self._weights = self._shared.of_all_ranks({name: shards_of(part, CHANGING) for name, part in modules.items()})
+        if self._workers:
+            self._synced = [worker.sync.remote(self._weights) for worker in self._workers]
+            return
+        self._frozen = self._shared.of_all_ranks({name: shards_of(part, FROZEN) for name, part in modules.items()})
+        with _empty(modules.get(WORLD_MODEL)):
+            self._env = self._ray.put(_packed(self.env))
+        started = [self._started() for _ in range(self.num_workers)]
+        self._workers, self._synced = [worker for worker, _ in started], [synced for _, synced in started]
 
     def collect(self, starts: Starts, mode: Mode = "sample", on_progress: Any = None) -> Trajectories:
         if not self._workers:
@@ -108,14 +127,21 @@ class RayRollout:
             self._ray.kill(worker)
         self._workers = []
 
-    def _trained(self) -> dict[str, nn.Module]:
-        """What changes between rollouts."""
-        found = {"policy": self.policy, "world_model": _network_of(self.env)}
-        modules = {name: part for name, part in found.items() if isinstance(part, nn.Module)}
-        return {name: part for name, part in modules.items() if any(p.requires_grad for p in part.parameters())}
+    def _require_playable(self, world_model: nn.Module | None) -> None:
+        if self.device.type == "cuda" and not self._options["num_gpus"]:
+            raise ConfigError(f"{KEY}.num_gpus is 0, but the policy is on {self.device}: give each worker a part.")
+        if world_model is not None and any(isinstance(weight, DTensor) for weight in world_model.parameters()):
+            raise ConfigError(
+                f"{KEY}: workers imagine with a whole world model, but it is sharded. Set"
+                " model.config.world_model.config.fsdp_shard_size=0, or play in the processes that train:"
+                f" {KEY}=null."
+            )
 
-    def _started(self) -> Any:
-        return self._ray.remote(_Player).options(**self._options).remote(self._parts, self.execute, self.device.type)
+    def _started(self) -> tuple[Any, Any]:
+        """A worker, and its answer that it has the weights."""
+        arguments = (self._policy, self._env, self.execute, self.device.type)
+        worker = self._ray.remote(_Player).options(**self._options).remote(*arguments)
+        return worker, worker.sync.remote([*self._frozen, *self._weights])
 
     def _played(self, parts: list[Starts], mode: Mode, on_progress: Any) -> list[Trajectories | None]:
         """The episodes of each part, in order; None where the worker that played them died."""
@@ -170,25 +196,25 @@ class RayRollout:
             "rollout worker %d died: %s; its %d episodes are invalid (%d lost so far), and it is started again",
             *(worker, why, num_episodes, self.lost),
         )
-        self._workers[worker] = self._started()
-        self._synced[worker] = self._workers[worker].sync.remote(self._weights)
+        self._workers[worker], self._synced[worker] = self._started()
 
 
 class _Player:
     """What an actor does. Its methods run in the order of their calls."""
 
-    def __init__(self, parts: bytes, execute: int | None, device: str) -> None:
-        policy, env = _unpacked(parts, torch.device(device))
-        self.rollout = LocalRollout(policy, env, execute)
+    def __init__(self, policy: bytes, env: bytes, execute: int | None, device: str) -> None:
+        where = torch.device(device)
+        found = _unpacked(policy, where)
+        if isinstance(found, nn.Module):
+            found.to(where)
+        self.rollout = LocalRollout(found, _unpacked(env, where), execute)
 
-    def sync(self, weights: bytes) -> None:
-        policy, env = self.rollout.policy, self.rollout.env
-        modules: dict[str, Any] = {"policy": policy}
-        state = _unpacked(weights, _device_of(policy))
-        if "world_model" in state:
-            modules["world_model"] = _network_of(env)
+    def sync(self, references: list[Any]) -> None:
+        import ray
+
+        modules = _modules(self.rollout.policy, self.rollout.env)
         for name, part in modules.items():
-            part.load_state_dict(state[name])
+            fill(part, (ray.get(reference)[name] for reference in references))
             part.eval()
 
     def collect(self, starts: Starts, mode: Mode, synced: None) -> bytes:
@@ -228,10 +254,15 @@ def _require_resources(ray: Any, num_workers: int, num_cpus: float, num_gpus: fl
             )
 
 
-def _network_of(env: VecEnv) -> Any:
-    """The network of a world model's environment; None of a simulator."""
+def _modules(policy: Policy, env: VecEnv) -> dict[str, nn.Module]:
+    """What has weights that workers need: the policy, and the network of a world model's environment."""
     imagination = getattr(env, "imagination", None)
-    return None if imagination is None else imagination.world.net
+    found = {POLICY: policy, WORLD_MODEL: None if imagination is None else imagination.world.net}
+    return {name: part for name, part in found.items() if isinstance(part, nn.Module)}
+
+
+def _empty(module: Any) -> AbstractContextManager[None]:
+    return without_weights(module) if isinstance(module, nn.Module) else nullcontext()
 
 
 def _device_of(policy: Policy) -> torch.device:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies that are recomputed and sharded learn what whole ones do."""
 
+import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +20,10 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
+from cosmos_predict2.rl.vla.ray_rollout import RayRollout
+from cosmos_predict2.rl.vla.weight_shards import CHANGING, FROZEN, fill, shards_of, without_weights
 from imaginaire import distributed
-from imaginaire.config import L
+from imaginaire.config import L, lazy_config
 from imaginaire.distributed.parallel import GradientAverager, full_tensor, init_dims
 from imaginaire.errors import ConfigError
 from tests.multiprocess import run_distributed
@@ -32,7 +36,7 @@ def policies(root: Path) -> dict[str, Any]:
     return {
         "openvla": L(OpenVLAPolicy)(path=str(root / "openvla"), temperature=1.6),
         "pi05": L(Pi05Policy)(path=str(root / "pi05"), noise_method="flow_noise", joint_logprob=True),
-        "expert": L(Pi05Policy)(path=str(root / "pi05"), train_expert_only=True, lora_rank=2),
+        "expert": L(Pi05Policy)(path=str(root / "pi05"), train_expert_only=True, lora_rank=3),
     }
 
 
@@ -60,7 +64,37 @@ def trained(policy: Any, **options: Any) -> dict[str, Tensor]:
 
 
 def of_ranks(root: Path) -> dict[str, dict[str, Tensor]]:
+    for shard_size in (1, 2):
+        assembled(root, shard_size)
     return {name: trained(policy, fsdp_shard_size=-1, recompute=True) for name, policy in policies(root).items()}
+
+
+def assembled(root: Path, shard_size: int) -> None:
+    """What workers make of all ranks' shards is the whole policy, to the bit; of replicas the first one sends."""
+    torch.manual_seed(1)
+    policy = lazy_config.instantiate(policies(root)["expert"]).to(torch.bfloat16)
+    whole = {name: tensor.clone() for name, tensor in [*policy.named_parameters(), *policy.named_buffers()]}
+    with without_weights(policy):
+        copied = copy.deepcopy(policy)
+    assert not sum(weight.numel() for weight in copied.parameters())
+    assert not {name for name, weight in policy.named_parameters() if not torch.equal(weight, whole[name])}
+    parallelize_policy(policy, init_dims(), shard_size, recompute=True)
+    policy.on_trainer_step(7)
+    ours: Any = SimpleNamespace(device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"world_model\.config\.fsdp_shard_size=0"):
+        RayRollout._require_playable(ours, policy.network)  # as if it were a world model
+    of_ranks = distributed.all_gather_object({which: shards_of(policy, which) for which in (CHANGING, FROZEN)})
+    first, second = ({**shards[CHANGING], **shards[FROZEN]} for shards in of_ranks)
+    assert bool(second) == (shard_size == 2)
+    assert any(weight.shape[0] % 2 for weight in policy.parameters())  # whose shards are not of one size
+    adapters = {name for name in first if "lora_" in name}
+    buffers = {name for name, _ in policy.named_buffers()}
+    assert adapters and set(of_ranks[0][CHANGING]) == adapters | buffers
+    for which in (FROZEN, CHANGING):
+        fill(copied, [shards[which] for shards in of_ranks])
+    found = dict([*copied.named_parameters(), *copied.named_buffers()])
+    assert {name for name in whole if not torch.equal(found[name], whole[name])} == {"trainer_step"}
+    assert int(copied.trainer_step) == 7
 
 
 @pytest.mark.slow

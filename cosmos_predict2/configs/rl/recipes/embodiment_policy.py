@@ -42,7 +42,7 @@ def policy_kind(fields: Fields) -> str:
     return KINDS[kind]
 
 
-def policy_settings(fields: Fields, num_processes: int, *, is_toy_world: bool, plays_apart: bool) -> dict[str, Any]:
+def policy_settings(fields: Fields, num_processes: int, *, is_toy_world: bool) -> dict[str, Any]:
     """What the policy is built from, its precision, and how it is shared among the processes that train."""
     kind, path = policy_kind(fields), f"{MODEL}.model_path"
     require_same(fields, "rollout.model.model_path", path)
@@ -58,7 +58,7 @@ def policy_settings(fields: Fields, num_processes: int, *, is_toy_world: bool, p
         **found,
         f"{POLICY}.path": _weights(fields, path),
         **{f"++{POLICY}.{name}": value for name, value in options.items()},
-        **_shared(fields, num_processes, plays_apart),
+        **_shared(fields, num_processes),
     }
 
 
@@ -140,14 +140,12 @@ def _adapters(fields: Fields) -> dict[str, Any]:
     return {"lora_rank": fields[f"{MODEL}.lora_rank"], **({"lora_path": path} if path else {})}
 
 
-def _shared(fields: Fields, num_processes: int, plays_apart: bool) -> dict[str, Any]:
+def _shared(fields: Fields, num_processes: int) -> dict[str, Any]:
     """Sharded over all processes, or each has the policy whole."""
     key, strategies = f"{FSDP}.sharding_strategy", ("full_shard", "no_shard")
     if fields[key] not in strategies:
         raise ConfigError(f"{key} = {shown_value(fields[key])}.{near(str(fields[key]), strategies)}")
     is_sharded = fields[key] == "full_shard" and num_processes > 1
-    if is_sharded and plays_apart:
-        raise ConfigError(f'{key} = "full_shard", but workers of Ray are sent the whole policy: set it to no_shard.')
     return {
         f"{CONFIG}.fsdp_shard_size": -1 if is_sharded else 0,
         "trainer.distributed_parallelism": "fsdp" if is_sharded else "ddp",

@@ -73,7 +73,7 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
     world = fields["env.train.wm_env_type"] if has_world_model else fields["env.train.env_type"]
     settings = {
         **fields.settings(ALWAYS),
-        **policy_settings(fields, placement.train, is_toy_world=world == "toy", plays_apart=placement.play > 0),
+        **policy_settings(fields, placement.train, is_toy_world=world == "toy"),
         **_optimizer(fields),
         **_epochs(fields, sizes),
         **_parts(sizes, placement),
