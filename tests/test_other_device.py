@@ -23,6 +23,8 @@ from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
+from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.sampling import SamplingOptions
@@ -34,6 +36,7 @@ from tests.far_device import NAME, FarDevice, device, register
 from tests.multiprocess import run_distributed
 from tests.pipelines import test_video2world, test_video2world_action
 from tests.rl import runs as rl_runs
+from tests.rl import vla_runs
 from tests.rl.test_flow_grpo import VARIANTS
 from tests.training import losses, run_dir, train
 from tests.world_model import test_flow
@@ -113,6 +116,27 @@ WAITS_OF_FRESH_NOISE = {
 }
 
 
+# Where it may wait when a policy learns from decisions that were played before: once a minibatch, a pass of the policy.
+WAITS_OF_DECISIONS = {
+    "cosmos_predict2/rl/vla/grpo.py:_in_order reads a number",  # of experiences, when one is over
+    "cosmos_predict2/rl/vla/grpo.py:_in_order copies and waits",
+    "imaginaire/training/callbacks/running_mean.py:_fold copies to the host",
+    *WAITS_OF_A_STEP,
+}
+WAITS_OF_A_POLICY: dict[str, set[str]] = {
+    "toy": set(),
+    "openvla": {
+        "cosmos_predict2/rl/policies/openvla/model.py:rows reads a number",  # the longest prompt's length
+        "cosmos_predict2/rl/policies/openvla/pictures.py:<genexpr> copies to the device and waits",  # means
+    },
+    "pi05": {
+        "cosmos_predict2/rl/policies/pi05/policy.py:_prefix reads a number",  # the longest prompt's length
+        "cosmos_predict2/rl/policies/pi05/policy.py:_times copies to the device and waits",
+        "cosmos_predict2/rl/policies/pi05/policy.py:replay reads a number",  # was anything drawn?
+    },
+}
+
+
 def _trained(overrides: list[str], resumes: bool, root: Path) -> tuple[Waits, Losses, Losses]:
     """What made the host wait in all steps but those that begin or resume the run, which check it besides; the losses
     of validation there, and those on the CPU."""
@@ -158,6 +182,28 @@ def _rewarded(options: list[str], root: Path) -> tuple[Waits, list[Any], list[An
     return waits, _records(run_dir(root / NAME, rl_runs.NAME)), _records(run_dir(root / "cpu", rl_runs.NAME))
 
 
+def _decided(root: Path) -> dict[str, tuple[Waits, list[Any], list[Any]]]:
+    """Two experiences of each policy, resumed after the first, and validated: as `_rewarded`. And one of a policy in
+    what a world model imagines, which is refined before it."""
+    tiny_openvla.write_tiny(root / "openvla", hold=3, action_chunk=4, action_dim=4, bins=32)
+    tiny_pi05.write_tiny(root / "pi05", hold=3, action_horizon=4)
+    found = {}
+    for policy in WAITS_OF_A_POLICY:
+        options = ["trainer.run_validation=true", "trainer.validation_iter=4"]
+        path = [] if policy == "toy" else [f"model.config.policy.path={root / policy}"]
+        found[policy] = _there_and_here(root / f"{policy}_run", f"{policy}_policy", [*options, *path], (4, 8))
+    found["imagined"] = _there_and_here(root / "imagined", vla_runs.IMAGINED, vla_runs.SMALL, (4,))
+    return found
+
+
+def _there_and_here(root: Path, name: str, options: list[str], ends: tuple[int, ...]) -> Any:
+    last = [*options, f"trainer.max_iter={ends[-1]}"]
+    expected = vla_runs.run(root / "cpu", *last, name=name)
+    for end in ends:
+        waits = _on_the_device(vla_runs.run, root / NAME, *last, f"trainer.max_iter={end}", name=name)
+    return waits, _records(run_dir(root / NAME, vla_runs.NAME)), expected
+
+
 def _records(folder: Path) -> list[Any]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
@@ -196,6 +242,19 @@ def test_learning_from_rewards_stays_on_the_device(name: str, allowed: set[str],
         assert values[0] == pytest.approx(values[1], rel=1e-3, abs=1e-5), key
     if name == "reference":
         assert [(one["train/log_prob_ratio"], one["train/ratio_std"]) for one in found] == [(1, 0)] * 3
+
+
+@pytest.mark.slow
+def test_policies_that_learn_stay_on_the_device(tmp_path: Path) -> None:
+    for policy, (waits, found, expected) in _alone(_decided, tmp_path).items():
+        if policy in WAITS_OF_A_POLICY:
+            assert set(waits) == WAITS_OF_DECISIONS | WAITS_OF_A_POLICY[policy]
+        assert len(found) == len(expected) >= 4
+        tolerance = 1e-2 if policy == "imagined" else 1e-3  # imagined pictures may differ by a level
+        for one, other in zip(found, expected):
+            for key in ("train/reward_mean", "train/grad_norm", "train/edm_loss", "val/greedy_return"):
+                assert (key in one) == (key in other), (policy, key)
+                assert one.get(key, 0) == pytest.approx(other.get(key, 0), rel=tolerance), (policy, key)
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from torch import Tensor
 from cosmos_predict2.configs.base.config import make_config as base
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import LogProb
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts
@@ -84,6 +86,8 @@ IMAGINED = "tiny_vla_grpo_world_model"
 def make_config() -> Any:
     config = base()
     register_experiment("toy_policy", experiment(L(ToyPolicy)(width=16, noise=1.0)))
+    register_experiment("openvla_policy", experiment(L(OpenVLAPolicy)(path="")))
+    register_experiment("pi05_policy", experiment(L(Pi05Policy)(path="")))
     register_experiment("forgetful_policy", experiment(L(ForgetfulPolicy)(width=16, noise=1.0)))
     return config
 

@@ -53,7 +53,7 @@ def validation_starts(task_ids: list[int], trial_ids: list[int]) -> Starts:
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Episodes [E] of M decisions of A actions each. What was not executed has reward 0."""
+    """Episodes [E] of M decisions of A actions each, on the host. What was not executed has reward 0."""
 
     record: dict[str, Tensor]  # [M, E, ...]
     actions_M_E_A_D: Tensor
@@ -82,6 +82,10 @@ class Trajectories:
             frames_E_F_H_W_C=None if self.frames_E_F_H_W_C is None else self.frames_E_F_H_W_C[rows],
             moved_E_L=None if self.moved_E_L is None else self.moved_E_L[rows],
         )
+
+    def groups(self, numbers: Tensor, size: int) -> "Trajectories":
+        """Some of the groups of so many episodes, which are neighbours."""
+        return self.rows((numbers[:, None] * size + torch.arange(size)).flatten())
 
     @property
     def return_E(self) -> Tensor:
@@ -183,12 +187,15 @@ class _Places:
         """After a chunk of all that play: those whose episodes are over are idle now."""
         self._waited += self._num_idle
         goes_on = [row for row, is_over in enumerate(is_over_E.tolist()) if not is_over]
-        self.observation = observation if len(goes_on) == len(self.ids) else _rows_of(observation, goes_on)
+        if 0 < len(goes_on) < len(self.ids):
+            observation = _rows_of(observation, goes_on)
+        self.observation = observation
         self.ids, self.episodes = [self.ids[row] for row in goes_on], [self.episodes[row] for row in goes_on]
 
 
 class _Played:
-    """The decisions [M] of episodes [E], in memory that is taken once.
+    """The decisions [M] of episodes [E], in the host's memory, which is taken once: pictures of a rollout are larger
+    than what a policy leaves of a GPU's.
 
     What is left of M after an episode's end repeats its last decision, of which nothing is executed, and its last
     picture.
@@ -264,6 +271,7 @@ class _Played:
 def _write(whole: dict[str, Tensor], rows: Mapping[str, Tensor], size: tuple[int, ...], where: Any) -> None:
     """Values of some episodes, into memory of all of them, which begins as zeros."""
     for name, value in rows.items():
+        value = value.cpu()
         if name not in whole:
             whole[name] = value.new_zeros(*size, *value.shape[1:])
         whole[name][where] = value

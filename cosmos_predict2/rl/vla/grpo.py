@@ -277,18 +277,19 @@ class VLAGRPOModel(ImaginaireModel):
             if number == 0:
                 parts, facts = [played], self._facts(played)
             elif (is_chosen := self._chosen(played)).any():  # the first rollout has enough of the others
-                parts.append(played.rows(is_chosen.repeat_interleave(self.rl.group_size).nonzero().flatten()))
+                parts.append(played.groups(is_chosen.nonzero().flatten(), self.rl.group_size))
             if number + 1 == self.rl.max_rollouts or self._on_all_ranks(self._num_with_spread(parts) >= wanted):
                 break
             batch = next(others)
         self._offload()
-        played = concatenated(parts)
-        advantage = self._advantages(played)
+        advantage = torch.cat([self._advantages(part) for part in parts])
         if len(parts) > 1:  # first those that teach something; every rank has equally many
             order = torch.argsort((advantage == 0).all(dim=1).long(), stable=True)[:wanted].sort().values
-            size = self.rl.group_size
-            rows = (order[:, None] * size + torch.arange(size)).flatten()
-            played, advantage = played.rows(rows), advantage[order]
+            advantage = advantage[order]
+            for i, count in enumerate([len(part) // self.rl.group_size for part in parts]):  # pictures are large
+                parts[i] = parts[i].groups(order[(order >= 0) & (order < count)], self.rl.group_size)
+                order = order - count
+        played = concatenated(parts)
         self._require_valid(played)
         facts |= {
             "groups_with_spread": float((advantage != 0).any(dim=1).float().mean()),
@@ -371,7 +372,8 @@ class VLAGRPOModel(ImaginaireModel):
         """Every decision that was executed ``updates`` times, in ``minibatches`` of chance."""
         rl, whole = self.rl, decisions_of(played, advantage_G_M)
         rows = rows_that_count(whole, rl)
-        part = (whole.record, rows, -(-len(rows) // (rl.minibatches * rl.micro_batches)))
+        size, device = -(-len(rows) // (rl.minibatches * rl.micro_batches)), next(self.net.parameters()).device
+        part = (whole.record, rows, size, device)
         with deciding(self.net):
             whole = replace(whole, facts=facts, old_log_prob_B_K_N=log_probs(self.policy, *part))
         if self._reference is not None:

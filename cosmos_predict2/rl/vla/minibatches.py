@@ -48,7 +48,7 @@ def decisions_of(played: Trajectories, advantage_G_M: Tensor) -> Decisions:
     return Decisions(
         record={key: value.flatten(0, 1) for key, value in played.record.items()},
         old_log_prob_B_K_N=mask_B_A.new_empty(0),
-        advantage_B=advantage_G_M.flatten().repeat(num_decisions).to(mask_B_A.device),
+        advantage_B=advantage_G_M.flatten().repeat(num_decisions),
         mask_B_A=mask_B_A,
     )
 
@@ -67,11 +67,11 @@ def rows_that_count(whole: Decisions, rl: VLARLConfig) -> Tensor:
 
 
 @torch.no_grad()
-def log_probs(policy: Policy, record: dict[str, Tensor], rows: Tensor, size: int) -> Tensor:
-    """[B, K, N] with zeros but in some rows, of ``size`` decisions at a time, as training computes them: all at once
-    may not fit."""
-    parts = [policy.log_prob({key: value[some] for key, value in record.items()}) for some in rows.split(size)]
-    found = torch.cat([part.log_prob_B_K_N for part in parts])
+def log_probs(policy: Policy, record: dict[str, Tensor], rows: Tensor, size: int, device: torch.device) -> Tensor:
+    """[B, K, N] with zeros but in some rows, of ``size`` decisions at a time on the device, as training computes them:
+    all at once may not fit."""
+    of_parts = ({key: value[some].to(device) for key, value in record.items()} for some in rows.split(size))
+    found = torch.cat([policy.log_prob(part).log_prob_B_K_N.cpu() for part in of_parts])
     return found.new_zeros(len(next(iter(record.values()))), *found.shape[1:]).index_copy(0, rows, found)
 
 
@@ -83,9 +83,9 @@ def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, f
     parts: list[Tensor] = []
     for update in range(rl.updates):
         order = torch.randperm(len(rows), generator=random.generator(seed, first, f"order{update}"))
-        parts += list(rows[order.to(rows.device)].tensor_split(rl.minibatches))
+        parts += list(rows[order].tensor_split(rl.minibatches))
     counted_B = _counted(whole, rl.loss.ratio_level)
-    counts = torch.stack([counted_B[part].sum() for part in parts]).double().cpu()
+    counts = torch.stack([counted_B[part].sum() for part in parts]).double()
     of_all = distributed.all_reduce_(counts) / distributed.world_size()
     facts = whole.facts
     for number, part in enumerate(parts):

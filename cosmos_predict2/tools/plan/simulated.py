@@ -72,7 +72,7 @@ class Estimate:
 
     parts: dict[str, int]
     seconds: dict[str, float]
-    host_gb: float  # of all GPUs' simulators
+    host_gb: float  # of all GPUs' simulators and pictures
 
     @property
     def total(self) -> int:
@@ -87,8 +87,8 @@ def estimate(run: SimulatedRun, gpu: GPU, form: str) -> Estimate:
     size, shards = POLICIES[SIZES[run.policy]], run.shards if form == "sharded" else 1
     picture = run.decisions * run.views * PICTURE
     host_gb = (run.players or run.gpus) * run.envs * HOST_GB
-    if form == "playing":  # it is sent the weights as they decide, and keeps a wave's pictures twice, to join them
-        parts = {"policy": 2 * size.parameters, "episodes": 2 * run.envs * picture}
+    if form == "playing":  # it is sent the weights as they decide
+        parts = {"policy": 2 * size.parameters}
         return Estimate({**parts, "overhead": int(CONTEXT + FRAGMENTS * sum(parts.values()))}, {}, host_gb)
     in_flight = 2 * size.trained if run.gpus > 1 and shards == 1 else 0  # buckets of DDP
     policy = (2 * size.parameters + STATE * size.trained) // shards + in_flight
@@ -99,12 +99,12 @@ def estimate(run: SimulatedRun, gpu: GPU, form: str) -> Estimate:
     if shards > 1:  # each rank has all weights where it decides, and one block after the other where it learns
         training += 3 * 2 * size.parameters // size.blocks
     working = max(training, 2 * size.parameters if shards > 1 else 0)
-    # Episodes of several waves are held as they were played and in the order that decisions are trained in. Dynamic
-    # sampling holds a first rollout, as many groups of others, both joined, and those that are chosen of them.
-    copies = 5 if run.samples_again else 1 if run.waves == 1 else 2
-    record = run.episodes * picture * copies
-    overhead = int(CONTEXT + FRAGMENTS * (policy + working + record))
-    parts = {"policy": policy, "at work": working, "episodes": record, "overhead": overhead}
+    # Pictures of a rollout are kept on the host. Dynamic sampling keeps a first rollout, as many groups of others, and
+    # one that is being played or those that are chosen.
+    copies = 3 if run.samples_again else 1
+    host_gb += run.gpus * run.episodes * picture * copies / 2**30
+    overhead = int(CONTEXT + FRAGMENTS * (policy + working))
+    parts = {"policy": policy, "at work": working, "overhead": overhead}
     return Estimate(parts, _seconds(run, gpu), host_gb)
 
 
