@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from imaginaire import storage
 from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.dcp import first_line
 from imaginaire.errors import CheckpointError, ConfigError, missing_package
 
 CONFIG = "config.json"
@@ -24,6 +25,25 @@ def transformers() -> Any:
     except ImportError as error:
         raise missing_package("transformers", "weights") from error
     return package
+
+
+def from_folder(part: Any, folder: str, **options: Any) -> Any:
+    """``part.from_pretrained`` of a folder: a tokenizer, a configuration or a model. No code of the folder is run.
+
+    Without ``trust_remote_code`` the package asks on the terminal, and a "y" on the input runs it.
+    """
+    try:
+        return part.from_pretrained(folder, trust_remote_code=False, **options)
+    except ImportError:  # an optional package, which the message names
+        raise
+    except Exception as error:  # a damaged file raises nearly anything, of four packages
+        if "custom code" in str(error):
+            raise CheckpointError(
+                f"{folder} needs Python code of its own (auto_map of its *config.json), and no code of a checkpoint is"
+                " run. Give a folder that transformers reads with its own classes."
+            ) from error
+        kind = part.__name__.removeprefix("Auto").lower()
+        raise CheckpointError(f"{folder}: its {kind} cannot be read ({first_line(error)}).") from error
 
 
 def problems_of(path: str, tokenizer_files: Sequence[str], download: str) -> list[str]:

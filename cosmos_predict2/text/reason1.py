@@ -44,7 +44,7 @@ class Reason1Encoder:
         if problems := self.problems(path):
             raise CheckpointError(problems[0])
         package = pretrained.transformers()
-        self._tokenizer = package.AutoTokenizer.from_pretrained(path)
+        self._tokenizer = pretrained.from_folder(package.AutoTokenizer, path)
         if self._tokenizer.pad_token_id is None:
             raise CheckpointError(f"The tokenizer in {path} names no padding token. {DOWNLOAD.format(path=path)}")
         self._model = load_reason1(path, dtype=dtype, device=device)
@@ -107,7 +107,7 @@ def load_reason1(path: str, *, dtype: str | torch.dtype | None = None, device: t
     package = pretrained.transformers()
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
-    config = package.AutoConfig.from_pretrained(path)
+    config = pretrained.from_folder(package.AutoConfig, path)
     config = getattr(config, "text_config", config)
     model: Any = pretrained.load(
         lambda: Qwen2_5_VLTextModel(config),

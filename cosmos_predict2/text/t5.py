@@ -38,7 +38,7 @@ class T5Encoder:
         if problems := self.problems(path, max_length=max_length, dtype=dtype, batch_size=batch_size):
             raise CheckpointError(problems[0])
         package = pretrained.transformers()
-        self._tokenizer = package.T5TokenizerFast.from_pretrained(path)
+        self._tokenizer = pretrained.from_folder(package.T5TokenizerFast, path)
         self._model = load_t5(path, dtype=dtype, device=device)
         self.num_tokens = max_length
         self._batch_size = batch_size
@@ -97,7 +97,7 @@ class T5Encoder:
 def load_t5(path: str, *, dtype: str | torch.dtype | None = None, device: torch.device | str = "cpu") -> Any:
     """The T5EncoderModel of a folder: its config, its encoder's weights, all of them accounted for."""
     package = pretrained.transformers()
-    config = package.T5Config.from_pretrained(path)
+    config = pretrained.from_folder(package.T5Config, path)
     source = weights.read(path)
     has_shared = SHARED in source
 

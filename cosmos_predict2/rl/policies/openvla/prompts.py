@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.text.pretrained import transformers
-from imaginaire.errors import CheckpointError, DataError
+from cosmos_predict2.text import pretrained
+from imaginaire.errors import DataError
 
 PROMPT = "In: What action should the robot take to {}?\nOut:"
 SPACE = "▁"  # a lone space, which the answers of the training data begin with
@@ -18,13 +18,9 @@ class Prompts:
     """Sentences to padded ids; each sentence is encoded once."""
 
     def __init__(self, folder: str, max_tokens: int, pad_id: int) -> None:
-        try:
-            # the public config.json asks for code of its own, which a tokenizer does not need
-            self.tokenizer: Any = transformers().AutoTokenizer.from_pretrained(
-                folder, config=transformers().LlamaConfig()
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{folder}: its tokenizer cannot be read: {error}") from error
+        package = pretrained.transformers()
+        # the public config.json asks for code of its own, which a tokenizer does not need
+        self.tokenizer: Any = pretrained.from_folder(package.AutoTokenizer, folder, config=package.LlamaConfig())
         self.max_tokens, self.pad_id = max_tokens, pad_id
         self.space = int(self.tokenizer.convert_tokens_to_ids(SPACE))
         self._known: dict[str, list[int]] = {}

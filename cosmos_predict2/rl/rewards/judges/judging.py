@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What judges have in common: where they compute, how they are loaded, and that they see one clip at a time."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,7 +9,6 @@ from torch import Tensor
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.verifiable import _video
 from cosmos_predict2.text import pretrained
-from imaginaire.errors import CheckpointError
 
 
 def place_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
@@ -19,15 +17,6 @@ def place_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]
     chosen = pretrained.dtype_of(dtype or ("bfloat16" if place.type == "cuda" else "float32"))
     assert chosen is not None
     return place, chosen
-
-
-@contextmanager
-def loading(model_path: str) -> Iterator[None]:
-    """Inside, what transformers cannot read is an error with the judge's path."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"The judge {model_path} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
 def of_each(clips: Clips, judged: Callable[[Tensor, float, str], Tensor]) -> Tensor:

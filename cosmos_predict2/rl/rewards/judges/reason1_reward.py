@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.judges.judging import loading, of_each, place_and_dtype
+from cosmos_predict2.rl.rewards.judges.judging import of_each, place_and_dtype
 from cosmos_predict2.rl.rewards.judges.qwen_video import (
     FRAMES,
     SIDE,
@@ -54,9 +54,8 @@ class Reason1Reward:
     ) -> None:
         package = pretrained.transformers()
         self.device, chosen = place_and_dtype(device, dtype)
-        with loading(model_path):
-            self.tokenizer: Any = package.AutoTokenizer.from_pretrained(model_path)
-            model: Any = package.Qwen2_5_VLForConditionalGeneration.from_pretrained(model_path, dtype=chosen)
+        self.tokenizer: Any = pretrained.from_folder(package.AutoTokenizer, model_path)
+        model = pretrained.from_folder(package.Qwen2_5_VLForConditionalGeneration, model_path, dtype=chosen)
         self.model = model.to(self.device).eval()
         self.system = Path(system_prompt_path).read_text(encoding="utf-8").strip() if system_prompt_path else SYSTEM
         self.question = question

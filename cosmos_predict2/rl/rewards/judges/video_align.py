@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints import merge_lora_state
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.judges.judging import loading, of_each, place_and_dtype
+from cosmos_predict2.rl.rewards.judges.judging import of_each, place_and_dtype
 from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE, conversation, model_input, patches_of, plain
 from cosmos_predict2.text import pretrained
 from imaginaire.checkpoint import weight_files, weights
@@ -72,9 +72,9 @@ class VideoAlign:
         checkpoint = _newest_checkpoint(model_path)
         self.settings = _settings(model_path)
         self.instruction = _instruction(instruction_path)
-        with loading(model_path):
-            config: Any = package.AutoConfig.from_pretrained(base_path)
-            self.tokenizer: Any = package.AutoTokenizer.from_pretrained(model_path, subfolder=f"{checkpoint}/tokenizer")
+        config = pretrained.from_folder(package.AutoConfig, base_path)
+        subfolder = f"{checkpoint}/tokenizer"
+        self.tokenizer: Any = pretrained.from_folder(package.AutoTokenizer, model_path, subfolder=subfolder)
         self.tokens = [self.tokenizer.convert_tokens_to_ids(token) for token in TOKENS]
         self.network = _network(weight_files.below(model_path, checkpoint), config, self.settings, chosen, place)
 
