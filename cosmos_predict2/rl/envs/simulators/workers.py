@@ -7,9 +7,9 @@ Or in a configuration, where ``_recursive_=False`` leaves the building to the wo
 
     L(WorkerEnv)(make=L(LiftTask)(image_size=64), num_envs=4, render="auto", _recursive_=False)
 
-Workers are spawned, never forked: contexts of OpenGL do not survive a fork. They begin with the first call. An error of
-a simulator is raised here, with the worker's traceback. A worker that dies or hangs costs its episode, which is invalid
-and not failed, and another takes its place.
+Workers are spawned, never forked: contexts of OpenGL do not survive a fork. They begin with the first call. A worker
+that dies, hangs or whose simulator raises an exception costs its episode, which is invalid and not failed, and another
+takes its place. An error that the user must mend (`UserError`), or one of a first start, is raised here at once.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ OnStep = Callable[[int, float, bool, Any], None]
 
 
 class WorkerError(TrainingError):
-    """A simulator raised something, or died too often. ``env`` is its number, ``traceback`` the worker's."""
+    """A simulator could not start, or was lost too often. ``env`` is its number, ``traceback`` the worker's."""
 
     def __init__(self, env: int, message: str, traceback: str = "") -> None:
         super().__init__(f"Environment {env}: {message}\n{traceback}".rstrip())
@@ -57,7 +57,7 @@ class WorkerEnv:
 
     ``step_timeout`` and ``reset_timeout`` are the seconds that a worker may take for one action and for a start or a
     reset, before it counts as dead. After ``max_deaths`` of one environment in a row, without an episode between, the
-    run ends. info has besides ``valid`` [E], false of lost episodes, and with ``keep_frames`` ``frames``
+    run ends, with the last traceback where there is one. info has besides ``valid`` [E], false of lost episodes, and with ``keep_frames`` ``frames``
     [E, A, H, W, 3], the pictures after each action. A state is an episode's start and its actions: loading plays it.
     """
 
@@ -157,6 +157,10 @@ class WorkerEnv:
         begun = numpy.flatnonzero(book.has_begun)
         self._begin(book, begun, keeps_actions=True)
         self._play(book, {int(i): numpy.array(self._actions[i]) for i in begun if self._actions[i]})
+
+    def release(self) -> None:
+        """End the workers, so that others have their memory; the next call starts them again, without episodes."""
+        self.close()
 
     def close(self) -> None:
         _end(self._workers, self._memory)
@@ -265,7 +269,7 @@ class WorkerEnv:
                     continue
                 del deadlines[i]
                 if kind == FAILED:
-                    failures.append(self._failed(i, *content))
+                    failures += self._failed(i, *content)
                 elif kind is None:
                     failures += self._bury(i, *content)
                 else:
@@ -283,23 +287,27 @@ class WorkerEnv:
         left = min(deadlines.values()) - time.monotonic()
         return [of[one] for one in pipes.wait(list(of), max(left, 0.0)) if isinstance(one, Connection)]
 
-    def _failed(self, env: int, kind: Any, message: str, traceback: str) -> Exception:
-        if not self._workers[env].is_built:  # it has ended
+    def _failed(self, env: int, kind: Any, message: str, traceback: str) -> list[Exception]:
+        """The errors to raise for what a worker answered instead of a result."""
+        is_built = self._workers[env].is_built
+        if kind is None and (is_built or self._deaths[env]):  # of a simulator that has run
+            return self._bury(env, message, traceback)
+        if not is_built:  # it has ended
             self._workers.pop(env).end()
-        if kind is None:
-            return WorkerError(env, message, traceback)
-        error: Exception = kind(f"Environment {env}: {message}")
-        return error
+        return [WorkerError(env, message, traceback) if kind is None else kind(f"Environment {env}: {message}")]
 
-    def _bury(self, env: int, why: str) -> list[Exception]:
-        """Start another worker in the place of one that is dead or hangs; an error where that happens too often."""
+    def _bury(self, env: int, why: str, traceback: str = "") -> list[Exception]:
+        """Start another worker in the place of one that is lost; an error where that happens too often."""
         self._workers.pop(env).end()
         self._deaths[env] += 1
         if self._deaths[env] > self.max_deaths:
             text = f"its worker died {self._deaths[env]} times in a row (max_deaths={self.max_deaths}): {why}"
-            return [WorkerError(env, text)]
+            return [WorkerError(env, text, traceback)]
         self.restarts += 1
-        log.warning("the worker of environment %d died: %s; its episode is invalid, and it is started again", env, why)
+        log.warning(
+            "the worker of environment %d died: %s; its episode is invalid, and it is started again%s",
+            *(env, why, f"\n{traceback}".rstrip()),
+        )
         self._workers[env] = self._started(env)
         return []
 
