@@ -107,9 +107,10 @@ def test_the_published_pi05_composes_with_an_evaluation_in_libero(model_dir: str
     assert policy.train_expert_only and not policy.discrete_state_input
     assert config.model.config.fsdp_shard_size == 0 and config.model.config.precision == "float32"
     assert (eval_env.num_envs, eval_env.chunk, eval_env.make.suite, eval_env.make.max_steps) == (
-        *(100, 8, "libero_spatial"),
+        *(25, 8, "libero_spatial"),  # of 100, on each of four GPUs
         512,
     )
+    assert (config.dataloader_val.batch_size, config.dataloader_val.dataset.num) == (25, 100)
     assert "split" not in eval_env and config.dataloader_val.dataset.num_tasks == 10
 
 

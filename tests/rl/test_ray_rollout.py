@@ -315,6 +315,24 @@ def test_a_worker_that_answers_is_forgiven_its_deaths() -> None:
     assert ours._deaths == [0, 1]
 
 
+def test_an_exception_of_a_worker_that_has_played_costs_its_episodes() -> None:
+    """Before any episode came back it is the configuration's, and what the user must mend is raised at any time."""
+    ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
+    ours: Any = mock.Mock(_has_played=False, _workers=["one"])
+    ours._ray.exceptions = ray.exceptions
+    raised = [RuntimeError("the simulation is unstable"), DataError("the table has three legs")]
+    for has_played, error in [(False, raised[0]), (False, raised[1]), (True, raised[1])]:
+        ours._has_played = has_played
+        ours._ray.get.side_effect = ray.exceptions.RayTaskError("collect", "in _step", error)
+        with pytest.raises(type(error), match=str(error)):
+            RayRollout._answer(ours, "answer", 0, 3, is_late=False)
+    ours._ray.get.side_effect = ray.exceptions.RayTaskError("collect", "in _step", raised[0])
+    assert RayRollout._answer(ours, "answer", 0, 3, is_late=False) is None
+    ours._ray.kill.assert_called_once_with("one")
+    (worker, lost, why), _ = ours._bury.call_args
+    assert (worker, lost) == (0, 3) and "in _step" in why
+
+
 def test_the_next_worker_in_a_place_has_the_newest_weights() -> None:
     ours: Any = SimpleNamespace(_deaths=[0, 0], max_deaths=1, lost=0, restarts=0, execute=None, _ray=mock.Mock())
     ours.device, ours._policy, ours._env, ours._options = torch.device("cpu"), "policy", "env", {}

@@ -355,6 +355,19 @@ def test_an_environment_leaves_the_gpu_again_after_a_rollout_and_after_validatio
         offload.assert_called_once()
 
 
+def test_simulators_of_training_and_of_validation_are_not_alive_together() -> None:
+    one, told = model(), []
+    one.eval_env = ToyEnv(num_envs=8)
+    for name, env in (("training", one.env), ("validation", one.eval_env)):
+        env.release = lambda name=name: told.append(name)  # type: ignore[attr-defined]
+    one.source.release = lambda: told.append("workers of Ray")  # type: ignore[attr-defined]
+    one.on_data()
+    one.validation_step(batch(), 0)
+    assert told == ["training", "workers of Ray"]
+    next(one.train_batches([batch()]))
+    assert told[2:] == ["validation"]
+
+
 def windows_of(played: Trajectories, span: int, stride: int = 4, count: int = 9) -> list[tuple[int, int]]:
     return chosen_windows(played, span, stride, count, torch.Generator().manual_seed(0))
 

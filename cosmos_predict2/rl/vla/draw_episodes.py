@@ -13,7 +13,7 @@ from torch import Tensor
 from cosmos_predict2.callbacks.fixed_clips import apart
 from cosmos_predict2.callbacks.side_by_side import side_by_side
 from cosmos_predict2.data.video import media
-from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, validation_starts
+from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, release, validation_starts
 from cosmos_predict2.rl.vla.policy_evaluation import film
 from imaginaire import distributed, storage
 from imaginaire.errors import ConfigError
@@ -63,6 +63,8 @@ class DrawEpisodes(Callback):
                 film(env, self._starts, played.actions_M_E_A_D, model.rl.execute)[0]
                 for env in (model.env, self.true_env)
             ]
+        if self.true_env is not getattr(model, "true_env", None):
+            release(self.true_env)
         if distributed.is_rank0():
             self._write(list(zip(*films, strict=True)), iteration)
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of a policy's run: which task each group of episodes has, and which of its starts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from cosmos_predict2.rl.interfaces import VecEnv
+from cosmos_predict2.rl.vla.episodes import release
 from imaginaire.data.stream import data_sets
 from imaginaire.errors import ConfigError
 
@@ -32,12 +33,13 @@ class EpisodeStarts(Dataset[dict[str, int]]):
         return {"task_id": number % self.num_tasks, "trial_id": number // self.num_tasks}
 
 
-def settle_num_tasks(loaders: Iterable[Any], envs: Iterable[VecEnv], *, is_remote: bool) -> None:
+def settle_num_tasks(loaders: Iterable[Any], envs: Sequence[VecEnv], *, is_remote: bool) -> None:
     """Give the number of tasks of each loader's environment to its `EpisodeStarts`, or raise where theirs is another.
 
-    An environment that plays elsewhere is asked only where the data say nothing: simulators start by being asked.
+    An environment that plays elsewhere is asked only where the data say nothing: simulators start by being asked, and
+    those of the other environments than the first are released again.
     """
-    for loader, env, key in zip(loaders, envs, ("dataloader_train", "dataloader_val")):
+    for loader, env, key in reversed([*zip(loaders, envs, ("dataloader_train", "dataloader_val"))]):
         for data in data_sets(loader):
             if not isinstance(data, EpisodeStarts) or (is_remote and data.num_tasks is not None):
                 continue
@@ -48,3 +50,5 @@ def settle_num_tasks(loaders: Iterable[Any], envs: Iterable[VecEnv], *, is_remot
                     " which is all of them. Fewer tasks are chosen in the environment (tasks=[...])."
                 )
             data.num_tasks = found
+        if env is not envs[0]:
+            release(env)

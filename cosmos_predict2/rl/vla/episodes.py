@@ -302,6 +302,13 @@ def _joined_rows(first: Observation, second: Observation) -> Observation:
     }
 
 
+def release(*players: Any) -> None:
+    """Environments or rollouts end their simulators, where they have some, and start them again when they play."""
+    for player in players:
+        if (own := getattr(player, "release", None)) is not None:
+            own()
+
+
 @torch.no_grad()
 def replayed(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None) -> tuple[Tensor, Tensor]:
     """Success and return [E] of the same starts and actions in another environment."""

@@ -34,6 +34,7 @@ from cosmos_predict2.rl.vla.episodes import (
     Starts,
     Trajectories,
     concatenated,
+    release,
     replayed,
     validation_starts,
 )
@@ -270,6 +271,8 @@ class VLAGRPOModel(ImaginaireModel):
     def _experience(self, batch: Mapping[str, Any], others: Iterator[Any]) -> tuple[Trajectories, Tensor, Facts]:
         """Episodes with their advantages [G, M]; with ``max_rollouts``, until enough groups have spread."""
         wanted = len(batch["trial_id"])
+        if hasattr(self.env, "release"):  # simulators of two kinds at once may not fit into the host's memory
+            release(*(one for one in (self.eval_env, self.true_env) if one is not self.env))
         self.source.sync(self.policy)
         for number in range(self.rl.max_rollouts):
             with nullcontext() if getattr(self.source, "is_elsewhere", False) else deciding(self.net):
@@ -473,6 +476,8 @@ class VLAGRPOModel(ImaginaireModel):
         actions, drawn as in training."""
         tasks, trials = ([int(i) for i in batch[key]] for key in ("task_id", "trial_id"))
         starts = validation_starts(tasks, trials)
+        if self.eval_env is not self.env:
+            release(self.env, self.source)
         greedy = self._judged(self.eval_env, starts, "greedy")
         output: dict[str, Any] = {
             "greedy_success": greedy.success_E[greedy.is_valid_E].float().mean(),

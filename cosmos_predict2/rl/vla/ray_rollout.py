@@ -6,8 +6,9 @@
 Each actor has the policy and the environments of its own. Before every rollout it gets what was trained, by shards
 where the policy is sharded. An episode is the same as in this process, since what it draws follows from its own number;
 to the last bit with as many threads (OMP_NUM_THREADS; an actor has as many as num_cpus) and as many episodes at once.
-A cluster must be there before: `ray start --head`, or ray_utils/start_ray.sh on each machine. An actor that dies costs
-the episodes that it was playing. They are invalid, which is not the same as failed, and another actor takes its place.
+A cluster must be there before: `ray start --head`, or ray_utils/start_ray.sh on each machine. An actor that dies, or
+raises an exception after episodes came back, costs the episodes that it was playing. They are invalid, which is not the
+same as failed, and another actor takes its place.
 """
 
 import io
@@ -24,10 +25,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
-from cosmos_predict2.rl.vla.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, concatenated
+from cosmos_predict2.rl.vla.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, concatenated, release
 from cosmos_predict2.rl.vla.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from imaginaire import distributed
-from imaginaire.errors import ConfigError, TrainingError, missing_package
+from imaginaire.errors import ConfigError, TrainingError, UserError, missing_package
 from imaginaire.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ class RayRollout:
         self._workers: list[Any] = []
         self._synced: list[Any] = []  # of each worker, the answer that it has the weights
         self._deaths = [0] * self.num_workers
+        self._has_played = False  # episodes came back
+        self._why = ""  # the last worker died
         self._shared = SharedObjects(self._ray)
         with _empty(policy):  # before it is sharded
             self._policy = self._ray.put(_packed(policy))
@@ -118,8 +121,13 @@ class RayRollout:
                 )
         raise TrainingError(
             f"All workers of {KEY} died, twice in a row: no episode came back. `ray status` and the log above say more;"
-            " each needs memory for the policy and the environments."
+            f" each needs memory for the policy and the environments. The last one: {self._why}"
         )
+
+    def release(self) -> None:
+        """The workers' simulators end, so that others have their memory, and start again with the next episodes."""
+        if released := [worker.release.remote() for worker in self._workers]:
+            self._ray.wait(released, num_returns=len(released), timeout=60)
 
     def close(self) -> None:
         """End the workers; the cluster stays."""
@@ -172,11 +180,14 @@ class RayRollout:
                 self._ray.kill(self._workers[worker])
             else:
                 content = self._ray.get(answer)
-                self._deaths[worker] = 0
+                self._deaths[worker], self._has_played = 0, True
                 return _unpacked(content, self.device)
             why = f"no answer in {self.timeout:g} seconds"
         except errors.RayTaskError as error:  # it lives, and says what is wrong
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+            if isinstance(error.cause, UserError) or not self._has_played:
+                raise error.cause if isinstance(error.cause, Exception) else error from None
+            self._ray.kill(self._workers[worker])
+            why = str(error).strip()  # with its traceback
         except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
             why = str(error).strip().splitlines()[0]
         self._bury(worker, num_episodes, why)
@@ -186,6 +197,7 @@ class RayRollout:
         """Count what is lost with a dead worker, and start another one in its place."""
         self._deaths[worker] += 1
         self.lost += num_episodes
+        self._why = why
         if self._deaths[worker] > self.max_deaths:
             raise TrainingError(
                 f"Worker {worker} of {KEY} died {self._deaths[worker]} times in a row"
@@ -216,6 +228,9 @@ class _Player:
         for name, part in modules.items():
             fill(part, (ray.get(reference)[name] for reference in references))
             part.eval()
+
+    def release(self) -> None:
+        release(self.rollout.env)
 
     def collect(self, starts: Starts, mode: Mode, synced: None) -> bytes:
         """``synced`` is what `sync` gave: where that failed, Ray fails this call with its error."""

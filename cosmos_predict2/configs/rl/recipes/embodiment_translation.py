@@ -79,7 +79,7 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
         **_parts(sizes, placement),
         **_loss(fields),
         **_environment(fields, placement, warnings),
-        **_evaluation(fields),
+        **_evaluation(fields, placement.train),
         **_workers(placement, gpus_here),
         "job.group": "embodied",
         f"{CONFIG}.compare": 0,
@@ -407,8 +407,8 @@ def _file(fields: Fields, path: str, what: str) -> str:
     return str(value)
 
 
-def _evaluation(fields: Fields) -> dict[str, Any]:
-    """Where the policy is judged, if it is."""
+def _evaluation(fields: Fields, ranks: int) -> dict[str, Any]:
+    """Where the policy is judged, if it is: each of the ranks that train has its part of the environments."""
     if fields["runner.val_check_interval"] <= 0:
         return {}
     kind, suite = fields["env.eval.env_type"], fields["env.eval.task_suite_name"]
@@ -416,7 +416,8 @@ def _evaluation(fields: Fields) -> dict[str, Any]:
         raise ConfigError(
             f'env.eval.env_type = "{kind}": {_not_here(kind)} Or evaluate never: runner.val_check_interval = -1.'
         )
-    num_envs = _at_least_1(fields, "env.eval.total_num_envs")
+    total = _at_least_1(fields, "env.eval.total_num_envs")
+    num_envs = -(-total // ranks)
     found: dict[str, Any] = {f"{CONFIG}.eval_env.num_envs": num_envs}
     if kind == "libero":
         if suite not in SUITES["libero"]:
@@ -432,7 +433,7 @@ def _evaluation(fields: Fields) -> dict[str, Any]:
     return {
         **found,
         "dataloader_val.batch_size": num_envs,
-        "dataloader_val.dataset.num": num_envs * _at_least_1(fields, "algorithm.eval_rollout_epoch"),
+        "dataloader_val.dataset.num": total * _at_least_1(fields, "algorithm.eval_rollout_epoch"),
     }
 
 
