@@ -126,12 +126,13 @@ class Served:
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str, **headers: str) -> Answer:
         import urllib.error
         import urllib.request
 
         try:
-            with urllib.request.urlopen(self.url(path), timeout=10) as response:
+            request = urllib.request.Request(self.url(path), headers=headers)
+            with urllib.request.urlopen(request, timeout=10) as response:
                 text = response.read().decode()
                 return Answer(response.status, json.loads(text) if text.startswith("{") else {"text": text})
         except urllib.error.HTTPError as error:
@@ -143,17 +144,17 @@ class Served:
     def enqueue(self, data: bytes, **headers: str) -> Answer:
         return ask(self.url("/api/reward/enqueue"), data, {"Content-Type": "application/octet-stream", **headers}, 60)
 
-    def pull(self, ticket: str, reward: str = "mean", wait: float | None = None) -> Answer:
+    def pull(self, ticket: str, reward: str = "mean", wait: float | None = None, **headers: str) -> Answer:
         fields = {"uuid": ticket, "type": reward} | ({} if wait is None else {"wait": str(wait)})
-        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        form = {"Content-Type": "application/x-www-form-urlencoded", **headers}
         return ask(self.url("/api/reward/pull"), urllib.parse.urlencode(fields).encode(), form, 90)
 
-    def result(self, ticket: str, reward: str = "mean", limit: float = 120.0) -> dict[str, Any]:
+    def result(self, ticket: str, reward: str = "mean", limit: float = 900.0, **headers: str) -> dict[str, Any]:
         """What a job gives in the end, through kills of the service."""
         ends = time.monotonic() + limit
         while True:
             try:
-                answer = self.pull(ticket, reward, wait=5)
+                answer = self.pull(ticket, reward, wait=5, **headers)
                 if answer.status != 202:
                     assert answer.status == 200, f"{answer}\n{self.log()}"
                     return answer.content

@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cosmos_predict2.rl.rewards.service import server as servers
 from cosmos_predict2.rl.rewards.service import worker as workers
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.opening import open_queue
@@ -221,6 +222,17 @@ def test_a_worker_outlives_a_queue_that_does_not_answer(
     tickets = [enqueue(client, body(prompt)).json()["uuid"] for prompt in ("a", "b", "c")]
     made.work()
     assert [pull(client, ticket, wait="30").json()["status"] for ticket in tickets] == ["done"] * 3
+
+
+def test_many_who_ask_for_health_look_at_the_queue_once(
+    here: tuple[Here, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, client = here
+    looks = []
+    monkeypatch.setattr(servers, "FAULTS_S", 1e6)
+    monkeypatch.setattr(made.service, "faults", lambda: looks.append(1) or ["gone"])
+    assert [client.get("/readyz").json()["faults"] for _ in range(20)] == [["gone"]] * 20
+    assert len(looks) == 1
 
 
 def test_metrics_are_in_the_format_of_prometheus(here: tuple[Here, TestClient]) -> None:

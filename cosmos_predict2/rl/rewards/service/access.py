@@ -45,6 +45,9 @@ class Access:
                 self.metrics.count("reward_rejects_total", reason="token")
                 await _refuse(send_and_note)
             else:
+                connection = scope.get("state", {}).get("connection")
+                if connection is not None and scope["path"] not in OPEN_PATHS:
+                    connection.become_known()
                 await self.app(scope, receive, send_and_note)
         finally:
             route = scope.get("route")

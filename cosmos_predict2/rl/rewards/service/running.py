@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def serve(settings: ServiceSettings, patience: Patience | None = None) -> int:
     try:
         import uvicorn
 
+        from cosmos_predict2.rl.rewards.service.connections import Connections, GuardedProtocol, keep_alive
         from cosmos_predict2.rl.rewards.service.server import Service, create_app
     except ImportError as error:
         raise missing_package(str(error.name), "reward") from error
@@ -45,13 +47,18 @@ def serve(settings: ServiceSettings, patience: Patience | None = None) -> int:
                 self.force_exit = self.should_exit
                 self.should_exit = True
 
+        keep_alive(listener)
+        connections = Connections(settings.idle_s)
         options = uvicorn.Config(
             create_app(service),
+            http=partial(GuardedProtocol, connections=connections),  # type: ignore[arg-type]
+            ws="none",
+            proxy_headers=False,
             log_config=None,
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=5,
-            limit_concurrency=4096,
+            limit_concurrency=connections.most,
             server_header=False,
         )
         supervisor.start()

@@ -90,6 +90,7 @@ class ServiceSettings:
     max_queue_gb: float = attrs.field(default=20.0, validator=validators.gt(0))
     max_body_mb: float = attrs.field(default=512.0, validator=[validators.gt(0), validators.le(900)])
     max_uploads: int = attrs.field(default=16, validator=validators.ge(1))  # bodies that are received at a time
+    idle_s: float = attrs.field(default=20.0, validator=validators.gt(0))  # a client that sends nothing is cut
     max_wait_s: float = attrs.field(default=60.0, validator=validators.ge(0))  # of a pull with wait=SECONDS
     result_ttl_s: float = attrs.field(default=3600.0, validator=validators.gt(0))
     lease_s: float = attrs.field(default=30.0, validator=validators.gt(0))

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real service whose attackers send nothing, or almost nothing: an honest client gets its score all the while."""
+
+import contextlib
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.rl.rewards.service.connections import Connections, network_of
+from tests.rl.rewards.doubles import HERE, Served, body, served
+
+TOKEN = {"Authorization": "Bearer secret"}
+HALF_A_HEAD = b"POST /api/reward/enqueue HTTP/1.1\r\nHost: x\r\nX-Slow: "
+HALF_A_BODY = b"POST /api/reward/enqueue HTTP/1.1\r\nHost: x\r\n%sContent-Length: 100000\r\n\r\nhalf"
+NOT_READ = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@contextlib.contextmanager
+def attackers(service: Served, number: int, data: bytes, source: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
+    """That many connections on which ``data`` was sent."""
+    made = []
+    try:
+        for _ in range(number):
+            made.append(socket.create_connection(("127.0.0.1", service.port), 60, source_address=(source, 0)))
+            with contextlib.suppress(OSError):  # it may be closed already
+                made[-1].sendall(data)
+        yield made
+    finally:
+        for one in made:
+            one.close()
+
+
+def is_closed(one: socket.socket) -> bool:
+    """Whether the service has ended this connection, whatever it said before."""
+    one.setblocking(False)
+    try:
+        while one.recv(1 << 16):
+            pass
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def await_closed(attack: list[socket.socket]) -> None:
+    ends = time.monotonic() + 900
+    left = attack
+    while left := [one for one in left if not is_closed(one)]:
+        if time.monotonic() > ends:
+            raise TimeoutError(f"{len(left)} of {len(attack)} connections are still held")
+        time.sleep(0.2)
+
+
+def an_honest_client_is_served(service: Served, prompt: str) -> None:
+    assert service.get("/healthz").status == 200
+    answer = service.enqueue(body(prompt, value=3.0), **TOKEN)
+    while answer.status == 429:  # places are taken for as long as an upload may stall
+        time.sleep(0.2)
+        answer = service.enqueue(body(prompt, value=3.0), **TOKEN)
+    assert answer.status == 200, answer
+    assert service.result(answer.content["uuid"], **TOKEN)["scores"]["mean"] == [3.0]
+
+
+@pytest.mark.slow
+def test_nobody_shuts_out_an_honest_client_by_sending_nothing(tmp_path: Path) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8000) if hard != resource.RLIM_INFINITY else 8000, hard))
+    number = min(4600, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 500)
+    config = f'idle_s = 2.0\nmax_uploads = 4\n[[reward_args]]\nreward_type = "mean"\nmake = "{HERE}:mean"\n'
+    with served(tmp_path, config=config, WFM_REWARD_TOKEN="secret") as service:
+        an_honest_client_is_served(service, "before")
+        with attackers(service, number, HALF_A_HEAD) as heads:
+            an_honest_client_is_served(service, "beside half-sent heads")
+            await_closed(heads)
+        with attackers(service, 12, HALF_A_BODY % b"Authorization: Bearer secret\r\n") as bodies:
+            an_honest_client_is_served(service, "beside stalled uploads")
+            await_closed(bodies)
+        with attackers(service, 300, HALF_A_BODY % b"") as refused, attackers(service, 300, b"") as silent:
+            with attackers(service, 20, NOT_READ * 2000) as unread:
+                an_honest_client_is_served(service, "beside the others")
+                await_closed(refused + silent)
+                assert unread
+        with attackers(service, 50, HALF_A_HEAD) as dripping:
+            stop = threading.Event()
+
+            def drip() -> None:
+                while not stop.wait(0.3):
+                    for one in dripping:
+                        with contextlib.suppress(OSError):
+                            one.send(b"x")
+
+            thread = threading.Thread(target=drip)
+            thread.start()
+            try:
+                an_honest_client_is_served(service, "beside dripping heads")
+                await_closed(dripping)
+            finally:
+                stop.set()
+                thread.join()
+        metrics = service.get("/metrics", **TOKEN).content["text"]
+        assert 'reward_rejects_total{reason="slow_upload"}' in metrics
+
+
+def test_unknown_connections_have_a_share_and_the_oldest_of_the_largest_crowd_goes() -> None:
+    class One:
+        def __init__(self, network: str) -> None:
+            self.network, self.is_open = network, True
+
+        def end(self) -> None:
+            self.is_open = False
+
+    guard = Connections(1.0)
+    guard.most_unknown = 16
+    crowd = [One("a") for _ in range(6)]
+    for one in crowd:
+        guard.add(one)  # type: ignore[arg-type]
+    assert [one.is_open for one in crowd] == [False, False, True, True, True, True]
+    others = [One(f"b{k}") for k in range(13)]
+    for one in others:
+        guard.add(one)  # type: ignore[arg-type]
+    assert all(one.is_open for one in others) and not crowd[2].is_open
+    guard.remove(crowd[3])  # type: ignore[arg-type]
+    guard.add(One("c"))  # type: ignore[arg-type]
+    assert crowd[4].is_open
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1:2:3:4", "2001:db8::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("unix", "unix"),
+    ],
+)
+def test_an_address_is_what_one_machine_has(host: str, network: str) -> None:
+    assert network_of(host) == network
