@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
 from cosmos_predict2.configs.rl.recipes.embodiment_translation import translate_embodiment
 from imaginaire import command_line
+from imaginaire.errors import ConfigError
 from scripts import train
 from scripts.cosmos_rl import require_gpus
 
@@ -36,7 +37,7 @@ def _parser() -> command_line.Parser:
     add("--config-path", default=CONFIGS, metavar="DIR", dest="config_path", help=f"default: {CONFIGS}")
     add("--config-name", required=True, metavar="NAME", dest="config_name", help="the configuration, NAME.yaml there")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="values of the configuration")
-    add("--dryrun", action="store_true", help="print the composed configuration and build nothing")
+    add("--dryrun", action="store_true", help="print the composed configuration, and notes on what is missing")
     add("--debug", action="store_true", help="show the traceback of an error, not its message alone")
     return parser
 
@@ -53,7 +54,13 @@ def run(args: argparse.Namespace, overrides: Sequence[str] = ()) -> int:
             print(f"configuration: {warning}", file=sys.stderr)
     words = [*(["--debug"] if args.debug else []), "--", *translation.overrides, *overrides]
     if args.dryrun:
-        return train.main(["--dryrun", *words])
+        code = train.main(["--dryrun", *words])
+        if code == 0 and os.environ.get("RANK", "0") == "0":
+            for sentence in translation.missing:
+                print(f"note: {sentence}")
+        return code
+    if translation.missing:
+        raise ConfigError("\n".join(translation.missing))
     if "RANK" in os.environ or translation.num_gpus == 1:
         return train.main(words)
     require_gpus(translation, 1)

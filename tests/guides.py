@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands as published guides print them, carried out in a folder that looks like a checkout."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tests.programs import python
 
@@ -45,3 +49,29 @@ def follow(checkout: Path, text: str, code: int = 0, **variables: str) -> str:
     printed = process.communicate(timeout=600)[0]
     assert process.returncode == code, f"{text}\n{printed[-4000:]}"
     return printed
+
+
+def write_published(folder: Path, source: str) -> Path:
+    """The folder, with the configurations of wm_vla_rl or RLinf that published_rlinf.txt has the fields of."""
+    for name, content in _published(source).items():
+        path = folder / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(content))
+    return folder
+
+
+def _published(source: str) -> dict[str, dict[str, Any]]:
+    files: dict[str, dict[str, Any]] = {}
+    content: dict[str, Any] = {}
+    for line in (ROOT / "tests/published_rlinf.txt").read_text().splitlines():
+        if line.startswith("["):
+            origin, _, name = line.strip("[]").partition(" ")
+            content = files.setdefault(name, {}) if origin == source else {}
+        elif not line.startswith("#"):
+            field, _, value = line.partition(" ")
+            *sections, key = field.split(".")
+            place = content
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[key] = json.loads(value)
+    return files

@@ -2,8 +2,19 @@
 """Every field of RLinf's configurations of a policy in a world model, with its default and what becomes of it here."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from cosmos_predict2.configs.rl.recipes.rows import Given, Only, Read, Row, To, Unused, under
+from cosmos_predict2.configs.rl.recipes.rows import (
+    Given,
+    Leftover,
+    Moved,
+    Only,
+    Read,
+    Row,
+    To,
+    Unused,
+    under,
+)
 
 CONFIG, RL, POLICY = "model.config", "model.config.rl", "model.config.policy"
 LOSS = f"{RL}.loss"
@@ -63,7 +74,7 @@ ALGORITHM: Mapping[str, Row] = {
     "sampling_params.add_BOS": Unused("the policy's prompt is built as it was trained"),
     **dict.fromkeys((f"length_params.{name}" for name in ("max_new_token", "max_length", "min_length")), VLM),
 }
-_OTHER_PATHS = "the paths of the environment follow from cosmos_model_dir"
+OPENSORA, WAN = Leftover("OpenSora"), Leftover("Wan")
 ENVIRONMENT: Mapping[str, Row] = {
     "env_type": Read("cosmos_wm", "cosmos_wm: a world model; libero, toy: a simulator"),
     "simulator_type": Only((None,), "It is an older name of env_type"),
@@ -75,6 +86,7 @@ ENVIRONMENT: Mapping[str, Row] = {
     "ignore_terminations": Read(False, "whether an episode goes on after success"),
     "max_episode_steps": Read(240, "steps of an episode"),
     "max_steps_per_rollout_epoch": Read(240, "must be max_episode_steps: a rollout has whole episodes"),
+    "use_step_penalty": Only((False,), "Steps cost nothing here: an episode's return is that of its pictures"),
     "use_rel_reward": Read(True, "a picture earns what its reward is above that of the one before"),
     "reward_coef": Read(1.0, "the factor of rewards"),
     "success_reward_threshold": Read(0.9, "the reward that counts as success"),
@@ -91,10 +103,21 @@ ENVIRONMENT: Mapping[str, Row] = {
     "init_params.camera_widths": Read(256, "width of a simulator's pictures"),
     "cosmos_model_dir": Read(None, "the world model's folder; tiny: the one that is shipped"),
     "initial_image_path": Read(None, "the folder of the recorded starts"),
-    "cosmos_ckpt_path": Only((None,), f"Write cosmos_model_dir, its folder: {_OTHER_PATHS}"),
+    "cosmos_ckpt_path": Read(None, "the world model's weights, whose folder is cosmos_model_dir where that is missing"),
+    "opensora_wm_hf_ckpt_path": OPENSORA,
     **dict.fromkeys(
-        ("opensora_wm_hf_ckpt_path", "wan_wm_hf_ckpt_path", "initial_image_dir"),
-        Only((None,), "There is no OpenSora and no Wan here; leave it out"),
+        (
+            *(
+                "wan_wm_hf_ckpt_path",
+                "initial_image_dir",
+                "VAE_path",
+                "model_path",
+                "num_inference_steps",
+                "num_frames",
+            ),
+            *("chunk", "condition_frame_length", "image_size", "reward_model"),
+        ),
+        WAN,
     ),
     "enable_kir": Read(False, "whether episodes begin at keyframes, too, where there are some"),
 }
@@ -112,6 +135,7 @@ WORLD_MODEL: Mapping[str, Row] = {
     "cosmos.batch_size": Read(16, "environments that pass through it together"),
     "chunk": Read(8, "actions of a decision that are executed; must be actor.model.num_action_chunks"),
     "condition_frame_length": Unused("one frame conditions the model, there too"),
+    **dict.fromkeys(("model", "vae", "scheduler"), OPENSORA),
     "image_size": Read([256, 320], "height and width that starts are stretched to"),
 }
 ROLLOUT: Mapping[str, Row] = {
@@ -138,6 +162,14 @@ _OPENPI: Mapping[str, Row] = {
         )
     },
     "double_layer": Only((False,), "There is one action expert"),
+    "use_dsrl": Only((False,), "DSRL, which learns the noise that a policy begins with, is not here"),
+    **dict.fromkeys(
+        (
+            *("dsrl_state_dim", "dsrl_action_noise_dim", "dsrl_num_q_heads", "dsrl_agg_q", "dsrl_image_latent_dim"),
+            *("dsrl_state_latent_dim", "dsrl_hidden_dims"),
+        ),
+        Unused("see use_dsrl"),
+    ),
     "add_value_head": Only((False,), "GRPO has no critic"),
     **dict.fromkeys(("value_after_vlm", "value_vlm_mode", "detach_critic_input", "chunk_critic_input"), NO_CRITIC),
 }
@@ -206,7 +238,7 @@ ACTOR: Mapping[str, Row] = {
             *("enable_gradient_accumulation", "use_liger_kernel"),
         )
     },
-    "fsdp_config.amp_autocast": Unused("the policy's precision is actor.model.precision"),
+    **dict.fromkeys(("fsdp_config.amp", "fsdp_config.amp_autocast"), Unused("the precision is actor.model.precision")),
     "fsdp_config.grad_scaler": Unused("float16 is not trained here"),
 }
 _ENV: Mapping[str, Row] = {**ENVIRONMENT, **under("world_model_cfg", WORLD_MODEL)}
@@ -217,6 +249,64 @@ FIELDS: dict[str, Row] = {
     "env.enable_offload": Read(False, "whether the world model leaves the GPU while the policy is trained"),
     **under("env.train", _ENV),
     **under("env.eval", _ENV),
+    "env.train.rollout_epoch": Moved("algorithm.rollout_epoch"),
+    "env.eval.rollout_epoch": Moved("algorithm.eval_rollout_epoch"),
+    "env.train.enable_offload": Moved("env.enable_offload"),
+    "env.eval.enable_offload": Unused("a simulator's processes have nothing on the GPU between episodes"),
     **under("rollout", ROLLOUT),
+    **{
+        path.replace("algorithm", "rollout", 1): Moved(path)
+        for path in under("algorithm", ALGORITHM)
+        if path.startswith("algorithm.sampling_params.")
+    },
+    "weight_syncer": Unused("the policy that is trained decides; workers of Ray get what was trained"),
     **under("actor", ACTOR),
+}
+# What fields without effect have in published files, wm_vla_rl's (9004814) and RLinf's (a3816b5); other values are
+# reported. Names and paths are not listed: everybody has others.
+PUBLISHED: Mapping[str, tuple[Any, ...]] = {
+    "algorithm.value_clip": (0.2,),
+    "algorithm.huber_delta": (10.0,),
+    "algorithm.gamma": (0.99,),
+    "algorithm.gae_lambda": (0.95,),
+    "algorithm.sampling_params.temperature_eval": (1.6, 0.6),
+    "algorithm.sampling_params.add_BOS": (False,),
+    "algorithm.length_params.max_new_token": (None,),
+    "algorithm.length_params.max_length": (1024,),
+    "algorithm.length_params.min_length": (1,),
+    "env.train.auto_reset": (False,),
+    "env.eval.auto_reset": (True, False),
+    "env.train.is_eval": (False,),
+    "env.eval.is_eval": (True, False),
+    **dict.fromkeys(("env.train.seed", "env.eval.seed"), (0,)),
+    **dict.fromkeys(("env.train.fps", "env.eval.fps"), ()),
+    **dict.fromkeys(("env.train.video_cfg.save_video", "env.train.video_cfg.info_on_video"), (True,)),
+    "env.train.world_model_cfg.dtype": ("bf16",),
+    "env.train.world_model_cfg.condition_frame_length": (4,),
+    "rollout.recompute_logprobs": (False,),
+    "rollout.unnorm_key": ("libero_10",),
+    "rollout.pipeline_stage_num": (1,),
+    "actor.model.image_size": ([224, 224],),
+    "actor.model.value_type": ("action_level",),
+    "actor.model.vocab_size": (32000,),
+    "actor.model.hidden_size": (4096,),
+    "actor.model.openpi.value_after_vlm": (False,),
+    "actor.model.openpi.value_vlm_mode": ("mean_token",),
+    "actor.model.openpi.detach_critic_input": (None,),
+    "actor.model.openpi.chunk_critic_input": (),
+    "actor.optim.value_lr": (3e-3, 1e-4),
+    "actor.optim.critic_warmup_steps": (),
+    "actor.fsdp_config.strategy": ("fsdp",),
+    "actor.fsdp_config.offload_pin_memory": (False,),
+    "actor.fsdp_config.reshard_after_forward": (True,),
+    "actor.fsdp_config.forward_prefetch": (False,),
+    "actor.fsdp_config.limit_all_gathers": (False,),
+    "actor.fsdp_config.backward_prefetch": (None,),
+    "actor.fsdp_config.use_orig_params": (False,),
+    "actor.fsdp_config.fsdp_size": (-1,),
+    "actor.fsdp_config.enable_gradient_accumulation": (True,),
+    "actor.fsdp_config.use_liger_kernel": (False,),
+    "actor.fsdp_config.amp": (dict(enabled=False, precision="bf16", use_grad_scaler=False),),
+    "actor.fsdp_config.amp_autocast": (dict(enabled=False, precision="bf16"),),
+    "actor.fsdp_config.grad_scaler": (dict(enabled=False),),
 }

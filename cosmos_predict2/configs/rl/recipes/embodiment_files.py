@@ -9,10 +9,11 @@ from typing import Any
 
 import hydra
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
+from cosmos_predict2.configs.rl.recipes.embodiment_kinds import require_known
 from cosmos_predict2.configs.rl.recipes.rows import unknown_field
 from imaginaire.config.registry import forgiving_store
 from imaginaire.errors import ConfigError, near
@@ -27,11 +28,14 @@ def load_embodiment(folder: str, name: str, overrides: Sequence[str] = ()) -> di
             raise ConfigError(f"--config-path {folder}: there is no such folder.")
         raise ConfigError(f"--config-name {name}: {folder} has no {name}.yaml.{near(name, names)}")
     os.environ.setdefault("EMBODIED_PATH", str(place.parent))  # published files look for their groups below it
+    os.environ.setdefault("REPO_PATH", os.getcwd())
     try:
         with forgiving_store(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of defaults lists without _self_, which published files have
             with hydra.initialize_config_dir(config_dir=str(place), version_base=None):
                 tree = hydra.compose(name.removesuffix(".yaml"), overrides=list(overrides))
+        require_known(lambda path: OmegaConf.select(tree, path))
+        _fill_model_dir(tree)
         content = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except MissingConfigException as error:
         missing = str(error.missing_cfg_file)
@@ -47,6 +51,16 @@ def load_embodiment(folder: str, name: str, overrides: Sequence[str] = ()) -> di
     if not isinstance(content, Mapping):
         raise ConfigError(f"{name} is no configuration with sections.")
     return {str(key): value for key, value in content.items()}
+
+
+def _fill_model_dir(tree: DictConfig) -> None:
+    """Where a file names the world model's weights alone, their folder has the rest, which other paths refer to."""
+    section = "env.train"
+    weights = OmegaConf.select(tree, f"{section}.cosmos_ckpt_path")
+    if weights is None or OmegaConf.select(tree, f"{section}.cosmos_model_dir") is not None:
+        return
+    OmegaConf.update(tree, f"{section}.cosmos_model_dir", os.path.dirname(weights) or ".", force_add=True)
+    OmegaConf.update(tree, f"{section}.world_model_cfg.cosmos.ckpt_path", weights, force_add=True)
 
 
 def _explained(name: str, overrides: Sequence[str], error: HydraException) -> ConfigError:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from cosmos_predict2.configs.rl.recipes.embodiment import CONFIG, POLICY, RL
+from cosmos_predict2.configs.rl.recipes.embodiment_kinds import POLICIES
 from cosmos_predict2.configs.rl.recipes.rows import Fields, require_same, shown_value
 from cosmos_predict2.released import EMBODIED_DIR, describe_missing
 from imaginaire import storage
 from imaginaire.errors import ConfigError, near
 
-KINDS = {"toy": "toy", "openvla_oft": "openvla_oft", "openvla": "openvla", "openpi": "pi05"}  # -> as it is called here
 MODEL, FSDP = "actor.model", "actor.fsdp_config"
 PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", None: "float32"}
 OPENPI: Mapping[str, dict[str, Any]] = {"pi05_libero": dict(action_horizon=10, discrete_state_input=False)}
@@ -36,10 +36,7 @@ _NOT_OF = {  # fields of other policies, by kind; switches may be off
 
 def policy_kind(fields: Fields) -> str:
     """As experiments here call it."""
-    kind, key = fields[f"{MODEL}.model_type"], f"{MODEL}.model_type"
-    if kind not in KINDS:
-        raise ConfigError(f'{key} = "{kind}": no policy is called so.{near(kind, KINDS)}')
-    return KINDS[kind]
+    return POLICIES[fields[f"{MODEL}.model_type"]]
 
 
 def policy_settings(fields: Fields, num_processes: int, *, is_toy_world: bool) -> dict[str, Any]:
@@ -92,7 +89,7 @@ def _weights(fields: Fields, key: str) -> str:
         raise ConfigError(f"{key} = {shown_value(fields[key])}: this policy begins with published weights. Give them.")
     is_here = storage.exists(path) or os.path.isdir(path)
     if not is_here and (path.startswith(f"{EMBODIED_DIR}/") or path.count("/") != 1):  # else a repository of the hub
-        raise ConfigError(f"{key}: {describe_missing(path).rstrip('.')}. A relative path is below {os.getcwd()}.")
+        fields.missing.append(f"{key}: {describe_missing(path).rstrip('.')}. A relative path is below {os.getcwd()}.")
     return path
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes.embodiment import CONFIG, FIELDS, KL_KINDS, LOSS, RL
+from cosmos_predict2.configs.rl.recipes.embodiment import CONFIG, FIELDS, KL_KINDS, LOSS, PUBLISHED, RL
 from cosmos_predict2.configs.rl.recipes.embodiment_policy import policy_kind, policy_settings
 from cosmos_predict2.configs.rl.recipes.rows import (
     ALWAYS,
@@ -67,7 +67,7 @@ class Placement:
 
 def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
     """The run of a configuration on a machine with so many GPUs."""
-    fields, warnings = read_fields(content, FIELDS)
+    fields, warnings = read_fields(content, FIELDS, published=PUBLISHED)
     sizes, placement = sizes_of(fields), placement_of(fields, gpus_here)
     has_world_model = fields["env.train.env_type"] == "cosmos_wm"
     world = fields["env.train.wm_env_type"] if has_world_model else fields["env.train.env_type"]
@@ -107,6 +107,7 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
         {PLACE: placement.train},
         {"IMAGINAIRE_OUTPUT_ROOT": str(fields["runner.logger.log_path"])},
         warnings,
+        missing=tuple(fields.missing),
     )
 
 
@@ -283,8 +284,6 @@ def _environment(fields: Fields, placement: Placement, warnings: list[str]) -> d
     if kind == "toy":
         _require_toy_suite("env.train", suite)
         return {f"{ENV}.num_envs": num_envs, f"+{ENV}.tasks": [suite]}
-    if kind != "cosmos_wm":
-        raise ConfigError(f'env.train.env_type = "{kind}": {_not_here(kind)}')
     imagined = fields["env.train.wm_env_type"]
     if imagined == "toy":
         _require_toy_suite("env.train", suite)
@@ -334,7 +333,7 @@ def _require_toy_suite(section: str, suite: str) -> None:
 
 
 def _require_tiny(fields: Fields) -> None:
-    for name in ("cosmos_model_dir", "world_model_cfg.cosmos.ckpt_path"):
+    for name in ("cosmos_model_dir", "cosmos_ckpt_path", "world_model_cfg.cosmos.ckpt_path"):
         if fields[f"env.train.{name}"] not in (None, "tiny"):
             raise ConfigError(
                 f'env.train.{name} = "{fields[f"env.train.{name}"]}", but the toy world is imagined by the model'
@@ -354,9 +353,15 @@ def _libero(fields: Fields) -> dict[str, Any]:
     """The world model of a folder, its reward, and its starts."""
     paths = {name: _file(fields, f"env.train.{name}", what) for name, what in FILES.items()}
     world, scale = "env.train.world_model_cfg", fields["env.train.world_model_cfg.cosmos.action_scaler"]
+    named, used = fields["env.train.cosmos_ckpt_path"], paths["world_model_cfg.cosmos.ckpt_path"]
+    if named and os.path.normpath(named) != os.path.normpath(used):
+        raise ConfigError(
+            f"env.train.cosmos_ckpt_path = {named}, but {world}.cosmos.ckpt_path = {used}, which follows from"
+            " cosmos_model_dir: leave one of them out."
+        )
     imagination = {
         "_target_": "cosmos_predict2.configs.rl.imagination.imagination_of",
-        "dit_path": paths["world_model_cfg.cosmos.ckpt_path"],
+        "dit_path": used,
         "tokenizer_path": paths["world_model_cfg.cosmos.tokenizer_path"],
         "action_transform": f"controller:{scale:g}x{fields['actor.model.action_dim']}",
         "chunk_size": fields[f"{world}.cosmos.chunk_size"],
@@ -403,7 +408,7 @@ def _file(fields: Fields, path: str, what: str) -> str:
             f" models/: python -m scripts.download_checkpoints --embodied {repositories[folder]}"
         )
     if not storage.exists(value) and not os.path.isdir(value):
-        raise ConfigError(f"{path}: {describe_missing(value).rstrip('.')}. A relative path is below {os.getcwd()}.")
+        fields.missing.append(f"{path}: {describe_missing(value).rstrip('.')}. A relative path is below {os.getcwd()}.")
     return str(value)
 
 
@@ -414,7 +419,8 @@ def _evaluation(fields: Fields, ranks: int) -> dict[str, Any]:
     kind, suite = fields["env.eval.env_type"], fields["env.eval.task_suite_name"]
     if kind not in ("toy", "libero"):
         raise ConfigError(
-            f'env.eval.env_type = "{kind}": {_not_here(kind)} Or evaluate never: runner.val_check_interval = -1.'
+            f'env.eval.env_type = "{kind}": policies are evaluated in libero or toy. Or never:'
+            " runner.val_check_interval = -1."
         )
     total = _at_least_1(fields, "env.eval.total_num_envs")
     num_envs = -(-total // ranks)
@@ -456,15 +462,6 @@ def _simulator(fields: Fields, num_envs: int) -> dict[str, Any]:
         "render": "auto",
         "chunk": _at_least_1(fields, "actor.model.num_action_chunks"),
     }
-
-
-def _not_here(kind: str) -> str:
-    known = ("cosmos_wm", "toy")
-    if kind == "libero":
-        return "reinforcement learning in LIBERO's simulator is an experiment: vla_grpo_openvla_oft_libero_spatial, ..."
-    if kind in ("maniskill", "robotwin", "behavior", "opensora_wm", "wan_wm"):
-        return f"not yet, this version has no such environment. There are {' and '.join(known)}."
-    return f"no environment is called so.{near(kind, known)}"
 
 
 def _workers(placement: Placement, gpus_here: int) -> dict[str, Any]:

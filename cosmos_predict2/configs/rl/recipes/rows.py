@@ -58,6 +58,20 @@ class Unused:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """Another place of the field ``path``, where files of another version have it."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Belongs to another environment, ``of``; it is ignored, and reported once where it is set."""
+
+    of: str
+
+
+@dataclass(frozen=True)
 class Translation:
     """A run of this project: the overrides, which begin with the experiment, and how many GPUs it asks for."""
 
@@ -67,13 +81,14 @@ class Translation:
     warnings: list[str]
     scripts: tuple[str, ...] = ("wfm_rl", "diffusion_nft")  # of cosmos_rl.tools.dataset, that fit the recipe
     evaluation: list[str] | None = None  # arguments of scripts.evaluate_policy, in place of the overrides
+    missing: tuple[str, ...] = ()  # files that this machine lacks, a sentence on each
 
     @property
     def num_gpus(self) -> int:
         return math.prod(self.gpu_fields.values())
 
 
-Row = To | Given | Read | Only | Unused
+Row = To | Given | Read | Only | Unused | Moved | Leftover
 Table = Mapping[str, Row]
 
 
@@ -88,6 +103,7 @@ class Fields:
     def __init__(self, given: Mapping[str, Any], table: Table) -> None:
         self.given = dict(given)
         self.table = table
+        self.missing: list[str] = []  # files that a field names and this machine lacks, a sentence on each
 
     def __getitem__(self, path: str) -> Any:
         """The value, or its default there."""
@@ -119,15 +135,42 @@ def _converted(path: str, value: Any, row: To) -> Any:
         raise ConfigError(f"{path} = {shown_value(value)}, but it is a number.") from None
 
 
-def read_fields(content: Mapping[str, Any], table: Table, ignored: Collection[str] = ()) -> tuple[Fields, list[str]]:
-    """The fields of a recipe, and warnings; ``ignored`` are paths without effect there, which published files have."""
-    given, warnings = {}, []
+def read_fields(
+    content: Mapping[str, Any],
+    table: Table,
+    ignored: Collection[str] = (),
+    published: Mapping[str, Collection[Any]] | None = None,
+) -> tuple[Fields, list[str]]:
+    """The fields of a recipe, and warnings; ``ignored`` are paths without effect there, which published files have.
+
+    ``published`` are the values that fields without effect have in published files: others are reported.
+    """
+    given: dict[str, Any] = {}
+    moved, leftovers, warnings = [], [], []
     for path, value in _leaves(content, table, ignored):
-        if path in ignored:
+        row = table.get(path)
+        if row is None:
             warnings.append(f"{path}: Cosmos-RL ignores this field, and so does this run")
-            continue
-        require_fit(path, value, table[path])
-        given[path] = value
+        elif isinstance(row, Moved):
+            moved.append((path, row.path, value))
+        elif isinstance(row, Leftover):
+            leftovers += [f"{path} ({row.of})"] if value is not None else []
+        else:
+            require_fit(path, value, row)
+            given[path] = value
+    for path, place, value in moved:
+        require_fit(path, value, table[place])
+        if given.setdefault(place, value) != value:
+            raise ConfigError(f"{path} = {shown_value(value)} must be {place} = {shown_value(given[place])}.")
+    if leftovers:
+        warnings.append(f"ignored, since these fields belong to another environment: {', '.join(leftovers)}")
+    unusual = [
+        f"{path} = {shown_value(given[path])}: {row.reason}"
+        for path, usual in (published or {}).items()
+        if isinstance(row := table[path], Unused) and path in given and given[path] not in usual
+    ]
+    if unusual:
+        warnings.append(f"not the published value, and without effect here: {'; '.join(unusual)}")
     return Fields(given, table), warnings
 
 
