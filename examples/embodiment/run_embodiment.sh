@@ -4,11 +4,12 @@
 # Train a policy in a world model by a configuration of examples/embodiment/config:
 #
 #   bash examples/embodiment/run_embodiment.sh CONFIG [PLATFORM] [KEY=VALUE ...] [-- OVERRIDES OF scripts.train]
+#   bash examples/embodiment/run_embodiment.sh CONFIG --dryrun      print what it becomes, and what is missing for it
 #   bash examples/embodiment/run_embodiment.sh cosmos_libero_spatial_grpo_openvlaoft LIBERO runner.max_epochs=10
 #
 # The run lies in logs/<date>-CONFIG, with the output in run_embodiment.log; both below IMAGINAIRE_OUTPUT_ROOT if it is
-# set. Relative paths are below the folder that the command is started in. PYTHON is the interpreter, else that of the
-# active environment, of .venv_cosmos, of .venv_openvla_oft, of .venv.
+# set. PLATFORM is LIBERO or TOY, and may be left out. Relative paths are below the folder that the command is started
+# in. PYTHON is the interpreter, else that of the active environment, of .venv_cosmos, of .venv_openvla_oft, of .venv.
 # Exit code: that of scripts.train; 2 something that you can mend.
 
 set -u
@@ -19,14 +20,20 @@ export MUJOCO_GL=${MUJOCO_GL:-egl} PYOPENGL_PLATFORM=${PYOPENGL_PLATFORM:-egl}
 export PYTHONPATH=$REPO_PATH${PYTHONPATH:+:$PYTHONPATH}
 
 config=${1:-}
-if [ -z "$config" ] || [[ $config == *=* ]]; then
+if [ -z "$config" ] || [[ $config == *=* || $config == [-~]* ]]; then
     names=$(cd "$EMBODIED_PATH/config" && printf '%s ' *.yaml)
     echo "run_embodiment.sh: which configuration? ${names//.yaml/}" >&2
     exit 2
 fi
 shift
-if [ $# -gt 0 ] && [[ $1 != *=* && $1 != -* ]]; then
-    ROBOT_PLATFORM=$1
+if [ $# -gt 0 ] && [[ $1 != *=* && $1 != [-~]* ]]; then
+    case ${1^^} in
+    LIBERO | TOY) ROBOT_PLATFORM=${1^^} ;;
+    *)
+        echo "run_embodiment.sh: '$1' is no platform and no override: LIBERO or TOY, KEY=VALUE, ~KEY, --dryrun" >&2
+        exit 2
+        ;;
+    esac
     shift
 fi
 export ROBOT_PLATFORM=${ROBOT_PLATFORM:-LIBERO}

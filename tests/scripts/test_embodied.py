@@ -16,6 +16,7 @@ from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from scripts import embodied
 from tests.programs import call, python
 
+OFT = "cosmos_libero_spatial_grpo_openvlaoft"
 SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodiment.sh"
 
 
@@ -73,7 +74,20 @@ def test_published_policies_learn_in_imagination_by_the_command_of_the_guide(kin
     assert any(".lora_B." in name and bool(value.any()) for name, value in torch.load(saved).items())
 
 
-@pytest.mark.parametrize("words", [(), ("runner.max_epochs=2",)])
+@pytest.mark.parametrize("word", ["LIBREO", "ALOHA", "tiny_toy_grpo"])
+def test_the_second_word_is_a_platform_or_an_override(word: str, tmp_path: Path) -> None:
+    made = started(tmp_path, "tiny_toy_grpo", word, PYTHON="echo")
+    assert made.returncode == 2 and f"'{word}' is no platform" in made.stderr and not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("word", ["libero", "TOY", "~runner.save_interval", "+a=1", "--dryrun"])
+def test_a_second_word_that_is_no_platform_reaches_the_program(word: str, tmp_path: Path) -> None:
+    made = started(tmp_path, "tiny_toy_grpo", word, PYTHON="echo")
+    assert made.returncode == 0
+    assert made.stdout.strip().endswith(f" {word}") == (word not in ("libero", "TOY"))
+
+
+@pytest.mark.parametrize("words", [(), ("runner.max_epochs=2",), ("--dryrun",)])
 def test_without_a_configuration_the_script_names_those_that_there_are(words: tuple[str, ...], tmp_path: Path) -> None:
     made = started(tmp_path, *words, PYTHON=sys.executable)
     assert made.returncode == 2 and "tiny_toy_grpo" in made.stderr and not (tmp_path / "logs").exists()
@@ -84,3 +98,20 @@ def test_a_configuration_that_is_not_there_is_an_error_with_near_names(capsys: p
     assert "Did you mean tiny_toy_grpo" in capsys.readouterr().err
     assert call(embodied, "--config-name", "tiny_toy_grpo", "algorithm.group_size=7") == 2
     assert "algorithm.group_size" in capsys.readouterr().err
+
+
+def test_a_run_without_its_weights_is_refused_with_all_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(embodied, "--config-path", str(SCRIPT.parent / "config"), "--config-name", OFT) == 2
+    assert capsys.readouterr().err.count(" does not exist. Download it: ") == 5 and not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_dry_run_without_weights_prints_the_composition_with_notes(tmp_path: Path) -> None:
+    made = started(tmp_path, OFT, "--dryrun")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "# override: experiment=tiny_vla_grpo_openvla_oft_world_model" in made.stdout
+    notes = [line for line in made.stdout.splitlines() if line.startswith("note: ") and "Download it" in line]
+    assert len(notes) == 5
