@@ -59,10 +59,15 @@ Info = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Decision:
-    """The actions of a chunk, as the environment takes them, and all that is needed to compute their probability."""
+    """The actions of a chunk, as the environment takes them, and all that is needed to compute their probability.
+
+    ``log_prob`` is that of the draw itself, taken where it is drawn and not by `Policy.log_prob`, with which it is
+    compared before anything is learnt; None where nothing is drawn. Its rows and elements are those of `LogProb`.
+    """
 
     actions_E_A_D: Tensor
     record: Mapping[str, Tensor]  # one row for each environment
+    log_prob_E_K_N: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,15 @@ class LogProb:
     entropy_B_K_N: Tensor | None = None
 
 
+class ContractError(AssertionError):
+    """A policy or an environment that does not keep its contract: which rule, and what was found."""
+
+
 class Policy(Protocol):
-    """What decides. A policy that is trained is a module besides."""
+    """What decides. A policy that is trained is a module besides.
+
+    `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
+    """
 
     def act(
         self,

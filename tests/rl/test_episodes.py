@@ -82,7 +82,8 @@ class Notes:
         self.calls += 1
         drawn = torch.stack([torch.rand(1, generator=one) for one in generators])
         assert len(drawn) == len(observation["state"]) == len(observation["task_description"])
-        return Decision(drawn[:, None].expand(-1, CHUNK, -1), {"seen": observation["state"], "drawn": drawn})
+        record = {"seen": observation["state"], "drawn": drawn}
+        return Decision(drawn[:, None].expand(-1, CHUNK, -1), record, drawn[:, None])
 
 
 def starts(num: int) -> Starts:
@@ -140,6 +141,7 @@ def test_what_follows_an_episodes_end_was_not_executed() -> None:
         for value in (found.actions_M_E_A_D[:, i], *(value[:, i] for value in found.record.values())):
             assert torch.equal(value[last:], value[last].expand_as(value[last:]))
         assert len(found.record["drawn"][: last + 1, i].unique()) == last + 1  # and each one was drawn anew
+    assert found.log_prob_M_E_K_N is not None and torch.equal(found.log_prob_M_E_K_N[:, :, 0], found.record["drawn"])
 
 
 def test_a_lost_episode_frees_its_environment() -> None:
@@ -173,7 +175,7 @@ def test_no_environment_waits_for_the_slowest() -> None:
 
 def test_evaluations_keep_no_pictures() -> None:
     whole, bare = played(Counter(3, LENGTHS), 8), played(Counter(3, LENGTHS), 8, keep_record=False)
-    assert not bare.record
+    assert not bare.record and bare.log_prob_M_E_K_N is None
     assert torch.equal(bare.actions_M_E_A_D, whole.actions_M_E_A_D)
 
 
@@ -188,7 +190,8 @@ class OneByOne(ToyPolicy):
             for i, one in enumerate(generators)
         ]
         record = {name: torch.cat([row.record[name] for row in rows]) for name in rows[0].record}
-        return Decision(torch.cat([row.actions_E_A_D for row in rows]), record)
+        log_prob = torch.cat([row.log_prob_E_K_N for row in rows])
+        return Decision(torch.cat([row.actions_E_A_D for row in rows]), record, log_prob)
 
 
 def test_the_toy_world_is_the_same_to_the_bit_in_any_company() -> None:

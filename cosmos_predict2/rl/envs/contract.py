@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import VecEnv
+from cosmos_predict2.rl.interfaces import ContractError, VecEnv
 from imaginaire.errors import DataError
 
 PICTURES = ("full_image", "wrist_image")
@@ -25,10 +25,6 @@ BOUNDS = {"low": -1.0, "high": 1.0}  # of actions, where metadata has no action_
 SAME = 1e-6  # of states, and of rewards that come of the same pictures
 
 Step = tuple[Any, Tensor, Tensor, Tensor, Any]
-
-
-class ContractError(AssertionError):
-    """An environment that does not keep the contract: which rule, and what was found."""
 
 
 def check_environment(env: VecEnv, *, picture_levels: int = 0) -> None:

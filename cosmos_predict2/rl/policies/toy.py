@@ -76,12 +76,15 @@ class ToyPolicy(nn.Module):
     ) -> Decision:
         with torch.no_grad():
             features_E_C = self.features(observation["full_image"])
-            knots_E_K_N = self.means(features_E_C)
-            if mode == "sample":
-                shape = knots_E_K_N.shape[1:]
+            knots_E_K_N, log_prob_E_K_N = self.means(features_E_C), None
+            if mode == "sample" and temperature > 0:
+                shape, std = knots_E_K_N.shape[1:], self.noise * temperature
                 draws = [torch.randn(shape, generator=each, device=each.device) for each in generators]
-                knots_E_K_N = knots_E_K_N + self.noise * temperature * torch.stack(draws).to(knots_E_K_N)
-            return Decision(self.actions(knots_E_K_N), {"features": features_E_C, "knots": knots_E_K_N})
+                noise_E_K_N = torch.stack(draws).to(knots_E_K_N)
+                knots_E_K_N = knots_E_K_N + std * noise_E_K_N
+                log_prob_E_K_N = -0.5 * noise_E_K_N.square() - math.log(std * math.sqrt(2 * math.pi))
+            record = {"features": features_E_C, "knots": knots_E_K_N}
+            return Decision(self.actions(knots_E_K_N), record, log_prob_E_K_N)
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
         mean_B_K_N = self.means(record["features"])

@@ -36,6 +36,7 @@ class VLARLConfig(Section):
     minibatches: int = attrs.field(default=1, validator=at_least(1))  # optimizer steps of a pass
     micro_batches: int = attrs.field(default=1, validator=at_least(1))  # of a minibatch; trainer.grad_accum_iter
     loss: PolicyLossConfig = attrs.field(factory=PolicyLossConfig)
+    draw_tolerance: Any = None  # of what was drawn with and log_prob, in nats an element; null: by the precision
     ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
 
     def problems(self) -> Iterator[tuple[str, str]]:

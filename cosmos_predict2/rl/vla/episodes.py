@@ -62,6 +62,7 @@ class Trajectories:
     success_E: Tensor  # bool, at the end
     finish_step_E: Tensor
     is_valid_E: Tensor  # bool; an episode that was lost with its worker is not
+    log_prob_M_E_K_N: Tensor | None = None  # that the policy drew with, where the record is kept
     frames_E_F_H_W_C: Tensor | None = None  # uint8, the first one included, where the environment keeps them
     moved_E_L: Tensor | None = None  # bool, likewise: the actions that moved something besides the robot
 
@@ -79,6 +80,7 @@ class Trajectories:
             success_E=self.success_E[rows],
             finish_step_E=self.finish_step_E[rows],
             is_valid_E=self.is_valid_E[rows],
+            log_prob_M_E_K_N=None if self.log_prob_M_E_K_N is None else self.log_prob_M_E_K_N[:, rows],
             frames_E_F_H_W_C=None if self.frames_E_F_H_W_C is None else self.frames_E_F_H_W_C[rows],
             moved_E_L=None if self.moved_E_L is None else self.moved_E_L[rows],
         )
@@ -223,6 +225,8 @@ class _Played:
             self.num_decisions = -(-self.max_steps // self.num_actions)
         steps, size = [self.counts[i] for i in episodes], (self.num_decisions, len(self.counts))
         decided = {"actions": decision.actions_E_A_D, "reward": reward, "executed": info["executed"]}
+        if self.rollout.keep_record and decision.log_prob_E_K_N is not None:
+            decided["log_prob"] = decision.log_prob_E_K_N
         _write(self.decided, decided, size, (steps, episodes))
         if self.rollout.keep_record:
             _write(self.record, decision.record, size, (steps, episodes))
@@ -240,7 +244,8 @@ class _Played:
         return is_over
 
     def _fill(self, episode: int, count: int) -> None:
-        for value in (self.decided["actions"], *self.record.values()):
+        repeated = [value for name, value in self.decided.items() if name in ("actions", "log_prob")]
+        for value in (*repeated, *self.record.values()):
             value[count:, episode] = value[count - 1, episode]
 
     def _film(self, episodes: Sequence[int], info: Info) -> None:
@@ -263,6 +268,7 @@ class _Played:
             success_E=self.ends["success"],
             finish_step_E=self.ends["finish_step"],
             is_valid_E=self.ends["valid"],
+            log_prob_M_E_K_N=self.decided.get("log_prob"),
             frames_E_F_H_W_C=_of_length(self.films, 1 + num_steps, repeats=True) if self.rollout.keep_frames else None,
             moved_E_L=_of_length(self.moved, num_steps, repeats=False) if has_moved else None,
         )
@@ -330,7 +336,16 @@ def concatenated(parts: Sequence[Trajectories]) -> Trajectories:
     """Episodes of several collections, one after the other."""
     if len(parts) == 1:
         return parts[0]
-    of_time = [{"record": p.record, "a": p.actions_M_E_A_D, "r": p.reward_M_E_A, "x": p.executed_M_E_A} for p in parts]
+    of_time: list[dict[str, Any]] = [
+        {
+            "record": p.record,
+            "a": p.actions_M_E_A_D,
+            "r": p.reward_M_E_A,
+            "x": p.executed_M_E_A,
+            "l": p.log_prob_M_E_K_N,
+        }
+        for p in parts
+    ]
     turned = joined([_swapped(one) for one in of_time])
     back = _swapped(turned)
     return Trajectories(
@@ -341,6 +356,7 @@ def concatenated(parts: Sequence[Trajectories]) -> Trajectories:
         success_E=torch.cat([p.success_E for p in parts]),
         finish_step_E=torch.cat([p.finish_step_E for p in parts]),
         is_valid_E=torch.cat([p.is_valid_E for p in parts]),
+        log_prob_M_E_K_N=back["l"],
         frames_E_F_H_W_C=_joined([p.frames_E_F_H_W_C for p in parts]),
         moved_E_L=_joined([p.moved_E_L for p in parts]),
     )
@@ -355,4 +371,4 @@ def _swapped(value: Any) -> Any:
     """Decisions and episodes exchanged, in every tensor."""
     if isinstance(value, Mapping):
         return {key: _swapped(one) for key, one in value.items()}
-    return value.transpose(0, 1)
+    return None if value is None else value.transpose(0, 1)

@@ -22,6 +22,7 @@ from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.advantages import group_advantages
 from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
+from cosmos_predict2.rl.policies.contract import tolerance_of
 from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.policies.weights import cast
 from cosmos_predict2.rl.vla import policy_losses
@@ -44,6 +45,7 @@ from cosmos_predict2.rl.vla.minibatches import (
     decisions_of,
     in_minibatches,
     log_probs,
+    require_drawn,
     rows_that_count,
     with_episodes,
 )
@@ -378,7 +380,10 @@ class VLAGRPOModel(ImaginaireModel):
         size, device = -(-len(rows) // (rl.minibatches * rl.micro_batches)), next(self.net.parameters()).device
         part = (whole.record, rows, size, device)
         with deciding(self.net):
-            whole = replace(whole, facts=facts, old_log_prob_B_K_N=log_probs(self.policy, *part))
+            whole = replace(whole, old_log_prob_B_K_N=log_probs(self.policy, *part))
+        tolerance = tolerance_of(self.net) if rl.draw_tolerance is None else rl.draw_tolerance
+        away = require_drawn(played.log_prob_M_E_K_N, whole, rows, tolerance)
+        whole = replace(whole, facts={**facts, "draw_difference": away})
         if self._reference is not None:
             with self._reference.scope(self.net), deciding(self.net):
                 whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, *part))

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from cosmos_predict2.rl.experience import mapped
 from cosmos_predict2.rl.interfaces import Policy
+from cosmos_predict2.rl.policies.contract import difference
 from cosmos_predict2.rl.vla import policy_losses
 from cosmos_predict2.rl.vla.config import VLARLConfig
 from cosmos_predict2.rl.vla.episodes import Trajectories
 from imaginaire import distributed, random
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, TrainingError
 
 Facts = dict[str, float]  # of a rollout, to be logged
 
@@ -64,6 +65,33 @@ def rows_that_count(whole: Decisions, rl: VLARLConfig) -> Tensor:
         )
     order = torch.argsort((~counts_B).long(), stable=True)
     return order[: max(int(counts_B.sum()), at_least)]
+
+
+def require_drawn(drawn_M_E_K_N: Tensor | None, whole: Decisions, rows: Tensor, tolerance: float) -> float:
+    """How far the log-probabilities of decisions are from those that they were drawn with, in nats an element on
+    average; raises where that is no rounding."""
+    if drawn_M_E_K_N is None:
+        raise TrainingError(
+            "The policy's act gives no log-probability of what it draws: return Decision(actions, record, log_prob),"
+            " taken where it draws and not by log_prob, with which it is compared. check_policy of"
+            " cosmos_predict2.rl.policies.contract checks the rest."
+        )
+    rows = rows[whole.mask_B_A.any(dim=1)[rows]]
+    drawn, computed = drawn_M_E_K_N.flatten(0, 1)[rows], whole.old_log_prob_B_K_N[rows]
+    away = difference(drawn, computed) if len(rows) else 0.0
+    if not away <= tolerance:
+        found = (
+            f"{away:.3g} nats an element"
+            if drawn.shape == computed.shape
+            else (f"shape {list(drawn.shape[1:])} and {list(computed.shape[1:])} of a decision")
+        )
+        raise TrainingError(
+            f"What decisions were drawn with and what log_prob computes of their records differ by {found}; rounding is"
+            f" at most model.config.rl.draw_tolerance={tolerance:g}. The policy's log_prob has another order, noise,"
+            " temperature or weights than its act, or the record lacks something. check_policy of"
+            " cosmos_predict2.rl.policies.contract names the rule that is broken."
+        )
+    return away
 
 
 @torch.no_grad()

@@ -18,7 +18,6 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.openvla import layout
-from cosmos_predict2.rl.policies.openvla import policy as policies
 from cosmos_predict2.rl.policies.openvla.codec import Statistics, statistics_for, token_log_probs
 from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor, Resize, center_crop
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
@@ -90,23 +89,13 @@ def test_training_computes_the_probabilities_that_were_drawn_with(
 
 @pytest.mark.parametrize("variant", ["oft", "autoregressive"])
 def test_learning_from_other_batches_gives_the_probabilities_of_acting(
-    folder: Path, variant: str, any_company: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Path, variant: str, any_company: Any
 ) -> None:
     policy, seen = OpenVLAPolicy(str(folder), variant, temperature=1.6), _observation()
     five = [0, 1, 2, 1, 0]
     seen = {name: [value[i] for i in five] if isinstance(value, list) else value[five] for name, value in seen.items()}
-    drawn: list[Tensor] = []  # the logits that the tokens were drawn from
-
-    def chosen(logits: Tensor, draws: Tensor, heat: float) -> Tensor:
-        drawn.append(logits)
-        return draw(logits, draws, heat)
-
-    draw = policies._chosen
-    monkeypatch.setattr(policies, "_chosen", chosen)
-    record = policy.act(seen, mode="sample", generators=_generators(5)).record
-    logits = drawn[0] if variant == "oft" else torch.stack(drawn, dim=1)
-    log_probs = (logits / 1.6).log_softmax(dim=-1).gather(-1, record["responses"].flatten(1)[..., None].long())
-    any_company(policy.log_prob, record, log_probs[..., 0].reshape(record["responses"].shape))
+    decision = policy.act(seen, mode="sample", generators=_generators(5))
+    any_company(policy.log_prob, decision.record, decision.log_prob_E_K_N)
 
 
 def test_without_transformers_the_cure_is_named_and_nothing_is_written(

@@ -55,7 +55,7 @@ def test_probabilities_are_those_that_were_drawn_with(folder: Path, method: str,
     policy.on_trainer_step(200)  # which changes what is drawn from now on, not what was
     found = policy.log_prob(decision.record)
     assert found.log_prob_B_K_N.shape == (3, 8, 4) and decision.actions_E_A_D.shape == (3, 8, 4)
-    torch.testing.assert_close(found.log_prob_B_K_N, decision.record["log_prob"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.log_prob_B_K_N, decision.log_prob_E_K_N, rtol=0, atol=1e-5)
     found.log_prob_B_K_N.sum().backward()
     assert policy.network.action_out_proj.weight.grad.abs().sum() > 0
     assert (found.entropy_B_K_N is not None) == (method == "flow_noise")
@@ -109,9 +109,10 @@ def test_learning_from_other_batches_gives_the_probabilities_of_acting(
     five = [0, 1, 2, 1, 0]
     seen = {name: [value[i] for i in five] if isinstance(value, list) else value[five] for name, value in seen.items()}
     draws = [torch.Generator().manual_seed(10 + i) for i in range(5)]
-    record = policy.act(seen, mode="sample", generators=draws).record
+    decision = policy.act(seen, mode="sample", generators=draws)
+    record = decision.record
     assert joint or len(set(record["denoise_inds"][:, 0].tolist())) > 1  # a step of its own for each decision
-    any_company(policy.log_prob, record, record["log_prob"])
+    any_company(policy.log_prob, record, decision.log_prob_E_K_N)
 
 
 def test_fewer_actions_are_executed_and_counted(folder: Path) -> None:
@@ -152,13 +153,14 @@ def test_what_it_sees_and_does_has_the_published_order_and_units(tmp_path: Path)
 @pytest.mark.parametrize("is_safe", [False, True])
 def test_the_noise_heads_spread_is_the_entropy_and_safe_probabilities_are_squares(folder: Path, is_safe: bool) -> None:
     policy = Pi05Policy(str(folder), noise_method="flow_noise", num_steps=1, safe_get_logprob=is_safe)
-    record = policy.act(observation(), mode="sample", generators=generators()).record
+    decision = policy.act(observation(), mode="sample", generators=generators())
+    record = decision.record
     start, end = (record["chains"][:, k] for k in range(2))
     v, hidden = policy.network.velocity(policy._prefix(record), start, torch.ones(3))
     drawn = torch.distributions.Normal(start - v, policy.network.noise_head(hidden))
     found = policy.log_prob(record)
     expected = -(end - drawn.mean).square() if is_safe else drawn.log_prob(end)
-    for value in (found.log_prob_B_K_N, record["log_prob"]):
+    for value in (found.log_prob_B_K_N, decision.log_prob_E_K_N):
         torch.testing.assert_close(value, expected[:, :8, :4], rtol=0, atol=1e-4)
     torch.testing.assert_close(found.entropy_B_K_N, drawn.entropy()[:, :8, :4], rtol=0, atol=1e-4)
 
@@ -331,7 +333,7 @@ def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(tmp_pa
     )
     starts = {"task_id": torch.zeros(2, dtype=torch.long), "trial_id": torch.arange(2)}
     decisions = next(model.train_batches([starts]))
-    assert torch.allclose(decisions.old_log_prob_B_K_N, decisions.record["log_prob"], atol=1e-5)
+    assert decisions.facts["draw_difference"] < 1e-5
     output, loss = model.training_step(decisions, 0)
     loss.backward()
     assert abs(float(output["ratio_max"]) - 1) < 1e-4 and model.net.network.action_out_proj.weight.grad.any()

@@ -166,11 +166,14 @@ class OpenVLAPolicy(nn.Module):
         draws_E_KN = torch.stack(draws).to(seen.device)
         if self.variant == "oft":
             logits = self.model.parallel_logits(seen, record["ids"], record["length"], num)
-            chosen = _chosen(logits[..., self.tokens.ids], draws_E_KN, heat)
+            chosen, log_prob = _chosen(logits[..., self.tokens.ids], draws_E_KN, heat)
         else:
-            chosen = self._one_by_one(seen, record, draws_E_KN, heat)
-        record["responses"] = chosen.unflatten(1, (self.num_actions, self.action_dim)).short()
-        return Decision(self.actions(record["responses"]), record)
+            chosen, log_prob = self._one_by_one(seen, record, draws_E_KN, heat)
+        shape = (self.num_actions, self.action_dim)
+        record["responses"] = chosen.unflatten(1, shape).short()
+        return Decision(
+            self.actions(record["responses"]), record, log_prob.unflatten(1, shape) if mode == "sample" else None
+        )
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
         if self.variant == "l1":
@@ -198,13 +201,18 @@ class OpenVLAPolicy(nn.Module):
         num = self.num_actions * self.action_dim
         return self.model.regressed(seen, record["ids"], record["length"], num).float()
 
-    def _one_by_one(self, seen: Tensor, record: Mapping[str, Tensor], draws_E_N: Tensor, heat: float) -> Tensor:
-        first = self.tokens.ids.start
+    def _one_by_one(
+        self, seen: Tensor, record: Mapping[str, Tensor], draws_E_N: Tensor, heat: float
+    ) -> tuple[Tensor, Tensor]:
+        first, log_probs = self.tokens.ids.start, []
 
         def choose(k: int, logits: Tensor) -> Tensor:
-            return _chosen(logits[:, self.tokens.ids], draws_E_N[:, k], heat) + first
+            chosen, log_prob = _chosen(logits[:, self.tokens.ids], draws_E_N[:, k], heat)
+            log_probs.append(log_prob)
+            return chosen + first
 
-        return self.model.decoded(seen, record["ids"], record["length"], draws_E_N.shape[1], choose) - first
+        chosen = self.model.decoded(seen, record["ids"], record["length"], draws_E_N.shape[1], choose) - first
+        return chosen, torch.stack(log_probs, dim=1)
 
     # --- what it sees
 
@@ -260,9 +268,13 @@ class OpenVLAPolicy(nn.Module):
         write_folder(Path(folder), tensors, self.folder.small_files(), beside=self._origin.beside)
 
 
-def _chosen(logits: Tensor, draws: Tensor, heat: float) -> Tensor:
-    """The likeliest of the last dimension, or with ``heat`` the one that a uniform number falls upon."""
+def _chosen(logits: Tensor, draws: Tensor, heat: float) -> tuple[Tensor, Tensor]:
+    """The likeliest of the last dimension, or with ``heat`` the one that a uniform number falls upon; and the logarithm
+    of its probability, which is 1 without heat."""
     if heat == 0:
-        return logits.argmax(dim=-1)
-    reached = torch.softmax(logits.float() / heat, dim=-1).cumsum(dim=-1)
-    return (reached < draws[..., None] * reached[..., -1:]).sum(dim=-1).clamp(max=logits.shape[-1] - 1)
+        chosen = logits.argmax(dim=-1)
+        return chosen, torch.zeros_like(chosen, dtype=torch.float32)
+    log_prob = torch.log_softmax(logits.float() / heat, dim=-1)
+    reached = log_prob.exp().cumsum(dim=-1)
+    chosen = (reached < draws[..., None] * reached[..., -1:]).sum(dim=-1).clamp(max=logits.shape[-1] - 1)
+    return chosen, log_prob.gather(-1, chosen[..., None])[..., 0]

@@ -78,6 +78,14 @@ def step_log_prob(x_next: Tensor, mean: Tensor, std: Tensor, *, is_safe: bool = 
     return torch.where(is_drawn, log_prob, 0.0)
 
 
+def noise_log_prob(noise: Tensor, std: Tensor, *, is_safe: bool = False) -> Tensor:
+    """The same of a step that was drawn as mean + std * noise, by the noise itself."""
+    if is_safe:
+        return -(std * noise).square()
+    of_unit = -0.5 * noise.square() - 0.5 * math.log(2 * math.pi)
+    return torch.where(std > 0, of_unit - torch.log(std), 0.0)
+
+
 def start_log_prob(x: Tensor) -> Tensor:
     """Of the noise that a decision began with."""
     return -0.5 * math.log(2 * math.pi) - 0.5 * x.float().square()

@@ -112,25 +112,25 @@ class Pi05Policy(nn.Module):
             steps = [self._drawn_steps(each) for each in generators]
         record["denoise_inds"] = torch.stack(steps).to(x.device)
         record["noise_level"] = torch.full((len(x),), self._noise_level(), device=x.device)
-        chain, drawn_log_prob = [x], flow.start_log_prob(x) if config.joint_logprob else torch.zeros_like(x)
+        chain, log_prob = [x], flow.start_log_prob(x) if config.joint_logprob else torch.zeros_like(x)
         for k in range(config.num_steps):
             index = torch.full((len(x),), k, device=x.device)
             v, hidden = self.network.velocity(cache, x, self._times(x)[index])
             mean, _ = self._step(flow.EVAL, index, x, v, hidden, record)
             if mode == "sample":
                 drawn_mean, std = self._step(config.noise_method, index, x, v, hidden, record)
-                drawn = drawn_mean + temperature * std * self._drawn(generators, shape)
+                noise, std = self._drawn(generators, shape), temperature * std
                 is_drawn = (record["denoise_inds"] == k).any(dim=1)[:, None, None]
-                term = flow.step_log_prob(drawn, drawn_mean, std, is_safe=config.safe_get_logprob)
-                drawn_log_prob = drawn_log_prob + torch.where(is_drawn, term, 0.0)
-                mean = torch.where(is_drawn, drawn, mean)
+                term = flow.noise_log_prob(noise, std, is_safe=config.safe_get_logprob)
+                log_prob = log_prob + torch.where(is_drawn, term, 0.0)
+                mean = torch.where(is_drawn, drawn_mean + std * noise, mean)
             x = mean
             chain.append(x)
         record["chains"] = torch.stack(chain, dim=1)
         count = config.num_steps + 1 if config.joint_logprob else 1
-        record["log_prob"] = (drawn_log_prob / count)[:, : config.executed, : config.env_dim]
-        actions = self.action_stats.restored(x[:, : config.executed, : config.env_dim])
-        return Decision(actions.repeat_interleave(config.hold, dim=1), record)
+        executed = (slice(None), slice(0, config.executed), slice(0, config.env_dim))
+        actions = self.action_stats.restored(x[executed]).repeat_interleave(config.hold, dim=1)
+        return Decision(actions, record, log_prob[executed] / count if mode == "sample" else None)
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
         """Of the actions that are executed; each is a row. flow_noise, which learns its spread, has an entropy."""

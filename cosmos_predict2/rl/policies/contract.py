@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a policy keeps the contract of `Policy`: for policies of yours as for those here.
+
+    from cosmos_predict2.rl.policies.contract import check_policy
+
+    def test_my_policy_keeps_the_contract():
+        check_policy(MyPolicy(), MyEnv(num_envs=3).reset()[0])
+
+Each function that begins with ``check_`` is one rule. A run compares the log-probabilities of each experience by the
+same measure before it learns from them (`difference`, `TOLERANCES`).
+"""
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.rl.interfaces import ContractError, Decision, Observation, Policy
+
+# How far two log-probabilities of an element may be apart on average, in nats: the same formula, rounded otherwise in
+# batches of other sizes. By the precision of the weights. On CPUs the tiny policies differ by 2e-7 in both precisions;
+# these bounds are guesses for GPUs, where float32 products are TF32 and kernels depend on the batch.
+TOLERANCES = {torch.float64: 5e-3, torch.float32: 5e-3}
+OF_HALF = 0.05
+ENOUGH = 1000  # elements that are drawn to compare their spread with the entropy
+SIGMAS, OFF = 6.0, 0.05  # how far their mean may be off: by chance, and where rare tokens were not among them
+
+
+def tolerance_of(policy: Any) -> float:
+    """That of the lowest precision among the weights."""
+    weights = policy.parameters() if isinstance(policy, nn.Module) else ()
+    return max((TOLERANCES.get(weight.dtype, OF_HALF) for weight in weights), default=TOLERANCES[torch.float32])
+
+
+def difference(drawn_B_K_N: Tensor, computed_B_K_N: Tensor) -> float:
+    """Mean distance of the elements of two log-probabilities; infinite where their shapes differ."""
+    if drawn_B_K_N.shape != computed_B_K_N.shape:
+        return float("inf")
+    return float((drawn_B_K_N.float() - computed_B_K_N.float()).abs().mean())
+
+
+def check_policy(
+    policy: Policy, observation: Observation, *, tolerance: float | None = None, unreached: Sequence[str] = ()
+) -> None:
+    """Raise `ContractError` for the first rule that ``policy`` breaks where it sees this, of two rows or more.
+
+    ``tolerance`` of log-probabilities in place of that of the weights' precision. ``unreached`` are patterns of weights
+    that no decision depends on, as published networks have some. Draws are seeded and few; the rules hold for all.
+    Gradients and the mode of a module are afterwards as they were.
+    """
+    case = _Case(policy, observation, tolerance_of(policy) if tolerance is None else tolerance, unreached)
+    for rule in RULES:
+        try:
+            rule(case)
+        except ContractError as error:
+            raise ContractError(f"{rule.__name__}: {error}") from None
+        except Exception as error:  # of the policy's own code
+            raise ContractError(f"{rule.__name__}: {type(error).__name__}: {error}") from error
+
+
+class _Case:
+    """A policy and what it sees; modules are in evaluation mode, as episodes are played."""
+
+    def __init__(self, policy: Policy, observation: Observation, tolerance: float, unreached: Sequence[str]) -> None:
+        self.policy, self.observation, self.tolerance, self.unreached = policy, observation, tolerance, unreached
+        self.num = len(observation["full_image"])
+
+    def act(
+        self,
+        mode: Literal["sample", "greedy"] = "sample",
+        rows: list[int] | None = None,
+        seed: int = 0,
+        observation: Observation | None = None,
+    ) -> Decision:
+        rows = list(range(self.num)) if rows is None else rows
+        seen = {
+            name: value[rows] if isinstance(value, Tensor) else [value[i] for i in rows]
+            for name, value in (observation or self.observation).items()
+        }
+        generators = [torch.Generator().manual_seed(1000 * seed + i) for i in rows]
+        with _mode(self.policy, is_training=False):
+            return self.policy.act(seen, mode=mode, generators=generators)
+
+    def log_prob(self, record: Mapping[str, Tensor], *, is_training: bool = False) -> Tensor:
+        with torch.no_grad(), _mode(self.policy, is_training=is_training):
+            return self.policy.log_prob(record).log_prob_B_K_N
+
+    def require_close(self, what: str, found: Tensor, expected: Tensor, tolerance: float | None = None) -> None:
+        away, limit = difference(found, expected), self.tolerance if tolerance is None else tolerance
+        if not away <= limit:
+            shapes = f", shapes {list(found.shape)} and {list(expected.shape)}" if away == float("inf") else ""
+            raise ContractError(f"{what} differ by {away:.3g} on average ({limit:g} may be rounding){shapes}")
+
+
+@contextmanager
+def _mode(policy: Any, *, is_training: bool) -> Iterator[None]:
+    """Inside, a module is in training or evaluation mode."""
+    modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
+    modes = [module.training for module in modules]
+    try:
+        for module in modules[:1]:
+            module.train(is_training)
+        yield
+    finally:
+        for module, was_training in zip(modules, modes):
+            module.training = was_training
+
+
+# --- rules
+
+
+def check_decision(case: _Case) -> None:
+    """A decision has finite actions [E, A, D] and a record with a row for each environment; where it is sampled, also
+    the log-probability [E, K, N] that it was drawn with, where K divides A. None of them carries a gradient."""
+    _require(case.num >= 2, f"the observation has {case.num} rows: check it with 2 at least")
+    for mode in ("sample", "greedy"):
+        decision = case.act(mode)  # type: ignore[arg-type]
+        actions = decision.actions_E_A_D
+        _require_tensor(f"actions ({mode})", actions, 3, case.num)
+        _require(bool(decision.record), f"the record ({mode}) is empty")
+        for name, value in decision.record.items():
+            is_tensor = isinstance(value, Tensor) and value.ndim >= 1 and len(value) == case.num
+            _require(is_tensor, f"record['{name}'] ({mode}) has no row for each of {case.num} environments")
+            _require(not value.requires_grad, f"record['{name}'] ({mode}) carries a gradient: act without one")
+    drawn = case.act().log_prob_E_K_N
+    if drawn is None:
+        raise ContractError("Decision.log_prob_E_K_N of a sampled decision is None: what was it drawn with?")
+    _require_tensor("Decision.log_prob_E_K_N", drawn, 3, case.num)
+    steps, rows = actions.shape[1], drawn.shape[1]
+    _require(rows > 0 and steps % rows == 0, f"log_prob_E_K_N has {rows} rows, which do not divide {steps} actions")
+
+
+def check_seeds(case: _Case) -> None:
+    """The same generators decide the same, greedily and where it samples, whatever the generator of torch; others
+    sample something else."""
+    for mode in ("greedy", "sample"):
+        found = []
+        for seed in (1, 2):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                found.append(case.act(mode).actions_E_A_D)  # type: ignore[arg-type]
+        _require(torch.equal(*found), f"the same generators gave other actions ({mode}): it draws from elsewhere")
+    other = case.act(seed=1).actions_E_A_D
+    _require(not torch.equal(other, found[0]), "other generators sample the same actions: nothing is drawn")
+
+
+def check_company(case: _Case) -> None:
+    """An environment decides alone as among others and in another order: each row has its own draw and record."""
+    whole = case.act()
+    assert whole.log_prob_E_K_N is not None
+    for rows in ([case.num - 1], list(range(case.num))[::-1]):
+        part = case.act(rows=rows)
+        assert part.log_prob_E_K_N is not None
+        case.require_close(
+            f"actions of rows {rows}, decided apart,", part.actions_E_A_D, whole.actions_E_A_D[rows], 0.05
+        )
+        case.require_close(
+            f"log-probabilities of rows {rows}, decided apart,", part.log_prob_E_K_N, whole.log_prob_E_K_N[rows]
+        )
+
+
+def check_log_prob(case: _Case) -> None:
+    """log_prob of a record is what the decision was drawn with, element by element, also after other decisions."""
+    for seed in range(2):
+        decision = case.act(seed=seed)
+        case.act(seed=9)
+        assert decision.log_prob_E_K_N is not None
+        found = case.log_prob(decision.record)
+        case.require_close("what act drew with and log_prob of its record", found, decision.log_prob_E_K_N)
+
+
+def check_rows_of_records(case: _Case) -> None:
+    """Decisions are learnt from in other batches than they were made in: in any order, together and alone."""
+    first, second = (case.act(seed=seed).record for seed in (0, 1))
+    record = {name: torch.cat([value, second[name]]) for name, value in first.items()}
+    whole = case.log_prob(record)
+    shuffled = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
+    for rows in (shuffled, shuffled[:1], shuffled[1:3]):
+        found = case.log_prob({name: value[rows.to(value.device)] for name, value in record.items()})
+        case.require_close(f"log_prob of rows {rows.tolist()} of a record and of the whole", found, whole[rows])
+
+
+def check_training_mode(case: _Case) -> None:
+    """A module computes the same log-probabilities in training mode: nothing such as dropout comes between."""
+    record = case.act().record
+    found = [case.log_prob(record, is_training=is_training) for is_training in (False, True, True)]
+    for other in found[1:]:
+        case.require_close("log_prob in evaluation and in training mode", other, found[0])
+
+
+def check_spread(case: _Case) -> None:
+    """What is drawn is as spread as the entropy says: its mean log-probability is minus the entropy.
+
+    Policies without an entropy are not judged by it.
+    """
+    off: list[Tensor] = []
+    while sum(map(len, off)) < ENOUGH:
+        record = case.act(seed=100 + len(off)).record
+        with torch.no_grad(), _mode(case.policy, is_training=False):
+            found = case.policy.log_prob(record)
+        if found.entropy_B_K_N is None:
+            return
+        _require(
+            found.entropy_B_K_N.shape == found.log_prob_B_K_N.shape,
+            "entropy_B_K_N has another shape than log_prob_B_K_N",
+        )
+        off.append((-found.log_prob_B_K_N - found.entropy_B_K_N).float().flatten())
+    all_off = torch.cat(off)
+    mean, limit = float(all_off.mean()), OFF + SIGMAS * float(all_off.std()) / len(all_off) ** 0.5
+    _require(
+        abs(mean) <= limit,
+        f"on average log_prob of draws is {-mean:.3g} above minus the entropy (up to {limit:.2g} may be chance): act"
+        " draws with another spread than log_prob and entropy speak of",
+    )
+
+
+def check_gradients(case: _Case) -> None:
+    """The gradient of log_prob reaches every weight that is trained, and is finite."""
+    if not isinstance(case.policy, nn.Module):
+        return
+    record, weights = case.act().record, dict(case.policy.named_parameters())
+    trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+    _require(bool(trained), "no parameter requires a gradient: there is nothing to train")
+    with torch.enable_grad(), _mode(case.policy, is_training=True):
+        total = case.policy.log_prob(record).log_prob_B_K_N.sum()
+        _require(total.requires_grad, "log_prob carries no gradient")
+        found: list[Tensor | None] = [*torch.autograd.grad(total, list(trained.values()), allow_unused=True)]
+    gradients = {name: gradient for name, gradient in zip(trained, found) if gradient is not None}
+    missing = [name for name in trained if name not in gradients]
+    missing = [name for name in missing if not any(fnmatch.fnmatchcase(name, one) for one in case.unreached)]
+    text = "does not reach {}: train them, freeze them, or name them in unreached"
+    _require(not missing, f"the gradient of log_prob {text.format(', '.join(missing[:3]))}")
+    bad = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
+    _require(not bad, f"the gradient of log_prob is not finite in {', '.join(bad[:3])}")
+    _require(any(bool(gradient.any()) for gradient in gradients.values()), "the gradient of log_prob is 0 everywhere")
+
+
+RULES: list[Callable[[_Case], None]] = [
+    check_decision,
+    check_seeds,
+    check_company,
+    check_log_prob,
+    check_rows_of_records,
+    check_training_mode,
+    check_spread,
+    check_gradients,
+]
+
+
+def _require(is_kept: bool, found: str) -> None:
+    if not is_kept:
+        raise ContractError(found)
+
+
+def _require_tensor(name: str, value: Any, dimensions: int, rows: int) -> None:
+    """A floating tensor of finite numbers, without a gradient."""
+    is_right = (
+        isinstance(value, Tensor) and value.is_floating_point() and value.ndim == dimensions and len(value) == rows
+    )
+    found = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    _require(is_right, f"{name} is {found}; floating numbers of {dimensions} dimensions, {rows} rows")
+    _require(bool(value.isfinite().all()), f"{name} has numbers that are not finite")
+    _require(not value.requires_grad, f"{name} carries a gradient: act without one")
