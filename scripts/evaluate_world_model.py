@@ -75,6 +75,9 @@ def _parser() -> command_line.Parser:
     actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
     actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")
     actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
+    actions(
+        "--tokenizer_path", default="", metavar="FILE", help="where the tokenizer's file lies (default: as recorded)"
+    )
     actions("--action_transform", default="", metavar="NAME", help="of the training, where such weights record none")
     actions("--guidance", type=float, default=0.0, help="away from no text: 0 for models that have none")
     actions("--seed", type=int, default=0, help="of the noise, clip i has seed + i; and of the toy world's episodes")
@@ -164,7 +167,8 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     if args.lpips:
         lpips_package()
     _require_actions(args.dit_path)
-    of_model = {name: getattr(args, name) for name in ("model_size", "dit_path", "load_ema", "action_transform")}
+    asked = ("model_size", "dit_path", "load_ema", "action_transform", "tokenizer_path")
+    of_model = {name: getattr(args, name) for name in asked}
     choice = choose_action_model(ActionModel(**of_model))
     recordings = _recordings(args, choice)
     if recordings.episodes is None and args.toy_episodes:

@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,11 @@ ALPHA_KEY = "lora_alpha"  # in an exported .pt: a number
 # Of model.config.pipe_config, what gives the weights the meaning that they had in training.
 PIPELINE = (
     "net", "tokenizer", "state_t", "fps", "resolution", "conditioning_strategy", "sigma_conditional", "sigma_data",
-    "rectified_flow_t_scaling_factor", "timestamps", "flow", "objective", "conditioner",
+    "rectified_flow_t_scaling_factor", "timestamps", "flow", "objective", "conditioner", "precision",
+    "text_encoder",
 )  # fmt: skip
 OF_THE_MACHINE = ("atten_backend", "sac_config")  # of the network's arguments: another machine chooses anew
+TOKENIZER, TEXT_ENCODER = "tokenizer", "text_encoder"  # parts of the pipeline, and their entries in the digests
 
 # Published files that record no transform, by a part of their path.
 _RELEASED: list[tuple[str, ActionTransform]] = [
@@ -109,6 +111,7 @@ class ModelCard:
     lora_alpha: float | None = None
     lora_targets: str = ""
     base: str = ""  # the weights that training started from
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the weights of the other parts, by their names
 
     def opened(self) -> "ModelCard":
         """This card; raises where the weights cannot be opened."""
@@ -223,12 +226,20 @@ def read_card(path: str, *, fetch: bool = True) -> ModelCard:
             found |= dict(run_folder=folder, run=run_tree(folder), starts=start_facts(folder))
             found |= _typed(_of_run(found["run"], found["starts"]), folder, is_strict=False)
         found |= _of_weights(path)
-        if found.get("action_transform") is None and _below(found.get("run"), "model", "config", "world_model"):
-            found["action_transform"] = read_card(str(found.get("base") or ""), fetch=fetch).action_transform
+        if _below(found.get("run"), "model", "config", "world_model"):  # of a policy's run, which holds it
+            base = read_card(str(found.get("base") or ""), fetch=fetch)
+            found = {"action_transform": base.action_transform, "digests": base.digests} | found
+    found["texts"] = _with_fingerprint(found.get("texts", ()), found.get("digests", {}).get(TEXT_ENCODER, ""))
     if found.get("action_transform") is None:
         of_release = next((transform for pattern, transform in _RELEASED if re.search(pattern, path)), None)
         found |= dict(action_transform=of_release, is_known_by_name=of_release is not None)
     return ModelCard(**found)
+
+
+def _with_fingerprint(texts: tuple[TrainedText, ...], encoder: str) -> tuple[TrainedText, ...]:
+    """The texts of an encoder that was not built yet when the run recorded them, under its whole name."""
+    kind = encoder.partition("-")[0]
+    return tuple(replace(text, encoder=encoder) if text.encoder == kind else text for text in texts)
 
 
 def card_in(state: Mapping[str, Tensor]) -> ModelCard:
@@ -323,10 +334,11 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     pipe, is_whole = _below(config, "pipe_config"), config.get("train_architecture") == "base"
     shares = config.get("conditional_frames_probs") if pipe.get("flow") else None
     most = max((int(number) for number, share in shares.items() if share), default=None) if shares else None
+    text = _below(config, "text")
     return {
-        "pipeline": _pipeline_facts(pipe) if isinstance(pipe.get("net"), dict) else None,
+        "pipeline": _pipeline_facts(pipe, text.get("encoder")) if isinstance(pipe.get("net"), dict) else None,
         "action_transform": pipe.get(TRANSFORM_KEY),
-        "constant_text": _below(config, "text").get("constant_path"),
+        "constant_text": text.get("constant_path"),
         "max_conditioning_frames": pipe.get("max_num_conditional_frames") if most is None else most,
         "lora_alpha": None if is_whole else config.get("lora_alpha"),
         "lora_targets": None if is_whole else config.get("lora_target_modules"),
@@ -334,7 +346,9 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pipeline_facts(pipe: Mapping[str, Any]) -> dict[str, Any]:
+def _pipeline_facts(pipe: Mapping[str, Any], encoder: Any) -> dict[str, Any]:
+    """``encoder`` is that of the captions in training, where it encodes them."""
+    pipe = {**pipe, TEXT_ENCODER: encoder or pipe.get(TEXT_ENCODER)}
     found = {key: pipe[key] for key in PIPELINE if pipe.get(key) is not None}
     return found | {"net": {key: value for key, value in pipe["net"].items() if key not in OF_THE_MACHINE}}
 
@@ -402,6 +416,7 @@ _FIELDS: dict[str, Any] = {
     "lora_alpha": float,
     "lora_targets": str,
     "base": str,
+    "digests": lambda value: {str(part): str(digest) for part, digest in value.items()},
 }
 
 
@@ -413,7 +428,7 @@ def _typed(record: Mapping[str, Any], where: str, *, is_strict: bool = True) -> 
             continue
         try:
             found[name] = convert(record[name])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             if is_strict or name == TRANSFORM_KEY:  # actions in another form would be silent nonsense
                 raise CheckpointError(f"{where}: its '{name}' cannot be read: {error}") from error
             log.warning("%s: its '%s' cannot be read: %s", where, name, error)

@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
-from cosmos_predict2.checkpoints.card import TRANSFORM_KEY, ModelCard, known_class
+from cosmos_predict2.checkpoints.card import OF_THE_MACHINE, TOKENIZER, TRANSFORM_KEY, ModelCard, known_class
+from imaginaire.config.lazy_config import signature
+from imaginaire.config.lazy_yaml import to_data
+from imaginaire.config.names import target_of
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.optim.lora import LoraSpec
 
@@ -20,8 +23,13 @@ OTHER_TRANSFORM = (
     "Weights fit one transform only. Give the data the same (dataset.action_transform),"
     " or start a new run (job.name) from the weights alone, by model.config.model_manager_config.dit_path."
 )
-# Arguments of a network that neither names nor shapes of its weights show, and their defaults.
-INVISIBLE: dict[str, Any] = {"summed_action_dims": [], "summed_action_scale": 1.0, "reads_text": True}
+# Arguments that may differ from those of training: how a machine does it, where a file lies (its content is compared),
+# and what networks of this family accept and do not read.
+FILES = ("weights", "vae_pth")  # of a tokenizer
+OF_THIS_MACHINE = {
+    "net": (*OF_THE_MACHINE, "min_fps", "max_fps", "pos_emb_learnable", "pos_emb_interpolation"),
+    TOKENIZER: ("device", "temporal_window", "tile_size", "channels_last", "chunk_duration", "load_mean_std", "name"),
+}
 _TRANSFORMS = {"relative_pose": relative_pose, "controller": controller}
 
 
@@ -36,12 +44,21 @@ def unregistered(card: ModelCard, part: str = "net") -> str | None:
     )
 
 
-def network_differences(trained: ModelCard, net: Mapping[str, Any]) -> Iterator[str]:
-    """Where a network's lazy node differs from that of the weights in what shapes do not show."""
-    for name, default in INVISIBLE.items() if trained.net else ():
-        theirs, ours = (_plain(default if value is None else value) for value in (trained.net.get(name), net.get(name)))
-        if theirs != ours:
-            yield f"{name}={theirs}, here {ours}"
+def part_differences(trained: ModelCard, part: str, node: Mapping[str, Any] | None) -> Iterator[str]:
+    """Where a part's lazy node differs from the recorded one in what neither names nor shapes of its weights show."""
+    recorded = trained.pipeline.get(part)
+    if not recorded or node is None:
+        return
+    target = target_of(node)
+    if known_class(recorded) is not target:
+        yield f"{str(recorded.get('_target_')).rpartition('.')[2]}, here {getattr(target, '__name__', target)}"
+        return
+    theirs, ours = to_data(recorded), to_data(node)
+    defaults = {name: to_data(p.default) for name, p in signature(target).items() if p.default is not p.empty}
+    for name in sorted({str(name) for name in (*recorded, *node)} - {*OF_THIS_MACHINE.get(part, ()), *FILES}):
+        values = [tree[name] if tree.get(name) is not None else defaults.get(name) for tree in (theirs, ours)]
+        if values[0] != values[1] and not name.startswith("_"):
+            yield f"{name}={values[0]}, here {values[1]}"
 
 
 def start_differences(trained: ModelCard, net: Mapping[str, Any], transform: ActionTransform | None) -> Iterator[str]:
@@ -49,7 +66,7 @@ def start_differences(trained: ModelCard, net: Mapping[str, Any], transform: Act
     fit, or their transform."""
     if not trained.has_action_embedders:
         return
-    for difference in network_differences(trained, net):
+    for difference in part_differences(trained, "net", net):
         yield f"the start weights {trained.path} were trained by a network with {difference} (pipe_config.net)"
     theirs = trained.action_transform
     if transform is not None and theirs is not None and not transform.yields_to(theirs):
@@ -142,7 +159,3 @@ def alpha_differences(trained: ModelCard, wanted: LoraSpec | None) -> Iterator[s
             f" {wanted.alpha:g}: their effect would change by a factor of {wanted.alpha / recorded:g}. Set"
             f" model.config.lora_alpha={recorded:g}."
         )
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else list(value)

@@ -32,7 +32,7 @@ from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.pipelines.asked import ActionModel, Model, VideoModel
-from cosmos_predict2.pipelines.recorded_run import apply_card, apply_text, read_and_warn
+from cosmos_predict2.pipelines.recorded_run import apply_card, apply_text, place_tokenizer, read_and_warn
 from cosmos_predict2.released import PREDICT25, get_cosmos_predict25_checkpoint, not_yet_here
 from cosmos_predict2.world_model.config import FlowConfig
 from imaginaire.checkpoint.weight_files import latest
@@ -98,6 +98,8 @@ def choose_model(asked: VideoModel, input_path: str | None = None) -> Choice:
     aspect_ratio = asked.aspect_ratio or family.SIZES[size].aspect_ratio
     if run is not None:
         aspect_ratio = _follow(run, config, asked, aspect_ratio)
+    elif asked.tokenizer_path:
+        place_tokenizer(config, asked.tokenizer_path)
     for adapter in asked.lora if asked.dit_path else ():
         if (of_adapter := read_card(parse_lora(adapter)[0])).texts:  # adapters were trained last, so theirs counts
             apply_text(of_adapter, config)
@@ -168,7 +170,7 @@ def _follow(run: ModelCard, config: Any, asked: VideoModel, aspect_ratio: str) -
     """Make the config that of the run but for what is asked, with a warning where they differ; the aspect ratio."""
     state_t, fps = config.state_t, config.fps
     resolution, ratio = run.shape
-    apply_card(run, config)
+    apply_card(run, config, tokenizer_path=asked.tokenizer_path)
     log.info("run: %s: %s", run.source, run)
     for flag, wanted, trained in (
         ("--resolution", asked.resolution, resolution),
@@ -206,7 +208,7 @@ def choose_action_model(asked: ActionModel) -> Choice:
     size = _agreed_size(asked, run.model_size(sizes) if run is not None else None)
     config = sizes[size]
     if run is not None:
-        apply_card(run, config)
+        apply_card(run, config, tokenizer_path=asked.tokenizer_path)
         config.resolution, _ = run.shape
         log.info("run: %s: %s", run.source, run)
     elif (family := card.opened().family) is None or family.action_inputs is None:
@@ -218,6 +220,8 @@ def choose_action_model(asked: ActionModel) -> Choice:
     if asked.chunk_size is not None and (asked.chunk_size < 4 or asked.chunk_size % 4):
         raise ConfigError(f"--chunk_size {asked.chunk_size}: a multiple of 4, 12 for example.")
     if run is None:
+        if asked.tokenizer_path:
+            place_tokenizer(config, asked.tokenizer_path)
         config.chunk_size = asked.chunk_size or config.chunk_size
         _fit_network(config, card, transform.dim)
     elif asked.chunk_size not in (None, config.chunk_size):

@@ -70,6 +70,11 @@ class TrainingText:
         self._encoder: EmbeddingCache | None = None
         self._constant: Tensor | None = None
 
+    @property
+    def encoder_name(self) -> str:
+        """With the fingerprint of its weights; empty where no caption was encoded yet, or none ever is."""
+        return "" if self._encoder is None else self._encoder.name
+
     def added_to(self, batch: Mapping[str, Any], size: int, device: torch.device) -> Mapping[str, Any]:
         """The batch with the embeddings of its ``size`` samples, in place of those that it may have."""
         if self.config.encoder is not None:

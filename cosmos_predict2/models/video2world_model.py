@@ -11,13 +11,22 @@ number of processes draw the same. Batches without ``sample_position`` draw from
 import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.card import ModelCard, card_in, card_of_config, card_tensors, read_card
+from cosmos_predict2.checkpoints.card import (
+    TEXT_ENCODER,
+    TOKENIZER,
+    ModelCard,
+    card_in,
+    card_of_config,
+    card_tensors,
+    read_card,
+)
 from cosmos_predict2.checkpoints.card_checks import alpha_differences
 from cosmos_predict2.checkpoints.runs import RATE_KEY
 from cosmos_predict2.conditioner import TEXT_KEY, Condition
@@ -36,7 +45,7 @@ from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.text import TrainingText, data_text, require_text, text_of_config
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts
-from cosmos_predict2.world_model.assembly import settle_attention
+from cosmos_predict2.world_model.assembly import other_parts, part_digest, settle_attention
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.network import add_trained_adapters, fill_network
 from cosmos_predict2.world_model.parallelize import parallelize_dit
@@ -77,6 +86,7 @@ class Video2WorldModel(ImaginaireModel):
     """
 
     config_class: type[Predict2Video2WorldModelConfig] = Predict2Video2WorldModelConfig  # of a plain mapping
+    learns_from_clips = True  # so that weights may begin with the latents of another tokenizer
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -98,6 +108,8 @@ class Video2WorldModel(ImaginaireModel):
         shares = ", ".join(f"{n} in {share / total:.0%}" for n, share in config.conditional_frames.items())
         log.info("conditioning latent frames: %s of the clips", shares)
         self.actions = actions_of(self)
+        if config.model_manager_config.dit_path:
+            self._compare_with_start(config.model_manager_config.dit_path)
         self._has_checked_latents = False  # that the data's latents are of this tokenizer
 
     @classmethod
@@ -142,6 +154,15 @@ class Video2WorldModel(ImaginaireModel):
         for problem in alpha_differences(read_card(path), lora.lora_spec(self.net)):
             raise CheckpointError(problem)
         self.actions.take_over(read_card(path).opened())
+        self._compare_with_start(path)
+
+    def _compare_with_start(self, path: str) -> None:
+        """Report start weights that were trained with other parts: what they know is learnt anew, if at all."""
+        for problem in other_parts(read_card(path), self.pipe_config, self.world.tokenizer):
+            if self.learns_from_clips:
+                log.warning("start weights: %s What they know of latents must be learnt anew", problem)
+            else:
+                raise CheckpointError(problem)
 
     def on_data(self, *loaders: Any) -> None:
         self.actions.on_data(*loaders)
@@ -153,7 +174,14 @@ class Video2WorldModel(ImaginaireModel):
 
     def card(self) -> ModelCard:
         """What the weights of this run record about themselves."""
-        return self.actions.added_to(self._card_of_config)
+        encoder = self.text.encoder_name
+        digests = {TOKENIZER: self._tokenizer_digest, TEXT_ENCODER: encoder}
+        card = replace(self._card_of_config, digests={part: digest for part, digest in digests.items() if digest})
+        return self.actions.added_to(card)
+
+    @functools.cached_property
+    def _tokenizer_digest(self) -> str:
+        return part_digest(self.world.tokenizer)
 
     @functools.cached_property
     def _card_of_config(self) -> ModelCard:
@@ -167,12 +195,20 @@ class Video2WorldModel(ImaginaireModel):
         return self.saved_weights() | card_tensors(self.card())
 
     def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
-        self.actions.take_over(card_in(state))
+        self._take_over(state)
         return weights.load_into(self.saved_weights(), state)
 
     def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
-        self.actions.take_over(card_in(state))
+        self._take_over(state)
         return weights.account(self.saved_weights(), state)
+
+    def _take_over(self, state: Mapping[str, Tensor]) -> None:
+        """The actions of a checkpoint are the run's; raise where its latents are of another tokenizer."""
+        card = card_in(state)
+        self.actions.take_over(card)
+        if card.digests.get(TOKENIZER, self._tokenizer_digest) != self._tokenizer_digest:
+            for problem in other_parts(card, self.pipe_config, self.world.tokenizer):
+                raise CheckpointError(f"The checkpoint: {problem}")
 
     # --- set-up
 

@@ -48,6 +48,9 @@ class Model(Imports):
     lora: list[str] = flag(  # noqa: RUF009
         [], "an adapter to add; may be repeated", action="append", metavar="PATH[:WEIGHT]"
     )
+    tokenizer_path: str = flag(
+        "", "where the video tokenizer's file lies (default: where the run had it, or the downloads)", metavar="FILE"
+    )
     checkpoint_dir: str | None = flag(
         None, "where released weights lie (default checkpoints, or what COSMOS_PREDICT2_ARGS says)", metavar="DIR"
     )

@@ -5,13 +5,23 @@ apply_card(read_card("checkpoints/posttraining/video2world/NAME/checkpoints/mode
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
-from cosmos_predict2.checkpoints.card import OF_THE_MACHINE, ModelCard, known_class, read_card
-from cosmos_predict2.checkpoints.card_checks import unregistered
+from cosmos_predict2.checkpoints.card import (
+    OF_THE_MACHINE,
+    TEXT_ENCODER,
+    TOKENIZER,
+    ModelCard,
+    known_class,
+    name_of,
+    read_card,
+)
+from cosmos_predict2.checkpoints.card_checks import FILES, OF_THIS_MACHINE, unregistered
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -23,9 +33,11 @@ from cosmos_predict2.world_model.config import (
     Video2WorldActionPipelineConfig,
     Video2WorldPipelineConfig,
 )
-from imaginaire.config.lazy_config import LazyCall
+from imaginaire import storage
+from imaginaire.checkpoint.weight_files import is_hub
+from imaginaire.config.lazy_config import LazyCall, signature
 from imaginaire.config.names import target_of
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +51,7 @@ _SAME = (
     "sigma_conditional",
     "sigma_data",
     "rectified_flow_t_scaling_factor",
+    "precision",
 )
 
 
@@ -50,8 +63,9 @@ def read_and_warn(path: str) -> ModelCard:
     return card
 
 
-def apply_card(card: ModelCard, config: Video2WorldPipelineConfig) -> None:
-    """Give the config the network of the weights, its text, length and rate, noise levels, and actions."""
+def apply_card(card: ModelCard, config: Video2WorldPipelineConfig, *, tokenizer_path: str = "") -> None:
+    """Give the config the parts of the weights, with their arguments and files: network, tokenizer, objective, text;
+    also length and rate, noise levels, and actions. ``tokenizer_path`` is where the tokenizer's file lies now."""
     takes_actions = isinstance(config, Video2WorldActionPipelineConfig)
     if card.takes_actions != takes_actions:
         program, which = ("video2world_action", "with") if card.takes_actions else ("video2world", "without")
@@ -64,12 +78,16 @@ def apply_card(card: ModelCard, config: Video2WorldPipelineConfig) -> None:
     config.timestamps = SolverConfig(**_known(SolverConfig, card.pipeline.get("timestamps")))
     flow = card.pipeline.get("flow")
     config.flow = FlowConfig(**_known(FlowConfig, flow)) if flow else None
-    for part in ("tokenizer", "objective"):
+    for part in (TOKENIZER, "objective"):
         if problem := unregistered(card, part):
             raise CheckpointError(problem)
-        cls = known_class(card.pipeline.get(part) or {})
-        if cls not in (None, target_of(getattr(config, part))):
-            setattr(config, part, LazyCall(cls)(**_arguments(card, part)))
+    if cls := known_class(card.pipeline.get(TOKENIZER) or {}):
+        own = config.tokenizer if target_of(config.tokenizer) is cls else {}
+        config.tokenizer = LazyCall(cls)(**_tokenizer_arguments(card, own, is_moved=bool(tokenizer_path)))
+    if tokenizer_path:
+        place_tokenizer(config, tokenizer_path)
+    cls = known_class(card.pipeline.get("objective") or {})
+    config.objective = LazyCall(cls)(**_arguments(card, "objective")) if cls else None
     if isinstance(config, Video2WorldActionPipelineConfig):
         if card.action_transform is not None and not card.is_known_by_name:
             config.action_transform = card.action_transform.to_dict()
@@ -92,6 +110,45 @@ def _arguments(card: ModelCard, part: str) -> dict[str, Any]:
         if "_target_" in str(value):
             raise CheckpointError(f"{_record(card)}: pipe_config.{part}.{name} names something to build, {value}.")
     return arguments
+
+
+def place_tokenizer(config: Any, path: str) -> None:
+    """Make the tokenizer of a pipeline's config read this file."""
+    key = next((key for key in FILES if key in signature(target_of(config.tokenizer))), None)
+    if key is None:
+        name = getattr(target_of(config.tokenizer), "__name__", "the tokenizer")
+        raise ConfigError(f"--tokenizer_path {path}: {name} takes no file ({' or '.join(FILES)}). Leave it out.")
+    config.tokenizer[key] = path
+
+
+def _tokenizer_arguments(card: ModelCard, own: Mapping[str, Any], *, is_moved: bool) -> dict[str, Any]:
+    """The recorded arguments, with those of the machine as this program's config has them, and its file where it lies
+    now unless ``is_moved`` to where the caller knows."""
+    arguments = {key: value for key, value in _arguments(card, TOKENIZER).items() if key != "device"}
+    arguments |= {key: own[key] for key in OF_THIS_MACHINE[TOKENIZER] if key in own}
+    for key in FILES:
+        if (file := str(arguments.get(key) or "")) and not is_moved:
+            arguments[key] = _found(card, file, str(own.get(key) or ""))
+    return arguments
+
+
+def _found(card: ModelCard, file: str, own: str) -> str:
+    """Where a recorded file lies: as recorded, from a folder above the run's as from that in which it was trained, or
+    beside the weights; a released one where this program's config has it."""
+    if storage.is_remote(file) or is_hub(file) or storage.exists(file):
+        return file
+    above = [] if os.path.isabs(file) else list(Path(card.run_folder or card.path).absolute().parents)
+    beside = [Path(folder) for folder in (card.run_folder, os.path.dirname(card.path)) if folder]
+    places = [*(folder / file for folder in above), *(folder / Path(file).name for folder in beside)]
+    if Path(own).parts[-3:] == Path(file).parts[-3:]:
+        return next((str(place) for place in places if place.exists()), own)
+    if (found := next((str(place) for place in places if place.exists()), None)) is None:
+        raise CheckpointError(
+            f"{card.source} was trained with the tokenizer of {file}, which is not there. Give the file with"
+            " --tokenizer_path FILE."
+        )
+    log.info("tokenizer: %s, recorded as %s", found, file)
+    return found
 
 
 def _record(card: ModelCard) -> str:
@@ -124,11 +181,12 @@ def apply_text(card: ModelCard, config: Any) -> None:
         log.warning(
             "%s: trained with texts of %d kinds (%s): a prompt is encoded as the first", card.source, count, kinds
         )
-    follow_text(config, card.texts[0], card.source)
+    follow_text(config, card.texts[0], card.source, card.pipeline.get(TEXT_ENCODER))
 
 
-def follow_text(config: Any, text: TrainedText, whose: str) -> None:
-    """Make a pipeline's config give the network this text; ``whose`` names the weights for the log."""
+def follow_text(config: Any, text: TrainedText, whose: str, recorded: Mapping[str, Any] | None = None) -> None:
+    """Make a pipeline's config give the network this text; ``whose`` names the weights for the log, ``recorded`` is the
+    node of the encoder that they were trained with."""
     config.num_text_tokens, config.text_encoder_name = text.num_tokens, text.encoder
     log.info("text: %s, as %s was trained", text, whose)
     name = parse_name(text.encoder)
@@ -137,15 +195,20 @@ def follow_text(config: Any, text: TrainedText, whose: str) -> None:
     if name.kind not in KINDS:
         config.text_encoder = None  # encoding a prompt is an error that names the encoder
     elif isinstance(config.text_encoder, Mapping):
-        config.text_encoder = _encoder_node(config.text_encoder, name, text)
+        config.text_encoder = _encoder_node(config.text_encoder, name, text, recorded or {})
 
 
-def _encoder_node(node: Any, name: EncoderName, text: TrainedText) -> Any:
-    """The lazy node of the encoder, with the arguments that the config has for one of its class."""
+def _encoder_node(node: Any, name: EncoderName, text: TrainedText, recorded: Mapping[str, Any]) -> Any:
+    """The lazy node of the encoder, with the arguments that the config has for one of its class, and more than these
+    those of training; its folder is that of training where it is here, whose content the encoder's name is held to."""
     cls = KINDS[name.kind]
-    known: dict[str, Any] = {}
-    if target_of(node) is cls:
-        known = {str(key): value for key, value in node.items() if not str(key).startswith("_")}
+    known = {str(key): value for key, value in node.items() if not str(key).startswith("_")}
+    if target_of(node) is not cls:
+        known = {}
+    if recorded.get("_target_") == name_of(cls):
+        trained = {key: value for key, value in recorded.items() if not key.startswith("_") and value is not None}
+        is_here = storage.is_folder(str(trained.get("path", "")))
+        known |= {key: value for key, value in trained.items() if key != "device" and (is_here or key != "path")}
     if cls is BytesEncoder:
         return LazyCall(cls)(**{**known, "num_tokens": text.encoder_tokens, "width": text.width})
     known.setdefault("path", get_t5_model_dir() if cls is T5Encoder else get_reason1_encoder_dir())

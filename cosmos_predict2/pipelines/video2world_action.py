@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints.card import read_card
-from cosmos_predict2.checkpoints.card_checks import network_differences, require_transform
+from cosmos_predict2.checkpoints.card_checks import require_transform
 from cosmos_predict2.guardrail.runner import GuardrailRunner
 from cosmos_predict2.interfaces import PromptRefiner
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
@@ -27,7 +27,7 @@ from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig, 
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
-from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError
 
 
 class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
@@ -54,11 +54,6 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         card = read_card(dit_path)
         transform = require_transform(card, config.transform, flag="config.action_transform")
         config = attrs.evolve(config, action_transform=transform.to_dict())
-        if config.net is not None and (differences := [*network_differences(card, config.net)]):
-            raise CheckpointError(
-                f"{dit_path} was trained by a network with {'; '.join(differences)} (pipe_config.net): build it so"
-                " (apply_card(read_card(dit_path), config))."
-            )
         pipe = super().from_config(config, dit_path, *arguments, **options)
         return cast("Video2WorldActionConditionedPipeline", pipe)
 

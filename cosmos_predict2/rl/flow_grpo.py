@@ -50,6 +50,7 @@ class FlowGRPOModel(Video2WorldModel):
     """A `Video2WorldModel` that learns from rewards. Its validation is that of supervised training."""
 
     config_class = Predict2RLConfig
+    learns_from_clips = False
     config: Predict2RLConfig
 
     def __init__(self, config: Any) -> None:

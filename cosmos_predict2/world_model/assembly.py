@@ -2,17 +2,19 @@
 """Whether the parts of a world model can be built: weights that are there and fit, attention that the device has."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from cosmos_predict2.checkpoints.card import read_card
-from cosmos_predict2.checkpoints.card_checks import unregistered
+from cosmos_predict2.checkpoints.card import TOKENIZER, ModelCard, read_card
+from cosmos_predict2.checkpoints.card_checks import FILES, part_differences, unregistered
 from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.nn.attention import check_attention, choose_attention
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.world_model.network import network_of
+from imaginaire.checkpoint import weights
 from imaginaire.config.names import target_of
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.findings import CheckContext
@@ -37,6 +39,47 @@ def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "au
             arguments = {str(key): node[key] for key in node if not str(key).startswith("_")}
             for finding in check(arguments, CheckContext()):
                 raise CheckpointError(finding.text)
+
+
+def part_digest(part: Any) -> str:
+    """The digest of a part's weights, wherever it keeps its modules; empty for one without weights."""
+    modules = {"": part} if isinstance(part, nn.Module) else vars(part)
+    found = {
+        f"{name}.{key}": value
+        for name, module in modules.items()
+        if isinstance(module, nn.Module)
+        for key, value in module.state_dict().items()
+    }
+    return weights.digest(found) if found else ""
+
+
+def other_parts(trained: ModelCard, config: Any, tokenizer: Any) -> Iterator[str]:
+    """Where the parts of a world model are not those that its network was trained with, as sentences. Weights of
+    another tokenizer are told by their digest; of a record without one a warning is logged."""
+    for part, node in (("net", config.net), (TOKENIZER, config.tokenizer)):
+        if part == TOKENIZER and tokenizer is None:
+            continue
+        if differences := [*part_differences(trained, part, node)]:
+            yield (
+                f"{trained.source} was trained with pipe_config.{part} {'; '.join(differences)}. Build it so"
+                " (apply_card(read_card(dit_path), config))."
+            )
+            return
+    recorded = trained.pipeline.get(TOKENIZER)
+    if tokenizer is None or not recorded or not (actual := part_digest(tokenizer)):
+        return
+    used, theirs = (next((node[key] for key in FILES if node.get(key)), "") for node in (config.tokenizer, recorded))
+    used, theirs = (f"those of {file}" if file else "the shipped ones" for file in (used, theirs))
+    if not (digest := trained.digests.get(TOKENIZER)):
+        log.warning(
+            "%s records no digest of its tokenizer's weights, %s: %s are taken as these", trained.source, theirs, used
+        )
+    elif digest != actual:
+        yield (
+            f"{trained.source} was trained with other weights of its tokenizer ({digest}, {theirs}) than {used}"
+            f" ({actual}). Give their file with --tokenizer_path FILE, in a configuration as"
+            f" {' or '.join(f'pipe_config.tokenizer.{key}' for key in FILES)}."
+        )
 
 
 def check_device(device: str) -> None:

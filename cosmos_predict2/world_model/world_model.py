@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from cosmos_predict2.checkpoints import load_dit
+from cosmos_predict2.checkpoints import load_dit, read_card
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.data.sizes import latent_frame, latent_frames, pixel_frames
 from cosmos_predict2.diffusion.rectified_flow import add_noise
@@ -27,7 +27,7 @@ from cosmos_predict2.interfaces import TextEncoder, VideoTokenizer
 from cosmos_predict2.nn.blocks import KeysValues
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens
-from cosmos_predict2.world_model.assembly import settle_attention
+from cosmos_predict2.world_model.assembly import other_parts, settle_attention
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
 from cosmos_predict2.world_model.device_memory import activation_bytes, clips_at_once, free_memory
@@ -38,7 +38,7 @@ from cosmos_predict2.world_model.sampling import GUIDED, UNGUIDED, SamplingOptio
 from imaginaire import distributed
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,13 @@ class WorldModel:
     # --- weights
 
     def load(self, path: str = "", which: str = "auto", *, seed: int = 0, is_baseline: bool = False) -> "WorldModel":
-        """Give the network memory on the device and weights from ``path``, or random ones, for inference."""
+        """Give the network memory on the device and weights from ``path``, or random ones, for inference.
+
+        Weights that were trained with other parts than this model's are an error, but as a baseline.
+        """
+        if path and not is_baseline:
+            for problem in other_parts(read_card(path), self.config, self.tokenizer):
+                raise CheckpointError(problem)
         net = self.net.to_empty(device=self.device)
         net.reset_buffers()
         settle_attention(net, self.device, net.dtype)

@@ -8,6 +8,7 @@ Sources are mappings from names to tensors that stay on disk until they are copi
 piece. Nothing is skipped in silence: what did not match is in the report, and ``require`` makes it an error.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -163,6 +164,18 @@ def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Te
 def is_extra(name: str) -> bool:
     """True for what released files hold besides weights."""
     return any(fnmatchcase(name, pattern) for pattern in EXTRAS)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """32 hexadecimal digits of all values by name, rounded to bfloat16: the same in float32 and in bfloat16, on any
+    device and from any form of file."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach()
+        value = value.to("cpu", torch.bfloat16 if value.is_floating_point() else value.dtype).contiguous()
+        found.update(f"{name} {list(value.shape)}".encode())
+        found.update(value.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:32]
 
 
 def account(targets: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> LoadReport:

@@ -28,11 +28,14 @@ def imagination_of(
     What is not given is as the card of the weights says. ``device`` is a GPU where there is one.
     """
     path = dit_path or tiny_action_path()
-    asked = ActionModel(dit_path=path, action_transform=action_transform, chunk_size=chunk_size, load_ema=load_ema)
+    asked = ActionModel(
+        dit_path=path,
+        action_transform=action_transform,
+        chunk_size=chunk_size,
+        tokenizer_path=tokenizer_path,
+        load_ema=load_ema,
+    )
     choice = choose_action_model(asked)
-    if tokenizer_path:
-        key = "weights" if "weights" in choice.config.tokenizer else "vae_pth"  # of the tiny one, of Wan's
-        choice.config.tokenizer[key] = tokenizer_path
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     precision = precision or ("float32" if device == "cpu" else choice.config.precision)

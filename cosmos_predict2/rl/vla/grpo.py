@@ -53,6 +53,7 @@ from cosmos_predict2.rl.vla.policy_evaluation import Comparison
 from cosmos_predict2.rl.vla.policy_losses import choose_groups
 from cosmos_predict2.rl.vla.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.weight_copy import WeightCopy
+from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import distributed, random
@@ -60,7 +61,7 @@ from imaginaire.config import lazy_config
 from imaginaire.config.typed_nodes import as_config
 from imaginaire.data.stream import POSITION_KEY
 from imaginaire.distributed.parallel import ParallelDims
-from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.errors import CheckpointError, ConfigError, TrainingError
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.optim import schedules
 from imaginaire.optim.parts import PartsOptimizer, PartsScheduler
@@ -144,6 +145,8 @@ class VLAGRPOModel(ImaginaireModel):
         model = lazy_config.instantiate(config.world_model, config=typed)
         if not isinstance(model, Video2WorldModel):
             raise ConfigError(f"{KEY}.world_model is a {type(model).__name__}, but it must be a Video2WorldModel.")
+        for problem in other_parts(read_card(path), pipe, model.world.tokenizer) if path else ():
+            raise CheckpointError(f"{KEY}.world_model: {problem}")
         self._held[WORLD_MODEL] = model
         return Imagination(model.world)
 

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every part of a world model comes back from its run as it was trained: its arguments, and its own weights."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from cosmos_predict2.checkpoints import read_card
+from cosmos_predict2.checkpoints.card import KEY, register
+from cosmos_predict2.checkpoints.card_checks import part_differences
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
+from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.configs.choice import choose_model
+from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig, Video2WorldModel
+from cosmos_predict2.pipelines.asked import VideoModel
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.rl.config import Predict2RLConfig
+from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
+from cosmos_predict2.text.t5 import T5Encoder
+from cosmos_predict2.text.trained_text import TrainedText, text_facts
+from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyTokenizer
+from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
+from cosmos_predict2.world_model.config import SolverConfig
+from cosmos_predict2.world_model.objectives import EDM
+from cosmos_predict2.world_model.world_model import WorldModel, build_world_model
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import to_yaml
+from imaginaire.errors import CheckpointError, ConfigError
+from tests.text.folders import t5_folder
+
+TINY_WAN = dict(dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True])
+
+
+class Sharpened(EDM):
+    """An objective with an argument of its own."""
+
+    def __init__(self, config: Any, sharpness: float = 1.0) -> None:
+        super().__init__(config)
+        self.sharpness = sharpness
+
+
+register(Sharpened)
+
+
+def _tiny_weights(path: Path, change: float) -> str:
+    tensors = safetensors.torch.load_file(SHIPPED)
+    tensors["group.linear_in.weight"] += change
+    tensors["group.linear_out.weight"] -= change
+    safetensors.torch.save_file(tensors, path)
+    return str(path)
+
+
+def _wan_weights(path: Path, seed: int) -> str:
+    torch.manual_seed(seed)
+    torch.save(WanTokenizer(config=TINY_WAN, allow_random=True).net.state_dict(), path)
+    return str(path)
+
+
+def _own_tokenizer(pipe: Any, folder: Path) -> None:
+    pipe.tokenizer = L(TinyTokenizer)(weights=_tiny_weights(folder / "tokenizer.safetensors", 0.01))
+
+
+def _wan(pipe: Any, folder: Path) -> None:
+    pipe.tokenizer = L(WanTokenizer)(
+        vae_pth=_wan_weights(folder / "tokenizer.pth", 1),
+        config=TINY_WAN,
+        latents_mean=[0.25] * 16,
+        latents_std=[2.0] * 16,
+        temporal_window=8,
+    )
+
+
+def _network(pipe: Any, folder: Path) -> None:
+    pipe.net.rope_h_extrapolation_ratio = 3.0  # no shape shows it
+
+
+def _rest(pipe: Any, folder: Path) -> None:
+    pipe.objective = L(Sharpened)(sharpness=2.0)
+    pipe.precision, pipe.sigma_conditional, pipe.state_t = "float64", 0.01, 3
+    pipe.timestamps = SolverConfig(t_min=2.0, t_max=70.0)
+    pipe.conditioner.text.dropout_rate = 0.4
+
+
+PARTS = {"tokenizer": _own_tokenizer, "wan": _wan, "network": _network, "rest": _rest}
+
+
+def _run(folder: Path, change: Callable[[Any, Path], None], **starts: Any) -> tuple[str, Video2WorldModel]:
+    """A run of one checkpoint, with its model."""
+    pipe = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    pipe.text_encoder = None
+    change(pipe, folder)
+    config = Predict2Video2WorldModelConfig(pipe_config=pipe, precision="float32")
+    (folder / "run/checkpoints/model").mkdir(parents=True)
+    (folder / "run/config.yaml").write_text(to_yaml({"model": {"config": config}}))
+    (folder / "run/runs.jsonl").write_text(json.dumps(starts))
+    model = Video2WorldModel(config)
+    path = folder / "run/checkpoints/model/iter_000000001.pt"
+    torch.save(model.checkpoint_state(), path)
+    return str(path), model
+
+
+def _read(path: str, **asked: Any) -> WorldModel:
+    choice = choose_model(VideoModel(dit_path=path, **asked))
+    choice.config.guardrail_config.enabled = False
+    return Video2WorldPipeline.from_config(choice.config, choice.dit_path, device="cpu").world
+
+
+def _clip() -> Tensor:
+    return torch.rand(1, 3, 9, 48, 48, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_comes_back_as_it_was_trained(part: str, tmp_path: Path) -> None:
+    path, model = _run(tmp_path, PARTS[part])
+    world, trained = _read(path), model.world
+    latent = trained.encode(_clip())
+    assert torch.equal(world.encode(_clip()), latent) and torch.equal(world.decode(latent), trained.decode(latent))
+    for name in ("sigma_conditional", "precision", "state_t", "timestamps", "conditioner", "flow"):
+        assert getattr(world.config, name) == getattr(trained.config, name), name
+    assert type(world.objective) is type(trained.objective)
+    assert getattr(world.objective, "sharpness", 0) == getattr(trained.objective, "sharpness", 0)
+    assert [*part_differences(read_card(path), "net", world.config.net)] == []
+    assert world.config.net.rope_h_extrapolation_ratio == trained.config.net.rope_h_extrapolation_ratio
+    assert all(torch.equal(a, b) for a, b in zip(world.net.parameters(), trained.net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("part", ["tokenizer", "wan"])
+def test_other_weights_in_the_place_of_the_recorded_ones_are_refused(part: str, tmp_path: Path) -> None:
+    path, model = _run(tmp_path, PARTS[part])
+    file = model.pipe_config.tokenizer.get("weights") or model.pipe_config.tokenizer.vae_pth
+    kept = shutil.copy(file, tmp_path / "kept")
+    (_tiny_weights if part == "tokenizer" else _wan_weights)(Path(file), 2)
+    with pytest.raises(CheckpointError, match=rf"{file}.*--tokenizer_path"):
+        _read(path)
+    with pytest.raises(CheckpointError, match=r"The checkpoint: .*--tokenizer_path"):  # a resumed run
+        Video2WorldModel(model.config).load_checkpoint_state(model.checkpoint_state())
+    assert torch.equal(_read(path, tokenizer_path=str(kept)).encode(_clip()), model.world.encode(_clip()))
+
+
+def test_a_config_that_names_the_shipped_tokenizer_is_refused(tmp_path: Path) -> None:
+    path, _ = _run(tmp_path, _own_tokenizer)
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    config.guardrail_config.enabled = False
+    with pytest.raises(CheckpointError, match="other weights of its tokenizer"):
+        Video2WorldPipeline.from_config(config, path, device="cpu")
+    build_world_model(config, dtype=torch.float32).load(path, is_baseline=True)
+
+
+def test_training_from_weights_of_another_tokenizer_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Supervised, it may be meant; rewards alone teach nobody new latents."""
+    path, model = _run(tmp_path, _own_tokenizer)
+    pipe = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    start = attrs.evolve(model.config.model_manager_config, dit_path=path)
+    Video2WorldModel(attrs.evolve(model.config, pipe_config=pipe, model_manager_config=start))
+    assert "must be learnt anew" in caplog.text
+    with pytest.raises(CheckpointError, match="other weights of its tokenizer"):
+        FlowGRPOModel(Predict2RLConfig(pipe_config=pipe, model_manager_config=start, precision="float32"))
+
+
+def test_a_moved_file_is_found_or_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    path, model = _run(Path("."), _own_tokenizer)
+    latent = model.world.encode(_clip())
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(_read(f"there/{path}").encode(_clip()), latent), "as the run's own folder saw it"
+    (folder / "tokenizer.safetensors").rename(folder / "run/tokenizer.safetensors")
+    assert torch.equal(_read(f"there/{path}").encode(_clip()), latent), "beside the run's config.yaml"
+    (folder / "run/tokenizer.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.safetensors, which is not there.*--tokenizer_path"):
+        _read(f"there/{path}")
+    moved = _read(f"there/{path}", tokenizer_path="elsewhere.safetensors")
+    assert torch.equal(moved.encode(_clip()), latent)
+
+
+def test_a_record_without_digests_is_read_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, model = _run(tmp_path, _own_tokenizer)
+    torch.save({name: value for name, value in torch.load(path).items() if name != KEY}, path)
+    assert not read_card(path).digests
+    assert torch.equal(_read(path).encode(_clip()), model.world.encode(_clip()))
+    assert caplog.text.count("records no digest of its tokenizer") == 1
+
+
+def test_the_models_that_come_with_the_code_record_theirs(caplog: pytest.LogCaptureFixture) -> None:
+    imagination_of()
+    assert read_card(tiny_action_path()).digests and "no digest" not in caplog.text
+
+
+def test_the_text_encoder_comes_back_with_its_own_folder_and_weights(tmp_path: Path) -> None:
+    t5_folder(tmp_path / "own")
+    t5_folder(tmp_path / "other", seed=1)
+    encoder = T5Encoder(str(tmp_path / "own"), max_length=16)
+
+    def change(pipe: Any, folder: Path) -> None:
+        pipe.text_encoder = L(T5Encoder)(path=str(tmp_path / "own"), max_length=16, batch_size=3)
+        pipe.net.crossattn_emb_channels = encoder.width
+
+    path, _ = _run(tmp_path, change, **text_facts([TrainedText(encoder.name, 16, 16, encoder.width)]))
+    found = choose_model(VideoModel(dit_path=path)).config.text_encoder
+    assert (found.path, found.batch_size) == (str(tmp_path / "own"), 3)
+    assert torch.equal(_read(path).encode_text(["push"]), encoder.encode(["push"]))
+    shutil.rmtree(tmp_path / "own")
+    shutil.move(tmp_path / "other", tmp_path / "own")
+    with pytest.raises(ConfigError, match="text encoder"):
+        _read(path)
