@@ -58,8 +58,7 @@ _DTYPES |= {"fp16": torch.float16, "fp32": torch.float32}
 def convert(source: str, destination: str, to: str) -> CheckpointSet:
     """Read a set and write it in the other layout; the written set."""
     found = checkpoint_layout.find_set(source)
-    if faults := found.faults():
-        raise CheckpointError(" ".join(faults))
+    checkpoint_layout.require_unchanged(found, KINDS)
     folder = storage.join(destination, "checkpoints")
     written = CheckpointSet(folder, checkpoint_layout.set_name(found.iteration, dcp=to == "dcp"))
     if any(written.has(kind) for kind in KINDS):

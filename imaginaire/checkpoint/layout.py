@@ -99,9 +99,9 @@ class CheckpointSet:
             return read_tree(self.path(kind), like)
         return load_pt(self.path(kind))
 
-    def faults(self) -> list[str]:
-        """What is wrong with this set, as sentences; reads a few kilobytes."""
-        missing = [self.path(kind) for kind in KINDS if not self.has(kind)]
+    def faults(self, kinds: Sequence[str] = KINDS) -> list[str]:
+        """What is wrong with some kinds of this set and their record, as sentences; reads a few kilobytes."""
+        missing = [self.path(kind) for kind in dict.fromkeys((*kinds, "trainer")) if not self.has(kind)]
         if missing:
             return [f"{path} is missing." for path in missing]
         try:
@@ -117,7 +117,7 @@ class CheckpointSet:
         recorded = trainer.get("files")
         if not isinstance(recorded, dict):
             return []  # written by another program: nothing to compare with
-        for kind in KINDS[:-1]:
+        for kind in (kind for kind in kinds if kind != "trainer"):
             try:
                 found = fingerprint(self.path(kind))
             except CheckpointError as error:
@@ -321,6 +321,43 @@ def foreign_set(path: str, kinds: Iterable[str]) -> CheckpointSet:
         hint = f" The newest complete set before it is {complete.path('model')}." if complete else ""
         raise CheckpointError(f"checkpoint.load_path={path}: {' '.join(faults)}{hint}")
     return saved
+
+
+def require_unchanged(saved: CheckpointSet, kinds: Sequence[str]) -> None:
+    """Raise unless these kinds of a set are those that were saved, with all their bytes; each process reads them, once
+    as long as its files stay as they are."""
+    _require_unchanged(saved, tuple(kinds), _stamp(saved, kinds))
+
+
+@functools.lru_cache(maxsize=64)
+def _require_unchanged(saved: CheckpointSet, kinds: tuple[str, ...], stamp: object) -> None:
+    # of weights that were copied alone, nothing is known but their own checksums
+    faults = saved.faults(kinds) if saved.has("trainer") or "trainer" in kinds else []
+    if faults := faults or saved.damage(kinds):
+        raise CheckpointError(
+            f"{' '.join(faults)} Restore the files, or take another iteration:"
+            f" {', '.join(s.name for s in all_sets(saved.folder) if s != saved)[:200] or 'there is no other'}."
+        )
+
+
+def _stamp(saved: CheckpointSet, kinds: Sequence[str]) -> object:
+    """What changes with the files of a set."""
+    paths = [saved.path(kind) for kind in {*kinds, "trainer"}]
+    if storage.is_remote(saved.folder):
+        return tuple(sorted((path, _bytes(path)) for path in paths if storage.exists(path)))
+    files = [file for path in map(Path, paths) for file in (path.iterdir() if path.is_dir() else [path])]
+    return tuple(sorted((str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files if f.is_file()))
+
+
+def set_of_weights(path: str) -> CheckpointSet | None:
+    """The set that the weights at a path are a part of; None where they are in none."""
+    parent, _, name = path.rstrip("/").rpartition("/")
+    if name == "model" and _NAME.fullmatch(parent.rpartition("/")[2]):  # iter_N/model
+        parent, _, name = parent.rpartition("/")
+    elif parent.rpartition("/")[2] == "model" and name.endswith(".pt"):  # model/iter_N.pt
+        parent = parent.rpartition("/")[0]
+    saved = CheckpointSet(parent, name) if _NAME.fullmatch(name) else None
+    return saved if saved is not None and saved.has("model") else None
 
 
 def damage(saved: CheckpointSet, kinds: Iterable[str]) -> list[str]:

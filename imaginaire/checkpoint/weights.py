@@ -10,7 +10,7 @@ piece. Nothing is skipped in silence: what did not match is in the report, and `
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from imaginaire.checkpoint.weight_files import LazyTensors, load_pt, open_address, shape_of
+from imaginaire.checkpoint.layout import CheckpointSet, require_unchanged, set_of_weights
+from imaginaire.checkpoint.weight_files import LazyTensors, latest, load_pt, open_address, shape_of
 from imaginaire.distributed.parallel import local_part
 from imaginaire.errors import CheckpointError
 
@@ -99,9 +100,13 @@ class LoadReport:
 def read(path_or_id: str, *, prefix: str | None = None) -> Mapping[str, Tensor]:
     """Tensors by name from a ``.pt``, safetensors, DCP or run folder, a hub id, local or remote; lazy, memory-mapped.
 
+    Of a training checkpoint the first tensor is given once its bytes are those that were saved, as for a resumed run.
     With ``prefix`` only the names below it are given, without it.
     """
-    source = open_address(str(path_or_id))
+    address = latest(str(path_or_id))
+    source = open_address(address)
+    if (saved := set_of_weights(address)) is not None:
+        source = _OfASet(source, saved)
     if prefix is None:
         return source
     stripped = strip_prefix(source, prefix)
@@ -109,6 +114,30 @@ def read(path_or_id: str, *, prefix: str | None = None) -> Mapping[str, Tensor]:
         starts = sorted({name.partition(".")[0] for name in source})
         raise CheckpointError(f"{path_or_id} has no names below '{prefix}'. They begin with: {', '.join(starts[:10])}.")
     return stripped
+
+
+class _OfASet(Mapping[str, Tensor]):
+    """The tensors of a training checkpoint; records and shapes are read without a look at the rest."""
+
+    def __init__(self, source: Mapping[str, Tensor], saved: CheckpointSet) -> None:
+        self._source, self._saved = source, saved
+
+    def __getitem__(self, name: str) -> Tensor:
+        if not is_extra(name):
+            require_unchanged(self._saved, ["model"])
+        return self._source[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._source)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._source
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return shape_of(self._source, name)
 
 
 def strip_prefix(source: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:

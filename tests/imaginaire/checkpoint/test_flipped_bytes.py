@@ -2,6 +2,7 @@
 """A byte that a disk changes in a checkpoint is found when the run resumes, or changes nothing that is read."""
 
 import random
+import shutil
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ import torch
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet, foreign_set, own_set
+from imaginaire.checkpoint.weight_files import shape_of
 from imaginaire.errors import CheckpointError
+from scripts import convert
 from tests.training import difference
 
 
@@ -95,6 +98,42 @@ def test_the_numbers_of_a_tensor_are_checked_and_fallback_goes_on_from_the_set_b
     assert older is not None and older.iteration == 1
     assert own_set(str(tmp_path), ["model"], fallback=False) == saved, "what is not read is not checked"
     assert [len(saved.damage(KINDS, (i, 3))) for i in range(3)].count(1) == 1, "three processes share the reading"
+
+
+@pytest.mark.parametrize("dcp", [False, True])
+def test_every_reader_of_weights_checks_what_a_resume_checks(tmp_path: Path, dcp: bool) -> None:
+    saved = _written(tmp_path / "run/checkpoints", dcp)
+    expected, run = dict(saved.read("model")), str(tmp_path / "run")
+    found = 0
+    for file in _files(saved):
+        for place in _flips(file, 5 if "model" in str(file.relative_to(saved.folder)) else 0):
+            try:
+                assert difference(dict(weights.read(run)), expected) is None, f"{file}: byte {place} changed them"
+            except CheckpointError:
+                found += 1
+    assert found > 2 and difference(dict(weights.read(run)), expected) is None
+    file = next(file for file in _files(saved) if not file.name.startswith(".") and "model" in str(file))
+    numbers, intact = expected["net.b"].numpy().tobytes(), file.read_bytes()
+    file.write_bytes(intact.replace(numbers, bytes([numbers[0] ^ 1]) + numbers[1:]))
+    with pytest.raises(CheckpointError, match=r"is damaged: its bytes are not those that were saved.*iter_000000001"):
+        convert.convert(run, str(tmp_path / "converted"), "standard" if dcp else "dcp")
+    assert not (tmp_path / "converted").exists()
+    file.write_bytes(intact)
+    for kind in ("optim", "scheduler"):
+        saved.remove(kind)
+    assert difference(dict(weights.read(run)), expected) is None, "weights need no optimizer"
+    saved.remove("trainer")
+    assert difference(dict(weights.read(saved.path("model"))), expected) is None, "nor, copied alone, their record"
+
+
+def test_weights_of_another_run_in_the_place_of_the_saved_ones_are_told(tmp_path: Path) -> None:
+    saved, other = _written(tmp_path / "one", False), _written(tmp_path / "other", False)
+    torch.save({"net.w": torch.zeros(40), "net.b": torch.zeros(3)}, other.path("model"))
+    shutil.copy(other.path("model"), saved.path("model"))
+    source = weights.read(saved.path("model"))
+    assert source.keys() == {"net.w", "net.b"} and shape_of(source, "net.w") == (40,)
+    with pytest.raises(CheckpointError, match=r"is not the file that was saved with this set.*iter_000000001"):
+        source["net.w"]
 
 
 def test_a_record_is_read_to_its_end_however_large_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
