@@ -114,7 +114,7 @@ def _array(view: memoryview, start: int, what: str, dtypes: set[str]) -> tuple[n
         raise DataError(f"{what} is not in .npy format (numpy.save, allow_pickle=False): {_short(error)}.") from error
     if dtype.str not in dtypes:
         raise DataError(f"{what} has dtype {_short(dtype)}; known: {', '.join(sorted(dtypes))}.")
-    if not shape or any(not isinstance(n, int) or n < 1 for n in shape):
+    if not shape or any(type(n) is not int or n < 1 for n in shape):  # True is an int
         raise DataError(f"{what} has the shape {_short(list(shape))}: every dimension is at least 1.")
     begin = start + file.tell()
     end = begin + math.prod(shape) * dtype.itemsize
