@@ -29,7 +29,7 @@ _JITTER = random.Random()  # of its own: a retry must not move the random state 
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 20.0
 NOT_READY = "Not found scores"  # the published service's answer 400 to a pull that comes too early
-RETRIED = {408, 425, 429, 500, 502, 503, 504}
+RETRIED = {408, 425, 429, 500, 502, 503, 504, 507}
 
 
 @dataclass(frozen=True)

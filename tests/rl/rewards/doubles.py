@@ -41,14 +41,14 @@ def mean(clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
 
 
 class Noted:
-    """Like ``mean``, and writes each clip that it scores to a file."""
+    """Like ``mean``, and writes each clip that it scores to ``path``.txt."""
 
     def __init__(self, path: str, pause_s: float = 0.0) -> None:
         self.path = path
         self.pause_s = pause_s
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        with open(self.path, "a") as file:
+        with open(f"{self.path}.txt", "a") as file:
             file.write("".join(f"{prompt}\n" for prompt in clips.prompts))
         time.sleep(self.pause_s)
         return mean(clips, context)

@@ -23,7 +23,7 @@ lease_s = 3.0
 [[reward_args]]
 reward_type = "mean"
 make = "{here}:Noted"
-arguments = {{path = "{folder}/scored.txt", pause_s = {pause}}}
+arguments = {{path = "{folder}/scored", pause_s = {pause}}}
 max_batch = 4
 timeout_s = 2.0
 """
@@ -72,6 +72,17 @@ def test_kills_of_worker_and_server_in_mid_batch_lose_nothing(tmp_path: Path) ->
         assert sum(scored.values()) <= 24 + 2 * 4  # at most the two portions that were cut short
         metrics = service.get("/metrics").content["text"]
         assert 'reward_jobs{reward="mean",state="done"} 24' in metrics
+
+
+@pytest.mark.long
+def test_clips_that_kill_their_worker_fail_alone_and_those_of_another_run_wait(tmp_path: Path) -> None:
+    with served(tmp_path, config=config(tmp_path, 0.0)) as service:
+        posted = ["die"] * 3 + ["a"] + ["die"] * 5 + ["b"] * 40
+        answers = [service.enqueue(body(prompt, value=float(k))) for k, prompt in enumerate(posted)]
+        assert [answer.status for answer in answers] == [200] * len(posted)
+        found = [service.result(answer.content["uuid"]) for answer in answers]
+        assert [one["status"] for one in found] == ["failed" if prompt == "die" else "done" for prompt in posted]
+        assert "signal 9" in found[0]["error"]
 
 
 @pytest.mark.long

@@ -13,7 +13,8 @@ from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.registry import build, path_of
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
-from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, read_settings
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, read_settings
+from cosmos_predict2.rl.rewards.service.versions import version_of
 from cosmos_predict2.rl.rewards.verifiable import Agreement
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.errors import ConfigError
@@ -105,6 +106,35 @@ def test_rewards_are_found_by_name_and_by_path() -> None:
     assert made.path == "x"
 
 
+def test_a_version_is_of_all_that_a_result_follows_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "judge_of_mine.py").write_text("def judge(clips, context): return 1")
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "a.json").write_text("1")
+
+    def version(decode: DecodeSettings = TINY, **options: Any) -> str:
+        told = dict(reward_type="x", make="judge_of_mine:judge", model_path=str(weights), arguments={"scale": 1.0})
+        return version_of(RewardSettings(**{**told, **options}), decode)
+
+    first = version()
+    assert version() == first == version(max_batch=3, timeout_s=9.0, device="cpu")
+    others = [
+        version(make="judge_of_mine:other"),
+        version(arguments={"scale": 2.0}),
+        version(dtype="float16"),
+        version(DecodeSettings(model_path="tiny", dtype="float16")),
+        version(arguments={"scale": 1.0, "prompt": str(weights / "a.json")}),
+    ]
+    (weights / "a.json").write_text("2")
+    others.append(version())
+    others.append(version(arguments={"scale": 1.0, "prompt": str(weights / "a.json")}))
+    (tmp_path / "judge_of_mine.py").write_text("def judge(clips, context): return 2")
+    others.append(version())
+    assert len({first, *others}) == len(others) + 1
+    assert version(make="no.such.module:judge", model_path="a/hub-name")
+
+
 SERVICE_TOML = """
 host = "localhost"
 port = 8081
@@ -151,6 +181,7 @@ def test_the_published_file_is_read_and_what_does_nothing_is_noted(
         (SERVICE_TOML.replace('"motion"\nenable = false', '"smoothness"'), [], "twice"),
         (SERVICE_TOML + "\ntoken = 'x'", [], "token"),
         ("port =", [], "TOML"),
+        ("max_attempts = 1" + SERVICE_TOML, [], "max_attempts"),
         ("port = 1", [], "--rewards"),
         (SERVICE_TOML, ["--host", "0.0.0.0"], "WFM_REWARD_TOKEN"),
         (SERVICE_TOML, ["--host", "no.such.host.invalid"], "WFM_REWARD_TOKEN"),

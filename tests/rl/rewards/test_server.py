@@ -23,6 +23,7 @@ from cosmos_predict2.rl.rewards.service.queue import Depth
 from cosmos_predict2.rl.rewards.service.scoring import Scorer
 from cosmos_predict2.rl.rewards.service.server import Service, create_app
 from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from cosmos_predict2.rl.rewards.service.supervisor import BROKEN, READY, Supervisor
 from cosmos_predict2.rl.rewards.service.worker import Worker, WorkerSettings
 from tests.rl.rewards.doubles import HERE, body, mean
@@ -40,7 +41,8 @@ class Here:
         self.supervisor = Supervisor(self.settings, self.queue, Metrics())
         self.supervisor.slots[0].state = READY
         self.service = Service(self.settings, self.queue, self.supervisor, self.supervisor.metrics)
-        told = WorkerSettings("w", "mean", "", self.settings.queue, max_wait_s=0.0)
+        version = self.supervisor.version("mean")
+        told = WorkerSettings("w", "mean", "", self.settings.queue, version, max_wait_s=0.0)
         self.worker = Worker(told, self.queue, Scorer("mean", mean, lambda: None), lambda event: None)  # type: ignore
         self.thread = threading.Thread(target=self.worker.run)
 
@@ -114,6 +116,45 @@ def test_a_failure_is_final_and_named(here: tuple[Here, TestClient]) -> None:
     assert [one["status"] for one in found] == ["done", "failed", "done"]
     assert found[1]["scores"] is None and found[1]["valid"] == [False, False]
     assert "cannot be scored" in found[1]["error"]
+
+
+def test_what_failed_is_asked_anew_and_what_another_version_scored_too(here: tuple[Here, TestClient]) -> None:
+    made, client = here
+    made.work()
+    failing, good = body("raise", request_id="f"), body("a", request_id="g")
+    for k in range(2):
+        for one in (failing, good):
+            ticket = enqueue(client, one).json()["uuid"]
+            pull(client, ticket, wait="30")
+        assert f'reward_requests_total{{kind="new"}} {2 + k}' in client.get("/metrics").text
+    made.supervisor.slots[0].version = "a mended judge"
+    enqueue(client, good)
+    assert 'reward_requests_total{kind="new"} 4' in client.get("/metrics").text
+
+
+def test_a_full_disk_and_a_queue_that_is_gone_are_named(
+    here: tuple[Here, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, client = here
+    monkeypatch.setattr(servers, "FAULTS_S", 0.0)
+    assert isinstance(made.queue, SQLiteQueue)
+    opened = made.queue._db
+
+    def full() -> Any:
+        connection = opened()
+        connection.execute("PRAGMA max_page_count = 1")
+        return connection
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.queue, "_db", full)
+        answer = enqueue(client, body("a", *["x" * 1000] * 500))
+        assert answer.status_code == 507 and "full" in answer.json()["message"] and answer.headers["Retry-After"]
+    Path(made.settings.queue).unlink()
+    answers = [enqueue(client, body("a")), pull(client, "t")]
+    assert [one.status_code for one in answers] == [503, 503]
+    assert "deleted or replaced" in answers[0].json()["message"]
+    ready = client.get("/readyz")
+    assert ready.status_code == 503 and "deleted or replaced" in ready.json()["faults"][-1]
 
 
 def test_a_score_that_is_no_number_is_invalid(here: tuple[Here, TestClient]) -> None:
@@ -198,6 +239,10 @@ def test_a_broken_reward_and_a_stopping_service_refuse(here: tuple[Here, TestCli
     assert client.get("/readyz").json()["faults"]
     made.supervisor.slots[0].state = READY
     ticket = enqueue(client, body("a")).json()["uuid"]
+    made.supervisor.slots[0].state = BROKEN
+    waits = pull(client, ticket, wait="0")
+    assert waits.status_code == 202 and "torn" in waits.json()["message"]  # it waits, and says for what
+    made.supervisor.slots[0].state = READY
     threading.Timer(0.1, made.service.drain).start()
     assert pull(client, ticket, wait="30").status_code == 202
     assert enqueue(client, body("b")).status_code == 503
@@ -306,7 +351,7 @@ def test_wrong_fields_are_refused_and_leave_nothing(
         answer = enqueue(client, one + b"\n" + array)
         if answer.status_code == 200:  # what does not matter, or was right by chance
             job = made.queue.lease("mean", "w", 1, 60.0)[0]
-            assert made.queue.finish(job, "w", "{}")
+            assert made.queue.finish(job, "w", "{}", "")
         else:
             assert answer.status_code in (400, 409) and answer.json()["message"], answer.text
     assert "queued" not in made.queue.depth().get("mean", Depth({}, 0.0)).counts

@@ -4,6 +4,13 @@
 A request is one body and one job for each reward it asks for. A job is leased to a worker for a while and must be
 renewed; a lease that ran out is given to another worker, and what its first worker still writes is refused. So a job
 is lost with no process, and its result is written once.
+
+Only a worker's own death, which its supervisor reports, speaks against its jobs. Each of them is a suspect then, which
+is leased alone; one that was there at ``max_attempts`` deaths fails. A server or a machine that is lost says nothing,
+but a job that was leased very often without a result is a suspect, too, and fails in the end.
+
+A result has the version of the reward that gave it. A request that is asked again takes what is there of the present
+version; what failed, was forgotten or has another version is scored anew.
 """
 
 import os
@@ -18,11 +25,18 @@ from imaginaire.errors import DataError
 
 QUEUED, RUNNING, DONE, FAILED, EXPIRED = "queued", "running", "done", "failed", "expired"
 STATES = (QUEUED, RUNNING, DONE, FAILED, EXPIRED)
+OFTEN, MOST_LEASES = 4, 50  # leases without a result after which a job is a suspect, and fails
 _TICKETS = uuid.UUID("6a0f4f1c-52f1-4f0e-9a43-9d0c6f7e2b11")
 
 
 class QueueFull(Exception):
     """The queue takes no more jobs for now."""
+
+
+class QueueUnusable(Exception):
+    """The queue cannot be read or written."""
+
+    is_full = False  # its disk, or its memory
 
 
 class OtherBody(DataError):
@@ -36,17 +50,18 @@ class Limits:
     max_jobs: int = 10_000  # waiting and running, of all rewards
     max_bytes: int = 20 << 30  # bodies of the same
     result_ttl_s: float = 3600.0
-    max_attempts: int = 2  # a job whose worker died so often fails
+    max_attempts: int = 2  # a job whose worker died so often fails; at the first death it may have been in company
 
 
 @dataclass(frozen=True)
 class Job:
-    """A leased job. ``attempt`` and the worker's name are the right to finish it."""
+    """A leased job. ``attempt``, the number of its leases, and the worker's name are the right to finish it."""
 
     ticket: str
     reward: str
     attempt: int
     body: bytes = field(repr=False)
+    is_suspect: bool = False  # it may end its worker, and is leased alone
 
 
 @dataclass(frozen=True)
@@ -70,26 +85,26 @@ class Queue(Protocol):
 
     limits: Limits
 
-    def put(self, ticket: str, rewards: Sequence[str], body: bytes, digest: str, num_clips: int) -> bool:
-        """Accept a request; False where the same one is there already, which then counts once."""
+    def put(self, ticket: str, rewards: Mapping[str, str], body: bytes, digest: str, num_clips: int) -> bool:
+        """Accept a request of rewards in their present versions; False where nothing of it is to be scored anew."""
 
-    def lease(self, reward: str, worker: str, limit: int, seconds: float) -> list[Job]:
-        """Up to ``limit`` jobs, oldest first; one whose worker died before is leased alone."""
+    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspect_first: bool = False) -> list[Job]:
+        """Up to ``limit`` jobs, oldest first, or one suspect, where there is nothing else or it is to be first.
+
+        A worker that holds a job gets no suspect.
+        """
 
     def renew(self, jobs: Sequence[Job], worker: str, seconds: float) -> None:
         """Keep these jobs, as far as the worker has them still."""
 
-    def finish(self, job: Job, worker: str, result: str) -> bool:
-        """Write the result; False where the lease is another worker's by now."""
+    def finish(self, job: Job, worker: str, result: str, version: str) -> bool:
+        """Write the result of a reward in this version; False where the lease is another worker's by now."""
 
     def fail(self, job: Job, worker: str, reason: str) -> bool:
         """Write that the job failed for good; False as for finish."""
 
-    def release(self, worker: str, reason: str, counts: bool) -> int:
-        """Give back what a worker has leased. ``counts``: the worker died of it, perhaps: an attempt is used up."""
-
-    def fail_waiting(self, reward: str, reason: str) -> int:
-        """Fail all jobs of a reward that wait."""
+    def release(self, worker: str, reason: str, has_died: bool) -> int:
+        """Give back what a worker has leased, of which it may have died."""
 
     def look(self, ticket: str, reward: str) -> Status | None: ...
 
@@ -97,6 +112,9 @@ class Queue(Protocol):
         """Those of (ticket, reward) that wait no longer."""
 
     def depth(self) -> dict[str, Depth]: ...
+
+    def fault(self) -> str:
+        """Why it cannot be used; empty while it can, as far as is known."""
 
     def purge(self) -> int:
         """Forget results that are older than their time to live; jobs are ``expired`` for as long again."""
@@ -122,5 +140,8 @@ def now() -> float:
     return time.time()
 
 
-def death_reason(attempts: int, reason: str) -> str:
-    return f"the worker died {attempts} times while it scored this request: {reason}"
+def death_reason(deaths: int, reason: str) -> str:
+    return f"the worker died {deaths} times while it scored this request: {reason}"
+
+
+LOST_REASON = f"no worker lived to finish this request: it was leased {MOST_LEASES} times"

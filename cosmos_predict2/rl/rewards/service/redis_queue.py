@@ -7,20 +7,23 @@ Redis must keep its data: append-only file on, and no eviction. Both are checked
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from cosmos_predict2.rl.rewards.service.queue import (
     FAILED,
+    LOST_REASON,
+    MOST_LEASES,
+    OFTEN,
     STATES,
     Depth,
     Job,
     Limits,
     OtherBody,
     QueueFull,
+    QueueUnusable,
     Status,
     death_reason,
-    now,
 )
 from imaginaire.errors import ConfigError, missing_package
 
@@ -30,20 +33,28 @@ _JITTER = random.Random()  # of its own: a retry must not move the random state 
 _PREFIX = "cosmos_rewards"
 _WAIT_S = 60.0  # for a Redis that restarts
 
-# Keys: request:TICKET (hash), body:TICKET, job:TICKET:REWARD (hash), waiting:REWARD and running:REWARD (sorted sets of
-# tickets by number and by the end of the lease), settled (sorted set of TICKET:REWARD by time), worker:NAME (set of
-# TICKET:REWARD), rewards (set), number, bytes, open (counters).
-_COMMON = """
+# Keys: request:TICKET (hash), body:TICKET, job:TICKET:REWARD (hash), waiting:REWARD, suspects:REWARD and running:REWARD
+# (sorted sets of tickets, by number and the last by the end of the lease), settled (sorted set of TICKET:REWARD by
+# time), worker:NAME (set of TICKET:REWARD), rewards (set), number, bytes, open (counters).
+_COMMON = f"""
 local p = KEYS[1]
+local time = redis.call('TIME')  -- of Redis: the machines' clocks may differ
+local now = time[1] + time[2] / 1000000
 local function job_key(ticket, reward) return p .. ':job:' .. ticket .. ':' .. reward end
-local function settle(ticket, reward, state, field, text, now)
+local function is_suspect(key)
+  local found = redis.call('HMGET', key, 'deaths', 'attempt')
+  return tonumber(found[1] or 0) > 0 or tonumber(found[2] or 0) >= {OFTEN}
+end
+local function unlease(ticket, reward)
   local key = job_key(ticket, reward)
   local worker = redis.call('HGET', key, 'worker')
   if worker then redis.call('SREM', p .. ':worker:' .. worker, ticket .. ':' .. reward) end
   redis.call('HDEL', key, 'worker')
-  redis.call('HSET', key, 'state', state, field, text, 'settled', now)
-  redis.call('ZREM', p .. ':waiting:' .. reward, ticket)
-  redis.call('ZREM', p .. ':running:' .. reward, ticket)
+  for _, set in ipairs({{':waiting:', ':suspects:', ':running:'}}) do redis.call('ZREM', p .. set .. reward, ticket) end
+end
+local function settle(ticket, reward, state, field, text)
+  unlease(ticket, reward)
+  redis.call('HSET', job_key(ticket, reward), 'state', state, field, text, 'settled', now)
   redis.call('ZADD', p .. ':settled', now, ticket .. ':' .. reward)
   redis.call('DECR', p .. ':open')
   if redis.call('HINCRBY', p .. ':request:' .. ticket, 'open', -1) == 0 then
@@ -51,70 +62,75 @@ local function settle(ticket, reward, state, field, text, now)
     redis.call('DEL', p .. ':body:' .. ticket)
   end
 end
-local function retry(ticket, reward, reason, counts, most, now)
+local function retry(ticket, reward, reason, has_died, most)
   local key = job_key(ticket, reward)
-  local attempt = tonumber(redis.call('HGET', key, 'attempt'))
-  if counts and attempt >= most then settle(ticket, reward, 'failed', 'died', reason, now) return end
-  if not counts then redis.call('HSET', key, 'attempt', math.max(attempt - 1, 0)) end
-  local worker = redis.call('HGET', key, 'worker')
-  if worker then redis.call('SREM', p .. ':worker:' .. worker, ticket .. ':' .. reward) end
-  redis.call('HDEL', key, 'worker')
+  local deaths = redis.call('HINCRBY', key, 'deaths', has_died)
+  if deaths >= most then settle(ticket, reward, 'failed', 'died', reason) return end
+  if tonumber(redis.call('HGET', key, 'attempt')) >= {MOST_LEASES} then
+    settle(ticket, reward, 'failed', 'error', '{LOST_REASON}')
+    return
+  end
+  unlease(ticket, reward)
   redis.call('HSET', key, 'state', 'queued')
-  redis.call('ZREM', p .. ':running:' .. reward, ticket)
-  redis.call('ZADD', p .. ':waiting:' .. reward, redis.call('HGET', key, 'number'), ticket)
+  local set = is_suspect(key) and ':suspects:' or ':waiting:'
+  redis.call('ZADD', p .. set .. reward, redis.call('HGET', key, 'number'), ticket)
 end
 """
 _SCRIPTS = {
     "put": """
-local ticket, digest, body, clips, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local ticket, digest, body, clips = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local request = p .. ':request:' .. ticket
 local known = redis.call('HGET', request, 'digest')
-if known then
-  if known ~= digest then return 'other' end
-  local is_expired = false
-  for k = 8, #ARGV do
-    local state = redis.call('HGET', job_key(ticket, ARGV[k]), 'state')
-    if not state or state == 'expired' then is_expired = true end
-  end
-  if not is_expired or redis.call('HGET', request, 'open') ~= '0' then return 'known' end
+if known and known ~= digest then return 'other' end
+local wanted = {}
+for k = 7, #ARGV, 2 do
+  local found = redis.call('HMGET', job_key(ticket, ARGV[k]), 'state', 'version')
+  local is_good = found[1] == 'queued' or found[1] == 'running' or (found[1] == 'done' and found[2] == ARGV[k + 1])
+  if not is_good then wanted[#wanted + 1] = ARGV[k] end
 end
+if #wanted == 0 then return 'known' end
 local jobs = tonumber(redis.call('GET', p .. ':open') or 0)
 local bytes = tonumber(redis.call('GET', p .. ':bytes') or 0)
-if jobs + #ARGV - 7 > tonumber(ARGV[6]) or bytes + #body > tonumber(ARGV[7]) then return 'full' end
-redis.call('DEL', request)
-redis.call('HSET', request, 'digest', digest, 'clips', clips, 'bytes', #body, 'open', #ARGV - 7)
+if jobs + #wanted > tonumber(ARGV[5]) or bytes + #body > tonumber(ARGV[6]) then return 'full' end
+if redis.call('EXISTS', p .. ':body:' .. ticket) == 0 then redis.call('INCRBY', p .. ':bytes', #body) end
+redis.call('PERSIST', request)
+redis.call('HSET', request, 'digest', digest, 'clips', clips, 'bytes', #body)
+redis.call('HINCRBY', request, 'open', #wanted)
 redis.call('SET', p .. ':body:' .. ticket, body)
-redis.call('INCRBY', p .. ':bytes', #body)
-redis.call('INCRBY', p .. ':open', #ARGV - 7)
-for k = 8, #ARGV do
+redis.call('INCRBY', p .. ':open', #wanted)
+for _, reward in ipairs(wanted) do
   local number = redis.call('INCR', p .. ':number')
-  redis.call('DEL', job_key(ticket, ARGV[k]))
-  redis.call('HSET', job_key(ticket, ARGV[k]), 'state', 'queued', 'attempt', 0, 'number', number, 'accepted', now)
-  redis.call('ZREM', p .. ':settled', ticket .. ':' .. ARGV[k])
-  redis.call('ZADD', p .. ':waiting:' .. ARGV[k], number, ticket)
-  redis.call('SADD', p .. ':rewards', ARGV[k])
+  redis.call('DEL', job_key(ticket, reward))
+  redis.call('HSET', job_key(ticket, reward), 'state', 'queued', 'attempt', 0, 'number', number, 'accepted', now)
+  redis.call('ZREM', p .. ':settled', ticket .. ':' .. reward)
+  redis.call('ZADD', p .. ':waiting:' .. reward, number, ticket)
+  redis.call('SADD', p .. ':rewards', reward)
 end
 return 'new'
 """,
     "lease": """
-local reward, worker, limit, ends, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local reward, worker, limit, seconds, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', p .. ':running:' .. reward, '-inf', '(' .. now)) do
-  retry(ticket, reward, 'its lease ran out', true, tonumber(ARGV[6]), now)
+  retry(ticket, reward, '', 0, most)
+end
+local suspects = {}
+if redis.call('SCARD', p .. ':worker:' .. worker) == 0 then
+  suspects = redis.call('ZRANGE', p .. ':suspects:' .. reward, 0, 0)
+end
+local tickets = suspects
+if ARGV[6] == '0' or #suspects == 0 then
+  tickets = redis.call('ZRANGE', p .. ':waiting:' .. reward, 0, limit - 1)
+  if #tickets == 0 then tickets = suspects end
 end
 local found = {}
-for _, ticket in ipairs(redis.call('ZRANGE', p .. ':waiting:' .. reward, 0, limit - 1)) do
+for _, ticket in ipairs(tickets) do
   local key = job_key(ticket, reward)
-  local has_died = tonumber(redis.call('HGET', key, 'attempt')) > 0
-  if not has_died or #found == 0 then
-    local attempt = redis.call('HINCRBY', key, 'attempt', 1)
-    redis.call('HSET', key, 'state', 'running', 'worker', worker)
-    redis.call('ZREM', p .. ':waiting:' .. reward, ticket)
-    redis.call('ZADD', p .. ':running:' .. reward, ends, ticket)
-    redis.call('SADD', p .. ':worker:' .. worker, ticket .. ':' .. reward)
-    found[#found + 1] = ticket
-    found[#found + 1] = attempt
-  end
-  if has_died then break end
+  local suspect = is_suspect(key) and 1 or 0
+  unlease(ticket, reward)
+  redis.call('HSET', key, 'state', 'running', 'worker', worker)
+  redis.call('ZADD', p .. ':running:' .. reward, now + seconds, ticket)
+  redis.call('SADD', p .. ':worker:' .. worker, ticket .. ':' .. reward)
+  for _, one in ipairs({ticket, redis.call('HINCRBY', key, 'attempt', 1), suspect}) do found[#found + 1] = one end
 end
 return found
 """,
@@ -122,7 +138,7 @@ return found
 for k = 3, #ARGV do
   local ticket, reward = string.match(ARGV[k], '^([^:]+):(.*)$')
   if redis.call('HGET', job_key(ticket, reward), 'worker') == ARGV[1] then
-    redis.call('ZADD', p .. ':running:' .. reward, 'XX', ARGV[2], ticket)
+    redis.call('ZADD', p .. ':running:' .. reward, 'XX', now + tonumber(ARGV[2]), ticket)
   end
 end
 """,
@@ -131,32 +147,30 @@ local ticket, reward, worker, attempt = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local key = job_key(ticket, reward)
 local held = redis.call('HMGET', key, 'state', 'worker', 'attempt')
 if held[1] ~= 'running' or held[2] ~= worker or held[3] ~= attempt then return 0 end
-settle(ticket, reward, ARGV[5], ARGV[6], ARGV[7], ARGV[8])
+redis.call('HSET', key, 'version', ARGV[8])
+settle(ticket, reward, ARGV[5], ARGV[6], ARGV[7])
 return 1
 """,
     "release": """
 local jobs = redis.call('SMEMBERS', p .. ':worker:' .. ARGV[1])
 for _, job in ipairs(jobs) do
   local ticket, reward = string.match(job, '^([^:]+):(.*)$')
-  retry(ticket, reward, ARGV[2], ARGV[3] == '1', tonumber(ARGV[4]), ARGV[5])
+  retry(ticket, reward, ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]))
 end
 redis.call('DEL', p .. ':worker:' .. ARGV[1])
 return #jobs
 """,
-    "fail_waiting": """
-local tickets = redis.call('ZRANGE', p .. ':waiting:' .. ARGV[1], 0, -1)
-for _, ticket in ipairs(tickets) do settle(ticket, ARGV[1], 'failed', 'error', ARGV[2], ARGV[3]) end
-return #tickets
-""",
     "purge": """
-local old = redis.call('ZRANGEBYSCORE', p .. ':settled', '-inf', '(' .. ARGV[1])
+local old = redis.call('ZRANGEBYSCORE', p .. ':settled', '-inf', '(' .. now - tonumber(ARGV[1]))
 for _, job in ipairs(old) do
   local ticket, reward = string.match(job, '^([^:]+):(.*)$')
   local key = job_key(ticket, reward)
   redis.call('HSET', key, 'state', 'expired')
   redis.call('HDEL', key, 'result', 'error')
   redis.call('EXPIRE', key, ARGV[2])
-  redis.call('EXPIRE', p .. ':request:' .. ticket, ARGV[2])
+  if redis.call('HGET', p .. ':request:' .. ticket, 'open') == '0' then
+    redis.call('EXPIRE', p .. ':request:' .. ticket, ARGV[2])
+  end
   redis.call('ZREM', p .. ':settled', job)
 end
 return #old
@@ -174,6 +188,8 @@ class RedisQueue:
             raise missing_package("redis", "reward") from error
         self.limits = limits
         self.prefix = prefix
+        self._refused, self._full = redis.ResponseError, redis.exceptions.OutOfMemoryError
+        self._failure = ""  # of the last change
         self._gone = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError)
         try:
             self._redis: Any = redis.Redis.from_url(url, socket_timeout=30, socket_connect_timeout=5)
@@ -186,47 +202,45 @@ class RedisQueue:
             ) from error
         self._scripts = {name: self._redis.register_script(_COMMON + text) for name, text in _SCRIPTS.items()}
 
-    def put(self, ticket: str, rewards: Sequence[str], body: bytes, digest: str, num_clips: int) -> bool:
+    def put(self, ticket: str, rewards: Mapping[str, str], body: bytes, digest: str, num_clips: int) -> bool:
         most = (self.limits.max_jobs, self.limits.max_bytes)
-        answer = self._run("put", ticket, digest, body, num_clips, now(), *most, *rewards)
+        pairs = [text for pair in rewards.items() for text in pair]
+        answer = self._run("put", ticket, digest, body, num_clips, *most, *pairs)
         if answer == b"other":
             raise OtherBody("This request id was used before, with another body.")
         if answer == b"full":
             raise QueueFull("the limit of waiting jobs or bytes is reached.")
         return bool(answer == b"new")
 
-    def lease(self, reward: str, worker: str, limit: int, seconds: float) -> list[Job]:
-        found = self._run("lease", reward, worker, limit, now() + seconds, now(), self.limits.max_attempts)
+    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspect_first: bool = False) -> list[Job]:
+        found = self._run("lease", reward, worker, limit, seconds, self.limits.max_attempts, int(suspect_first))
         jobs = []
-        for ticket, attempt in zip(found[::2], found[1::2]):
+        for ticket, attempt, is_suspect in zip(found[::3], found[1::3], found[2::3]):
             body = self._call("get", self._key("body", ticket.decode()))
-            jobs.append(Job(ticket.decode(), reward, int(attempt), body))
+            jobs.append(Job(ticket.decode(), reward, int(attempt), body, bool(is_suspect)))
         return jobs
 
     def renew(self, jobs: Sequence[Job], worker: str, seconds: float) -> None:
-        self._run("renew", worker, now() + seconds, *(f"{job.ticket}:{job.reward}" for job in jobs))
+        self._run("renew", worker, seconds, *(f"{job.ticket}:{job.reward}" for job in jobs))
 
-    def finish(self, job: Job, worker: str, result: str) -> bool:
-        return bool(self._run("settle", job.ticket, job.reward, worker, job.attempt, "done", "result", result, now()))
+    def finish(self, job: Job, worker: str, result: str, version: str) -> bool:
+        return bool(self._run("settle", job.ticket, job.reward, worker, job.attempt, "done", "result", result, version))
 
     def fail(self, job: Job, worker: str, reason: str) -> bool:
-        return bool(self._run("settle", job.ticket, job.reward, worker, job.attempt, FAILED, "error", reason, now()))
+        return bool(self._run("settle", job.ticket, job.reward, worker, job.attempt, FAILED, "error", reason, ""))
 
-    def release(self, worker: str, reason: str, counts: bool) -> int:
-        return int(self._run("release", worker, reason, int(counts), self.limits.max_attempts, now()))
-
-    def fail_waiting(self, reward: str, reason: str) -> int:
-        return int(self._run("fail_waiting", reward, reason, now()))
+    def release(self, worker: str, reason: str, has_died: bool) -> int:
+        return int(self._run("release", worker, reason, int(has_died), self.limits.max_attempts))
 
     def look(self, ticket: str, reward: str) -> Status | None:
-        fields = ("state", "result", "error", "died", "attempt")
+        fields = ("state", "result", "error", "died", "deaths")
         found = self._call("hmget", self._key("job", ticket, reward), *fields)
-        state, result, error, died, attempt = [None if one is None else one.decode() for one in found]
+        state, result, error, died, deaths = [None if one is None else one.decode() for one in found]
         if state is None:
             return None
         clips = self._call("hget", self._key("request", ticket), "clips")
         if died is not None:
-            error = death_reason(int(attempt or 0), died)
+            error = death_reason(int(deaths or 0), died)
         return Status(state, result, error, int(clips or 0))
 
     def settled(self, waiting: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -243,22 +257,35 @@ class RedisQueue:
 
     def depth(self) -> dict[str, Depth]:
         found = {}
+        seconds, millionths = self._asked(self._redis.time)
         for reward in sorted(name.decode() for name in self._call("smembers", self._key("rewards"))):
             counts = dict.fromkeys(STATES, 0)
             oldest = 0.0
-            for state in ("waiting", "running"):
-                key = self._key(state, reward)
-                counts["queued" if state == "waiting" else state] = self._call("zcard", key)
+            for name, state in dict(waiting="queued", suspects="queued", running="running").items():
+                key = self._key(name, reward)
+                counts[state] += self._call("zcard", key)
                 for ticket in self._call("zrange", key, 0, 0):
-                    job = self._key("job", ticket.decode(), reward)
-                    accepted = self._call("hget", job, "accepted")
-                    oldest = max(oldest, now() - float(accepted or now()))
+                    accepted = self._call("hget", self._key("job", ticket.decode(), reward), "accepted")
+                    if accepted is not None:
+                        oldest = max(oldest, seconds + millionths / 1e6 - float(accepted))
             found[reward] = Depth(counts, oldest)
         return found
 
+    def fault(self) -> str:
+        try:
+            self._redis.ping()
+            if self._failure:  # does it still refuse?
+                self._redis.set(self._key("trial"), "x", ex=1)
+                self._failure = ""
+        except self._gone as error:
+            return f"Redis does not answer: {error}"
+        except self._refused:
+            return self._failure
+        return ""
+
     def purge(self) -> int:
         ttl = self.limits.result_ttl_s
-        return int(self._run("purge", now() - ttl, max(1, round(ttl))))
+        return int(self._run("purge", ttl, max(1, round(ttl))))
 
     def recover(self) -> int:
         return 0  # other machines may be scoring: leases that end give out again what nobody scores
@@ -281,9 +308,14 @@ class RedisQueue:
         while True:
             try:
                 return ask()
+            except self._refused as error:
+                unusable = QueueUnusable(f"Redis refused a change: {error}")
+                unusable.is_full = isinstance(error, self._full) or "MISCONF" in str(error)  # its memory, or its disk
+                self._failure = str(unusable)
+                raise unusable from error
             except self._gone as error:
                 if time.monotonic() - began > _WAIT_S:
-                    raise
+                    raise QueueUnusable(f"Redis does not answer: {error}") from error
                 log.warning("Redis does not answer, asking again: %s", error)
                 time.sleep(_JITTER.uniform(0.1, 0.5))
 

@@ -46,12 +46,18 @@ class Scorer:
     """A reward as a worker asks it: bytes of requests in, results or errors out."""
 
     def __init__(
-        self, name: str, function: ScoreFunction, decoder: Callable[[], VideoTokenizer], max_clips: int = 8
+        self,
+        name: str,
+        function: ScoreFunction,
+        decoder: Callable[[], VideoTokenizer],
+        max_clips: int = 8,
+        progress: Callable[[], None] = lambda: None,  # called before each step: a clip decoded, a portion scored
     ) -> None:
         self.name = name
         self.function = function
         self.needs_pixels = bool(getattr(function, "needs_pixels", False))
         self.max_clips = max_clips
+        self.progress = progress
         self._make_decoder = decoder
         self._decoder: VideoTokenizer | None = None
 
@@ -128,6 +134,7 @@ class Scorer:
             self._decoder = self._make_decoder()
         clips = []
         for latent in latents_B_C_T_H_W.split(1):
+            self.progress()
             pixels = self._decoder.decode(latent.to(self._decoder.dtype)).float().clamp(-1, 1)
             clips.append(((pixels + 1) * 127.5).nan_to_num().round().to(torch.uint8).cpu())
         return torch.cat(clips)
@@ -142,6 +149,7 @@ class Scorer:
             samples[0].fps,
         )
         context = {name: _column([one.context[name] for one in samples]) for name in samples[0].context}
+        self.progress()
         found = self.function(clips, context)
         columns = dict(found) if isinstance(found, Mapping) else {"value": found}
         if "value" not in columns:

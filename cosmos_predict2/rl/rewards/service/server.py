@@ -24,7 +24,16 @@ from starlette.requests import ClientDisconnect
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.service.access import Access
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
-from cosmos_predict2.rl.rewards.service.queue import EXPIRED, FAILED, Depth, OtherBody, Queue, QueueFull, ticket_of
+from cosmos_predict2.rl.rewards.service.queue import (
+    EXPIRED,
+    FAILED,
+    Depth,
+    OtherBody,
+    Queue,
+    QueueFull,
+    QueueUnusable,
+    ticket_of,
+)
 from cosmos_predict2.rl.rewards.service.scoring import failed_result
 from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import Supervisor
@@ -92,7 +101,8 @@ class Service:
         ticket = ticket_of(parsed.request_id)
         digest = hashlib.blake2b(body, digest_size=16).hexdigest()
         try:
-            is_new = self.queue.put(ticket, parsed.rewards, body, digest, len(parsed.prompts))
+            versions = {name: self.supervisor.version(name) for name in parsed.rewards}
+            is_new = self.queue.put(ticket, versions, body, digest, len(parsed.prompts))
         except QueueFull as error:
             raise self._rejected(429, "queue_full", f"The queue is full: {error}", True) from error
         except OtherBody as error:
@@ -122,7 +132,9 @@ class Service:
             return JSONResponse(failed_result(reward, status.error or "", status.num_clips))
         if status.result is not None:
             return Response(status.result, media_type="application/json")
-        message = {"status": status.state, "message": f"Not found scores for {ticket}"}
+        is_broken = reward in self.names and self.supervisor.is_broken(reward)
+        fault = f": {self.supervisor.why_broken(reward)}" if is_broken else ""
+        message = {"status": status.state, "message": f"Not found scores for {ticket}{fault}"}
         return JSONResponse(message, 400 if wait is None else 202)
 
     def _wait(self, text: str | None) -> float | None:
@@ -181,6 +193,8 @@ class Service:
         found = [f"{name} is not ready" for name in self.names if not self.supervisor.is_ready(name)]
         if self.is_draining:
             found.append("the service is stopping")
+        if fault := self.queue.fault():
+            return [*found, fault]
         open_jobs = sum(_open(depth) for depth in self.queue.depth().values())
         if open_jobs >= self.settings.max_jobs:
             found.append(f"the queue is full ({open_jobs} jobs)")
@@ -238,6 +252,13 @@ def create_app(service: Service) -> FastAPI:
     async def say(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"message": error.detail}, error.status_code, headers=error.headers)
 
+    @app.exception_handler(QueueUnusable)
+    async def say_unusable(request: Request, error: QueueUnusable) -> JSONResponse:
+        log.error("%s", error)
+        service.metrics.count("reward_rejects_total", reason="queue_unusable")
+        status = 507 if error.is_full else 503
+        return JSONResponse({"message": str(error)}, status, headers={"Retry-After": str(RETRY_AFTER_S)})
+
     @app.post("/api/reward/enqueue", openapi_extra=_body_of("application/octet-stream"), responses=_ENQUEUE)
     async def enqueue(request: Request) -> Response:
         """JSON on one line, a newline, a .npy array; gives the ticket of the request as ``uuid``."""
@@ -290,13 +311,14 @@ def _described(**texts: str) -> dict[int | str, dict[str, Any]]:
 
 _ENQUEUE = _described(
     _400="malformed, or a reward that is not served", _401="token", _408="slow", _409="the id has another body",
-    _413="too long", _429="full; see Retry-After", _503="stopping, or the reward is out of order",
+    _413="too long", _429="full; see Retry-After", _503="stopping, the reward is out of order, or the queue is gone",
+    _507="the disk or the memory of the queue is full",
 )  # fmt: skip
 _PULL = _described(
     _202="not ready, of a pull with wait", _400="malformed; not ready, of a pull without wait", _401="token",
-    _404="unknown", _410="forgotten", _413="too long",
+    _404="unknown", _408="slow", _410="forgotten", _413="too long", _503="the queue is gone",
 )  # fmt: skip
-_PING = _described(_401="token", _413="too long")
+_PING = _described(_401="token", _408="slow", _413="too long")
 
 
 def _fields(body: bytes, request: Request) -> dict[str, str]:

@@ -68,7 +68,7 @@ class RewardSettings:
     venv_python: str = ""  # an interpreter of another environment; it needs this project's packages
     max_batch: int = attrs.field(default=8, validator=validators.ge(1))  # jobs that are scored together
     max_wait_s: float = attrs.field(default=0.02, validator=validators.ge(0))  # how long a portion waits for more
-    timeout_s: float = attrs.field(default=600.0, validator=validators.gt(0))  # of one job
+    timeout_s: float = attrs.field(default=120.0, validator=validators.gt(0))  # to decode a clip, or score a portion
     enable: bool = True
     path: str = attrs.field(init=False, default="")
 
@@ -94,7 +94,7 @@ class ServiceSettings:
     max_wait_s: float = attrs.field(default=60.0, validator=validators.ge(0))  # of a pull with wait=SECONDS
     result_ttl_s: float = attrs.field(default=3600.0, validator=validators.gt(0))
     lease_s: float = attrs.field(default=30.0, validator=validators.gt(0))
-    max_attempts: int = attrs.field(default=2, validator=validators.ge(1))
+    max_attempts: int = attrs.field(default=2, validator=validators.ge(2))  # the first may have been in company
     grace_s: float = attrs.field(default=30.0, validator=validators.ge(0))  # for running jobs, when it is stopped
     decode: DecodeSettings = attrs.field(factory=DecodeSettings)
     rewards: list[RewardSettings] = attrs.field(factory=list)

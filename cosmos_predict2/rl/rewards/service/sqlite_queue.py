@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue in one file of SQLite, for a service on one machine: what was accepted survives every kill."""
 
+import os
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from cosmos_predict2.rl.rewards.service.queue import (
     DONE,
     EXPIRED,
     FAILED,
+    LOST_REASON,
+    MOST_LEASES,
+    OFTEN,
     QUEUED,
     RUNNING,
     Depth,
@@ -18,6 +22,7 @@ from cosmos_predict2.rl.rewards.service.queue import (
     Limits,
     OtherBody,
     QueueFull,
+    QueueUnusable,
     Status,
     death_reason,
     now,
@@ -31,13 +36,16 @@ CREATE TABLE IF NOT EXISTS bodies (ticket TEXT PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT, ticket TEXT NOT NULL, reward TEXT NOT NULL, state TEXT NOT NULL,
     attempt INTEGER NOT NULL DEFAULT 0, worker TEXT, lease_until REAL, accepted REAL NOT NULL, settled REAL,
-    result TEXT, error TEXT, UNIQUE (ticket, reward));
+    result TEXT, error TEXT, deaths INTEGER NOT NULL DEFAULT 0, version TEXT NOT NULL DEFAULT '',
+    UNIQUE (ticket, reward));
 CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (reward, state, number);
 CREATE INDEX IF NOT EXISTS open_jobs ON jobs (state, worker) WHERE state IN ('queued', 'running');
 CREATE INDEX IF NOT EXISTS kept_bodies ON requests (bytes) WHERE bytes > 0;
 CREATE INDEX IF NOT EXISTS settled_jobs ON jobs (settled) WHERE settled IS NOT NULL;
 """
-_VERSION = 1
+_SINCE_VERSION_1 = ("deaths INTEGER NOT NULL DEFAULT 0", "version TEXT NOT NULL DEFAULT ''")
+_VERSION = 2
+_SUSPECT = f"(deaths > 0 OR attempt >= {OFTEN})"
 _BUSY_S = 60.0
 _PAGE = 1 << 15
 _CHECKPOINT = 64 << 20  # bytes of changes until they are copied to the main file: not after each body
@@ -52,67 +60,79 @@ class SQLiteQueue:
         self._own = threading.local()
         self._all: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
+        self._file: tuple[int, int] | None = None  # device and number of the file, once it is open
+        self._failure = ""  # of the last write
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with self._writing() as db:
                 (version,) = db.execute("PRAGMA user_version").fetchone()
-                if version not in (0, _VERSION):
+                if version not in (0, 1, _VERSION):
                     raise ConfigError(f"The queue {path} was written by version {version}; this one reads {_VERSION}.")
+                for column in _SINCE_VERSION_1 if version == 1 else ():
+                    db.execute(f"ALTER TABLE jobs ADD COLUMN {column}")
                 for statement in _SCHEMA.split(";"):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {_VERSION}")
-        except sqlite3.DatabaseError as error:
+            self._file = _identity(path)
+        except (sqlite3.DatabaseError, QueueUnusable) as error:
             raise ConfigError(
                 f"The queue {path} cannot be opened: {error}. Move the file away, or name another."
             ) from error
 
-    def put(self, ticket: str, rewards: Sequence[str], body: bytes, digest: str, num_clips: int) -> bool:
+    def put(self, ticket: str, rewards: Mapping[str, str], body: bytes, digest: str, num_clips: int) -> bool:
         with self._writing(is_lasting=True) as db:
             found = db.execute("SELECT digest FROM requests WHERE ticket = ?", (ticket,)).fetchone()
-            if found is not None:
-                if found[0] != digest:
-                    raise OtherBody("This request id was used before, with another body.")
-                states = {state for (state,) in db.execute("SELECT state FROM jobs WHERE ticket = ?", (ticket,))}
-                if EXPIRED not in states or states & {QUEUED, RUNNING}:
-                    return False
-                self._forget(db, ticket)  # asked again after the results were forgotten
+            if found is not None and found[0] != digest:
+                raise OtherBody("This request id was used before, with another body.")
+            known = db.execute("SELECT reward, state, version FROM jobs WHERE ticket = ?", (ticket,)).fetchall()
+            good = {
+                reward
+                for reward, state, version in known
+                if state in (QUEUED, RUNNING) or (state == DONE and version == rewards.get(reward))
+            }
+            wanted = [reward for reward in rewards if reward not in good]
+            if not wanted:
+                return False
             jobs, size = db.execute(
                 "SELECT (SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'running')),"
                 " (SELECT COALESCE(SUM(bytes), 0) FROM requests WHERE bytes > 0)"
             ).fetchone()
-            if jobs + len(rewards) > self.limits.max_jobs or size + len(body) > self.limits.max_bytes:
+            if jobs + len(wanted) > self.limits.max_jobs or size + len(body) > self.limits.max_bytes:
                 raise QueueFull(f"{jobs} jobs and {size >> 20} MiB wait.")
-            db.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", (ticket, digest, num_clips, len(body)))
-            db.execute("INSERT INTO bodies VALUES (?, ?)", (ticket, body))
-            rows = [(ticket, reward, QUEUED, now()) for reward in rewards]
-            db.executemany("INSERT INTO jobs (ticket, reward, state, accepted) VALUES (?, ?, ?, ?)", rows)
+            db.execute("INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?)", (ticket, digest, num_clips, len(body)))
+            db.execute("INSERT OR REPLACE INTO bodies VALUES (?, ?)", (ticket, body))
+            rows = [(ticket, reward, QUEUED, now()) for reward in wanted]
+            db.executemany("INSERT OR REPLACE INTO jobs (ticket, reward, state, accepted) VALUES (?, ?, ?, ?)", rows)
         return True
 
-    def lease(self, reward: str, worker: str, limit: int, seconds: float) -> list[Job]:
+    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspect_first: bool = False) -> list[Job]:
         if not self._has_work(reward):  # a look that locks nothing
             return []
         with self._writing() as db:
-            for number, ticket, attempt in db.execute(
-                "SELECT number, ticket, attempt FROM jobs WHERE reward = ? AND state = ? AND lease_until < ?",
+            for row in db.execute(
+                "SELECT number, ticket, attempt, deaths FROM jobs WHERE reward = ? AND state = ? AND lease_until < ?",
                 (reward, RUNNING, now()),
             ).fetchall():
-                self._retry(db, number, ticket, attempt, "its lease ran out", counts=True)
-            rows = db.execute(
-                "SELECT number, ticket, attempt FROM jobs WHERE reward = ? AND state = ? ORDER BY number LIMIT ?",
-                (reward, QUEUED, limit),
-            ).fetchall()
-            if rows and rows[0][2]:
-                rows = rows[:1]  # alone, so that it can harm no other
+                self._retry(db, *row)
+
+            def waiting(condition: str, most: int) -> list[tuple[int, str, int, bool]]:
+                columns = f"number, ticket, attempt, {_SUSPECT} FROM jobs"
+                return db.execute(
+                    f"SELECT {columns} WHERE reward = ? AND state = ? AND {condition} ORDER BY number LIMIT ?",
+                    (reward, QUEUED, most),
+                ).fetchall()
+
+            held = db.execute("SELECT 1 FROM jobs WHERE state = ? AND worker = ? LIMIT 1", (RUNNING, worker)).fetchone()
+            suspects = [] if held else waiting(_SUSPECT, 1)
+            rows = suspects if suspect_first and suspects else waiting(f"NOT {_SUSPECT}", limit) or suspects
             jobs = []
-            for number, ticket, attempt in rows:
-                if attempt and len(rows) > 1:
-                    continue
+            for number, ticket, attempt, is_suspect in rows:
                 db.execute(
                     "UPDATE jobs SET state = ?, worker = ?, lease_until = ?, attempt = attempt + 1 WHERE number = ?",
                     (RUNNING, worker, now() + seconds, number),
                 )
                 (body,) = db.execute("SELECT body FROM bodies WHERE ticket = ?", (ticket,)).fetchone()
-                jobs.append(Job(ticket, reward, attempt + 1, body))
+                jobs.append(Job(ticket, reward, attempt + 1, body, bool(is_suspect)))
         return jobs
 
     def renew(self, jobs: Sequence[Job], worker: str, seconds: float) -> None:
@@ -123,28 +143,19 @@ class SQLiteQueue:
                 [(ends, job.ticket, job.reward, RUNNING, worker) for job in jobs],
             )
 
-    def finish(self, job: Job, worker: str, result: str) -> bool:
-        return self._settle(job, worker, DONE, result, None)
+    def finish(self, job: Job, worker: str, result: str, version: str) -> bool:
+        return self._settle(job, worker, DONE, result, None, version)
 
     def fail(self, job: Job, worker: str, reason: str) -> bool:
-        return self._settle(job, worker, FAILED, None, reason)
+        return self._settle(job, worker, FAILED, None, reason, "")
 
-    def release(self, worker: str, reason: str, counts: bool) -> int:
+    def release(self, worker: str, reason: str, has_died: bool) -> int:
         with self._writing() as db:
             rows = db.execute(
-                "SELECT number, ticket, attempt FROM jobs WHERE state = ? AND worker = ?", (RUNNING, worker)
+                "SELECT number, ticket, attempt, deaths FROM jobs WHERE state = ? AND worker = ?", (RUNNING, worker)
             ).fetchall()
-            for number, ticket, attempt in rows:
-                self._retry(db, number, ticket, attempt, reason, counts)
-        return len(rows)
-
-    def fail_waiting(self, reward: str, reason: str) -> int:
-        with self._writing() as db:
-            rows = db.execute(
-                "SELECT number, ticket FROM jobs WHERE state = ? AND reward = ?", (QUEUED, reward)
-            ).fetchall()
-            for number, ticket in rows:
-                self._write_failure(db, number, ticket, reason)
+            for number, ticket, attempt, deaths in rows:
+                self._retry(db, number, ticket, attempt, deaths + has_died, reason)
         return len(rows)
 
     def look(self, ticket: str, reward: str) -> Status | None:
@@ -194,10 +205,20 @@ class SQLiteQueue:
 
     def recover(self) -> int:
         with self._writing() as db:
-            return db.execute(
-                "UPDATE jobs SET state = ?, worker = NULL, attempt = MAX(attempt - 1, 0) WHERE state = ?",
-                (QUEUED, RUNNING),
-            ).rowcount
+            rows = db.execute("SELECT number, ticket, attempt, deaths FROM jobs WHERE state = ?", (RUNNING,)).fetchall()
+            for row in rows:
+                self._retry(db, *row)
+        return len(rows)
+
+    def fault(self) -> str:
+        try:
+            self._require_file()
+            if self._failure:
+                with self._writing() as db:  # does it still fail?
+                    db.execute(f"PRAGMA user_version = {_VERSION}")
+        except QueueUnusable as error:
+            return str(error)
+        return ""
 
     def close(self) -> None:
         with self._lock:
@@ -212,22 +233,26 @@ class SQLiteQueue:
             (reward, QUEUED, RUNNING, now()),
         ).fetchone() is not None  # fmt: skip
 
-    def _settle(self, job: Job, worker: str, state: str, result: str | None, error: str | None) -> bool:
+    def _settle(
+        self, job: Job, worker: str, state: str, result: str | None, error: str | None, version: str
+    ) -> bool:  # fmt: skip
         with self._writing() as db:
             written = db.execute(
-                "UPDATE jobs SET state = ?, result = ?, error = ?, settled = ?, worker = NULL"
+                "UPDATE jobs SET state = ?, result = ?, error = ?, version = ?, settled = ?, worker = NULL"
                 " WHERE ticket = ? AND reward = ? AND state = ? AND worker = ? AND attempt = ?",
-                (state, result, error, now(), job.ticket, job.reward, RUNNING, worker, job.attempt),
+                (state, result, error, version, now(), job.ticket, job.reward, RUNNING, worker, job.attempt),
             ).rowcount
             self._drop_body(db, job.ticket)
         return bool(written)
 
-    def _retry(self, db: sqlite3.Connection, number: int, ticket: str, attempt: int, reason: str, counts: bool) -> None:
-        if counts and attempt >= self.limits.max_attempts:
-            self._write_failure(db, number, ticket, death_reason(attempt, reason))
+    def _retry(
+        self, db: sqlite3.Connection, number: int, ticket: str, attempt: int, deaths: int, reason: str = ""
+    ) -> None:
+        if deaths >= self.limits.max_attempts or attempt >= MOST_LEASES:
+            is_guilty = deaths >= self.limits.max_attempts
+            self._write_failure(db, number, ticket, death_reason(deaths, reason) if is_guilty else LOST_REASON)
             return
-        attempt = attempt if counts else max(attempt - 1, 0)
-        db.execute("UPDATE jobs SET state = ?, worker = NULL, attempt = ? WHERE number = ?", (QUEUED, attempt, number))
+        db.execute("UPDATE jobs SET state = ?, worker = NULL, deaths = ? WHERE number = ?", (QUEUED, deaths, number))
 
     def _write_failure(self, db: sqlite3.Connection, number: int, ticket: str, reason: str) -> None:
         db.execute(
@@ -244,12 +269,14 @@ class SQLiteQueue:
             db.execute("DELETE FROM bodies WHERE ticket = ?", (ticket,))
             db.execute("UPDATE requests SET bytes = 0 WHERE ticket = ?", (ticket,))
 
-    def _forget(self, db: sqlite3.Connection, ticket: str) -> None:
-        for table in ("jobs", "bodies", "requests"):
-            db.execute(f"DELETE FROM {table} WHERE ticket = ?", (ticket,))
+    def _require_file(self) -> None:
+        """Raise where the file that was opened is no longer there: each new connection would begin another queue."""
+        if self._file is not None and _identity(self.path) != self._file:
+            raise QueueUnusable(f"the queue {self.path} was deleted or replaced: start the service again")
 
     def _db(self) -> sqlite3.Connection:
         """This thread's connection."""
+        self._require_file()
         connection: sqlite3.Connection | None = getattr(self._own, "connection", None)
         if connection is None:
             connection = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -264,12 +291,28 @@ class SQLiteQueue:
     @contextmanager
     def _writing(self, is_lasting: bool = False) -> Iterator[sqlite3.Connection]:
         """A transaction. All survive a kill; what ``is_lasting`` is on the disk and survives a power cut, too."""
-        db = self._db()
-        db.execute(f"PRAGMA synchronous = {'FULL' if is_lasting else 'NORMAL'}")
-        db.execute("BEGIN IMMEDIATE")
         try:
-            yield db
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
+            db = self._db()
+            db.execute(f"PRAGMA synchronous = {'FULL' if is_lasting else 'NORMAL'}")
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:  # a full disk may have ended it
+                    db.execute("ROLLBACK")
+                raise
+        except sqlite3.OperationalError as error:  # the disk is full or torn, or another holds the lock for long
+            unusable = QueueUnusable(f"the queue {self.path} cannot be written: {error}")
+            unusable.is_full = "full" in str(error)
+            self._failure = str(unusable)
+            raise unusable from error
+        self._failure = ""
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts the worker processes, watches them, and starts them again when they die.
 
-The jobs of a worker that dies wait again at once. After some deaths without a job done in between its reward is
-``broken``: its waiting jobs fail with the reason, new ones are rejected, and after a pause one more start is tried.
+The jobs of a worker that dies wait again at once. One that dies with jobs may have died of them, which is the queue's
+to judge; it is started again, later with each such death in a row. Some deaths in a row without jobs speak against the
+reward, which is ``broken`` then: new requests are rejected, those that wait stay, and after a pause one more start is
+tried.
 """
 
 import contextlib
@@ -24,6 +26,7 @@ import attrs
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.queue import Queue, worker_name
 from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.versions import version_of
 from cosmos_predict2.rl.rewards.service.worker import UNFIT, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -56,7 +59,10 @@ class Slot:
         self.needs_pixels: bool | None = None
         self.process: subprocess.Popen[str] | None = None
         self.thread = threading.Thread(target=self._run, daemon=True, name=f"worker of {reward.reward_type}")
-        self._deaths = 0
+        self.version = version_of(reward, of.settings.decode)
+        self._deaths = 0  # in a row
+        self._deaths_with_jobs = 0  # the same
+        self._died_with_jobs = False
         self._busy_until: float | None = None
 
     def stop(self) -> None:
@@ -76,6 +82,7 @@ class Slot:
     def _run(self) -> None:
         patience = self.of.patience
         while not self.of.stopping.is_set():
+            self._died_with_jobs = False
             try:
                 reason, is_unfit = self._live()
             except Exception as error:  # a border: the supervisor outlives what happens to one worker
@@ -83,34 +90,27 @@ class Slot:
                 reason, is_unfit = f"{type(error).__name__}: {error}", False
             if self.of.is_stopping():
                 break
-            self._deaths += 1
+            self._deaths += not self._died_with_jobs
+            self._deaths_with_jobs += self._died_with_jobs
             self.reason = reason
             if is_unfit or self._deaths >= patience.deaths:
                 self.state = BROKEN
                 log.error("the reward %s is broken: %s", self.reward.reward_type, reason)
-                self._wait_broken(reason)
+                self.of.stopping.wait(patience.pause_s)
                 self._deaths = patience.deaths - 1  # one more try
             else:
                 self.state = WAITING
                 log.warning("the worker of %s died (%s); it is started again", self.reward.reward_type, reason)
-                wait = min(patience.longest_wait_s, patience.first_wait_s * 2 ** (self._deaths - 1))
+                times = min(self._deaths + self._deaths_with_jobs, 20)
+                wait = min(patience.longest_wait_s, patience.first_wait_s * 2 ** (times - 1))
                 self.of.stopping.wait(wait * _JITTER.uniform(0.8, 1.2))
         self.state = STOPPED
-
-    def _wait_broken(self, reason: str) -> None:
-        ends = time.monotonic() + self.of.patience.pause_s
-        while time.monotonic() < ends and not self.of.stopping.is_set():
-            if self.of.is_broken(self.reward.reward_type):  # no other worker of this reward is left
-                try:
-                    self.of.queue.fail_waiting(self.reward.reward_type, f"the reward is out of order: {reason}")
-                except Exception:  # of the queue; the next second tries again
-                    log.exception("the waiting jobs of %s could not be failed", self.reward.reward_type)
-            self.of.stopping.wait(min(1.0, self.of.patience.pause_s))
 
     def _live(self) -> tuple[str, bool]:
         """Run one process to its end; why it ended, and whether another start is pointless."""
         self.state, self._busy_until = STARTING, None
-        settings = self.of.worker_settings(self.reward, self.device)
+        self.version = version_of(self.reward, self.of.settings.decode)  # its files may have changed
+        settings = self.of.worker_settings(self)
         command = [self.reward.venv_python or sys.executable, "-m", WorkerSettings.__module__]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         process = subprocess.Popen(
@@ -153,15 +153,16 @@ class Slot:
             self.process = None
             reason = reason or _exit_reason(code)
             is_drained = self.of.is_stopping()
-            given_back = self.of.queue.release(settings.name, reason, counts=not is_drained)
+            given_back = self.of.queue.release(settings.name, reason, has_died=not is_drained)
             if given_back:
+                self._died_with_jobs = True
                 log.warning("%d jobs of %s wait again: %s", given_back, self.reward.reward_type, reason)
         return reason, is_unfit or code == UNFIT
 
     def _overdue(self, load_ends: float) -> str:
         """Why the process has had its time; empty while it has not."""
         if self._busy_until is not None and time.monotonic() > self._busy_until:
-            return f"no result within {self.reward.timeout_s:g} s for each request"
+            return f"no clip decoded and no portion scored within {self.reward.timeout_s:g} s"
         if self.state == STARTING and time.monotonic() > load_ends:
             return f"not ready within {self.of.patience.start_s:g} s"
         return ""
@@ -171,10 +172,10 @@ class Slot:
         if event["event"] == "ready":
             self.state, self.reason, self.needs_pixels = READY, "", event["needs_pixels"]
             log.info("the reward %s is ready%s", name, f" on {self.device}" if self.device else "")
-        elif event["event"] == "began":
-            self._busy_until = time.monotonic() + self.reward.timeout_s * event["jobs"]
+        elif event["event"] == "alive":
+            self._busy_until = time.monotonic() + self.reward.timeout_s
         elif event["event"] == "scored":
-            self._busy_until, self._deaths = None, 0
+            self._busy_until, self._deaths, self._deaths_with_jobs = None, 0, 0
             metrics.count("reward_clips_total", event["clips"], reward=name)
             outcomes = dict(done=event["jobs"] - event["failed"] - event["late"], failed=event["failed"])
             for outcome, number in {**outcomes, "late": event["late"]}.items():
@@ -233,19 +234,25 @@ class Supervisor:
             for reward in self.settings.rewards
         }
 
+    def version(self, reward: str) -> str:
+        """That of the reward's present workers."""
+        return self._of(reward)[0].version
+
     def needs_pixels(self, reward: str) -> bool | None:
         return next((slot.needs_pixels for slot in self._of(reward) if slot.needs_pixels is not None), None)
 
-    def worker_settings(self, reward: RewardSettings, device: str) -> WorkerSettings:
+    def worker_settings(self, slot: Slot) -> WorkerSettings:
+        reward = slot.reward
         return WorkerSettings(
             name=worker_name(reward.reward_type),
             reward=reward.reward_type,
             path=reward.path,
             queue=self.settings.queue,
+            version=slot.version,
             arguments=reward.arguments,
             model_path=reward.model_path,
             dtype=reward.dtype,
-            device=device,
+            device=slot.device,
             max_batch=reward.max_batch,
             max_wait_s=reward.max_wait_s,
             lease_s=self.settings.lease_s,

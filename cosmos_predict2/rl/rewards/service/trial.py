@@ -51,7 +51,7 @@ def _tried(supervisor: Supervisor, name: str) -> tuple[bool, str]:
     context = {"true_video": clips.video_B_C_F_H_W, "num_conditional_frames": torch.tensor([1])}
     body = wire.encode(clips, {name: 1.0}, media="video", context=context)
     ticket = ticket_of(None)
-    supervisor.queue.put(ticket, [name], body, "trial", 1)
+    supervisor.queue.put(ticket, {name: ""}, body, "trial", 1)
     while True:
         status = supervisor.queue.look(ticket, name)
         assert status is not None

@@ -39,6 +39,7 @@ class WorkerSettings:
     reward: str
     path: str
     queue: str
+    version: str = ""  # of the reward, which its results have
     arguments: dict[str, Any] = field(default_factory=dict)
     model_path: str = ""
     dtype: str = ""
@@ -66,6 +67,7 @@ class Worker:
         self.report = report
         self.draining = threading.Event()
         self._held: list[Job] = []
+        self._suspect_first = False  # in turn: a worker that died of one begins with the others
 
     def run(self) -> None:
         """Until ``draining`` is set; what is leased by then is finished."""
@@ -90,21 +92,21 @@ class Worker:
         """As many jobs as are there, after a short wait for more where there are some."""
         jobs = self._lease(self.settings.max_batch)
         ends = time.monotonic() + self.settings.max_wait_s
-        is_suspect = any(job.attempt > 1 for job in jobs)
+        is_suspect = any(job.is_suspect for job in jobs)
         while jobs and not is_suspect and len(jobs) < self.settings.max_batch and time.monotonic() < ends:
             time.sleep(min(SHORTEST_WAIT_S, self.settings.max_wait_s))
-            more = self._lease(self.settings.max_batch - len(jobs))
-            is_suspect = any(job.attempt > 1 for job in more)
-            jobs += more
+            jobs += self._lease(self.settings.max_batch - len(jobs))
+        self._suspect_first = not is_suspect
         return jobs
 
     def _lease(self, limit: int) -> list[Job]:
-        jobs = self.queue.lease(self.settings.reward, self.settings.name, limit, self.settings.lease_s)
+        told = self.settings
+        jobs = self.queue.lease(told.reward, told.name, limit, told.lease_s, self._suspect_first)
         self._held = [*self._held, *jobs]
         return jobs
 
     def _score(self, jobs: Sequence[Job]) -> None:
-        self.report({"event": "began", "jobs": len(jobs)})
+        self.report({"event": "alive"})
         began = time.monotonic()
         results = self.scorer.score([job.body for job in jobs])
         num_clips, late = 0, 0
@@ -130,7 +132,7 @@ class Worker:
         try:
             if isinstance(result, Exception):
                 return self.queue.fail(job, self.settings.name, reason_of(result))
-            return self.queue.finish(job, self.settings.name, as_json(result))
+            return self.queue.finish(job, self.settings.name, as_json(result), self.settings.version)
         except Exception:
             log.exception("a result of %s could not be written; it is scored again", self.settings.reward)
             return False
@@ -152,7 +154,13 @@ def build_worker(settings: WorkerSettings, report: Report) -> Worker:
     optional = dict(model_path=settings.model_path, dtype=settings.dtype, device=settings.device)
     function = build(settings.path, settings.arguments, **optional)
     decode = DecodeSettings(**settings.decode)
-    scorer = Scorer(settings.reward, function, lambda: build_decoder(decode, settings.device), settings.max_batch)
+    scorer = Scorer(
+        settings.reward,
+        function,
+        lambda: build_decoder(decode, settings.device),
+        settings.max_batch,
+        lambda: report({"event": "alive"}),
+    )
     return Worker(settings, queue, scorer, report)
 
 
