@@ -17,15 +17,15 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 FIRST_LINE_S = 15.0  # what is over sooner has no line in a log
-LINES_S = 30.0  # between lines, and at least a twentieth of the time so far
+LINES_S = 30.0  # between lines, and at least a twentieth of the time so far (of bars in a log: 30 s always)
 
 
 class Progress:
     """``with Progress("embeddings", 400, unit="file") as progress: ... progress.update()``
 
     A bar on a terminal. Elsewhere (a pipe, the log of a batch job) a line now and then: ``embeddings: 120 of 400, 30 %,
-    2 min left``. ``total`` is None where it is unknown, ``done`` what was done before; ``is_shown=False`` shows
-    nothing, ``lines=False`` no lines.
+    2 min left``, or with ``as_bar`` the bar. ``total`` is None where it is unknown, ``done`` what was done before;
+    ``is_shown=False`` shows nothing, ``lines=False`` no lines.
     """
 
     def __init__(
@@ -38,8 +38,11 @@ class Progress:
         leave: bool = True,
         is_shown: bool = True,
         lines: bool = True,
+        as_bar: bool = False,
     ) -> None:
         self.what = what
+        self.unit = unit
+        self.as_bar = as_bar
         self.total = total
         self.done = self._done_before = done
         self._in_bytes = unit == "B"
@@ -77,8 +80,23 @@ class Progress:
                 self._bar.disable = True  # or it is closed, which writes, when it is collected
                 self._bar = None
         elif self._lines and (now := time.monotonic()) >= self._next_line:
-            self._next_line = now + max(LINES_S, (now - self._start) / 20)
-            log.info("%s: %s", self.what, self.line(now - self._start))
+            elapsed_s = now - self._start
+            self._next_line = now + (LINES_S if self.as_bar else max(LINES_S, elapsed_s / 20))
+            log.info("%s", self.bar(elapsed_s) if self.as_bar else f"{self.what}: {self.line(elapsed_s)}")
+
+    def bar(self, elapsed_s: float) -> str:
+        """``Generating Rollout Epochs:   6%|▋         | 1/16 [08:56<2:14:09, 536.61s/it]``."""
+        from tqdm import tqdm
+
+        return tqdm.format_meter(
+            self.done,
+            self.total or 0,
+            elapsed_s,
+            prefix=self.what,
+            unit=self.unit,
+            unit_scale=self._in_bytes,
+            initial=self._done_before,
+        )
 
     def line(self, elapsed_s: float) -> str:
         """``120 of 400, 30 %, 2 min left``."""

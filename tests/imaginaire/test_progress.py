@@ -3,6 +3,7 @@
 
 import io
 import logging
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -95,6 +96,23 @@ def test_in_a_log_there_is_a_line_now_and_then(clock: Clock, caplog: pytest.LogC
     said = [record.getMessage() for record in caplog.records]
     assert said[:2] == ["embeddings: 15 of 400, 3 %, 6 min left", "embeddings: 45 of 400, 11 %, 6 min left"]
     assert 10 < len(said) < 16 and said[-1] == "no end: 7 so far"
+
+
+def test_the_bar_of_a_rollout_is_a_line_at_least_each_minute_in_a_log(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the published guide shows it, for hours."""
+    with caplog.at_level(logging.INFO), Progress("Generating Rollout Epochs", 16, as_bar=True) as bar:
+        for second in range(10, 2 * 3600, 10):
+            clock.now += 10
+            bar.set(int(second / 536.61))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) >= 2 * 60 - 1
+    first = next(line for line in said if "1/16" in line)
+    assert "1/16" not in said[0] and "0/16" in said[0]
+    assert re.fullmatch(
+        r"Generating Rollout Epochs:   6%\|▋\s*\| 1/16 \[0[89]:\d\d<2:[12]\d:\d\d, 5\d\d\.\d\ds/it\]", first
+    )
 
 
 def test_what_was_done_before_is_no_measure_of_speed(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:

@@ -125,7 +125,7 @@ class LocalRollout:
     def collect(self, starts: Starts, mode: Mode = "sample", on_progress: Any = None) -> Trajectories:
         places, played = _Places(self.env, starts), _Played(len(starts), int(self.env.metadata["max_steps"]), self)
         is_shown = on_progress is not None and distributed.is_rank0()
-        with Progress(BAR, len(starts), unit="episode", is_shown=is_shown, leave=False) as progress:
+        with Progress(BAR, len(starts), unit="episode", is_shown=is_shown, leave=False, as_bar=True) as progress:
             while not places.are_done:
                 if places.are_due:
                     played.begin(*places.begin())

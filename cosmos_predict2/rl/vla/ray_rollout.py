@@ -15,6 +15,7 @@ import io
 import logging
 import math
 import pickle
+import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -29,7 +30,7 @@ from cosmos_predict2.rl.vla.episodes import BAR, LocalRollout, Mode, Starts, Tra
 from cosmos_predict2.rl.vla.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from imaginaire import distributed
 from imaginaire.errors import ConfigError, TrainingError, UserError, missing_package
-from imaginaire.progress import Progress
+from imaginaire.progress import LINES_S, Progress
 
 log = logging.getLogger(__name__)
 
@@ -156,13 +157,18 @@ class RayRollout:
         played: list[Trajectories | None] = [None] * len(parts)
         waiting, idle = deque(range(len(parts))), deque(range(self.num_workers))
         busy: dict[Any, tuple[int, int]] = {}  # the worker and the part of each answer that is awaited
-        progress = Progress(BAR, len(parts), is_shown=on_progress is not None and distributed.is_rank0(), leave=False)
+        is_shown = on_progress is not None and distributed.is_rank0()
+        progress = Progress(BAR, len(parts), is_shown=is_shown, leave=False, as_bar=True)
         while waiting or busy:
             while waiting and idle:
                 worker, number = idle.popleft(), waiting.popleft()
                 answer = self._workers[worker].collect.remote(parts[number], mode, self._synced[worker])
                 busy[answer] = worker, number
-            done, late = self._ray.wait(list(busy), num_returns=1, timeout=self.timeout)
+            done: list[Any] = []
+            late, end = list(busy), time.monotonic() + self.timeout
+            while not done and (left := end - time.monotonic()) > 0:
+                done, late = self._ray.wait(list(busy), num_returns=1, timeout=min(left, LINES_S))
+                progress.set(progress.done)  # a line in the log
             for answer in done or late:
                 worker, number = busy.pop(answer)
                 played[number] = self._answer(answer, worker, len(parts[number]), is_late=not done)
