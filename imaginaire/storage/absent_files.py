@@ -17,10 +17,10 @@ def absent(address: str) -> CheckpointError:
             return CheckpointError(f"{address} does not exist.")
         parent = parent or ("/" if missing.startswith("/") else ".")
         names = storage.listdir(parent)
-        if names or parent in ("/", "."):
+        if names or parent in ("/", ".") or storage.is_folder(parent):
             break
         missing = parent
-    here = f"{parent} has no '{name}'." if missing != address.rstrip("/") or names else f"{parent} is empty."
+    here = f"{parent} has no '{name}'." if names else f"{parent} is empty."
     hub = " As a hub id it would be written hf://organisation/name." if address.count("/") == 1 else ""
     meant = _meant(parent, address.rstrip("/").removeprefix(parent).strip("/").split("/"))
     seen = names if name.startswith(".") else [other for other in names if not other.startswith(".")]

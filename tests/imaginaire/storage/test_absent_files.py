@@ -44,3 +44,10 @@ def test_where_none_is_meant_what_is_there_is_listed() -> None:
     )
     wrong = FILE.replace("2b_groot", "predict2_video2world_training_14b_groot")
     assert "There is" not in str(absent(wrong)), "that run has no checkpoints"
+
+
+def test_an_empty_folder_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "models/tokenizer").mkdir(parents=True)
+    for file in ("tokenizer.pth", "deep/tokenizer.pth"):
+        text = str(absent(f"{tmp_path}/models/tokenizer/{file}"))
+        assert text.endswith(f"does not exist: {tmp_path}/models/tokenizer is empty.")
