@@ -227,6 +227,18 @@ def test_an_episode_is_cut_at_the_frames_that_the_names_say(tmp_path: Path) -> N
         _has_its_frames(tmp_path / f"agibot_{CAMERA}/train/videos/{stem}.mp4", of=105)
 
 
+@pytest.mark.parametrize(("seconds", "num_short"), [(5.0, 0), (8.0, 1)])
+def test_windows_that_are_too_short_to_train_on_are_named(
+    seconds: float, num_short: int, tmp_path: Path, caplog: Any
+) -> None:
+    sources.write_tree(tmp_path, sources.episode_files(("685393",), seconds=seconds))
+    assert _run(tmp_path, "--split-only", "--min_last_window", "5") == 0
+    told = [record.getMessage() for record in caplog.records if "fewer than the 93 frames" in record.getMessage()]
+    assert len(told) == num_short
+    for line in told:
+        assert "1 of 2 windows" in line and "_window_1_frame_150-239.mp4" in line and "skip_bad_samples" in line
+
+
 def _has_its_frames(path: Path, of: int) -> None:
     """The bytes may differ from one encoding to the next: x264 reads memory that nobody wrote."""
     clip = Clip.of(path.stem)

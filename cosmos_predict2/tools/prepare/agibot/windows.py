@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 SPLITS = ("train", "val")
 WINDOW_SIZE = 5.0  # seconds
 MIN_LAST_WINDOW = 7.5
+NUM_FRAMES = 93  # of a clip, that the post-training experiments read
 
 _CLIP = re.compile(r"task_(\d+)_episode_(.+)_window_(\d+)_frame_(\d+)-(\d+)")
 
@@ -157,7 +158,20 @@ def split(
             sum(cut.num_written for cut in cuts),
             "to be cut" if dry_run else "cut by this run",
         )
+        _warn_of_short_windows(source.output / name, [stem for cut in cuts for stem in cut.stems])
     return outcome
+
+
+def _warn_of_short_windows(folder: Path, stems: Sequence[str]) -> None:
+    """Training refuses a clip with fewer frames than it reads; of a rest, the last window may be one."""
+    clips = [clip for stem in stems if (clip := Clip.of(stem))]
+    short = [clip for clip in clips if clip.last + 1 - clip.first < NUM_FRAMES]
+    if short:
+        log.warning(
+            "%s: %d of %d windows have fewer than the %d frames that post-training reads, such as %s.mp4. Training"
+            " stops at them: remove them (videos/ and metas/), or set dataloader_train.dataset.skip_bad_samples=True.",
+            *(folder, len(short), len(clips), NUM_FRAMES, short[0].stem),
+        )
 
 
 def _cut(item: _Episode) -> EpisodeCut:
