@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 class LossLog(Callback):
     """Logs the loss, every scalar of the model's output, learning rates and samples seen, as means since the last log.
 
-    Means run over all micro-batches and ranks, every ``logging_iter * logging_iter_multipler`` steps; with a multiplier
-    the names begin with ``train@10/`` instead of ``train/``. NaN and infinite values are counted, not averaged.
-    Validation gives ``val/...``, weighted by the samples that count (``sample_weight``). A model with
-    ``batch_kinds`` has its losses by kind as well: ``train/image_loss``, ``train/video_loss``.
+    Means run over all micro-batches and ranks, every ``logging_iter * logging_iter_multipler`` steps (of a run with
+    fewer than ``logging_iter``: at the first and the last); with a multiplier the names begin with ``train@10/``. NaN
+    and infinite values are counted, not averaged. Validation gives ``val/...``, weighted by the samples that count
+    (``sample_weight``). A model with ``batch_kinds`` has its losses by kind as well: ``train/image_loss``, ...
     """
 
     def __init__(self, logging_iter_multipler: int = 1) -> None:  # the spelling that configs in the wild use
@@ -108,7 +108,10 @@ class LossLog(Callback):
         return {**output, **of_kind, f"{kind}_loss": loss}
 
     def _is_due(self, iteration: int) -> bool:
-        return bool(iteration % (self.config.trainer.logging_iter * self.multiplier) == 0)
+        trainer = self.config.trainer
+        if self.multiplier == 1:
+            return bool(trainer.is_logged(iteration))
+        return bool(iteration % (trainer.logging_iter * self.multiplier) == 0)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: mean.state_dict() for name, mean in self._train.items()}

@@ -132,7 +132,7 @@ class GradClip(Callback):
             self._means[next(iter(self._kinds))].add(norm)
         self._kinds.clear()
         # Logged here and not at the end of the step, so that a checkpoint of this step holds the sums of after the log.
-        if (iteration + 1) % self.config.trainer.logging_iter == 0:
+        if self.config.trainer.is_logged(iteration + 1):
             self._log(iteration + 1)
 
     def _log(self, iteration: int) -> None:

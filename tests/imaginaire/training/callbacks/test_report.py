@@ -14,6 +14,7 @@ from imaginaire import distributed
 from imaginaire.training.callbacks.monitor import DeviceMonitor
 from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
 from imaginaire.training.callbacks.running_mean import RunningMean
+from imaginaire.training.callbacks.train import GradClip
 from tests.imaginaire.training.callbacks.fakes import ImageModel, Trainer, lazy, make_config
 from tests.imaginaire.training.callbacks.records import records
 from tests.multiprocess import run_distributed
@@ -56,6 +57,24 @@ def test_loss_log_with_a_multiplier_has_its_own_names(tmp_path: Path) -> None:
     first, second = records(tmp_path)
     assert first["train/loss"] == 1.5 and "train@2/loss" not in first
     assert second["train/loss"] == 3.5 and second["train@2/loss"] == 2.5
+
+
+@pytest.mark.parametrize(("steps", "logged"), [(1, [1]), (3, [1, 3]), (9, [1, 9]), (10, [10]), (12, [10])])
+def test_a_run_shorter_than_logging_iter_has_its_first_and_last_row(
+    steps: int, logged: list[int], tmp_path: Path
+) -> None:
+    callbacks = {"loss_log": lazy(LossLog), "slow": lazy(LossLog, logging_iter_multipler=2), "clip": lazy(GradClip)}
+    trainer = Trainer(make_config(callbacks, logging_iter=10, max_iter=steps), tmp_path)
+    trainer.start()
+    for loss in range(1, steps + 1):
+        trainer.step(float(loss))
+    trainer.metrics.close()
+    rows = records(tmp_path)
+    assert [row["iteration"] for row in rows] == logged
+    assert all({"train/loss", "train/grad_norm", "optim/lr_0"} <= set(row) for row in rows)
+    if logged[0] == 1:
+        assert rows[0]["train/loss"] == 1.0 and "train@2/loss" not in rows[-1]
+        assert rows[-1]["train/loss"] == pytest.approx((steps + min(2, steps)) / 2)  # of those since the first
 
 
 def test_validation_loss_is_weighted_by_batch_size(tmp_path: Path) -> None:
