@@ -14,7 +14,7 @@ from cosmos_predict2.rl.envs.book import Book, Chunk
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Decision
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories
+from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories, replayed
 
 CHUNK = 2
 
@@ -24,6 +24,8 @@ class Counter:
 
     Trials of ``lost`` are lost at their third step. Something moves at every step.
     """
+
+    is_replayed = False  # by all decisions, after an end as well
 
     def __init__(
         self, num_envs: int, lengths: Sequence[int], reset_chunks: int | None = None, lost: Sequence[int] = ()
@@ -45,7 +47,7 @@ class Counter:
 
     def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
         ids = self.book.ids(env_ids)
-        assert not self.book.is_over[ids].any()  # nobody steps an episode that is over
+        assert self.is_replayed or not self.book.is_over[ids].any()  # no policy steps an episode that is over
         chunk, frames = Chunk.empty(len(ids), CHUNK), []
         moved = torch.zeros(len(ids), CHUNK, dtype=torch.bool)
         for k in range(CHUNK):
@@ -152,6 +154,15 @@ def test_a_lost_episode_frees_its_environment() -> None:
     assert found.executed_M_E_A.sum(dim=(0, 2)).tolist() == lasts
     assert not found.success_E[[0, 2]].any() and not found.return_E[[0, 2]].any()
     assert sum(env.chunks) == sum(-(-last // CHUNK) for last in lasts)
+
+
+def test_a_replay_says_which_of_its_episodes_were_lost() -> None:
+    actions = torch.zeros(6, 8, CHUNK, 1)
+    env: Any = Counter(3, LENGTHS, lost=[0, 2])
+    env.is_replayed = True
+    success, total, valid = replayed(env, starts(8), actions)
+    assert valid.tolist() == [False, True, False] + [True] * 5
+    assert success.nonzero().flatten().tolist() == [4, 6] and torch.equal(total, success.float())
 
 
 def test_no_environment_waits_for_the_slowest() -> None:

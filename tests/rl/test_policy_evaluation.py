@@ -46,10 +46,13 @@ def test_a_rate_of_no_episodes_is_unknown() -> None:
 def test_shares_of_agreement() -> None:
     imagined = torch.tensor([1, 1, 1, 0, 0], dtype=torch.bool)
     true = torch.tensor([1, 1, 0, 1, 0], dtype=torch.bool)
-    found = Comparison.of(imagined, true)
+    valid = torch.ones(5, dtype=torch.bool)
+    found = Comparison.of(imagined, true, valid)
     assert (found.true_rate, found.imagined_rate, found.agreement) == pytest.approx((0.6, 0.6, 0.6))
     assert (found.true_positive_rate, found.false_positive_rate) == pytest.approx((2 / 3, 0.5))
-    assert math.isnan(Comparison.of(imagined, torch.ones(5)).false_positive_rate)
+    assert math.isnan(Comparison.of(imagined, torch.ones(5), valid).false_positive_rate)
+    found = Comparison.of(imagined, true, torch.tensor([True, True, True, False, True]))  # one was lost
+    assert (found.episodes, found.true_rate, found.true_positive_rate) == (4, 0.5, 1.0)
 
 
 def test_success_is_counted_by_task_and_does_not_depend_on_how_many_play_together() -> None:
@@ -114,7 +117,7 @@ def test_nobody_decides_for_an_episode_that_is_over() -> None:
     played = LocalRollout(policy, env).collect(starts)
     needed = int(played.executed_M_E_A.any(dim=2).sum())
     assert policy.rows == needed < 40 * 5
-    success, total = replayed(env, starts, played.actions_M_E_A_D)  # by all decisions, after an end as well
+    success, total, _ = replayed(env, starts, played.actions_M_E_A_D)  # by all decisions, after an end as well
     assert torch.equal(success, played.success_E) and torch.equal(total, played.return_E)
 
 

@@ -28,7 +28,7 @@ from cosmos_predict2.rl.vla.episodes import (
 )
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
-from cosmos_predict2.rl.vla.refinement import chosen_windows
+from cosmos_predict2.rl.vla.refinement import Refinement, chosen_windows
 from imaginaire import distributed
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, DataError, TrainingError
@@ -71,8 +71,8 @@ def test_episodes_do_not_depend_on_their_company() -> None:
 
 def test_the_same_actions_end_alike_elsewhere() -> None:
     played = LocalRollout(policy(), ToyEnv(num_envs=6)).collect(starts(6))
-    success, total = replayed(ToyEnv(num_envs=4), starts(6), played.actions_M_E_A_D)
-    assert torch.equal(success, played.success_E)
+    success, total, valid = replayed(ToyEnv(num_envs=4), starts(6), played.actions_M_E_A_D)
+    assert torch.equal(success, played.success_E) and valid.all()
     assert torch.allclose(total, played.return_E)
 
 
@@ -369,7 +369,7 @@ def test_simulators_of_training_and_of_validation_are_not_alive_together() -> No
 
 
 def windows_of(played: Trajectories, span: int, stride: int = 4, count: int = 9) -> list[tuple[int, int]]:
-    return chosen_windows(played, span, stride, count, torch.Generator().manual_seed(0))
+    return chosen_windows(played, span, stride, count, torch.Generator().manual_seed(0))[1]
 
 
 def test_windows_are_of_valid_episodes_in_which_something_moves() -> None:
@@ -392,6 +392,34 @@ def test_windows_hold_no_action_that_was_not_executed() -> None:
     assert {start for i, start in windows_of(played, 12) if i < 2} == {0, 4, 8}
     assert [i for i, _ in windows_of(played, 12)].count(2) == 0
     assert windows_of(played, 9) and (2, 0) in windows_of(played, 9)
+
+
+def test_a_refinement_plays_starts_of_training_and_keeps_pictures_of_few_at_a_time(tmp_path: Path) -> None:
+    collect, true = LocalRollout.collect, []
+
+    def noted(self: LocalRollout, some: Starts, *rest: Any) -> Trajectories:
+        if self.keep_frames:
+            true.append((self.keep_record, len(some), {*some.trial_ids}))
+        return collect(self, some, *rest)
+
+    of_run = ["dataloader_train.dataset.num=5", "model.config.true_env.num_envs=1", "trainer.max_iter=1"]
+    many = ["model.config.refinement.episodes=24", "model.config.refinement.keep=48"]
+    with mock.patch.object(LocalRollout, "collect", noted):
+        run(tmp_path, *SMALL, *of_run, *many, name=IMAGINED)
+    assert not any(keeps_record for keeps_record, _, _ in true)
+    assert [count for _, count, _ in true] == [4, 2] * 4  # of each of four temperatures
+    assert set.union(*(trials for _, _, trials in true)) == set(range(5))
+
+
+def test_windows_without_motion_are_kept_only_where_no_part_of_the_episodes_has_any() -> None:
+    ours: Any = mock.Mock(_num_frames=13)
+    ours.windows.newest_latents = ours.windows.newest_actions = torch.zeros(0, 1)
+    ours._kept = lambda played, places: (torch.tensor([places[0]])[:, :1].float(), torch.zeros(1, 1))
+    for moves, kept in (([False, False], [0, 1]), ([False, True, False, True], [1, 3])):
+        chosen = [(has_moved, [(i, 0)]) for i, has_moved in enumerate(moves)]
+        with mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", side_effect=chosen):
+            Refinement.add(ours, chosen, 0, 0)  # type: ignore[arg-type]
+        assert ours.windows.begin_phase.call_args.args[0].flatten().tolist() == kept
 
 
 @pytest.mark.parametrize(
@@ -448,8 +476,8 @@ def test_a_world_model_that_is_only_held_is_in_no_checkpoint_and_in_the_runs_pag
 
 
 def _refined_run(root: Path, ranks_with_windows: int) -> None:
-    def chosen(*arguments: Any) -> list[tuple[int, int]]:
-        return chosen_windows(*arguments) if distributed.rank() < ranks_with_windows else []
+    def chosen(*arguments: Any) -> tuple[bool, list[tuple[int, int]]]:
+        return chosen_windows(*arguments) if distributed.rank() < ranks_with_windows else (False, [])
 
     with mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", chosen):
         run(root, *SMALL, "dataloader_train.batch_size=1", "trainer.max_iter=4", name=IMAGINED)
@@ -466,6 +494,6 @@ def test_two_processes_refine_on_the_windows_of_both(tmp_path: Path) -> None:
 
 
 def test_a_phase_without_any_window_ends_the_run(tmp_path: Path) -> None:
-    nothing = mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", return_value=[])
+    nothing = mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", return_value=(False, []))
     with nothing, pytest.raises(DataError, match="None of the true episodes is valid"):
         run(tmp_path, *SMALL, "trainer.max_iter=1", name=IMAGINED)

@@ -230,8 +230,7 @@ class _Played:
         _write(self.decided, decided, size, (steps, episodes))
         if self.rollout.keep_record:
             _write(self.record, decision.record, size, (steps, episodes))
-        valid = info.get("valid", torch.ones(len(episodes), dtype=torch.bool))
-        ends = {"success": info["success"], "finish_step": info["finish_step"], "valid": valid}
+        ends = {"success": info["success"], "finish_step": info["finish_step"], "valid": _valid(info, len(episodes))}
         _write(self.ends, ends, size[1:], (episodes,))
         if self.rollout.keep_frames:
             self._film(episodes, info)
@@ -294,6 +293,11 @@ def _of_length(parts: Sequence[Sequence[Tensor]], length: int, *, repeats: bool)
     return whole
 
 
+def _valid(info: Info, count: int) -> Tensor:
+    """Which episodes were not lost, [E]; all, where an environment never loses one."""
+    return info.get("valid", torch.ones(count, dtype=torch.bool)).cpu()  # type: ignore[no-any-return]
+
+
 def _rows_of(observation: Observation, rows: list[int]) -> Observation:
     return {
         name: value[rows] if isinstance(value, Tensor) else [value[i] for i in rows]
@@ -316,9 +320,11 @@ def release(*players: Any) -> None:
 
 
 @torch.no_grad()
-def replayed(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None) -> tuple[Tensor, Tensor]:
-    """Success and return [E] of the same starts and actions in another environment."""
-    size, successes, returns = env.num_envs, [], []
+def replayed(
+    env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Success and return [E] of the same starts and actions in another environment, and which episodes are valid."""
+    size, successes, returns, valids = env.num_envs, [], [], []
     for first in range(0, len(starts), size):
         part = starts.part(slice(first, first + size))
         ids = list(range(len(part)))
@@ -327,9 +333,10 @@ def replayed(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int 
         for actions in actions_M_E_A_D[:, first : first + size]:
             _, reward, _, _, info = env.chunk_step(actions, ids, execute)
             total += reward.sum(dim=1).to(total)
-        successes.append(info["success"])
+        successes.append(info["success"].cpu())
         returns.append(total)
-    return torch.cat(successes), torch.cat(returns)
+        valids.append(_valid(info, len(part)))
+    return torch.cat(successes), torch.cat(returns), torch.cat(valids)
 
 
 def concatenated(parts: Sequence[Trajectories]) -> Trajectories:

@@ -59,7 +59,7 @@ from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import distributed, random
 from imaginaire.config import lazy_config
 from imaginaire.config.typed_nodes import as_config
-from imaginaire.data.stream import POSITION_KEY
+from imaginaire.data.stream import POSITION_KEY, data_sets
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError, TrainingError
 from imaginaire.findings import CheckContext, Finding, error
@@ -85,6 +85,7 @@ PUBLISHED_METRICS = {  # as RLinf's runs show them; of imagined episodes, but fo
     "greedy_success": "eval/success_once",
 }
 POLICY, WORLD_MODEL = "policy", "world_model"
+WAVES = 4  # of a refinement's episodes whose pictures are kept together: fewer let environments wait at the ends
 
 
 class VLAGRPOModel(ImaginaireModel):
@@ -128,6 +129,7 @@ class VLAGRPOModel(ImaginaireModel):
         )
         # experiences of the policy that are over; steps of the present refinement
         self.register_buffer("progress_counts", torch.zeros(2, dtype=torch.int64))
+        self._train_starts: Any = None  # the data set of training, from `on_data`
         self._reference: WeightCopy | None = None
         self._left = 0  # batches that are still to come before the run may stop
         self._is_open = False
@@ -220,6 +222,8 @@ class VLAGRPOModel(ImaginaireModel):
             self._reference = WeightCopy(self.net)
 
     def on_data(self, *loaders: Any) -> None:
+        if self.refinement is not None:
+            self._train_starts = data_sets(loaders[0])[0]  # the outermost
         settle_num_tasks(loaders, (self.env, self.eval_env), is_remote=self.config.rollout is not None)
 
     def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> Any:
@@ -418,25 +422,28 @@ class VLAGRPOModel(ImaginaireModel):
             number = (phase * config.steps + step) * self._dims.dp_size + self._dims.dp_rank
             yield from self.world_model.train_batches([refinement.batch(self.seed, number * size)])
 
-    def _true_episodes(self, config: RefinementConfig, phase: int) -> Trajectories:
-        """This rank's share of a phase's episodes in the true environment."""
+    def _true_episodes(self, config: RefinementConfig, phase: int) -> Iterator[Trajectories]:
+        """This rank's share of a phase's episodes in the true environment, from starts of training; as many at a time
+        as bound their pictures in memory."""
         assert self.true_env is not None
         numbers = [phase * config.episodes + i for i in range(config.episodes)]
         numbers = numbers[self._dims.dp_rank :: self._dims.dp_size]
         seeds = [random.derive_seed(self.seed, number, "true") for number in numbers]
+        items = [self._train_starts[seed % len(self._train_starts)] for seed in seeds]
         starts = Starts(
-            task_ids=[seed % 1009 for seed in seeds],  # modulo the number of tasks, as environments take them
-            trial_ids=[seed // 1009 % 2**31 for seed in seeds],
+            task_ids=[int(item["task_id"]) for item in items],
+            trial_ids=[int(item["trial_id"]) for item in items],
             seeds=[seed % 2**31 for seed in seeds],
             draws=seeds,
         )
-        parts, count = [], len(config.temperatures)
-        with deciding(self.net):
-            for i, temperature in enumerate(config.temperatures):
-                source = LocalRollout(self.policy, self.true_env, self.rl.execute, True, float(temperature))
-                if some := starts.part(slice(i * len(starts) // count, (i + 1) * len(starts) // count)):
-                    parts.append(source.collect(some, "sample", self.progress))
-        return concatenated(parts)
+        count, size = len(config.temperatures), WAVES * self.true_env.num_envs
+        for i, temperature in enumerate(config.temperatures):
+            own = starts.part(slice(i * len(starts) // count, (i + 1) * len(starts) // count))
+            source = LocalRollout(self.policy, self.true_env, self.rl.execute, True, float(temperature), False)
+            for first in range(0, len(own), size):
+                with deciding(self.net):
+                    played = source.collect(own.part(slice(first, first + size)), "sample", self.progress)
+                yield played
 
     # --- one micro-batch
 
@@ -503,8 +510,8 @@ class VLAGRPOModel(ImaginaireModel):
     def _compared(self, starts: Starts) -> dict[str, float]:
         imagined = self._judged(self.env, starts, "sample")
         assert self.true_env is not None
-        true, _ = replayed(self.true_env, starts, imagined.actions_M_E_A_D, self.rl.execute)
-        found = Comparison.of(imagined.success_E, true)
+        true, _, valid = replayed(self.true_env, starts, imagined.actions_M_E_A_D, self.rl.execute)
+        found = Comparison.of(imagined.success_E, true, imagined.is_valid_E & valid)
         gap = found.imagined_rate - found.true_rate
         shares = {name: getattr(found, name) for name in ("agreement", "true_positive_rate", "false_positive_rate")}
         return {"imagined_success": found.imagined_rate, "true_success": found.true_rate, "gap": gap, **shares}

@@ -73,7 +73,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Imagined against true success of the same starts and actions. Shares of nothing are NaN."""
+    """Imagined against true success of the same starts and actions, where neither episode was lost. Shares of nothing
+    are NaN."""
 
     episodes: int
     true_rate: float
@@ -83,8 +84,8 @@ class Comparison:
     false_positive_rate: float  # of what truly fails, imagined to succeed
 
     @classmethod
-    def of(cls, imagined_E: Tensor, true_E: Tensor) -> "Comparison":
-        imagined, true = imagined_E.bool().cpu(), true_E.bool().cpu()
+    def of(cls, imagined_E: Tensor, true_E: Tensor, valid_E: Tensor) -> "Comparison":
+        imagined, true = imagined_E[valid_E].bool(), true_E[valid_E].bool()
 
         def share(values: Tensor) -> float:
             return float(values.double().mean()) if len(values) else math.nan
@@ -146,14 +147,14 @@ def evaluate(
 
 def imagined_along(found: Evaluation, imagined_env: VecEnv, execute: int | None = None) -> Comparison:
     """What a world model imagines of the actions that the policy chose in the true environment."""
-    imagined_E, _ = replayed(imagined_env, found.starts, found.played.actions_M_E_A_D, execute)
-    return Comparison.of(imagined_E, found.played.success_E)
+    imagined_E, _, valid_E = replayed(imagined_env, found.starts, found.played.actions_M_E_A_D, execute)
+    return Comparison.of(imagined_E, found.played.success_E, found.played.is_valid_E & valid_E)
 
 
 def played_along(found: Evaluation, true_env: VecEnv, execute: int | None = None) -> Comparison:
     """What truly follows from the actions that the policy chose in imagination."""
-    true_E, _ = replayed(true_env, found.starts, found.played.actions_M_E_A_D, execute)
-    return Comparison.of(found.played.success_E, true_E)
+    true_E, _, valid_E = replayed(true_env, found.starts, found.played.actions_M_E_A_D, execute)
+    return Comparison.of(found.played.success_E, true_E, found.played.is_valid_E & valid_E)
 
 
 @torch.no_grad()

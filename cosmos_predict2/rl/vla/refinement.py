@@ -4,7 +4,7 @@
 The windows are state: a resumed run draws from the same ones. Every process keeps all of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy
@@ -99,22 +99,20 @@ class Refinement(nn.Module):
         return self._held[1]
 
     @torch.no_grad()
-    def add(self, played: Trajectories, seed: int, phase: int) -> None:
-        """Windows of true episodes, of all ranks: the newest from now on."""
-        frames = played.frames_E_F_H_W_C
-        assert frames is not None
-        raw_E_L_D = _by_step(played.actions_M_E_A_D, frames.shape[1] - 1)
-        latents, rows = [self.windows.newest_latents[:0].cpu()], [self.windows.newest_actions[:0].cpu()]
+    def add(self, parts: Iterable[Trajectories], seed: int, phase: int) -> None:
+        """Windows of true episodes, of all ranks: the newest from now on. Of each part only its windows are kept."""
         span = self._num_frames - 1
         generator = random.generator(seed, phase * distributed.world_size() + distributed.rank(), "windows")
-        places = chosen_windows(played, span, self.config.window_stride, self.config.windows, generator)
-        for first in range(0, len(places), CLIPS_AT_ONCE):
-            some = places[first : first + CLIPS_AT_ONCE]
-            video = torch.stack([frames[i, start : start + self._num_frames] for i, start in some])
-            scaled = self._model.world.encode(video.permute(0, 4, 1, 2, 3)) / self._model.pipe_config.sigma_data
-            latents.append(scaled.to(KEPT_DTYPE).cpu())
-            raw = torch.stack([raw_E_L_D[i, start : start + span] for i, start in some])
-            rows.append(self._imagination.transformed(raw.cpu().numpy()))
+        found = [(self.windows.newest_latents[:0].cpu(), self.windows.newest_actions[:0].cpu())]
+        has_moved = False
+        for played in parts:
+            moves, places = chosen_windows(played, span, self.config.window_stride, self.config.windows, generator)
+            if moves and not has_moved:
+                found, has_moved = found[:1], True  # what was chosen before shows no motion
+            if moves == has_moved:
+                for first in range(0, len(places), CLIPS_AT_ONCE):
+                    found.append(self._kept(played, places[first : first + CLIPS_AT_ONCE]))
+        latents, rows = zip(*found, strict=True)
         of_ranks = distributed.all_gather_object((torch.cat(latents), torch.cat(rows)))
         all_latents, all_rows = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
         if not len(all_rows):  # on all ranks
@@ -124,6 +122,16 @@ class Refinement(nn.Module):
                 " (terminate_on_success=False)."
             )
         self.windows.begin_phase(all_latents, all_rows)
+
+    def _kept(self, played: Trajectories, places: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """Latents and scaled actions of some windows."""
+        frames = played.frames_E_F_H_W_C
+        assert frames is not None
+        raw_E_L_D = _by_step(played.actions_M_E_A_D, frames.shape[1] - 1)
+        video = torch.stack([frames[i, start : start + self._num_frames] for i, start in places])
+        scaled = self._model.world.encode(video.permute(0, 4, 1, 2, 3)) / self._model.pipe_config.sigma_data
+        raw = torch.stack([raw_E_L_D[i, start : start + self._num_frames - 1] for i, start in places])
+        return scaled.to(KEPT_DTYPE).cpu(), self._imagination.transformed(raw.cpu().numpy())
 
     def batch(self, seed: int, position: int) -> dict[str, Any]:
         """A batch of supervised training; ``position`` is the place of its first window among all that are drawn."""
@@ -193,10 +201,11 @@ def require_refinable(model: Video2WorldModel, config: RefinementConfig, micro_b
 
 def chosen_windows(
     played: Trajectories, span: int, stride: int, count: int, generator: torch.Generator
-) -> list[tuple[int, int]]:
+) -> tuple[bool, list[tuple[int, int]]]:
     """Episode and first step of at most ``count`` windows of each valid episode, of which every action was executed.
 
-    Something besides the robot moves in them, where it does so in any window; if nobody knows, it may.
+    Something besides the robot moves in them, where it does so in any window, which comes first; if nobody knows, it
+    may.
     """
     assert played.frames_E_F_H_W_C is not None
     num_steps = played.frames_E_F_H_W_C.shape[1] - 1
@@ -212,7 +221,7 @@ def chosen_windows(
         for i, some in enumerate(whole)
     ]
     chosen = moving if any(moving) else whole  # a policy that touches nothing yet: there is no more to learn from
-    return [(i, start) for i, some in enumerate(chosen) for start in some[:count]]
+    return any(moving), [(i, start) for i, some in enumerate(chosen) for start in some[:count]]
 
 
 def _by_step(values_M_E_A: Tensor, num_steps: int) -> Tensor:
