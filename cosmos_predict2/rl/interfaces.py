@@ -141,7 +141,8 @@ class VecEnv(Protocol):
         episode that is over, else -1), ``executed`` [E, A] bool. An episode that is over is not stepped: it keeps its
         last observation, and its rewards are 0. Actions that are not finite raise `DataError`; others are clipped to
         their bounds. Where a simulator can be lost in mid-episode, ``valid`` [E] is false for such an episode, which is
-        over.
+        over. An environment with an attribute ``keep_frames`` gives, where it is true, ``frames``, the pictures after
+        each action, uint8 [E, A, H, W, 3], of which the last executed one stays.
         """
 
     def get_state(self) -> bytes: ...

@@ -43,7 +43,7 @@ class Counter:
         ids = self.book.begin(seed, options)
         self.book.limits[ids] = [self.lengths[trial] for trial in self.book.trial_ids[ids]]
         self.resets.append(len(ids))
-        return self.observation(ids), {**self.book.info(ids), "frames": self.pictures(ids)[:, None]}
+        return self.observation(ids), self.book.info(ids)
 
     def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
         ids = self.book.ids(env_ids)

@@ -226,6 +226,25 @@ def check_company_does_not_matter(env: VecEnv, levels: int) -> None:
     _require_step("an environment alone", env.chunk_step(actions[[1]], env_ids=[1]), expected, levels, [1])
 
 
+def check_frames(env: VecEnv, levels: int) -> None:
+    """With ``keep_frames``, where an environment has it, info['frames'] shows each action; the last is observed."""
+    before = getattr(env, "keep_frames", None)
+    if before is None:
+        return
+    env.keep_frames = True  # type: ignore[attr-defined]
+    try:
+        _reset(env)
+        actions = _actions(env)
+        observed, *_, info = env.chunk_step(actions)
+        _require("frames" in info, "keep_frames is true, but info has no 'frames' after chunk_step")
+        shape = (*actions.shape[:2], *observed["full_image"].shape[1:])
+        _require_tensor("info['frames']", info["frames"], shape, torch.uint8)
+        is_last = torch.equal(info["frames"][:, -1].cpu(), observed["full_image"].cpu())
+        _require(is_last, "the last of info['frames'] is not the observed full_image")
+    finally:
+        env.keep_frames = before  # type: ignore[attr-defined]
+
+
 def check_state_round_trip(env: VecEnv, levels: int) -> None:
     """A state that is loaded goes on as the saved one did, and is made of bytes."""
     _reset(env)
@@ -259,6 +278,7 @@ RULES: list[Callable[[VecEnv, int], None]] = [
     check_same_numbers_same_episode,
     check_order_does_not_matter,
     check_company_does_not_matter,
+    check_frames,
     check_state_round_trip,
     check_closing_twice,
 ]

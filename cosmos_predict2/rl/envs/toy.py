@@ -66,7 +66,7 @@ class ToyEnv:
 
     The dense reward of `toy_world.tasks` is paid for the last step of an episode, or with ``reward_on`` "each" for
     every step. info has besides ``distance`` (pixels that are left) and ``states`` [E, 10], and with ``keep_frames``
-    ``frames`` [E, A, H, W, 3], the pictures after each action (of `reset` the first one), for a world model to learn
+    ``frames`` [E, A, H, W, 3], the pictures after each action, for a world model to learn
     from: in the share ``ring_elsewhere`` of the episodes they show the ring where the policy did not see it, since
     physics knows no ring; and ``moved`` [E, A], the actions that moved an object. ``active_dims`` are the action
     entries that a policy for these tasks uses.
@@ -120,10 +120,7 @@ class ToyEnv:
         ids = self._book.begin(seed, options)
         self._starts[ids] = self.tables.states(self._book.task_ids[ids].tolist(), self._book.trial_ids[ids].tolist())
         self._states[ids] = self._starts[ids]
-        info = self._info(ids)
-        if self.keep_frames:
-            info["frames"] = self._film(ids, [self._states[ids]])
-        return self._observation(ids), info
+        return self._observation(ids), self._info(ids)
 
     def chunk_step(
         self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None

@@ -39,6 +39,15 @@ class Starts:
     def part(self, rows: slice) -> "Starts":
         return Starts(self.task_ids[rows], self.trial_ids[rows], self.seeds[rows], self.draws[rows])
 
+    def repeated(self, times: int) -> "Starts":
+        """Each start so often, one after the other, with other draws of the policy each time but the first."""
+
+        def each(values: list[int]) -> list[int]:
+            return [value for value in values for _ in range(times)]
+
+        draws = [random.derive_seed(draw, k, "again") if k else draw for draw in self.draws for k in range(times)]
+        return Starts(each(self.task_ids), each(self.trial_ids), each(self.seeds), draws)
+
 
 def validation_starts(task_ids: list[int], trial_ids: list[int]) -> Starts:
     """The same draws in every validation of every run, and others for each task and trial."""
@@ -173,17 +182,17 @@ class _Places:
         """Environments without an episode that could have one."""
         return min(self.env.num_envs - len(self.ids), len(self.starts) - self._begun)
 
-    def begin(self) -> tuple[list[int], Info]:
-        """The next episodes, in the environments that are idle."""
+    def begin(self) -> tuple[list[int], Observation]:
+        """The next episodes, in the environments that are idle, and what is seen at their starts."""
         ids = [i for i in range(self.env.num_envs) if i not in self.ids][: self._num_idle]
         episodes = list(range(self._begun, self._begun + len(ids)))
         part = self.starts.part(slice(self._begun, self._begun + len(ids)))
         options = dict(env_ids=ids, task_ids=part.task_ids, trial_ids=part.trial_ids, seeds=part.seeds)
-        observation, info = self.env.reset(options=options)
+        observation, _ = self.env.reset(options=options)
         self.observation = _joined_rows(self.observation, observation) if self.ids else observation
         self.ids, self.episodes = self.ids + ids, self.episodes + episodes
         self._begun, self._waited = self._begun + len(ids), 0
-        return episodes, info
+        return episodes, observation
 
     def go_on(self, observation: Observation, is_over_E: Tensor) -> None:
         """After a chunk of all that play: those whose episodes are over are idle now."""
@@ -214,9 +223,10 @@ class _Played:
         self.films: list[list[Tensor]] = [[] for _ in self.counts]
         self.moved: list[list[Tensor]] = [[] for _ in self.counts]
 
-    def begin(self, episodes: Sequence[int], info: Info) -> None:
+    def begin(self, episodes: Sequence[int], observation: Observation) -> None:
         if self.rollout.keep_frames:
-            self._film(episodes, info)
+            for i, picture in zip(episodes, observation["full_image"]):
+                self.films[i].append(picture[None].cpu())
 
     def add(self, episodes: Sequence[int], decision: Decision, reward: Tensor, info: Info) -> Tensor:
         """A decision of each of these episodes, and what came of it; which of them are over, [E]."""
@@ -248,10 +258,7 @@ class _Played:
             value[count:, episode] = value[count - 1, episode]
 
     def _film(self, episodes: Sequence[int], info: Info) -> None:
-        if "frames" not in info:
-            raise ConfigError(
-                "The environment of these episodes keeps no frames, which are to be recorded: set its keep_frames=True."
-            )
+        frames_of(info, self.rollout.env)
         for name, kept in (("frames", self.films), ("moved", self.moved)):
             for i, values in zip(episodes, info.get(name, ())):
                 kept[i].append(values[: self.rollout.execute])
@@ -310,6 +317,19 @@ def _joined_rows(first: Observation, second: Observation) -> Observation:
         name: torch.cat([value, second[name]]) if isinstance(value, Tensor) else [*value, *second[name]]
         for name, value in first.items()
     }
+
+
+def frames_of(info: Info, env: Any) -> Tensor:
+    """The pictures [E, A, H, W, 3] after each action of a chunk, which an environment gives with ``keep_frames``."""
+    if "frames" in info:
+        return info["frames"]  # type: ignore[no-any-return]
+    name, keeps = type(env).__name__, getattr(env, "keep_frames", None)
+    cure = "set its keep_frames=True"
+    if keeps is None:
+        cure = 'give it an attribute keep_frames, and where that is true info["frames"] [E, A, H, W, 3] after a chunk'
+    elif keeps:
+        cure = 'its keep_frames is true, so chunk_step must give info["frames"] [E, A, H, W, 3]'
+    raise ConfigError(f'{name} gave no info["frames"] after a chunk, and these episodes are to be shown: {cure}.')
 
 
 def release(*players: Any) -> None:

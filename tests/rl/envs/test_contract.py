@@ -220,6 +220,21 @@ class ForgetsSteps(Line):
         self.at = self.at * 0.9
 
 
+class KeepsNoFrames(Line):
+    keep_frames = False
+
+
+class FilmsTheStart(Line):
+    keep_frames = False
+
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        ids = list(range(self.num_envs)) if env_ids is None else list(env_ids)
+        before = self.observe(ids)["full_image"]
+        *result, info = super().chunk_step(actions, env_ids, execute)
+        frames = before[:, None].expand(-1, actions.shape[1], -1, -1, -1)
+        return *result, {**info, "frames": frames} if self.keep_frames else info
+
+
 class ClosesOnce(Line):
     def close(self) -> None:
         del self.at
@@ -244,6 +259,8 @@ class ClosesOnce(Line):
         (OneTrial, "check_observations"),
         (ByNumber, "check_order_does_not_matter"),
         (ByCompany, "check_company_does_not_matter"),
+        (KeepsNoFrames, "check_frames: keep_frames is true, but info has no 'frames'"),
+        (FilmsTheStart, "check_frames: the last of info"),
         (ForgetsSteps, "check_others_are_untouched"),
         (ClosesOnce, "check_closing_twice"),
     ],

@@ -90,10 +90,7 @@ class BehaviorEnv:
         self._begin(world, book, ids)
         for i in ids.tolist():
             self._seen[i] = self._observed(world, world.observe(i))
-        info = book.info(ids)
-        if self.keep_frames:
-            info["frames"] = self._pictures(ids)[:, None]
-        return self._observation(ids), info
+        return self._observation(ids), book.info(ids)
 
     def chunk_step(
         self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None

@@ -109,10 +109,7 @@ class WorkerEnv:
         ids = book.begin(seed, options)
         self._is_valid[ids] = True
         self._begin(book, ids)
-        observed, info = self._observation(ids), self._info(book, ids)
-        if self.keep_frames:
-            info["frames"] = observed["full_image"][:, None]
-        return observed, info
+        return self._observation(ids), self._info(book, ids)
 
     def chunk_step(
         self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None
