@@ -6,7 +6,6 @@ A policy is a file or folder of scripts.train_policy, or a run that trained one 
 """
 
 import argparse
-import itertools
 import logging
 import shlex
 import sys
@@ -25,7 +24,8 @@ log = logging.getLogger(__name__)
 FIGURES = "evaluation.json"
 
 _EPILOG = """\
-Rates have Wilson's 95 % interval. Greedy and sampled actions are two different policies: say which when you compare.
+Rates have a 95 % interval (Wilson's; of several draws by the spread between starts). Greedy and sampled actions are two
+different policies: say which when you compare.
 
 With --world_model each episode is played twice with the same actions, in two ways: the actions that the policy chooses
 in the simulator are imagined, and those that it chooses in imagination are executed in the simulator. The second shows
@@ -60,7 +60,13 @@ def _parser() -> command_line.Parser:
         "--episodes",
         type=count,
         default=None,
-        help="one start each (default: 800, or 50 of each task of a simulator, 10 of b1k)",
+        help="starts (default: 800, or 50 of each task of a simulator, 10 of b1k)",
+    )
+    add(
+        "--draws",
+        type=count,
+        default=None,
+        help="episodes of each start (default: 1, or 4 where decisions draw noise: --mode sample, PI0.5)",
     )
     add("--max_steps", type=count, default=None, help="of an episode in a simulator (default: as published)")
     add("--num_steps_wait", type=command_line.at_least(0), default=None, help="LIBERO's steps of rest (default: 10)")
@@ -103,8 +109,13 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.policies.files import read_policy
-    from cosmos_predict2.rl.vla.policy_evaluation import evaluate, held_out_starts, imagined_along, played_along
-    from imaginaire.progress import Progress
+    from cosmos_predict2.rl.vla.policy_evaluation import (
+        draws_of,
+        evaluate,
+        held_out_starts,
+        imagined_along,
+        played_along,
+    )
 
     if args.videos and not args.out:
         raise ConfigError(f"--videos {args.videos} needs --out, the folder that they are written to.")
@@ -118,14 +129,13 @@ def run(args: argparse.Namespace) -> None:
     if args.execute is None and (execute := card.about.get("execute")):
         args.execute = execute
         print(f"--execute {execute}, as the policy's run had it")
-    size = min(args.batch_size or place.at_once, args.episodes)
-    starts = held_out_starts(args.episodes, len(args.tasks), args.seed, args.first, in_blocks=place.in_blocks)
+    args.draws = draws_of(policy, args.mode, args.draws)
+    starts = held_out_starts(
+        args.episodes, len(args.tasks), args.seed, args.first, in_blocks=place.in_blocks, draws=args.draws
+    )
+    size = min(args.batch_size or place.at_once, len(starts))
     env = place.env(size, policy)
-    begun = itertools.count()
-    with Progress("episodes", args.episodes, unit="episode") as progress:
-        found = evaluate(
-            policy, env, starts, args.tasks, args.mode, args.execute, lambda _: progress.set(next(begun) * size)
-        )
+    found = evaluate(policy, env, starts, args.tasks, args.mode, args.execute, lambda _: None)  # with its bar
     for name, rate in found.tasks.items():
         print(f"{name}: {rate.as_text()}")
     if len(args.tasks) > 1:
@@ -171,7 +181,7 @@ def _conditions(args: argparse.Namespace, place: Any) -> dict[str, Any]:
     """What the figures depend on besides the policy."""
     from imaginaire.training.provenance import run_record
 
-    names = ("suite", "first", "seed", "execute", "load_ema", "options")
+    names = ("suite", "first", "draws", "seed", "execute", "load_ema", "options")
     command = shlex.join(["python", "-m", "scripts.evaluate_policy", *sys.argv[1:]])
     given = {name: getattr(args, name) for name in names}
     return {**given, **place.conditions(), "command": command, "versions": run_record()}
@@ -216,8 +226,9 @@ def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, ima
     from cosmos_predict2.data.video.media import write_video
     from cosmos_predict2.rl.vla.policy_evaluation import film
 
-    num = min(args.videos, args.episodes)
-    part, actions = found.starts.part(slice(0, num)), found.played.actions_M_E_A_D[:, :num]
+    rows = list(range(len(found.starts)))[:: args.draws][: args.videos]  # the first episode of each start
+    num, part = len(rows), found.starts.part(slice(0, rows[-1] + 1, args.draws))
+    actions = found.played.actions_M_E_A_D[:, rows]
     films = [film(env, part, actions, args.execute)[0]]
     if imagination is not None:
         imagined = _imagined_env(args, imagination, num)
@@ -225,7 +236,7 @@ def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, ima
     names = []
     for i in range(num):
         task = args.tasks[part.task_ids[i] % len(args.tasks)]
-        outcome = str(bool(found.played.success_E[i])).lower()
+        outcome = str(bool(found.played.success_E[rows[i]])).lower()
         name = f"task={task}_trial_{part.trial_ids[i]}--success={outcome}.mp4"
         shown = torch.cat([one[i] for one in films], dim=-1)
         times = max(1, 192 // shown.shape[-2])

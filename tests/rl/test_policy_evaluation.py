@@ -22,6 +22,7 @@ from cosmos_predict2.rl.vla.policy_evaluation import (
     Comparison,
     Evaluation,
     Rate,
+    draws_of,
     evaluate,
     film,
     held_out_starts,
@@ -37,6 +38,33 @@ from scripts import evaluate_policy
 )
 def test_intervals_are_wilsons(successes: int, episodes: int, low: float, high: float) -> None:
     assert Rate(successes, episodes).interval == pytest.approx((low, high), abs=2e-4)
+
+
+def test_an_interval_of_several_draws_is_over_the_starts() -> None:
+    """As wide as of the starts where these decide, as narrow as of all episodes where they do not matter."""
+    starts = held_out_starts(200, 1, seed=0, draws=4)
+    assert len(starts) == 800 and len(set(starts.draws)) == 800 and len(set(starts.seeds)) == 200
+    assert starts.part(slice(0, None, 4)) == held_out_starts(200, 1, seed=0)
+    valid = torch.ones(800, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(0)
+    decided = (torch.rand(200, generator=generator) < 0.4).repeat_interleave(4)
+    free = torch.rand(800, generator=generator) < 0.4
+    for success, independent in ((decided, 200), (free, 800), (~free & False, 200)):
+        found = Rate.of(success, valid, starts)
+        assert (found.successes, found.episodes, found.starts) == (int(success.sum()), 800, 200)
+        assert found.independent == pytest.approx(independent, rel=0.15)
+    low, high = Rate.of(decided, valid, starts).interval
+    expected = Rate(int(decided.sum()) // 4, 200).interval
+    assert (low, high) == pytest.approx(expected, abs=2e-3)
+    valid[1::4] = valid[2::4] = valid[3::4] = False  # lost
+    assert Rate.of(free, valid, starts) == Rate(int(free[::4].sum()), 200)
+
+
+def test_policies_that_draw_noise_are_played_several_times() -> None:
+    policy = ToyPolicy(width=8)
+    assert (draws_of(policy, "greedy"), draws_of(policy, "sample"), draws_of(policy, "sample", 1)) == (1, 4, 1)
+    policy.draws_when_greedy = True  # type: ignore[assignment]
+    assert draws_of(policy, "greedy") == 4
 
 
 def test_a_rate_of_no_episodes_is_unknown() -> None:
@@ -61,6 +89,10 @@ def test_success_is_counted_by_task_and_does_not_depend_on_how_many_play_togethe
     starts = held_out_starts(12, len(tasks), seed=3)
     found = [evaluate(policy, ToyEnv(size, tasks=tasks, split="val"), starts, tasks, "sample") for size in (12, 5)]
     assert torch.equal(found[0].played.success_E, found[1].played.success_E)
+    done: list[str] = []
+    evaluate(policy, ToyEnv(5, tasks=tasks), starts, tasks, "sample", execute=3, on_progress=done.append)
+    counts = [int(text.split()[0]) for text in done]
+    assert counts == sorted(counts) and counts[-1] == 12 and len(counts) > 12
     torch.testing.assert_close(found[0].played.actions_M_E_A_D, found[1].played.actions_M_E_A_D)
     assert {name: rate.episodes for name, rate in found[0].tasks.items()} == {"touch_puck": 6, "push_puck": 6}
     assert found[0].tasks["touch_puck"].successes == int(found[0].played.success_E[::2].sum())
@@ -195,7 +227,20 @@ def test_the_command_evaluates_by_what_it_is_given(tmp_path: Path, monkeypatch: 
     )
     monkeypatch.setattr(media, "write_video", lambda path, *_: calls.setdefault("videos", []).append(path.name))
     words = ["--policy", "mine", "--load_ema", "--tasks", *tasks, "--episodes", "4", "--first", "7", "--seed", "3"]
-    words += ["--mode", "sample", "--execute", "6", "--videos", "4", "--out", str(tmp_path), "--render", "osmesa"]
+    words += [
+        "--draws",
+        "1",
+        "--mode",
+        "sample",
+        "--execute",
+        "6",
+        "--videos",
+        "4",
+        "--out",
+        str(tmp_path),
+        "--render",
+        "osmesa",
+    ]
     with mock.patch.object(suites, "find", wraps=suites.find) as find:
         assert _command(*words) == 0
     assert find.call_args.kwargs["render"] == "osmesa" and calls["read"] == ("mine", "net_ema", {})

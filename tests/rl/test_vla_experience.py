@@ -4,6 +4,7 @@
 import copy
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,8 +15,11 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.vla import draw_episodes
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.vla.episodes import validation_starts
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from cosmos_predict2.rl.vla.imagination_gap import ImaginationGap
+from cosmos_predict2.rl.vla.policy_evaluation import Rate
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
@@ -49,7 +53,7 @@ def test_validation_is_greedy_where_it_counts_and_lost_episodes_do_not() -> None
         success_E=torch.tensor([True, False, True, False]),
         is_valid_E=torch.tensor([True, True, True, False]),
     )
-    one._held["world_model"], one.config.compare = object(), 2
+    one.env.imagination, one.config.compare = object(), 2  # type: ignore[attr-defined]
     with (
         mock.patch("cosmos_predict2.rl.vla.grpo.LocalRollout") as rollout,
         mock.patch.object(one, "_compared", return_value={"gap": 0.5}) as compared,
@@ -66,6 +70,55 @@ def test_validation_is_greedy_where_it_counts_and_lost_episodes_do_not() -> None
     facts = one._facts(played)
     assert (facts["success"], facts["valid_rate"]) == pytest.approx((2 / 3, 3 / 4))
     assert facts["reward_mean"] == pytest.approx(float(played.return_E[:3].mean()))
+
+
+def judged(**places: Any) -> VLAGRPOModel:
+    torch.manual_seed(0)
+    given = dict(policy=L(ToyPolicy)(width=16), env=L(ToyEnv)(num_envs=8), rl=VLARLConfig(group_size=4))
+    one = VLAGRPOModel(VLAGRPOConfig(**given, **places))
+    one.env.imagination = object()  # type: ignore[attr-defined]
+    return one
+
+
+def test_imagined_success_stands_beside_that_of_eval_env() -> None:
+    """Whose starts may be others, so that each has its own actions."""
+    one = judged(eval_env=L(ToyEnv)(num_envs=3, tasks=["touch_puck"]), compare=5)
+    with mock.patch.object(one, "_judged", wraps=one._judged) as plays:
+        output, _ = one.validation_step(batch(size=8), 0)
+    once = validation_starts([0] * 8, list(range(8)))
+    assert [call.args for call in plays.call_args_list] == [
+        (one.eval_env, once, "greedy"),
+        (one.env, once.part(slice(0, 5)), "greedy"),
+    ]
+    imagined, true = float(output["imagined_success"]), float(output["true_success"])
+    assert true == float(output["greedy_success"]) and float(output["gap"]) == pytest.approx(imagined - true)
+    gap = ImaginationGap(limit=0.2, on_alarm="stop")
+    gap.on_validation_step_end(one, None, {"imagined_success": 0.9, "true_success": 0.5}, torch.zeros(()))
+    with pytest.raises(TrainingError, match="90% of the episodes succeed in imagination and 50% truly"):
+        gap.on_validation_end(one)
+
+
+def test_imagined_validation_has_a_name_of_its_own() -> None:
+    output, loss = judged().validation_step(batch(size=4), 0)
+    assert set(output) == {"imagined_greedy_success", "imagined_greedy_success_margin", "imagined_greedy_return"}
+    assert float(loss) == 1 - float(output["imagined_greedy_success"])
+    one = judged()
+    names = {name: one.published_name(name) for name in ("greedy_success", "imagined_greedy_success")}
+    assert names == {"greedy_success": "eval/success_once", "imagined_greedy_success": "eval/imagined_success_once"}
+
+
+def test_validation_plays_a_policy_that_draws_noise_several_times_and_says_how_sure_it_is() -> None:
+    one = judged(eval_env=L(ToyEnv)(num_envs=8), compare=0)
+    one.net.draws_when_greedy = True  # type: ignore[assignment]
+    loader = SimpleNamespace(dataset=EpisodeStarts(num=16))
+    one.on_data(SimpleNamespace(), loader)
+    with mock.patch.object(one, "_judged", wraps=one._judged) as plays:
+        output, _ = one.validation_step(batch(size=4), 0)
+    starts_of_all = validation_starts([0] * 4, list(range(4))).repeated(4)
+    assert plays.call_args.args[1] == starts_of_all and len(set(starts_of_all.draws)) == 16
+    low, high = Rate(0, 4).interval  # a toy policy draws nothing, so that four draws are one
+    assert not output["greedy_success"]
+    assert output["greedy_success_margin"] == pytest.approx((high - low) / 2 * 0.5)  # 4 of 16 starts
 
 
 def test_the_reference_is_the_policy_that_the_run_began_with() -> None:

@@ -340,8 +340,8 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
         "trainer.logging_iter=1",
         name="vla_grpo_recordings",
     )
-    assert "greedy_success of validation is imagined, too" in caplog.text
-    assert records[-1]["val/greedy_success"] >= 0 and records[-1]["train/valid_rate"] == 1
+    assert "validation is imagined, too (imagined_greedy_success)" in caplog.text
+    assert records[-1]["val/imagined_greedy_success"] >= 0 and records[-1]["train/valid_rate"] == 1
 
 
 # --- a world model that is refined in turn

@@ -23,6 +23,7 @@ MOVING = "PSNR where something moves, dB"
 TILES = {
     "train/reward_mean": "reward",
     "val/greedy_success": "success, held out",
+    "val/imagined_greedy_success": "imagined success, held out",
     "samples/moving_psnr_ema": MOVING,
     "val/loss": "validation loss",
 }
@@ -30,8 +31,8 @@ Record = Mapping[str, float]
 Lines = dict[str, Points]
 # What is drawn together, by the ends of the metrics' names; a drawing without any is left out.
 SUCCESS: dict[str, tuple[str, ...]] = {
-    "Greedy, of held-out starts": ("val/greedy_success",),
-    "Of the same sampled actions": ("val/imagined_success", "val/true_success"),
+    "Greedy, of held-out starts": ("val/greedy_success", "val/imagined_greedy_success"),
+    "Imagined beside true": ("val/imagined_success", "val/true_success"),
     "Imagined success": ("val/true_positive_rate", "val/false_positive_rate"),
     "In training": ("train/success", "train/groups_with_spread"),
 }

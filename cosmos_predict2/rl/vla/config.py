@@ -84,7 +84,9 @@ class VLAGRPOConfig(Section):
     eval_env: Any = None  # of the one of validation; null: ``true_env``, or ``env``
     world_model: Any = None  # of a `Video2WorldModel`: ``env`` is given its `Imagination` as ``imagination``
     rollout: Any = None  # of a `RolloutSource`, given policy, env and execute; null: in this process
-    compare: int = attrs.field(default=200, validator=at_least(0))  # validation starts imagined and played alike
+    compare: int = attrs.field(default=200, validator=at_least(0))  # validation starts imagined beside true ones
+    # episodes of each start of validation; null: 1, or 4 of a policy whose greedy decisions begin with noise
+    validation_draws: Any = None
     precision: str = attrs.field(default="float32", validator=one_of(*PRECISIONS))  # of the policy's weights
     fsdp_shard_size: int = 0  # processes that the policy is sharded over; -1: all, 0: each has it whole
     recompute: bool = False  # the policy's blocks are computed anew in backward, which saves memory

@@ -39,10 +39,11 @@ class DrawEpisodes(Callback):
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         self.true_env = self.true_env or getattr(model, "true_env", None)
-        if getattr(model, "held_world_model", None) is None or self.true_env is None:
+        if not hasattr(model.env, "imagination") or self.true_env is None:
             raise ConfigError(
-                f"trainer.callbacks.{self.name} shows imagined beside true episodes: it needs model.config.world_model"
-                f" and true_env. Switch it off: trainer.callbacks.{self.name}=null."
+                f"trainer.callbacks.{self.name} shows imagined beside true episodes of the same starts: it needs an"
+                f" environment that imagines (model.config.world_model, or env.imagination) and true_env, there or of"
+                f" its own. Switch it off: trainer.callbacks.{self.name}=null."
             )
 
     def on_validation_step_end(

@@ -27,7 +27,7 @@ from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallel
 from cosmos_predict2.rl.policies.weights import cast
 from cosmos_predict2.rl.vla import policy_losses
 from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig
-from cosmos_predict2.rl.vla.episode_starts import settle_num_tasks
+from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts, settle_num_tasks
 from cosmos_predict2.rl.vla.episodes import (
     LocalRollout,
     Mode,
@@ -49,7 +49,7 @@ from cosmos_predict2.rl.vla.minibatches import (
     rows_that_count,
     with_episodes,
 )
-from cosmos_predict2.rl.vla.policy_evaluation import Comparison
+from cosmos_predict2.rl.vla.policy_evaluation import Comparison, Rate, draws_of
 from cosmos_predict2.rl.vla.policy_losses import choose_groups
 from cosmos_predict2.rl.vla.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.weight_copy import WeightCopy
@@ -70,7 +70,7 @@ from imaginaire.training.model import ImaginaireModel
 log = logging.getLogger(__name__)
 
 KEY = "model.config"
-PUBLISHED_METRICS = {  # as RLinf's runs show them; of imagined episodes, but for the last
+PUBLISHED_METRICS = {  # as RLinf's runs show them, where eval/success_once is a simulator's
     "success": "env/success_once",
     "reward_mean": "env/return",
     "episode_len": "env/episode_len",
@@ -83,6 +83,7 @@ PUBLISHED_METRICS = {  # as RLinf's runs show them; of imagined episodes, but fo
     "approx_kl": "actor/approx_kl",
     "entropy": "actor/entropy_loss",
     "greedy_success": "eval/success_once",
+    "imagined_greedy_success": "eval/imagined_success_once",
 }
 POLICY, WORLD_MODEL = "policy", "world_model"
 WAVES = 4  # of a refinement's episodes whose pictures are kept together: fewer let environments wait at the ends
@@ -119,8 +120,8 @@ class VLAGRPOModel(ImaginaireModel):
         self.env: VecEnv = lazy_config.instantiate(config.env, **env_arguments)
         self.true_env: VecEnv | None = lazy_config.instantiate(config.true_env)
         self.eval_env: VecEnv = lazy_config.instantiate(config.eval_env) or self.true_env or self.env
-        if self.eval_env is self.env and hasattr(self.env, "imagination"):
-            log.warning("there is neither eval_env nor true_env: greedy_success of validation is imagined, too")
+        if self.eval_env is self.env and _imagines(self.env):
+            log.warning("there is neither eval_env nor true_env: validation is imagined, too (imagined_greedy_success)")
         if config.refinement is not None:
             self.refinement = self._build_refinement()
         rollout: dict[str, Any] = dict(policy=self.net, env=self.env, execute=self.rl.execute)
@@ -130,6 +131,7 @@ class VLAGRPOModel(ImaginaireModel):
         # experiences of the policy that are over; steps of the present refinement
         self.register_buffer("progress_counts", torch.zeros(2, dtype=torch.int64))
         self._train_starts: Any = None  # the data set of training, from `on_data`
+        self._num_held_out = 0  # starts of validation, likewise
         self._reference: WeightCopy | None = None
         self._left = 0  # batches that are still to come before the run may stop
         self._is_open = False
@@ -224,6 +226,8 @@ class VLAGRPOModel(ImaginaireModel):
     def on_data(self, *loaders: Any) -> None:
         if self.refinement is not None:
             self._train_starts = data_sets(loaders[0])[0]  # the outermost
+        if len(loaders) > 1:
+            self._num_held_out = sum(len(data) for data in data_sets(loaders[1]) if isinstance(data, EpisodeStarts))
         settle_num_tasks(loaders, (self.env, self.eval_env), is_remote=self.config.rollout is not None)
 
     def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> Any:
@@ -487,21 +491,34 @@ class VLAGRPOModel(ImaginaireModel):
 
     @torch.no_grad()
     def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
-        """Greedy success in the true environment; and, of the first starts, imagined and true success of the same
-        actions, drawn as in training."""
+        """Greedy success where the policy is judged, with half of its 95 % interval; and imagined beside true success
+        of the first starts: of the same actions, drawn as in training, where ``true_env`` has the same starts, else
+        greedy, each with actions of its own."""
         tasks, trials = ([int(i) for i in batch[key]] for key in ("task_id", "trial_id"))
-        starts = validation_starts(tasks, trials)
+        once = validation_starts(tasks, trials)
+        starts = once.repeated(draws_of(self.policy, "greedy", self.config.validation_draws))
         if self.eval_env is not self.env:
             release(self.env, self.source)
         greedy = self._judged(self.eval_env, starts, "greedy")
+        valid = greedy.is_valid_E
+        success = greedy.success_E[valid].float().mean()
+        low, high = Rate.of(greedy.success_E, valid, starts).interval
+        share = len(once) / max(self._num_held_out, len(once))  # of all that the mean over batches is of
+        kind = "imagined_greedy" if _imagines(self.eval_env) else "greedy"
         output: dict[str, Any] = {
-            "greedy_success": greedy.success_E[greedy.is_valid_E].float().mean(),
-            "greedy_return": greedy.return_E[greedy.is_valid_E].mean(),
+            f"{kind}_success": success,
+            f"{kind}_success_margin": (high - low) / 2 * share**0.5,
+            f"{kind}_return": greedy.return_E[valid].mean(),
         }
-        if self.held_world_model is not None and self.true_env is not None and self.config.compare:
-            output |= self._compared(starts.part(slice(0, self.config.compare)))
+        if _imagines(self.env) and self.config.compare:
+            first = once.part(slice(0, self.config.compare))
+            if self.true_env is not None:
+                output |= self._compared(first)
+            elif kind == "greedy":
+                imagined = self._judged(self.env, first, "greedy").success_E.float().mean()
+                output |= {"imagined_success": imagined, "true_success": success, "gap": imagined - success}
         self._offload()
-        return output, 1 - output["greedy_success"]
+        return output, 1 - success
 
     def _judged(self, env: VecEnv, starts: Starts, mode: Mode) -> Trajectories:
         with gathered(self.net):
@@ -515,3 +532,8 @@ class VLAGRPOModel(ImaginaireModel):
         gap = found.imagined_rate - found.true_rate
         shares = {name: getattr(found, name) for name in ("agreement", "true_positive_rate", "false_positive_rate")}
         return {"imagined_success": found.imagined_rate, "true_success": found.true_rate, "gap": gap, **shares}
+
+
+def _imagines(env: Any) -> bool:
+    """Whether an environment's episodes are those of a world model."""
+    return hasattr(env, "imagination")

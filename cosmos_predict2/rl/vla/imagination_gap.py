@@ -3,8 +3,9 @@
 
     trainer.callbacks.imagination_gap: L(ImaginationGap)(limit=0.3, on_alarm="stop")
 
-Validation plays the actions that a policy drew in imagination again in the true environment. A policy that has learnt
-to exploit the world model succeeds in the first and not in the second.
+Validation plays the actions that a policy drew in imagination again in the true environment (``true_env``), or the
+policy in both (``eval_env`` alone). One that has learnt to exploit the world model succeeds in the first and not in the
+second.
 """
 
 import logging
@@ -26,7 +27,7 @@ CURE = (
 
 
 class ImaginationGap(Callback):
-    """Compares imagined with true success of the same actions at every validation; ``limit`` is the largest gap."""
+    """Compares imagined with true success at every validation; ``limit`` is the largest gap."""
 
     def __init__(self, limit: float = 0.3, on_alarm: Literal["warn", "stop"] = "warn") -> None:
         super().__init__()
@@ -52,13 +53,14 @@ class ImaginationGap(Callback):
         if not rates:
             raise ConfigError(
                 f"trainer.callbacks.{self.name} compares imagined with true success, but validation gives none: it"
-                " needs model.config.world_model, true_env and compare."
+                " needs an environment that imagines (model.config.world_model, or env.imagination), true_env or"
+                " eval_env beside it, and compare above 0."
             )
         imagined, true = (sum(values) / len(rates) for values in zip(*rates, strict=True))
         if imagined - true <= self.limit:
             return
         text = (
-            f"Of the same actions {imagined:.0%} succeed in imagination and {true:.0%} truly (iteration {iteration},"
+            f"{imagined:.0%} of the episodes succeed in imagination and {true:.0%} truly (iteration {iteration},"
             f" trainer.callbacks.{self.name}.limit={self.limit}): the policy exploits the world model. {CURE}"
         )
         if self.on_alarm == "stop":

@@ -15,19 +15,43 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
-from cosmos_predict2.rl.vla.episodes import LocalRollout, Mode, Starts, Trajectories, replayed
-from imaginaire.errors import ConfigError
+from cosmos_predict2.rl.vla.episodes import LocalRollout, Mode, Starts, Trajectories, frames_of, replayed
 from imaginaire.random import derive_seed
 
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
+SEVERAL = 4  # draws of a start
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A share of episodes, with Wilson's interval."""
+    """A share of episodes, with Wilson's interval.
+
+    Episodes of one start, which differ in the policy's draws, are not independent: ``independent`` is how many that are
+    would have this spread between the ``starts``. It lies between the number of starts, where a start decides its
+    outcome, and that of episodes, where it does not matter.
+    """
 
     successes: int
     episodes: int
+    starts: int | None = None  # null: each episode has its own
+    independent: float | None = None
+
+    @classmethod
+    def of(cls, success_E: Tensor, valid_E: Tensor, starts: Starts) -> "Rate":
+        """Of the valid episodes."""
+        by_start: dict[tuple[int, int], list[float]] = {}
+        for start, is_success, is_valid in zip(zip(starts.task_ids, starts.trial_ids), success_E, valid_E):
+            if is_valid:
+                by_start.setdefault(start, []).append(float(is_success))
+        successes, episodes, num = int((success_E & valid_E).sum()), int(valid_E.sum()), len(by_start)
+        if num == episodes:
+            return cls(successes, episodes)
+        p = successes / episodes
+        # The variance of a mean of clusters, whose sizes may differ: draws are lost with their workers.
+        residuals = [sum(some) - p * len(some) for some in by_start.values()]
+        variance = sum(r**2 for r in residuals) * num / max(1, num - 1) / episodes**2
+        independent = p * (1 - p) / variance if variance else 0.0  # all alike: no more is known than of the starts
+        return cls(successes, episodes, num, min(max(independent, num), episodes))
 
     @property
     def rate(self) -> float:
@@ -36,7 +60,7 @@ class Rate:
     @property
     def interval(self) -> tuple[float, float]:
         """Where the true rate lies, in 95 of 100 cases."""
-        n, p = self.episodes, self.rate
+        n, p = self.independent or self.episodes, self.rate
         if not n:
             return math.nan, math.nan
         middle = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
@@ -45,11 +69,13 @@ class Rate:
 
     def as_dict(self) -> dict[str, Any]:
         low, high = self.interval
-        return {"successes": self.successes, "episodes": self.episodes, "rate": self.rate, "low": low, "high": high}
+        found = {"successes": self.successes, "episodes": self.episodes, "rate": self.rate, "low": low, "high": high}
+        return found if self.starts is None else {**found, "starts": self.starts}
 
     def as_text(self) -> str:
         low, high = self.interval
-        return f"{self.rate:.3f} [{low:.3f}, {high:.3f}] of {self.episodes}"
+        of_starts = "" if self.starts is None else f" from {self.starts} starts"
+        return f"{self.rate:.3f} [{low:.3f}, {high:.3f}] of {self.episodes}{of_starts}"
 
 
 @dataclass(frozen=True)
@@ -63,8 +89,7 @@ class Evaluation:
 
     @property
     def total(self) -> Rate:
-        rates = self.tasks.values()
-        return Rate(sum(rate.successes for rate in rates), sum(rate.episodes for rate in rates))
+        return Rate.of(self.played.success_E, self.played.is_valid_E, self.starts)
 
     def as_dict(self) -> dict[str, Any]:
         tasks = {name: rate.as_dict() for name, rate in self.tasks.items()}
@@ -109,20 +134,29 @@ class Comparison:
         return asdict(self)
 
 
-def held_out_starts(num: int, num_tasks: int, seed: int, first: int = 0, *, in_blocks: bool = False) -> Starts:
+def held_out_starts(
+    num: int, num_tasks: int, seed: int, first: int = 0, *, in_blocks: bool = False, draws: int = 1
+) -> Starts:
     """``num`` starts, tasks in turn and trials in order; what is drawn in episode i follows from the seed and i.
 
-    ``in_blocks`` has the same starts, those of a task together.
+    ``in_blocks`` has the same starts, those of a task together. Of each, the policy draws ``draws`` times.
     """
     numbers = list(range(first, first + num))
     if in_blocks:
         numbers.sort(key=lambda i: i % num_tasks)
-    return Starts(
+    once = Starts(
         task_ids=[i % num_tasks for i in numbers],
         trial_ids=[i // num_tasks for i in numbers],
         seeds=[derive_seed(seed, i, "environment") % 2**31 for i in numbers],
         draws=[derive_seed(seed, i, "policy") for i in numbers],
     )
+    return once.repeated(draws)
+
+
+def draws_of(policy: Policy, mode: Mode, asked: int | None = None) -> int:
+    """How often each start is played: as asked, or several times where the policy's decisions draw noise."""
+    draws_noise = mode == "sample" or getattr(policy, "draws_when_greedy", False)
+    return asked or (SEVERAL if draws_noise else 1)
 
 
 def evaluate(
@@ -137,11 +171,7 @@ def evaluate(
     """Play an episode from each start; ``tasks`` names the environment's. Episodes that were lost do not count."""
     played = LocalRollout(policy, env, execute, keep_record=False).collect(starts, mode, on_progress)
     task_E = torch.tensor(starts.task_ids) % len(tasks)
-    success_E, valid_E = played.success_E.cpu(), played.is_valid_E.cpu()
-    rates = {}
-    for k, name in enumerate(tasks):
-        counts_E = valid_E & (task_E == k)
-        rates[name] = Rate(int((success_E & counts_E).sum()), int(counts_E.sum()))
+    rates = {name: Rate.of(played.success_E, played.is_valid_E & (task_E == k), starts) for k, name in enumerate(tasks)}
     return Evaluation(mode, rates, played, starts)
 
 
@@ -172,10 +202,7 @@ def _keeping_frames(env: Any) -> Iterator[None]:
     """Inside, ``info["frames"]`` has the pictures after each action, which training does without."""
     before = getattr(env, "keep_frames", None)
     if before is None:
-        raise ConfigError(
-            f"{type(env).__name__} has no keep_frames, so that its episodes cannot be shown: give it this attribute,"
-            ' and where it is true info["frames"] [E, A, H, W, 3] after a chunk.'
-        )
+        frames_of({}, env)  # raises
     env.keep_frames = True
     try:
         yield
@@ -193,7 +220,7 @@ def _film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | N
         pictures, rewards = [observation["full_image"][:, None].cpu()], []
         for actions_E_A_D in actions_M_E_A_D[:, first : first + env.num_envs]:
             _, reward_E_A, _, _, info = env.chunk_step(actions_E_A_D, ids, execute)
-            pictures.append(info["frames"][:, :execute].cpu())
+            pictures.append(frames_of(info, env)[:, :execute].cpu())
             rewards.append(reward_E_A[:, :execute])
         parts.append((torch.cat(pictures, dim=1).permute(0, 4, 1, 2, 3), torch.cat(rewards, dim=1)))
     return torch.cat([pictures for pictures, _ in parts]), torch.cat([rewards for _, rewards in parts])

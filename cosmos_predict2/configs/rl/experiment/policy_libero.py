@@ -86,6 +86,7 @@ def learning(
         precision="bfloat16",
         fsdp_shard_size=-1 if kind.is_whole else 0,
         recompute=kind.is_whole,
+        validation_draws=1,  # as published evaluations have it; more would take hours
         rl=rl,
     )
     return dict(

@@ -83,6 +83,7 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
         **_workers(placement, gpus_here),
         "job.group": "embodied",
         f"{CONFIG}.compare": 0,
+        f"{CONFIG}.validation_draws": 1,  # there, each start is played once
         f"{CONFIG}.refinement": None,
         "trainer.callbacks.imagination_gap": None,
         "trainer.callbacks.draw_episodes": None,

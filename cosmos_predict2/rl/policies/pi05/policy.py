@@ -82,6 +82,8 @@ class Pi05Policy(nn.Module):
     def chunk(self) -> int:
         return self.config.executed * self.config.hold
 
+    draws_when_greedy = True  # what is denoised begins as noise
+
     def on_trainer_step(self, step: int) -> None:
         self.trainer_step.fill_(step)
 
