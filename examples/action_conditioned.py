@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 
 from examples import video2world_action
 from examples.video2world_action import parse
+from imaginaire import foreign_json
 from imaginaire.command_line import Help, Parser
 from imaginaire.errors import ConfigError, UserError, near
 
@@ -64,12 +65,9 @@ def text_of(value: Any) -> str:
 
 def read_settings(path: str) -> dict[str, Any]:
     try:
-        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        return foreign_json.load_object(Path(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"-i {path} cannot be read as settings: {error}.") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"-i {path} holds a {type(settings).__name__}; settings are an object.")
-    return settings
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,8 +19,8 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 
 from cosmos_predict2.actions.transforms import ActionTransform
-from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire import foreign_json, storage
+from imaginaire.errors import ConfigError, DataError, UserError, near
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def sampled_statistics(
 def read_statistics(path: Path | str, name: str | None = None) -> DatasetStatistics:
     """The statistics of a file; ``name``: of which data set, where it has several."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = foreign_json.load(Path(path))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as statistics: {error}") from error
     if not isinstance(content, dict):
@@ -358,10 +358,31 @@ def _nested(content: Mapping[str, Any], path: Path | str, name: str | None) -> M
     return content[name or names[0]]
 
 
+def refuse_impossible(row: Mapping[str, Any], where: str, error: type[UserError] = DataError) -> None:
+    """Raise where the figures of a file cannot be of any data: not finite, q01 above q99, min above max, std below 0.
+
+    Actions that are scaled by such figures are NaN, or go the other way.
+    """
+    try:
+        found = {name: _floats(row[name]) for name in NAMES if name in row}
+    except (TypeError, ValueError) as fault:
+        raise error(f"{where}: the statistics are not lists of numbers: {fault}.") from fault
+    for name, values in found.items():
+        if values.ndim != 1 or not numpy.isfinite(values).all():
+            raise error(f"{where}: {name} is {row[name]}; one finite number for each column is needed.")
+    for low, high in (("min", "max"), ("q01", "q99")):
+        if low in found and high in found and found[low].shape == found[high].shape:
+            for i in numpy.flatnonzero(found[low] > found[high])[:1]:
+                raise error(f"{where}: {low}[{i}]={found[low][i]:g} is above {high}[{i}]={found[high][i]:g}.")
+    if (found.get("std", _floats([])) < 0).any():
+        raise error(f"{where}: std is {row['std']}; no spread is below 0.")
+
+
 def _columns(row: Any, where: str) -> ColumnStatistics:
     if not isinstance(row, dict) or (absent := [name for name in NAMES if name not in row]):
         what = ", ".join(absent) if isinstance(row, dict) else "an object with " + ", ".join(NAMES)
         raise DataError(f"{where} lacks {what}.")
+    refuse_impossible(row, where)
     columns = ColumnStatistics(**{name: row[name] for name in NAMES}, mask=row.get("mask"))
     sizes = {name: getattr(columns, name).shape for name in NAMES}
     if columns.mask is not None:

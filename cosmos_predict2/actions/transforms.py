@@ -21,6 +21,7 @@ from cosmos_predict2.actions.rotations import (
     matrix_to_quaternion,
     quaternion_to_matrix,
 )
+from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, DataError, near
 
 Floats = NDArray[numpy.float64]
@@ -124,7 +125,7 @@ class ActionTransform:
     @classmethod
     def from_json(cls, text: str) -> "ActionTransform":
         try:
-            row = json.loads(text)
+            row = foreign_json.loads(text)
         except ValueError as error:
             raise ConfigError(f"action_transform is no JSON: {error}.") from error
         if not isinstance(row, Mapping):

@@ -38,7 +38,7 @@ from cosmos_predict2.text.trained_text import KEY as TEXT_KEY
 from cosmos_predict2.text.trained_text import TrainedText
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.weight_files import below, is_hub, local_file, names_at, shape_of
 from imaginaire.config.lazy_yaml import refuse_interpolations, to_data
 from imaginaire.errors import CheckpointError, DataError
@@ -291,9 +291,9 @@ def _json_of(key: str, path: str, source: Mapping[str, Tensor], header: Mapping[
     else:
         return {}
     try:
-        tree = json.loads(text)
+        tree = foreign_json.loads(text)
         refuse_interpolations(tree, key)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path}: its '{key}' cannot be read: {error}") from error
     if not isinstance(tree, dict):
         raise CheckpointError(f"{path}: its '{key}' cannot be read: an object was expected.")

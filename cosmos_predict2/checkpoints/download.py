@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetching what a plan lists from the hub, and checking the names and shapes in what lies here."""
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from cosmos_predict2.checkpoints.families import LATENT_CHANNELS, describe, requ
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.released import GUARDRAIL, NETWORKS, REPOSITORIES
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.storage import hub
@@ -108,7 +107,7 @@ def _check_file(path: Path, network: str) -> tuple[list[str], str]:
 
 def _json_faults(path: Path) -> list[str]:
     try:
-        json.loads(path.read_text(encoding="utf-8"))
+        foreign_json.load(path)
     except ValueError as error:  # of the encoding, or of JSON
         return [f"{path} is not JSON: {error}."]
     return []

@@ -27,7 +27,7 @@ from cosmos_predict2.checkpoints.diffusers_names import (
 from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, open_dit
 from cosmos_predict2.checkpoints.families import Family, describe, require_family
 from cosmos_predict2.released import NETWORKS
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, local_file, names_at, shape_of
 from imaginaire.errors import CheckpointError, ConfigError
@@ -167,8 +167,13 @@ def diffusers_net(source: str) -> dict[str, Any] | None:
     folder = inside_a_pipeline(source)
     if "config.json" not in names_at(folder):
         return None
-    config = json.loads(local_file(below(folder, "config.json")).read_text(encoding="utf-8"))
-    return net_kwargs(config) if "num_attention_heads" in config else None
+    try:
+        config = foreign_json.load_object(local_file(below(folder, "config.json")))
+        return net_kwargs(config) if "num_attention_heads" in config else None
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{folder}/config.json is not diffusers' of a Cosmos network: {error!r}.") from error
 
 
 # Writing --------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training run keeps beside its checkpoints: config.yaml, and runs.jsonl with a line for each start."""
 
-import json
 import logging
 from typing import Any
 
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.config.lazy_yaml import plain_data, refuse_interpolations
 from imaginaire.errors import CheckpointError, ConfigError
 
@@ -49,9 +48,9 @@ def start_facts(folder: str) -> dict[str, Any]:
     try:
         for line in storage.read_text(file).splitlines():
             if line.strip():
-                facts.update(json.loads(line))
+                facts.update(foreign_json.loads(line))
         refuse_interpolations(facts, file)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         log.warning("%s cannot be read: %s", file, error)
         return {}
     return facts

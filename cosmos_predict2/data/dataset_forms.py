@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which form a data set on disk has, by what lies in its folder."""
 
-import json
 from pathlib import Path
 
 from cosmos_predict2.data.latent_cache import FOLDER, SUFFIX
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from imaginaire import foreign_json
 from imaginaire.errors import DataError, near
 
 SPLITS = ("train", "val", "validation", "test")
@@ -79,8 +79,8 @@ def _has_recordings(folder: Path) -> bool:
     if first is None:
         return any(next(path.glob("*.json"), None) for path in folder.iterdir() if path.is_dir())
     try:
-        annotation = json.loads(first.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        annotation = foreign_json.load(first)
+    except (OSError, ValueError):
         return False
     return isinstance(annotation, dict) and "videos" in annotation
 

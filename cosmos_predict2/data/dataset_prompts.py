@@ -21,7 +21,7 @@ from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.clip_windows import crop_problem
 from cosmos_predict2.data.video.media import read_image
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors
 
@@ -97,7 +97,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         index = place_of(index, len(self))
-        line = json.loads(self._lines[index])
+        line = foreign_json.loads(self._lines[index])
         item = {
             "video": self._first_frame(line).expand(3, self.num_frames, *self.size).contiguous(),
             TRUE_FRAMES_KEY: self.num_true_frames,
@@ -138,7 +138,7 @@ def read_prompts(path: str) -> list[tuple[int, dict[str, Any]]]:
 
 def _parsed(place: str, text: str) -> dict[str, Any]:
     try:
-        line = json.loads(text)
+        line = foreign_json.loads(text)
     except ValueError as fault:
         raise DataError(f"{place} is no JSON: {fault}.") from fault
     if not isinstance(line, dict) or not isinstance(line.get("prompt"), str) or not line["prompt"].strip():

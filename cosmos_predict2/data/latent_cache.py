@@ -36,7 +36,7 @@ from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, opened_video
 from cosmos_predict2.data.video_folder import existing_folder, media_by_stem
 from cosmos_predict2.interfaces import VideoTokenizer
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.data.workers import load
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.progress import Progress
@@ -110,7 +110,7 @@ def read_record(folder: Path) -> LatentRecord | None:
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = foreign_json.load(path)
         return LatentRecord(**{**content, "size": tuple(content["size"])})
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise DataError(f"{path} cannot be read ({error}). Delete {folder} and write the latents again.") from error
@@ -244,7 +244,7 @@ class ClipLatents:
         metadata = file.metadata()
         self.fps = float(metadata["fps"])
         self._video, self._video_bytes = metadata["video"], int(metadata["video_bytes"])
-        self.checksums = json.loads(metadata.get(CHECKSUMS, "null"))  # none in caches of earlier versions
+        self.checksums = foreign_json.loads(metadata.get(CHECKSUMS, "null"))  # none in caches of earlier versions
         self.reads_any_width = int(metadata.get(READING, 1)) >= 2
         self.num_windows = int(file.get_slice("latents").get_shape()[0])
         if self.num_windows < 1:

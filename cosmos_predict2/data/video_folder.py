@@ -10,7 +10,6 @@ With text_encoder "none" training encodes the captions: there are no embeddings,
 """
 
 import itertools
-import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, EmbeddingFolder, caption_hash, find_embedding_dir
 from cosmos_predict2.text.trained_text import encode_commands
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.storage.object_store import StrPath
 
@@ -361,7 +360,7 @@ class CaptionFiles:
         if self._suffix == ".txt":
             return read_caption(path)
         try:
-            content = json.loads(path.read_text(encoding="utf-8-sig"))
+            content = foreign_json.load(path)
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read as JSON: {error}.") from error
         found = dict(_texts(content))

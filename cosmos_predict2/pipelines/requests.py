@@ -21,7 +21,7 @@ from cosmos_predict2.pipelines.asked import Request, Settings
 from cosmos_predict2.pipelines.inputs import brought_to_size, check_input
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.world_model.sampling import to_uint8
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weight_files
 from imaginaire.config.lazy_yaml import to_yaml
 from imaginaire.errors import ConfigError, DataError, UserError, near
@@ -83,7 +83,7 @@ def read_batch(path: str, defaults: Request) -> list[Request]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         lines = [line for line in text.splitlines() if line.strip()]
-        entries = [json.loads(line) for line in lines] if path.endswith(".jsonl") else json.loads(text)
+        entries = [foreign_json.loads(line) for line in lines] if path.endswith(".jsonl") else foreign_json.loads(text)
     except (OSError, ValueError) as error:
         raise DataError(f"The batch file {path} cannot be read as JSON: {error}.") from error
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):

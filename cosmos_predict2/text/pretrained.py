@@ -2,6 +2,7 @@
 """Text networks of the transformers package from a public folder: what must be there, and weights with an account."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,13 @@ from torch import Tensor, nn
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.dcp import first_line
+from imaginaire.checkpoint.weight_files import shape_of
 from imaginaire.errors import CheckpointError, ConfigError, missing_package
 
 CONFIG = "config.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MOST, MOST_LAYERS = 2**31, 1000  # of a number of a config.json, and of a number of layers there
+SMALL = 2**26  # numbers of parts that weights may lack: heads that a policy begins anew
 SAMPLE = 64  # values of each parameter that go into a fingerprint
 
 
@@ -44,6 +48,33 @@ def from_folder(part: Any, folder: str, **options: Any) -> Any:
             ) from error
         kind = part.__name__.removeprefix("Auto").lower()
         raise CheckpointError(f"{folder}: its {kind} cannot be read ({first_line(error)}).") from error
+
+
+def config_of(part: Any, path: str) -> Any:
+    """The configuration of a folder, of which a network may be built."""
+    config = from_folder(part, path)
+    refuse_absurd(config.to_dict(), f"{path}/{CONFIG}")
+    return config
+
+
+def refuse_absurd(sizes: Any, where: str) -> None:
+    """Raise for sizes of a config.json by which building a network would not end."""
+    for name, value in sizes.items() if isinstance(sizes, Mapping) else ():
+        most = MOST_LAYERS if str(name).endswith(("layers", "depth")) else MOST
+        if type(value) is int and abs(value) > most:
+            raise CheckpointError(f"{where}: {name} is {value}, above {most}, which no network of this kind has.")
+        refuse_absurd(value, where)
+
+
+def refuse_larger(network: nn.Module, source: Mapping[str, Tensor], path: str) -> None:
+    """Raise where a network on the meta device is far larger than its weights are, before it takes memory."""
+    wanted = sum(tensor.numel() for tensor in network.state_dict().values())
+    found = sum(math.prod(shape_of(source, name)) for name in source)
+    if wanted > 2 * found + SMALL:
+        raise CheckpointError(
+            f"{path}: its {CONFIG} describes a network of {wanted} numbers, but the weights have {found}. They are not"
+            " of one checkpoint, or one of them is damaged."
+        )
 
 
 def problems_of(path: str, tokenizer_files: Sequence[str], download: str) -> list[str]:
@@ -96,7 +127,7 @@ def load(
     tie: Any = getattr(model, "tie_weights", None)
     if tie is not None:
         tie()  # to_empty gave tied parameters memory of their own
-    weights.load_into(model.state_dict(), source)
+    weights.load_into(model.state_dict(), source).require(allow_missing=allow_missing, source=path)
     return model.eval().requires_grad_(False)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.embeddings.pickles import padded, trimmed
 from cosmos_predict2.text.prompts import prompt_list
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import DataError, near
 from imaginaire.storage.object_store import StrPath
@@ -111,8 +111,8 @@ def _header(file: Any, path: StrPath) -> Header:
             name=about["encoder"],
             num_tokens=int(about["num_tokens"]),
             width=int(about["width"]),
-            prompts=json.loads(about["prompts"]),
-            negative_prompt=json.loads(about["negative_prompt"]),
+            prompts=foreign_json.loads(about["prompts"]),
+            negative_prompt=foreign_json.loads(about["negative_prompt"]),
         )
     except (KeyError, ValueError) as error:
         raise DataError(f"{path} is damaged: its metadata lacks or garbles {error}. {_CURE}") from error

@@ -5,7 +5,6 @@ The prompt goes through the chat template of the language model without an atten
 tokens whose padding is ordinary input; each layer's output is normalised over its channels and all are joined.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.text import pretrained
 from cosmos_predict2.text.prompts import prompt_list
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.findings import CheckContext, Finding, errors
@@ -74,7 +73,7 @@ class Reason1Encoder:
         """The width of an encoder with these arguments, as the folder's config.json has it; None without one."""
         _check_strategy(strategy, n_layers_per_group)
         try:
-            content = json.loads(storage.read_text(storage.join(path, "config.json")))
+            content = foreign_json.loads(storage.read_text(storage.join(path, "config.json")))
             config = content.get("text_config", content)
             layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
         except (OSError, KeyError, TypeError, ValueError, AttributeError):
@@ -107,7 +106,7 @@ def load_reason1(path: str, *, dtype: str | torch.dtype | None = None, device: t
     package = pretrained.transformers()
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
-    config = pretrained.from_folder(package.AutoConfig, path)
+    config = pretrained.config_of(package.AutoConfig, path)
     config = getattr(config, "text_config", config)
     model: Any = pretrained.load(
         lambda: Qwen2_5_VLTextModel(config),

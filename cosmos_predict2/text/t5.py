@@ -97,7 +97,7 @@ class T5Encoder:
 def load_t5(path: str, *, dtype: str | torch.dtype | None = None, device: torch.device | str = "cpu") -> Any:
     """The T5EncoderModel of a folder: its config, its encoder's weights, all of them accounted for."""
     package = pretrained.transformers()
-    config = pretrained.from_folder(package.T5Config, path)
+    config = pretrained.config_of(package.T5Config, path)
     source = weights.read(path)
     has_shared = SHARED in source
 

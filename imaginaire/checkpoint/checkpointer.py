@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -294,6 +294,7 @@ class Checkpointer(ABC):
                 lambda place, size, dtype: live[place[-1]] if fits(place[-1], size) else torch.empty(size, dtype=dtype),
             )
             report = model.account_checkpoint_state(source)
+            report = replace(report, not_finite=weights.not_finite({name: live[name] for name in report.matched}))
         else:
             source = saved.read("model") if not saved.is_dcp else dcp_read(saved.path("model"))
             if from_average:
@@ -312,6 +313,7 @@ class Checkpointer(ABC):
             )
         elif not report.matched:
             raise CheckpointError(f"{source}: not one of its tensors fits this model ({report.summary()}).")
+        weights.refuse_not_finite(report.not_finite, source)
         if report.missing or report.unexpected or report.wrong_shape:
             names = [*report.missing, *report.unexpected, *report.wrong_shape]
             listed = f" ({', '.join(names[:20])}{', ...' if len(names) > 20 else ''})" if config.verbose else ""

@@ -6,7 +6,6 @@ page, a git-lfs pointer) is named as what it looks like.
 """
 
 import contextlib
-import json
 import logging
 import os
 import pickle
@@ -19,7 +18,7 @@ from urllib.parse import unquote
 
 from torch import Tensor
 
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.dcp import dcp_read, first_line, is_dcp
 from imaginaire.checkpoint.plain_pickle import load_plain, refused_object
 from imaginaire.errors import CheckpointError, ConfigError, near
@@ -332,9 +331,9 @@ def _open_files(folder: _Folder) -> Mapping[str, Tensor] | None:
 
 def _open_index(folder: _Folder, index: str) -> Mapping[str, Tensor]:
     try:
-        places = dict(json.loads(folder.fetch(index).read_text(encoding="utf-8"))["weight_map"])
+        places = dict(foreign_json.load(folder.fetch(index))["weight_map"])
         needed = sorted(set(places.values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder.address}/{index} is not an index of shards ({first_line(error)}).") from error
     _require_shards(folder, needed)
     shards = {name: folder.open(name) for name in needed}

@@ -60,6 +60,7 @@ class LoadReport:
     unexpected: tuple[str, ...] = ()  # in the source, not in the model
     wrong_shape: tuple[str, ...] = ()
     shapes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()  # (source, model) for each of wrong_shape
+    not_finite: tuple[str, ...] = ()  # in the model now, with a NaN or an infinite number
 
     def summary(self) -> str:
         kinds = [("missing", self.missing), ("unexpected", self.unexpected), ("wrong shape", self.wrong_shape)]
@@ -73,7 +74,11 @@ class LoadReport:
         source: str = "the weights",
         cure: str = CURE,
     ) -> None:
-        """Raise unless every difference is allowed: by patterns such as ``net.action_embedder.*``, by name."""
+        """Raise unless every difference is allowed: by patterns such as ``net.action_embedder.*``, by name.
+
+        Numbers that are not finite never are: a network with one gives NaN for everything.
+        """
+        refuse_not_finite(self.not_finite, source)
         missing = _not_allowed(self.missing, allow_missing)
         unexpected = _not_allowed(self.unexpected, allow_unexpected)
         wrong = () if allow_wrong_shape else self.wrong_shape
@@ -190,6 +195,25 @@ def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Te
     return renamed(source, rename)
 
 
+def not_finite(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The names of tensors with a NaN or an infinite number, each read once; of a DTensor this rank's part."""
+    found = []
+    for name, tensor in tensors.items():
+        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        if local.is_floating_point() and local.numel() and not all(map(torch.isfinite, torch.aminmax(local))):
+            found.append(name)
+    return tuple(found)
+
+
+def refuse_not_finite(names: tuple[str, ...], source: str) -> None:
+    if names:
+        listed = ", ".join(names[:NAMES]) + (f" and {len(names) - NAMES} more" if len(names) > NAMES else "")
+        raise CheckpointError(
+            f"{source}: {len(names)} tensors hold NaN or infinite numbers ({listed}): the file is damaged, or was saved"
+            " after its training diverged. Take an intact copy, or an earlier checkpoint."
+        )
+
+
 def is_extra(name: str) -> bool:
     """True for what released files hold besides weights."""
     return any(fnmatchcase(name, pattern) for pattern in EXTRAS)
@@ -237,7 +261,8 @@ def _walk(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, copies
             _copy(name, target, source[name])
         matched.append(name)
     missing = [name for name in targets if name not in source]
-    return LoadReport(tuple(matched), tuple(missing), tuple(unexpected), tuple(wrong), tuple(shapes))
+    bad = not_finite({name: targets[name] for name in matched}) if copies else ()
+    return LoadReport(tuple(matched), tuple(missing), tuple(unexpected), tuple(wrong), tuple(shapes), bad)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from imaginaire import distributed, random, storage
+from imaginaire import distributed, foreign_json, random, storage
 from imaginaire.distributed.parallel import full_tensor
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.optim.state import copy_shard
@@ -239,8 +239,11 @@ def _read_adapter(path: str) -> tuple[LoraSpec, dict[str, Tensor]]:
             f"{path} is not an adapter file of this project: its metadata has format={metadata.get('format')!r}, "
             f"expected '{FILE_FORMAT}'."
         )
-    spec = LoraSpec(int(metadata["rank"]), float(metadata["alpha"]), tuple(json.loads(metadata["target_modules"])))
-    return spec, tensors
+    try:
+        targets = tuple(foreign_json.loads(metadata["target_modules"]))
+        return LoraSpec(int(metadata["rank"]), float(metadata["alpha"]), targets), tensors
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: its metadata has no rank, alpha and target_modules: {error!r}.") from error
 
 
 def _targets(module: nn.Module, targets: tuple[str, ...]) -> dict[str, nn.Linear]:

@@ -51,7 +51,13 @@ def test_a_broken_file_is_reported(tmp_path: Path) -> None:
         ({"action": {k: v for k, v in good["action"].items() if k != "q01"}}, "action lacks q01"),
         ({"action": {**good["action"], "q99": [1.0]}}, r"differ in number: .*q99 \[1\]"),
         ({"action": {**good["action"], "mask": [True]}}, r"mask \[1\]"),
-        ({"action": {**good["action"], "mean": "much"}}, "cannot be read: "),
+        ({"action": {**good["action"], "mean": "much"}}, "not lists of numbers"),
+        (
+            {"action": {**good["action"], "q01": good["action"]["q99"], "q99": good["action"]["q01"]}},
+            r"q01\[0\]=.* above",
+        ),
+        ({"action": {**good["action"], "min": [9.0] * len(good["action"]["min"])}}, r"min\[0\]=9 is above max\[0\]"),
+        ({"action": {**good["action"], "std": [-1.0] * len(good["action"]["std"])}}, "no spread is below 0"),
         ({"a": good, "b": good}, "a, b"),
     ]:
         path.write_text(content if isinstance(content, str) else json.dumps(content))

@@ -5,7 +5,6 @@ W + weight * (alpha / rank) * B A, in float32, rounded once to the dtype of W ho
 """
 
 import hashlib
-import json
 import logging
 import math
 import re
@@ -22,7 +21,7 @@ from cosmos_predict2.checkpoints.card import read_card, safetensors_header
 from cosmos_predict2.checkpoints.card_checks import agreed_alpha
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
 from cosmos_predict2.checkpoints.dit_weights import clean_name
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, LazyTensors, below, local_file, names_at, shape_of
 from imaginaire.errors import CheckpointError, ConfigError, near
@@ -218,9 +217,9 @@ def _read_peft(path: str, names: Iterable[str], alpha: float | None) -> Adapter:
         raise CheckpointError(f"{path} has {PEFT_CONFIG}, but none of {', '.join(PEFT_FILES)}.")
     where = below(path, PEFT_CONFIG)
     try:
-        config = json.loads(local_file(where).read_text(encoding="utf-8"))
+        config = foreign_json.load_object(local_file(where))
     except ValueError as error:
-        raise CheckpointError(f"{where} is not JSON: {error}.") from error
+        raise CheckpointError(f"{where} cannot be read: {error}.") from error
     settings = PeftSettings.of(config, where)
     found = _adapter(path, weights.read(below(path, file)), settings, alpha)
     found = _with_base(found, safetensors_header(below(path, file)))
@@ -233,7 +232,7 @@ def _diffusers_settings(metadata: Mapping[str, str], file: str) -> PeftSettings 
     if DIFFUSERS_KEY not in metadata:
         return None
     try:
-        config = json.loads(metadata[DIFFUSERS_KEY])
+        config = foreign_json.loads(metadata[DIFFUSERS_KEY])
         own = {key.removeprefix("transformer."): config[key] for key in config if key.startswith("transformer.")}
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{file}: its {DIFFUSERS_KEY} cannot be read: {error}.") from error

@@ -7,7 +7,6 @@
 A folder of them is read once, into a few arrays that worker processes share without copying.
 """
 
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import numpy
 
 from cosmos_predict2.actions.transforms import Floats, check_poses
 from cosmos_predict2.data.samples import PackedStrings
+from imaginaire import foreign_json
 from imaginaire.errors import DataError, near
 
 log = logging.getLogger(__name__)
@@ -172,14 +172,9 @@ def read_recording(
 def read_annotation(path: Path) -> dict[str, Any]:
     """The content of an annotation file."""
     try:
-        annotation = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # too many brackets are a RecursionError
+        return foreign_json.load_object(path)
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} is not an annotation that can be read: {error}") from error
-    if not isinstance(annotation, dict):
-        raise DataError(
-            f"{path} holds a {type(annotation).__name__}; an annotation is an object with 'state' and so on."
-        )
-    return annotation
 
 
 def _field(annotation: dict[str, Any], key: str) -> Any:

@@ -7,7 +7,6 @@ GR00T data sets have ``meta/modality.json``:
  "annotation": {"human.action.task_description": {}}}
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class Info:
     data_path: str
     video_path: str | None
     chunks_size: int
+    total_episodes: int | None  # where it is recorded
     robot: str
 
     @property
@@ -88,7 +89,9 @@ def read_info(root: Path) -> Info:
     data_path = content.get("data_path")
     if not isinstance(data_path, str) or not data_path:
         raise DataError(f"{path}: 'data_path' is missing.")
-    splits = content.get("splits")
+    splits, total, chunk = content.get("splits"), content.get("total_episodes"), content.get("chunks_size") or 1000
+    if not isinstance(chunk, int) or chunk < 1:
+        raise DataError(f"{path}: chunks_size is {chunk!r}; it must be a whole number of 1 or more.")
     return Info(
         root=root,
         version=version,
@@ -96,8 +99,9 @@ def read_info(root: Path) -> Info:
         features=features,
         splits={str(k): str(v) for k, v in splits.items()} if isinstance(splits, dict) else {},
         data_path=data_path,
-        video_path=content.get("video_path") or None,
-        chunks_size=int(content.get("chunks_size") or 1000),
+        video_path=str(content.get("video_path") or "") or None,
+        chunks_size=chunk,
+        total_episodes=total if isinstance(total, int) else None,
         robot=str(content.get("robot_type") or ""),
     )
 
@@ -105,12 +109,9 @@ def read_info(root: Path) -> Info:
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return foreign_json.load_object(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} holds a {type(content).__name__}; an object was expected.")
-    return content
 
 
 def choose_episodes(

@@ -16,7 +16,7 @@
 The index is a few arrays, which worker processes share without copying.
 """
 
-import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,9 @@ import numpy
 from numpy.typing import NDArray
 
 from cosmos_predict2.data.lerobot.info import Info
-from cosmos_predict2.data.lerobot.tables import opened
+from cosmos_predict2.data.lerobot.tables import inside, opened
 from cosmos_predict2.data.samples import PackedStrings
+from imaginaire import foreign_json
 from imaginaire.errors import DataError
 
 _DATA = ("data/chunk_index", "data/file_index", "dataset_from_index")
@@ -79,11 +80,16 @@ class Clip:
 
 
 def make_episodes(
-    numbers: Sequence[int], lengths: Sequence[int], tasks: Iterable[Sequence[str]], where: Path
+    numbers: Sequence[int], lengths: Sequence[int], tasks: Iterable[Sequence[str]], where: Path, total: int | None
 ) -> Episodes:
-    """The index in arrays, after checking it."""
+    """The index in arrays, after checking it; ``total`` episodes by info.json."""
     if not len(numbers):
         raise DataError(f"{where} lists no episodes.")
+    if total is not None and len(numbers) < total:
+        raise DataError(
+            f"{where} lists {len(numbers)} episodes, but meta/info.json has total_episodes {total}: it is cut short."
+            f" Fetch it again; if the others were removed on purpose, write total_episodes {len(numbers)}."
+        )
     if len(set(numbers)) < len(numbers):
         raise DataError(f"{where} lists an episode twice.")
     if min(lengths) < 1:
@@ -111,13 +117,24 @@ def _video_path(info: Info, camera: str) -> str:
 
 
 def fill(template: str, where: Path, **values: Any) -> str:
-    """A path of info.json with its braces filled."""
+    """A path of info.json with its {name} and {name:03d} filled, inside the data set's folder.
+
+    ``str.format`` would follow attributes that the file names, and pad to any width.
+    """
+    parts = _FIELD.split(template)  # text, name, width, text, ...
     try:
-        return template.format(**values)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{where}: the path '{template}' cannot be filled in ({error!r}); it may name {', '.join(values)}."
-        ) from error
+        found = parts[0] + "".join(
+            str(values[name]).zfill(int(width or 0)) + text
+            for name, width, text in zip(parts[1::3], parts[2::3], parts[3::3])
+        )
+    except KeyError as error:
+        raise DataError(f"{where}: the path '{template}' names {error}; it may name {', '.join(values)}.") from error
+    if any(brace in text for text in parts[0::3] for brace in "{}"):
+        raise DataError(f"{where}: the path '{template}' may only have fields such as {{episode_index:06d}}.")
+    return inside(found, where)
+
+
+_FIELD = re.compile(r"\{(\w+)(?::0?(\d{1,2})d)?\}")
 
 
 def texts(value: Any) -> list[str]:
@@ -139,7 +156,9 @@ class LayoutV2:
             lengths = [int(entry["length"]) for entry in entries]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: an episode lacks 'episode_index' or 'length' ({error}).") from error
-        self.episodes = make_episodes(numbers, lengths, (texts(entry.get("tasks")) for entry in entries), path)
+        self.episodes = make_episodes(
+            numbers, lengths, (texts(entry.get("tasks")) for entry in entries), path, info.total_episodes
+        )
         self.tasks = _tasks_v2(info.root)
 
     def rows(self, i: int) -> Rows:
@@ -172,7 +191,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                entry = json.loads(line)
+                entry = foreign_json.loads(line)
                 if not isinstance(entry, dict):
                     raise DataError(f"{path}, line {number}: an object was expected, not {type(entry).__name__}.")
                 yield entry
@@ -193,7 +212,7 @@ class LayoutV3:
         folder = info.root / "meta" / "episodes"
         columns = _index_columns(folder, info)
         self.episodes = make_episodes(
-            columns["episode_index"], columns["length"], map(texts, columns.pop("tasks")), folder
+            columns["episode_index"], columns["length"], map(texts, columns.pop("tasks")), folder, info.total_episodes
         )
         self._columns = {name: _array(values, folder, name) for name, values in columns.items()}
         self._first_rows = _first_rows(*(self._columns[name] for name in _DATA))

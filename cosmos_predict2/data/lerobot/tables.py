@@ -5,7 +5,7 @@ import io
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy
@@ -164,11 +164,19 @@ def _numbers(column: Any, what: str) -> Numbers:
     return numpy.ascontiguousarray(numbers).reshape(shape)
 
 
+def inside(name: str, where: Path | str) -> str:
+    """A path that a data set names in its own folder; links that lie there are followed, as a hub's cache has them."""
+    path = PurePath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise DataError(f"{where}: '{name}' leads out of the data set's folder.")
+    return name
+
+
 def _picture(value: Any, what: str, root: Path) -> Tensor:
     """uint8 [3, H, W] of {"bytes", "path"} or of bytes."""
     data = value.get("bytes") if isinstance(value, dict) else value
     if data is None and isinstance(value, dict) and value.get("path"):
-        path = root / str(value["path"])
+        path = root / inside(str(value["path"]), what)
         if not path.is_file():
             raise DataError(f"{what}: the picture {path} does not exist.")
         data = path.read_bytes()

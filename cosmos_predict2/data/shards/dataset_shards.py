@@ -17,7 +17,7 @@ from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import NO_ENCODER, exclude
 from cosmos_predict2.text.embeddings.folder import SUFFIXES, embedding_in, masked
 from cosmos_predict2.text.embeddings.pickles import LARGEST_BYTES
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.errors import DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors
 
@@ -124,7 +124,7 @@ class ShardedVideos(Dataset[dict[str, Any]]):
         try:
             text: Any = sample.read(suffix).decode("utf-8-sig")
             if suffix == ".json":
-                text = json.loads(text)[self._caption_key]
+                text = foreign_json.loads(text)[self._caption_key]
         except (ValueError, LookupError, TypeError) as fault:
             expected = "text in UTF-8" if suffix == ".txt" else f'JSON with "{self._caption_key}" (caption_key)'
             raise DataError(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from cosmos_predict2.data.video_folder import in_threads
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def _indexed(shard: str, folder: Path) -> list[Sample]:
 def _read_index(path: Path) -> dict[str, dict[str, tuple[int, int]]] | None:
     """None where there is no index, or none that can be read."""
     try:
-        content = json.loads(path.read_bytes())
+        content = foreign_json.load(path)
         if content["format"] != FORMAT:
             return None
         samples: dict[str, dict[str, Any]] = content["samples"]

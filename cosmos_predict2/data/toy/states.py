@@ -15,7 +15,7 @@ import numpy
 
 from cosmos_predict2.toy_world.episodes import Episodes
 from cosmos_predict2.toy_world.scene import STATE_SIZE
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.errors import DataError
 
 PATTERN = "states-*.npz"
@@ -72,10 +72,12 @@ def _read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
     try:
         with numpy.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in _ROWS}
-            about = json.loads(str(content["about"]))
+            about = foreign_json.loads(str(content["about"]))
             about = {name: about[name] for name in (*_SAME, "first", "fps")}
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not a file of the toy world's states, or is damaged: {error}") from error
+    if bad := [name for name, array in arrays.items() if array.dtype.kind == "f" and not numpy.isfinite(array).all()]:
+        raise DataError(f"{path}: {bad[0]} hold NaN or infinite numbers. Write the data set again.")
     states, actions = arrays["states"], arrays["actions"]
     count = {len(array) for array in arrays.values()}
     if len(count) > 1 or states.ndim != 3 or states.shape[2] != STATE_SIZE or actions.shape[1] != states.shape[1] - 1:

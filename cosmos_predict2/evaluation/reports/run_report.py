@@ -7,14 +7,13 @@ The page is one file: videos are inside, where they are small enough.
 """
 
 import base64
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 
 from cosmos_predict2.checkpoints.runs import run_tree
 from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, Points
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.errors import DataError
 
 REPORT = "report.html"
@@ -91,7 +90,7 @@ def read_records(run_dir: str) -> list[dict[str, float]]:
     records = []
     for line in storage.read_text(path).splitlines():
         try:
-            record = json.loads(line)
+            record = foreign_json.loads(line, constants=True)
             record["iteration"] = int(record["iteration"])
         except (ValueError, KeyError, TypeError):
             continue

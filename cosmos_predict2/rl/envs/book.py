@@ -18,6 +18,7 @@ from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 from torch import Tensor
 
+from imaginaire import foreign_json
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
 Ids = NDArray[numpy.int64]
@@ -164,7 +165,7 @@ class Book:
         try:
             with numpy.load(io.BytesIO(state), allow_pickle=False) as file:
                 content = {name: file[name] for name in file.files}
-            saved = json.loads(str(content.pop("about")))
+            saved = foreign_json.loads(str(content.pop("about")))
             rows = {name: content.pop(f"book.{name}") for name in _ROWS}
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise CheckpointError(f"This is no state of an environment, or it is damaged: {error}") from error

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from cosmos_predict2.rl.envs.published_starts import read_published
 from cosmos_predict2.rl.envs.starts import FirstFrames, RecordedStart
-from imaginaire import storage
+from imaginaire import foreign_json, storage
+from imaginaire.checkpoint.weights import not_finite
 from imaginaire.errors import ConfigError, DataError, disk_fault
 
 FILE = "starts.safetensors"
@@ -110,6 +111,8 @@ class RecordedStarts:
         shapes: dict[str, list[tuple[int, ...]]] = {}
         with safe_open(self.path, framework="pt") as file:
             for key in set(file.keys()):
+                if not key.endswith(".pictures") and not_finite({key: file.get_tensor(key)}):
+                    raise DataError(f"{self.path}: {key} holds NaN or infinite numbers. Write the starts again.")
                 number, is_context, name = key.partition(".context.")
                 if is_context and int(number) in self.names:
                     shapes.setdefault(name, []).append(tuple(file.get_slice(key).get_shape()))
@@ -123,8 +126,13 @@ class RecordedStarts:
         metadata = _metadata(self.path)
         if metadata.get("format") != _FORMAT:
             raise DataError(f"{self.path} is no file of starts: python -m scripts.make_reset_states writes them.")
-        rows: list[dict[str, Any]] = json.loads(metadata["starts"])
-        return rows
+        try:
+            rows = foreign_json.loads(metadata["starts"])
+            return [{key: row[key] for key in ("name", "task", "is_keyframe")} for row in rows]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{self.path}: its list of starts is damaged: {error!r}. Write the starts again."
+            ) from error
 
     def _start(self, i: int) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """Pictures [F, H, W, 3], the actions between them and what else is known; only this start is read."""
@@ -177,7 +185,7 @@ def _file_of(path: Path, cache_dir: Path | None) -> Path:
     sources = {file.name: file.stat().st_size for file in published}
     places = [path / FILE] if cache_dir is None else [cache_dir / FILE]
     for place in places:
-        if place.is_file() and json.loads(_metadata(place).get("sources", "{}")) in (sources, {}):
+        if place.is_file() and foreign_json.loads(_metadata(place).get("sources", "{}")) in (sources, {}):
             return place
     try:
         write_starts(places[0], (read_published(file) for file in published), sources)

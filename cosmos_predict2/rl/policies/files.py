@@ -24,7 +24,7 @@ from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.policies.weights import load_weights
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.weight_files import below, latest, local_file, names_at, open_address
 from imaginaire.errors import CheckpointError, ConfigError, near
 
@@ -128,9 +128,9 @@ def _public_card(address: str) -> PolicyCard | None:
     if PUBLIC_CONFIG not in names:
         return None
     try:
-        content = json.loads(local_file(below(address, PUBLIC_CONFIG)).read_text(encoding="utf-8"))
+        content = foreign_json.load(local_file(below(address, PUBLIC_CONFIG)))
         kind = content["type" if "type" in content else "model_type"]  # lerobot's name, and transformers'
-        recorded = json.loads(local_file(below(address, CARD)).read_text(encoding="utf-8")) if CARD in names else {}
+        recorded = foreign_json.load(local_file(below(address, CARD))) if CARD in names else {}
         arguments = {**recorded.get("arguments", {}), "path": address}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{address}: its {PUBLIC_CONFIG} or {CARD} cannot be read: {error}") from error
@@ -147,7 +147,7 @@ def _card(address: str) -> PolicyCard:
     header = safetensors_header(address)
     if KEY in header:
         try:
-            card = json.loads(header[KEY])
+            card = foreign_json.loads(header[KEY])
             return PolicyCard(str(card["policy"]), dict(card["arguments"]), dict(card["about"]))
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(f"{address}: its {KEY} cannot be read: {error}") from error

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.card import safetensors_header
 from cosmos_predict2.rl.interfaces import Judgement
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import shape_of
 from imaginaire.errors import CheckpointError, ConfigError
@@ -151,7 +151,7 @@ def read_classifier(path: str) -> tuple[SuccessClassifier, Mapping[str, Any]]:
     )
     header = safetensors_header(path)
     try:
-        recorded = json.loads(header.get(KEY, "{}"))
+        recorded = foreign_json.loads(header.get(KEY, "{}"))
     except ValueError as error:
         raise CheckpointError(f"{path}: its {KEY} cannot be read: {error}") from error
     return model.eval(), recorded if isinstance(recorded, dict) else {}

@@ -30,7 +30,7 @@ from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.text.embeddings.cache import KEY
 from cosmos_predict2.text.embeddings.pickles import LARGEST_BYTES, NUM_TOKENS, padded
 from cosmos_predict2.text.trained_text import encode_commands, parse_name
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -272,7 +272,7 @@ def _paths(folder: Path) -> list[Path]:
 def _read(path: Path) -> dict[str, Any]:
     cure = f"Delete {path.parent} and encode it again, or bring the file back."
     try:
-        content = json.loads(path.read_bytes().decode("utf-8", errors="surrogatepass"))
+        content = foreign_json.loads(path.read_bytes().decode("utf-8", errors="surrogatepass"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}, the record of these embeddings, cannot be read ({error}). {cure}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

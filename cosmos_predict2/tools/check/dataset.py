@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole data set: what it holds, which of its files do not belong together, and what is wrong with each of them."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from cosmos_predict2.tools.check.action_tables import ActionTable, bridge_table,
 from cosmos_predict2.tools.check.bridge import RecordingJob, check_recording
 from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault, file_of
 from cosmos_predict2.tools.check.lerobot import check_videos, index_faults
+from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import Finding
 
@@ -292,8 +292,8 @@ def _check_annotations(report: Report, folder: Path, clips: set[str]) -> None:
     """Annotations beside clips: readable, and of clips that are there."""
     for stem, path in files_by_stem(folder, (".json",)).items():
         try:
-            json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            foreign_json.load(path)
+        except (OSError, ValueError) as error:
             report.fault(path, "annotation", f"{path} cannot be read: {error}.")
         if stem not in clips:
             report.fault(path, "no_clip", f"{path} has no clip.")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.errors import DataError
 
 RECORD = "dataset.json"
@@ -38,7 +38,7 @@ def some(names: Iterable[str], most: int = 5) -> str:
 def read_record(path: Path, kind: str | None = None) -> dict[str, Any] | None:
     """The JSON object of a file; None where there is none, or where its ``format`` is not ``kind``."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = foreign_json.load(path)
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) and kind in (None, record.get("format")) else None

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from torch import Tensor
 
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.progress import Pace, duration, percent
 from imaginaire.training.callbacks.wandb_tracker import WandbTracker
 from imaginaire.training.side_channel import SideChannel
@@ -271,7 +271,7 @@ def _records(path: Path) -> Iterator[tuple[bytes, int | None]]:
     with path.open("rb") as file:
         for line in file:
             try:
-                yield line, int(json.loads(line)["iteration"]) if line.endswith(b"\n") else None
+                yield line, int(foreign_json.loads(line, constants=True)["iteration"]) if line.endswith(b"\n") else None
             except (ValueError, KeyError, TypeError):
                 yield line, None
 

@@ -187,7 +187,7 @@ def test_a_broken_clip_is_an_error_or_skipped_with_its_whole_recording(
         (lambda content: content.pop("state"), "it has no 'state'"),
         (lambda content: content.update(states=content.pop("state")), "Did you mean states"),
         (lambda content: content["continuous_gripper_state"].pop(), "20 states, but 19 gripper states"),
-        (lambda content: content["state"][3].__setitem__(1, float("nan")), "not finite in row 3"),
+        (lambda content: content["state"][3].__setitem__(1, float("nan")), "NaN is no number"),
         (lambda content: content["state"][3].pop(), "not rows of equally many numbers"),
         (lambda content: content.update(videos=[]), "camera 0 is asked for"),
     ],

@@ -375,7 +375,7 @@ def _edited(folder: Path, to: Path, file: str, change: Callable[[Any], None]) ->
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (dict(action_chunk=0), r"policy\.action_chunk=0 must be 1 or more"),
+        (dict(action_chunk=0), r"policy\.action_chunk=0 must be a whole number from 1 to"),
         (dict(hold=0), r"policy\.hold=0"),
         (dict(gripper="liberoo"), r"gripper='liberoo'.*Did you mean libero"),
         (dict(attention="flashy"), r"policy\.attention='flashy'"),

@@ -263,7 +263,7 @@ def test_what_cannot_be_decided_is_refused(folder: Path, tmp_path: Path) -> None
         (dict(execute_steps=9), "smallest first"),
         (dict(noise_levle=1.0), "noise_level"),
         (dict(noise_method="flow_cps", num_steps=1), "no step that is drawn"),
-        (dict(hold=0), "hold=0 must be 1 or more"),
+        (dict(hold=0), "hold=0 must be from 1 to"),
         (dict(num_steps="4"), "num_steps='4' must be of type int"),
         (dict(noise_level=True), "noise_level=True must be of type float"),
         (dict(noise_params=[1, 2]), r"noise_params=\[1.0, 2.0\]"),

@@ -2,7 +2,6 @@
 """The 50 tasks of the BEHAVIOR challenge of 2025, read from OmniGibson's data: sentences, starts, lengths."""
 
 import csv
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, DataError, near
 
 NUM_TASKS, TRIALS = 50, 10  # and the starts of each that the challenge evaluates
@@ -73,7 +73,7 @@ def _starts(data: Path) -> Mapping[int, tuple[int, ...]]:
 
 def _lines(path: Path, data: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [foreign_json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         return [{key: row[key] for key in keys} for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _missing(path, data, error) from error

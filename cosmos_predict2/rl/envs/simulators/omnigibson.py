@@ -8,7 +8,6 @@ its scenes move together, also those that no action is meant for.
 import functools
 import importlib
 import importlib.util
-import json
 import multiprocessing
 import os
 import signal
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.envs.book import Bounds
 from cosmos_predict2.rl.envs.simulators.behavior_tasks import Task
+from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, DataError
 
 ROBOT = "R1Pro"
@@ -206,7 +206,7 @@ class OmniGibson:
         folder = importlib.import_module("omnigibson.utils.asset_utils").get_task_instance_path(scene)
         path = Path(folder) / "json" / f"{scene}_task_{activity}_instances" / f"{file}-tro_state.json"
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = foreign_json.load(path)
         except (OSError, ValueError) as error:
             raise DataError(f"Start {instance} of {activity} cannot be read: {error}.") from error
         found: Mapping[str, Any] = importlib.import_module(

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cosmos_predict2.actions.statistics import refuse_impossible
 from imaginaire.errors import CheckpointError, ConfigError, near
 
 BOUNDS = {"q99": ("q01", "q99"), "minmax": ("min", "max")}
@@ -77,6 +78,7 @@ class Statistics:
         missing = [name for name in (low_name, high_name) if name not in values]
         if missing:
             raise CheckpointError(f"The statistics have no {' and '.join(missing)}; they have {', '.join(values)}.")
+        refuse_impossible(values, "The policy's statistics", CheckpointError)
         low, high = (numpy.asarray(values[name], dtype=numpy.float64) for name in (low_name, high_name))
         mask = numpy.asarray(values.get("mask", numpy.ones(len(low))), dtype=bool)
         dim = len(low) if dim is None else dim

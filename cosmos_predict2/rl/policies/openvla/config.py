@@ -54,21 +54,55 @@ class OpenVLASizes:
         text.setdefault("pad_token_id", config.get("pad_token_id", 32000))
         towers = [_tower(config, name, timm, source) for name, timm in TOWERS]
         size = config["image_size"] if "image_size" in config else config.get("image_sizes", [224])[0]
-        return cls(
-            image_size=int(size),
+        for name in _OF_TEXT & text.keys():
+            whole(text[name], name, source)
+        if text.get("hidden_size", 0) % text.get("num_attention_heads", 1):
+            raise CheckpointError(
+                f"{source}/config.json: hidden_size {text['hidden_size']} is no multiple of num_attention_heads"
+                f" {text['num_attention_heads']}."
+            )
+        sizes = cls(
+            image_size=whole(size, "image_size", source),
             dinov2=towers[0],
             siglip=towers[1],
             text=text,
-            vocabulary=int(text["vocab_size"]) - int(config.get("pad_to_multiple_of", 64)),
-            bins=int(config.get("n_action_bins", 256)),
-            stop_id=int(config.get("stop_token_id", text.get("eos_token_id", 2))),
-            pad_id=int(text["pad_token_id"]),
+            vocabulary=text["vocab_size"] - whole(config.get("pad_to_multiple_of", 64), "pad_to_multiple_of", source),
+            bins=whole(config.get("n_action_bins", 256), "n_action_bins", source),
+            stop_id=whole(config.get("stop_token_id", text.get("eos_token_id", 2)), "stop_token_id", source, least=0),
+            pad_id=whole(text["pad_token_id"], "pad_token_id", source, least=0),
         )
+        if sizes.bins > sizes.vocabulary:
+            raise CheckpointError(f"{source}/config.json: {sizes.bins} action bins, but {sizes.vocabulary} words.")
+        return sizes
+
+
+_OF_TEXT = {
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings"),
+}
+
+
+def whole(value: Any, name: str, source: str, least: int = 1) -> int:
+    """A whole number of a config.json."""
+    if type(value) is not int or value < least:
+        raise CheckpointError(f"{source}/config.json: {name} is {value!r}; a whole number above {least - 1} is needed.")
+    return value
 
 
 def _tower(config: Mapping[str, Any], name: str, timm: str, source: str) -> Tower:
     if name in config:
-        return Tower(**config[name])
+        try:
+            tower = Tower(**config[name])
+        except TypeError as error:
+            raise CheckpointError(f"{source}/config.json: {name}: {error}.") from error
+        for size in ("embed_dim", "depth", "num_heads", "patch"):
+            whole(getattr(tower, size), f"{name}.{size}", source)
+        if type(tower.mlp_ratio) not in (int, float) or not 0 < tower.mlp_ratio <= 64:
+            raise CheckpointError(
+                f"{source}/config.json: {name}.mlp_ratio is {tower.mlp_ratio!r}; expected is about 4."
+            )
+        whole(tower.reg_tokens, f"{name}.reg_tokens", source, least=0)
+        return tower
     backbone = config.get("vision_backbone_id", "")
     ids = config.get("timm_model_ids") or ([*TIMM] if backbone == "dinosiglip-vit-so-224px" else [])
     if timm not in ids:

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
+from imaginaire import foreign_json
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, local_file, names_at
 from imaginaire.checkpoint.weight_files import below as below_address
@@ -162,12 +162,9 @@ class Folder:
         if name not in names_at(self.address):
             return {}
         try:
-            content = json.loads(local_file(below_address(self.address, name)).read_text(encoding="utf-8"))
+            return foreign_json.load_object(local_file(below_address(self.address, name)))
         except ValueError as error:
-            raise CheckpointError(f"{self.address}/{name} is no JSON: {error}.") from error
-        if not isinstance(content, dict):
-            raise CheckpointError(f"{self.address}/{name} is a {type(content).__name__}, but an object is expected.")
-        return content
+            raise CheckpointError(f"{self.address}/{name} cannot be read: {error}.") from error
 
     def small_files(self) -> dict[str, Path]:
         """All that are no weights: settings, statistics, the tokenizer."""
@@ -268,9 +265,3 @@ def _write_weights(
         places = {name: file for file, part in zip(files, parts) for name in part}
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
-
-
-def load_public(model: OpenVLAModel, folder: Folder) -> Origin:
-    """Load a model from a public folder."""
-    tensors, beside = folder.tensors()
-    return replace(from_public(model, tensors, folder.address), beside=beside)

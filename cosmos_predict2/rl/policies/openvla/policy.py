@@ -5,6 +5,7 @@ Letters: E environments, V views, K actions of the network (each is held for ``h
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,12 +24,14 @@ from cosmos_predict2.rl.policies.openvla.codec import (
     with_gripper,
 )
 from cosmos_predict2.rl.policies.openvla.config import MODEL_TYPE, OpenVLASizes
-from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, load_public, to_public, write_folder
+from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, from_public, to_public, write_folder
 from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.openvla.prompts import Prompts
+from cosmos_predict2.text import pretrained
 from imaginaire.checkpoint.weight_files import below
 from imaginaire.errors import CheckpointError, ConfigError, near
 
+MOST = 10_000  # of actions, numbers or pictures: more is a damaged config.json
 VARIANTS = ("oft", "autoregressive", "l1")
 NO_PROBABILITY = (
     "policy.variant=l1 gives actions without a probability: evaluate it greedily (--mode greedy) and clone it"
@@ -88,19 +91,22 @@ class OpenVLAPolicy(nn.Module):
         def setting(name: str, given: Any, otherwise: Any) -> Any:
             return config.get(name, otherwise) if given is None else given
 
+        def count(name: str, given: int | None, otherwise: int) -> int:
+            number = setting(name, given, otherwise)
+            if type(number) is not int or not 1 <= number <= MOST:
+                raise ConfigError(f"policy.{name}={number!r} must be a whole number from 1 to {MOST}.")
+            return number
+
+        pretrained.refuse_absurd(config, f"{path}/{CONFIG}")
         sizes = OpenVLASizes.of(config, str(path))
         self.variant, self.temperature = variant, temperature
-        self.num_actions = 1 if variant == "autoregressive" else int(setting("action_chunk", action_chunk, 8))
-        self.action_dim = int(setting("action_dim", action_dim, 7))
-        self.hold = int(setting("hold", hold, 1))
+        self.num_actions = 1 if variant == "autoregressive" else count("action_chunk", action_chunk, 8)
+        self.action_dim = count("action_dim", action_dim, 7)
+        self.hold = count("hold", hold, 1)
         self.gripper = str(setting("gripper", gripper, "libero"))
         if self.gripper not in GRIPPERS:
             raise ConfigError(f"policy.gripper='{self.gripper}'.{near(self.gripper, GRIPPERS)}")
-        self.num_views = int(setting("num_images_in_input", num_images_in_input, 1))
-        counts = dict(action_chunk=self.num_actions, hold=self.hold, num_images_in_input=self.num_views)
-        for name, count in counts.items():
-            if count < 1:
-                raise ConfigError(f"policy.{name}={count} must be 1 or more.")
+        self.num_views = count("num_images_in_input", num_images_in_input, 1)
         self.arguments = dict(
             path=str(path), variant=variant, action_chunk=action_chunk, action_dim=action_dim, hold=hold,
             num_images_in_input=num_images_in_input, use_proprio=use_proprio, unnorm_key=unnorm_key, bounds=bounds,
@@ -125,11 +131,16 @@ class OpenVLAPolicy(nn.Module):
         self.preprocessor = pictures.Preprocessor.of(self.folder.json(pictures.CONFIG), place, crops)
         proprio_dim = 0 if self.proprio_statistics is None else len(self.proprio_statistics.low)
         head_dim = self.action_dim if variant == "l1" else 0
+        tensors, beside = self.folder.tensors()
         try:
+            with torch.device("meta"):
+                pretrained.refuse_larger(OpenVLAModel(sizes, proprio_dim, attention, head_dim), tensors, str(path))
             self.model = OpenVLAModel(sizes, proprio_dim, attention, head_dim)
-        except (ValueError, ImportError) as error:
+        except CheckpointError:
+            raise
+        except (ValueError, TypeError, ArithmeticError, RuntimeError, ImportError) as error:
             raise ConfigError(f"{path}: policy.attention='{attention}' or its config.json: {error}") from error
-        self._origin = load_public(self.model, self.folder)
+        self._origin = replace(from_public(self.model, tensors, str(path)), beside=beside)
         add_adapters(self.model, lora_rank, lora_path, without=("action_head.",))
         if self.model.action_head is not None:
             self.model.action_head.requires_grad_(True)

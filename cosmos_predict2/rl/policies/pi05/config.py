@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from cosmos_predict2.rl.policies.pi05.flow import METHODS
+from cosmos_predict2.text import pretrained
 from imaginaire.errors import CheckpointError, ConfigError, near
 
 MODEL_TYPE = "pi05"
+MOST = 10_000  # of actions, tokens, pictures or steps: more is a damaged config.json
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,9 @@ class Pi05Config:
                 f"execute_steps={self.executed}, action_chunk={self.chunk} and action_horizon={self.action_horizon}"
                 " must be in this order, the smallest first"
             )
-        for name in ("hold", "max_token_len", "num_images"):
-            if getattr(self, name) < 1:
-                found.append(f"{name}={getattr(self, name)} must be 1 or more")
+        for name in ("hold", "max_token_len", "num_images", "action_horizon", "action_dim", "num_steps"):
+            if not 1 <= getattr(self, name) <= MOST:
+                found.append(f"{name}={getattr(self, name)} must be from 1 to {MOST}")
         if len(self.noise_params) != 3 or self.noise_params[2] <= 0:
             found.append(f"noise_params={list(self.noise_params)} must be the first level, the last, and steps above 0")
         if len(self.noise_logvar_range) != 2 or not 0 < self.noise_logvar_range[0] <= self.noise_logvar_range[1]:
@@ -126,6 +128,17 @@ def _is_of(value: Any, kind: type) -> bool:
     return type(value) is kind or (kind is float and type(value) is int)
 
 
+def _sizes(kind: type, given: Mapping[str, Any], where: str) -> Any:
+    try:
+        sizes = kind(**given)
+    except TypeError as error:
+        raise CheckpointError(f"{where} in config.json: {error}.") from error
+    for one in fields(sizes):
+        if one.type is int and (type(value := getattr(sizes, one.name)) is not int or value < (one.name != "vocab")):
+            raise CheckpointError(f"{where}.{one.name} in config.json is {value!r}; a whole number is expected.")
+    return sizes
+
+
 _SIZES: dict[str, Any] = {"vlm": Stream, "expert": Stream, "vision": Vision}
 _LEROBOT = {  # its names of ours
     "chunk_size": "action_horizon",
@@ -139,6 +152,7 @@ _VARIANT_KEYS = {"paligemma_variant": "vlm", "action_expert_variant": "expert"}
 
 def read_config(content: Mapping[str, Any], source: str, options: Mapping[str, Any]) -> Pi05Config:
     """The config of a file's content, and of a caller's ``options`` before it; other keys of the file are not ours."""
+    pretrained.refuse_absurd(content, source)
     names = {one.name for one in fields(Pi05Config)}
     if unknown := [name for name in options if name not in names - set(_SIZES)]:
         raise ConfigError(f"policy.{unknown[0]}: PI0.5 has no such option.{near(unknown[0], names)}")
@@ -160,7 +174,7 @@ def read_config(content: Mapping[str, Any], source: str, options: Mapping[str, A
     values = {**values, **{name: value for name, value in options.items() if value is not None}}
     for name, kind in _SIZES.items():
         if isinstance(values.get(name), Mapping):
-            values[name] = kind(**values[name])
+            values[name] = _sizes(kind, values[name], f"{source}: {name}")
     for name in ("noise_params", "noise_logvar_range"):
         if name in values:
             values[name] = tuple(float(value) for value in values[name])

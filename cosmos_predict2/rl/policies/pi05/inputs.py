@@ -4,7 +4,6 @@
 Everything is float32 or integers; pictures stay uint8 until the network takes them.
 """
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cosmos_predict2.actions.statistics import refuse_impossible
 from cosmos_predict2.text import pretrained
+from imaginaire import foreign_json
+from imaginaire.checkpoint.dcp import first_line
 from imaginaire.checkpoint.weight_files import below, local_file, names_at
 from imaginaire.errors import CheckpointError, missing_package
 
@@ -138,8 +140,12 @@ def norm_stats_file(folder: str, asset_id: str = "") -> str:
 def read_norm_stats(file: str) -> tuple[Quantiles, Quantiles]:
     """Of states and of actions."""
     try:
-        content = json.loads(local_file(file).read_text(encoding="utf-8"))["norm_stats"]
+        content = foreign_json.load(local_file(file))["norm_stats"]
+        for name in ("state", "actions"):
+            refuse_impossible(content[name], f"{file}: {name}", CheckpointError)
         return Quantiles.of(content["state"]), Quantiles.of(content["actions"])
+    except CheckpointError:
+        raise
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{file} has no norm_stats.state and norm_stats.actions with q01 and q99: {error!r}"
@@ -182,9 +188,11 @@ def tokenizer_of(folder: str) -> Encode:
             f"{folder} has no tokenizer ({', '.join([*_SENTENCEPIECE, _FAST])}). PI0.5 has PaliGemma's: copy"
             " tokenizer.model of google/paligemma-3b-pt-224 there, or openpi's paligemma_tokenizer.model."
         )
-    tokenizer = pretrained.transformers().PreTrainedTokenizerFast(
-        tokenizer_file=str(local_file(below(folder, _FAST))), bos_token="<bos>"
-    )
+    file = local_file(below(folder, _FAST))
+    try:
+        tokenizer = pretrained.transformers().PreTrainedTokenizerFast(tokenizer_file=str(file), bos_token="<bos>")
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CheckpointError(f"{folder}/{_FAST} is damaged, or no tokenizer: {first_line(error)}.") from error
 
     def encode(text: str, begins: bool) -> Sequence[int]:
         ids = tokenizer(text, add_special_tokens=False).input_ids
@@ -198,5 +206,8 @@ def _sentencepiece(file: str) -> Encode:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
         raise missing_package("sentencepiece", "weights") from error
-    processor = SentencePieceProcessor(model_file=file)
+    try:
+        processor = SentencePieceProcessor(model_file=file)
+    except (RuntimeError, OSError, TypeError) as error:
+        raise CheckpointError(f"{file} is damaged, or no tokenizer of SentencePiece: {first_line(error)}.") from error
     return lambda text, begins: processor.encode(text, add_bos=begins)

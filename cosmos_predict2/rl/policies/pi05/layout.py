@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.policies.pi05.inputs import norm_stats_file
-from imaginaire import storage
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, local_file, names_at
 from imaginaire.errors import CheckpointError
@@ -137,9 +137,6 @@ def copy_beside(source: str, folder: Path, options: Mapping[str, Any]) -> None:
 def read_json(address: str) -> dict[str, Any]:
     file = local_file(address)  # raises its own error where there is none
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return foreign_json.load_object(file)
     except ValueError as error:
-        raise CheckpointError(f"{address} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{address} holds no object.")
-    return content
+        raise CheckpointError(f"{address} cannot be read: {error}.") from error

@@ -19,6 +19,8 @@ from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
+from cosmos_predict2.text import pretrained
+from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, names_at
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 
@@ -58,6 +60,9 @@ class Pi05Policy(nn.Module):
             )
         self.path, self.options, self.augment = path, options, augment
         self.config = read_config(layout.read_json(below(path, layout.CONFIG)), path, options)
+        if load:
+            with torch.device("meta"):
+                pretrained.refuse_larger(Pi05Network(self.config), weights.read(path), path)
         self.network = Pi05Network(self.config)
         if load:
             layout.load(self.network, path)

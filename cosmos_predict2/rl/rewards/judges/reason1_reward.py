@@ -21,6 +21,7 @@ from cosmos_predict2.rl.rewards.judges.qwen_video import (
     plain,
 )
 from cosmos_predict2.text import pretrained
+from imaginaire.checkpoint import weights
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,10 @@ class Reason1Reward:
         package = pretrained.transformers()
         self.device, chosen = place_and_dtype(device, dtype)
         self.tokenizer: Any = pretrained.from_folder(package.AutoTokenizer, model_path)
-        model = pretrained.from_folder(package.Qwen2_5_VLForConditionalGeneration, model_path, dtype=chosen)
+        config = pretrained.config_of(package.AutoConfig, model_path)
+        kind = package.Qwen2_5_VLForConditionalGeneration
+        model = pretrained.from_folder(kind, model_path, config=config, dtype=chosen)
+        weights.refuse_not_finite(weights.not_finite(dict(model.named_parameters())), model_path)
         self.model = model.to(self.device).eval()
         self.system = Path(system_prompt_path).read_text(encoding="utf-8").strip() if system_prompt_path else SYSTEM
         self.question = question

@@ -6,7 +6,6 @@ output at each of them into a score. The public folder has ``model_config.json``
 ``model.pth`` (all weights, adapters beside them) and ``tokenizer/``.
 """
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.judges.judging import of_each, place_and_dtype
 from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE, conversation, model_input, patches_of, plain
 from cosmos_predict2.text import pretrained
+from imaginaire import foreign_json
 from imaginaire.checkpoint import weight_files, weights
 from imaginaire.errors import CheckpointError, ConfigError
 
@@ -72,7 +72,7 @@ class VideoAlign:
         checkpoint = _newest_checkpoint(model_path)
         self.settings = _settings(model_path)
         self.instruction = _instruction(instruction_path)
-        config = pretrained.from_folder(package.AutoConfig, base_path)
+        config = pretrained.config_of(package.AutoConfig, base_path)
         subfolder = f"{checkpoint}/tokenizer"
         self.tokenizer: Any = pretrained.from_folder(package.AutoTokenizer, model_path, subfolder=subfolder)
         self.tokens = [self.tokenizer.convert_tokens_to_ids(token) for token in TOKENS]
@@ -165,7 +165,7 @@ def _settings(model_path: str) -> dict[str, Any]:
     """What the release records of its data, its adapters and the distribution of its scores."""
     place = weight_files.below(model_path, "model_config.json")
     try:
-        found = json.loads(weight_files.local_file(place).read_text(encoding="utf-8"))
+        found = foreign_json.load(weight_files.local_file(place))
         fps, pixels, alpha = (
             found["data_config"]["fps"],
             found["data_config"]["max_frame_pixels"],

@@ -5,7 +5,6 @@ A list is ``agibot_<camera>.jsonl`` beside the training folder, with lines {vide
 that it does not name get the opening scene of their episode and what is done in their frames, from ``task_info``.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from cosmos_predict2.tools.prepare.agibot.episodes import Source
 from cosmos_predict2.tools.prepare.agibot.windows import SPLITS, Clip
 from cosmos_predict2.tools.prepare.records import some, write_text
+from imaginaire import foreign_json
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def write_captions(source: Source) -> list[str]:
 def read_task_info(path: Path) -> dict[str, Described]:
     """The episodes of a task's description by their number; another layout is an error with the keys found."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = foreign_json.load(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(content, list):
@@ -172,8 +172,10 @@ def _listed_captions(source: Source, faults: list[str]) -> dict[str, str]:
 def _entry(line: str, where: str) -> tuple[str, str]:
     """The window and the caption of a line."""
     try:
-        name, caption, episode = _values(json.loads(line), LINE_KEYS, where)
-    except json.JSONDecodeError as error:
+        name, caption, episode = _values(foreign_json.loads(line), LINE_KEYS, where)
+    except DataError:
+        raise
+    except ValueError as error:
         raise DataError(f"{where} is not JSON: {error}.") from error
     stem = str(name).removesuffix(".mp4")
     clip = Clip.of(stem)
