@@ -22,19 +22,26 @@ class PartsOptimizer(Optimizer):
         super().__init__([group for part in self.parts.values() for group in part.param_groups], {})
         for part in self.parts.values():
             part.state = self.state
-        self.stepped: list[str] = []  # the parts of the last step
+        self.stepped: list[str] = []  # the parts of the last step, or of one that was left out
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         if closure is not None:
             raise TypeError("PartsOptimizer takes no closure.")
-        self.stepped = [name for name, part in self.parts.items() if _has_gradients(part)]
+        self.stepped = self._with_gradients() or self.stepped
         for name in self.stepped:
             self.parts[name].step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.stepped = self._with_gradients() or self.stepped
+        super().zero_grad(set_to_none)
 
     def reset_masters(self) -> None:
         """After weights were loaded from elsewhere."""
         for part in self.parts.values():
             getattr(part, "reset_masters", lambda: None)()
+
+    def _with_gradients(self) -> list[str]:
+        return [name for name, part in self.parts.items() if _has_gradients(part)]
 
 
 class PartsScheduler:

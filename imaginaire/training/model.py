@@ -141,6 +141,11 @@ class ImaginaireModel(nn.Module):
     def on_after_backward(self) -> None:
         pass
 
+    def has_gradient(self) -> bool:
+        """Whether anything was learnt from in the batches of this step, alike on all ranks. Where nothing was, the step
+        counts and its schedule goes on, but the optimizer leaves the weights and its moments as they are."""
+        return True
+
     def published_name(self, name: str) -> str | None:
         """The name, group/metric, by which trackers show a metric, too: that of published runs of this kind."""
         return None

@@ -272,6 +272,8 @@ class ImaginaireTrainer:
             may_apply, stop = self.guard.agree(float(loss), self._stop.wanted)
             self.interrupted = self.interrupted or stop
             self._is_applying = True
+            if may_apply and not model.has_gradient():
+                optimizer.zero_grad(set_to_none=True)  # zeros would still move weights, by momentum and decay
             if may_apply and self._apply(optimizer):
                 self.guard.applied()
                 scheduler.step()

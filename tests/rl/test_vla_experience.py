@@ -160,7 +160,7 @@ def test_each_update_has_minibatches_of_its_own() -> None:
     played.record["number"] = torch.arange(24).reshape(2, 12)
     halves = []
     for position in (0, 3):
-        found = one._in_order(played, one._advantages(played), {}, {"sample_position": torch.tensor([position])})
+        found = one._in_order(played, torch.ones(3, 4), {}, {"sample_position": torch.tensor([position])})
         halves += [frozenset(part.record["number"].tolist()) for part in found]
     assert all(halves[i] | halves[i + 1] == set(range(24)) for i in range(0, 8, 2))
     assert len(set(halves)) == 8
@@ -170,7 +170,7 @@ def test_the_parts_of_a_minibatch_share_it_by_what_counts() -> None:
     one = model(minibatches=2, micro_batches=3, loss=PolicyLossConfig(ratio_level="action"))
     played = one.source.collect(one.starts(batch()))
     played.executed_M_E_A[1, :5, 4:] = False
-    parts = experience(one, played)
+    parts = experience(one, played, torch.ones(3, 4))
     counts = [int(part.mask_B_A.unflatten(1, (4, 3)).any(dim=2).sum()) for part in parts]
     assert sum(counts[:3]) != sum(counts[3:])
     for i, part in enumerate(parts):

@@ -106,8 +106,9 @@ def test_frames_show_every_step_and_the_first() -> None:
 # --- experiences
 
 
-def experience(one: VLAGRPOModel, played: Trajectories) -> list[Any]:
-    return list(one._in_order(played, one._advantages(played), {"reward_mean": 1.0}, batch()))
+def experience(one: VLAGRPOModel, played: Trajectories, advantage: torch.Tensor | None = None) -> list[Any]:
+    advantage = one._advantages(played) if advantage is None else advantage
+    return list(one._in_order(played, advantage, {"reward_mean": 1.0}, batch()))
 
 
 def test_groups_share_their_start_and_the_world_but_not_the_policys_draws() -> None:
@@ -196,7 +197,7 @@ def test_decisions_after_the_end_of_an_episode_are_not_computed() -> None:
     played = one.source.collect(one.starts(batch()))
     played.executed_M_E_A[1, ::2] = False  # six of twelve episodes have one decision
     with mock.patch.object(one.net, "log_prob", wraps=one.net.log_prob) as computed:
-        parts = experience(one, played)
+        parts = experience(one, played, torch.ones(3, 4))
     assert [len(part.advantage_B) for part in parts] == [9, 9]
     assert sum(len(call.args[0]["knots"]) for call in computed.call_args_list) == 18
     assert all(part.mask_B_A.any(dim=1).all() for part in parts)

@@ -136,6 +136,7 @@ class VLAGRPOModel(ImaginaireModel):
         self._left = 0  # batches that are still to come before the run may stop
         self._is_open = False
         self._failed_rollouts = 0
+        self._has_gradient = True  # of the last batch
         self._dims = ParallelDims()
 
     # --- parts
@@ -262,6 +263,9 @@ class VLAGRPOModel(ImaginaireModel):
         if self.refinement is not None:
             self.world_model.on_before_zero_grad(optimizer, scheduler, iteration)
 
+    def has_gradient(self) -> bool:
+        return self._has_gradient
+
     def published_name(self, name: str) -> str | None:
         return PUBLISHED_METRICS.get(name)
 
@@ -341,11 +345,12 @@ class VLAGRPOModel(ImaginaireModel):
         )
         return torch.where(self._chosen(played)[:, None], advantage, 0.0)
 
-    def _chosen(self, played: Trajectories) -> Tensor:
+    def _chosen(self, played: Trajectories, min_std: float | None = 0.0) -> Tensor:
+        """The groups within the bounds, [G]; without a ``min_std`` also those of which all episodes end alike."""
         rl = self.rl
         low = float("-inf") if rl.lower_bound is None else rl.lower_bound
         high = float("inf") if rl.upper_bound is None else rl.upper_bound
-        return choose_groups(*self._by_group(played), lower=low, upper=high, min_std=0.0).is_kept_N
+        return choose_groups(*self._by_group(played), lower=low, upper=high, min_std=min_std).is_kept_N
 
     def _by_group(self, played: Trajectories) -> tuple[Tensor, Tensor]:
         """Returns and whether they are valid, a group in each row."""
@@ -385,8 +390,10 @@ class VLAGRPOModel(ImaginaireModel):
     def _in_order(
         self, played: Trajectories, advantage_G_M: Tensor, facts: Facts, batch: Mapping[str, Any]
     ) -> Iterator[Decisions]:
-        """Every decision that was executed ``updates`` times, in ``minibatches`` of chance."""
-        rl, whole = self.rl, decisions_of(played, advantage_G_M)
+        """Every decision that teaches something ``updates`` times, in ``minibatches`` of chance."""
+        rl, is_within_E = self.rl, self._chosen(played, min_std=None).repeat_interleave(self.rl.group_size)
+        played = replace(played, is_valid_E=played.is_valid_E & is_within_E)  # out of bounds, as if they were lost
+        whole = decisions_of(played, advantage_G_M)
         rows = rows_that_count(whole, rl)
         size, device = -(-len(rows) // (rl.minibatches * rl.micro_batches)), next(self.net.parameters()).device
         part = (whole.record, rows, size, device)
@@ -452,6 +459,7 @@ class VLAGRPOModel(ImaginaireModel):
     # --- one micro-batch
 
     def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
+        self._has_gradient = not isinstance(batch, Decisions) or batch.teaches
         if not isinstance(batch, Decisions):
             output, loss = self.world_model.training_step(batch, iteration)
             if isinstance(self.world_model, FlowGRPOModel):

@@ -35,6 +35,7 @@ class Decisions:
     episode_sum_B: Tensor | None = None  # terms of the loss in the decision's episode or slice, which they divide
     num_episodes: float | None = None  # a micro-batch's part of them
     is_before_update: bool = False  # no step was taken since the rollout, so that ratios are 1
+    teaches: bool = True  # there is something to learn in its minibatch, on any rank
     facts: Facts = field(default_factory=dict)
 
     def rows(self, rows: Tensor) -> "Decisions":
@@ -54,10 +55,18 @@ def decisions_of(played: Trajectories, advantage_G_M: Tensor) -> Decisions:
     )
 
 
+def taught(whole: Decisions, rl: VLARLConfig) -> Tensor:
+    """The decisions that the loss needs, bool [B]: something was executed, and its episode was better or worse than the
+    others of its group. The entropy and the distance to a reference need those without an advantage, too."""
+    is_needed_B = whole.mask_B_A.any(dim=1)
+    if rl.loss.kl_beta or rl.loss.entropy_bonus:
+        return is_needed_B
+    return is_needed_B & (whole.advantage_B != 0)
+
+
 def rows_that_count(whole: Decisions, rl: VLARLConfig) -> Tensor:
-    """The decisions of which something was executed: the rest of an episode that ended early, or that was lost, teaches
-    nothing. Others fill up, so that no micro-batch is empty."""
-    counts_B, at_least = whole.mask_B_A.any(dim=1), rl.minibatches * rl.micro_batches
+    """The decisions that are `taught`. Others fill up, so that no micro-batch is empty."""
+    counts_B, at_least = taught(whole, rl), rl.minibatches * rl.micro_batches
     if len(counts_B) < at_least:
         raise ConfigError(
             f"model.config.rl.minibatches={rl.minibatches} times micro_batches={rl.micro_batches} are more than the"
@@ -106,24 +115,29 @@ def log_probs(policy: Policy, record: dict[str, Tensor], rows: Tensor, size: int
 def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, first: int) -> Iterator[Decisions]:
     """Each of some decisions ``updates`` times, in ``minibatches`` of chance, each of these in ``micro_batches``.
 
-    Chance follows from ``first``, the place of the rollout's first start in the run.
+    Chance follows from ``first``, the place of the rollout's first start in the run. Decisions that are not computed
+    for their advantage of 0 stay in the divisor, evenly in all minibatches: the loss is what it is with them.
     """
     parts: list[Tensor] = []
     for update in range(rl.updates):
         order = torch.randperm(len(rows), generator=random.generator(seed, first, f"order{update}"))
         parts += list(rows[order].tensor_split(rl.minibatches))
+    every = _counted(whole, rl.loss.ratio_level).sum()
+    whole = replace(whole, mask_B_A=whole.mask_B_A & taught(whole, rl)[:, None])
     counted_B = _counted(whole, rl.loss.ratio_level)
-    counts = torch.stack([counted_B[part].sum() for part in parts]).double()
-    of_all = distributed.all_reduce_(counts) / distributed.world_size()
+    counts = torch.stack([*(counted_B[part].sum() for part in parts), counted_B.sum(), every]).double()
+    *of_all, computed, every = distributed.all_reduce_(counts) / distributed.world_size()
     facts = whole.facts
     for number, part in enumerate(parts):
         for micro in part.tensor_split(rl.micro_batches):
             share = float(counted_B[micro].sum() / of_all[number].clamp(min=1) * rl.micro_batches)
+            share *= float(computed / every.clamp(min=1))
             is_of_episodes = whole.episode_sum_B is not None  # which have their shares in the sums
             yield replace(
                 whole.rows(micro),
                 share=1.0 if is_of_episodes else share,
                 is_before_update=number == 0,
+                teaches=bool(of_all[number] > 0),
                 facts=facts,
             )
             facts = {}

@@ -82,7 +82,7 @@ class SelfChecks(Callback):
                 _listed(lost),
             )
         factors = [p for name, p in trained if p.grad is not None and ".lora_B." in name]
-        if factors and _are_zero([parallel.to_local(p.grad) for p in factors]):
+        if factors and model.has_gradient() and _are_zero([parallel.to_local(p.grad) for p in factors]):
             self._check_idle_adapters(model)
         self._facts.append(f"the gradient reaches {len(trained) - len(lost)} of {len(trained)} trained parameters")
 

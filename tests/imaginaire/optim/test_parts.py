@@ -60,6 +60,18 @@ def test_each_part_has_a_schedule_of_its_own_steps() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
+def test_a_step_that_is_left_out_counts_in_the_schedule_of_its_part() -> None:
+    pair = Pair()
+    optimizer, scheduler = pair.optimizers()
+    pair.step("first", optimizer, scheduler)
+    before = {name: p.detach().clone() for name, p in pair.named_parameters()}
+    pair.second["blocks"][0](torch.ones(1, 3)).sum().backward()  # type: ignore[index]
+    for call in (optimizer.zero_grad, optimizer.step, scheduler.step, optimizer.zero_grad):
+        call()
+    assert all(torch.equal(p, before[name]) for name, p in pair.named_parameters())
+    assert [scheduler.state_dict()[name]["last_epoch"] for name in ("first", "second")] == [1, 1]
+
+
 def test_resumed_parts_go_on_as_if_never_stopped() -> None:
     order = ("first", "second", "second", "first", "second")
     whole, parts = Pair(), Pair()

@@ -127,6 +127,10 @@ def test_a_gradient_of_zero_is_no_fault_but_adapters_need_one(tmp_path: Path, ca
     model.has_start_weights = lambda: False  # type: ignore[assignment]
     first_step(make_trainer(tmp_path, model))
     assert "That is how random weights begin" in caplog.text
+    caplog.clear()
+    model.zero_grad()
+    model.has_start_weights, model.has_gradient = lambda: True, lambda: False  # type: ignore[assignment]
+    first_step(make_trainer(tmp_path, model))  # of which nothing is learnt: it proves nothing about adapters
 
 
 def test_a_first_loss_out_of_range_stops_the_run(tmp_path: Path) -> None:
