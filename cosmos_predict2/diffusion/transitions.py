@@ -62,6 +62,9 @@ class Chain(Protocol):
     def step(self, k: int, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, previous_x0_B_C_T_H_W: Tensor | None) -> Normal:
         """The next state, given the estimate here and the one of step k - 1 (a constant, where it is used)."""
 
+    def deviation_after(self, k: int, x0_deviation: float) -> float:
+        """That of the state after step k around 0, where the clean latents have this one."""
+
 
 @dataclass(frozen=True)
 class FlowChain:
@@ -78,6 +81,8 @@ class FlowChain:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "final_level", self.levels[-1] if self.levels[-1] > 0 else None)
+        for k in filter(self._draws, range(self.num_steps)):
+            _check_noise(self.kind, self.levels, k, self.amount)
 
     @property
     def num_steps(self) -> int:
@@ -91,6 +96,10 @@ class FlowChain:
 
     def step(self, k: int, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, previous_x0_B_C_T_H_W: Tensor | None) -> Normal:
         return flow_step(self.kind if self._draws(k) else "ode", self.levels, k, self.amount, x_B_C_T_H_W, x0_B_C_T_H_W)
+
+    def deviation_after(self, k: int, x0_deviation: float) -> float:
+        t = self.levels[k + 1]
+        return math.hypot((1 - t) * x0_deviation, t)
 
     def _draws(self, k: int) -> bool:
         return self.window is None or k in self.window
@@ -112,9 +121,27 @@ def flow_std(kind: str, times: Sequence[float], k: int, amount: float) -> float:
     raise ValueError(f"There is no chain '{kind}' in flow time; there are {', '.join(FLOW_KINDS)}.")
 
 
+def _check_noise(kind: str, times: Sequence[float], k: int, amount: float) -> None:
+    """Raise where a step draws more noise than the state it goes to holds, or takes away more than it comes with.
+
+    Where noise is added to a velocity, the state's own weight in the mean is 1 - std^2 / (2 t).
+    """
+    t, t_next = times[k], times[k + 1]
+    std, largest = flow_std(kind, times, k, amount), t_next if kind in ("cps", "ddim") else math.sqrt(2 * t)
+    if kind == "cps" and amount > 1:
+        raise ValueError(f"The noise level {amount:g} of cps is above 1, where all noise of a step is new.")
+    if std > largest:
+        raise ValueError(
+            f"Step {k} from time {t:.4g} to {t_next:.4g} draws noise of deviation {std:.3g}, but it has room for"
+            f" {largest:.3g}. Take more steps, or a noise level below {amount:g}."
+        )
+
+
 def sde_coefficient(times: Sequence[float], k: int, amount: float) -> float:
-    """a sqrt(t / (1 - t)); at t = 1, where this is infinite, with the next time in the denominator."""
-    return amount * math.sqrt(times[k] / (1 - (times[k] if times[k] < 1 else times[k + 1])))
+    """a sqrt(t / (1 - t)), infinite at t = 1: a first time nearer to 1 than to the next takes the next one's 1 - t."""
+    t, t_next = times[k], times[k + 1]
+    is_at_one = k == 0 and 1 - t < t - t_next
+    return amount * math.sqrt(t / (1 - (t_next if is_at_one else t)))
 
 
 def flow_step(kind: str, times: Sequence[float], k: int, amount: float, y: Tensor, x0: Tensor) -> Normal:
@@ -174,6 +201,9 @@ class ChurnChain:
         else:
             mean = two_point(x, x0, previous_x0_B_C_T_H_W, self.levels[k - 1], sigma, sigma_next)
         return Normal(mean.to(dtype), self._std(k))
+
+    def deviation_after(self, k: int, x0_deviation: float) -> float:
+        return math.hypot(x0_deviation, self.levels[k + 1] if k + 1 < self.num_steps else self.sigmas[-1])
 
     def _std(self, k: int) -> float:
         if k + 1 >= self.num_steps:

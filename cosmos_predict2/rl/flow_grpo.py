@@ -27,7 +27,7 @@ from cosmos_predict2.rl.experience import Conditions, Data, Experience, Forward,
 from cosmos_predict2.rl.groups import Groups, RowDraws
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
 from cosmos_predict2.rl.losses import Losses
-from cosmos_predict2.rl.rollout import chain_path, judge, roll_out, sigma_of
+from cosmos_predict2.rl.rollout import chain_path, check_chain, judge, roll_out, sigma_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.text.trained_text import with_tokens
@@ -66,6 +66,7 @@ class FlowGRPOModel(Video2WorldModel):
         self._old: WeightCopy | None = None
         self._left = 0  # micro-batches of the present experience that are still to come
         self._failed_rollouts = 0
+        self._has_checked_states = False  # of the first clips of this start
         self._num_groups = 0  # of each batch, once one has come
         self._is_open = False  # from the beginning of an experience to its last update
 
@@ -75,6 +76,9 @@ class FlowGRPOModel(Video2WorldModel):
         rl = rl_of(arguments["config"])
         for field, text in rl.problems():
             yield error(f"{KEY}.{field}", text)
+        pipe_config = model_config(arguments["config"], cls.config_class).pipe_config
+        if pipe_config.objective is None:  # one of its own may make its path of the conditions
+            check_chain(objective_of(pipe_config), rl)
         if context.key in ("", "model"):  # else another model has it, which gives it its batches
             yield from check_steps(rl, context)
             yield from check_rewards(rl, context)
@@ -234,7 +238,10 @@ class FlowGRPOModel(Video2WorldModel):
 
         path = chain_path(world, self.rl, *conditions.of(chunk), noise, window)
         levels = [sigma_of(level, self.rl) for level in path.chain.levels[: path.chain.num_steps]]
-        final, kept = roll_out(path, world.context.split_frames(noise), noise_of, steps if self.rl.is_ratio else ())
+        keep = steps if self.rl.is_ratio else ()
+        start = world.context.split_frames(noise)
+        final, kept = roll_out(path, start, noise_of, keep, is_checked=not self._has_checked_states)
+        self._has_checked_states = True
         final = world.context.gather_frames(final)
         world.context.activate(False)
         return Samples(conditions, noise, final, window, levels, kept)

@@ -6,20 +6,25 @@ final, kept = roll_out(path, noise, noise_of, keep=(0, 3))
 step = judge(path, kept[3])                # under new weights, with gradients
 """
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, Chain, ChurnChain, FlowChain, Normal
 from cosmos_predict2.models.config import LATEST_TIME
-from cosmos_predict2.rl.config import RLConfig
-from cosmos_predict2.world_model.objectives import FLOW_SOLVER, SamplingPath
+from cosmos_predict2.rl.config import KEY, RLConfig
+from cosmos_predict2.world_model.objectives import FLOW_SOLVER, Objective, SamplingPath
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
+from imaginaire.errors import ConfigError, TrainingError
 
+LARGEST_DEVIATION = 2.0  # of states from that of their level, as a factor: the shipped schedules stay within 1.4
 LEVEL_SOLVER = "2ab"  # of the paths by noise level
 
 
@@ -57,14 +62,32 @@ def chain_path(
     A model of flow times is asked at those of its own schedule. One of noise levels takes them for flow times t =
     sigma / (1 + sigma), where its states are x / (1 + sigma), or as they are for "churn".
     """
-    is_flow_model = FLOW_SOLVER in world.objective.solvers
-    by_level = rl.transition not in FLOW_KINDS
-    solver = LEVEL_SOLVER if by_level or not is_flow_model else FLOW_SOLVER
+    solver = _solver(world.objective, rl)
     options = SamplingOptions(guidance=rl.guidance, num_steps=rl.sample_steps, solver=solver)
     path = world.sampling_path(condition, unconditional, noise_B_C_T_H_W, options)
-    if by_level:
-        chain: Chain = ChurnChain(
-            path.sigmas.tolist(),
+    is_by_time = rl.transition in FLOW_KINDS and solver == LEVEL_SOLVER
+    denoise = _at_time(path) if is_by_time else _at_level(path)
+    return ChainPath(_chain(rl, solver, path.sigmas, window), denoise, path.finish)
+
+
+def check_chain(objective: Objective, rl: RLConfig) -> None:
+    """Raise for steps that are too coarse for their noise, before there is a network."""
+    solver, no_condition = _solver(objective, rl), cast(Condition, None)
+    path = objective.sampling_path(
+        lambda predict: lambda x, level: x, no_condition, torch.zeros(1), solver, rl.sample_steps
+    )
+    _chain(rl, solver, path.sigmas)
+
+
+def _solver(objective: Objective, rl: RLConfig) -> str:
+    is_by_time = rl.transition in FLOW_KINDS and FLOW_SOLVER in objective.solvers
+    return FLOW_SOLVER if is_by_time else LEVEL_SOLVER
+
+
+def _chain(rl: RLConfig, solver: str, sigmas: Tensor, window: Collection[int] | None = None) -> Chain:
+    if rl.transition not in FLOW_KINDS:
+        return ChurnChain(
+            sigmas.tolist(),
             rl.s_churn,
             "1euler" if rl.solver_option == "1euler" else "2ab",
             noise_scale=rl.s_noise,
@@ -72,12 +95,11 @@ def chain_path(
             sigma_max=rl.s_t_max,
             window=window,
         )
-        return ChainPath(chain, _at_level(path), path.finish)
-    if is_flow_model:
-        chain = FlowChain(path.sigmas.tolist(), rl.transition, rl.noise_level, window)
-        return ChainPath(chain, _at_level(path), path.finish)
-    chain = FlowChain(flow_time(path.sigmas).tolist(), rl.transition, rl.noise_level, window)
-    return ChainPath(chain, _at_time(path), path.finish)
+    times = sigmas if solver == FLOW_SOLVER else flow_time(sigmas)
+    try:
+        return FlowChain(times.tolist(), rl.transition, rl.noise_level, window)
+    except ValueError as error:
+        raise ConfigError(f"{KEY}.transition={rl.transition}, sample_steps={rl.sample_steps}: {error}") from error
 
 
 def _at_level(path: SamplingPath) -> Callable[[Tensor, float], Tensor]:
@@ -96,9 +118,13 @@ def roll_out(
     noise_B_C_T_H_W: Tensor,
     noise_of: Callable[[int], Tensor],
     keep: Collection[int],
-    on_step: Callable[[int], None] = lambda k: None,
+    *,
+    is_checked: bool = False,
 ) -> tuple[Tensor, dict[int, Kept]]:
-    """Latents, and what the steps of ``keep`` are judged by. ``noise_of(k)`` is that of step k, of the start for -1."""
+    """Latents, and what the steps of ``keep`` are judged by. ``noise_of(k)`` is that of step k, of the start for -1.
+
+    ``is_checked`` compares the deviation of each state with that of its level.
+    """
     chain, kept = path.chain, {}
     x, previous = chain.start(noise_B_C_T_H_W, noise_of(-1)), None
     for k in range(chain.num_steps):
@@ -107,11 +133,25 @@ def roll_out(
         x_next = step.draw(noise_of(k)) if chain.is_stochastic(k) else step.mean_B_C_T_H_W
         if k in keep:
             kept[k] = Kept(k, x, x_next, step.mean_B_C_T_H_W, previous)
+        if is_checked:
+            _check_deviation(chain, k, x_next, x0)
         x, previous = x_next, x0
-        on_step(k)
     if chain.final_level is not None:
         x = path.denoise(x, chain.final_level)
     return path.finish(x), kept
+
+
+def _check_deviation(chain: Chain, k: int, x_next: Tensor, x0: Tensor) -> None:
+    """Raise where the state after step k has another deviation than its level, with clean latents as large as x0."""
+    found, of_x0 = (float(tensor.float().square().mean().sqrt()) for tensor in (x_next, x0))
+    wanted = chain.deviation_after(k, of_x0)
+    if not math.isfinite(found) or 1 / LARGEST_DEVIATION <= found / wanted <= LARGEST_DEVIATION:
+        return  # training says what to do about numbers that are not finite
+    raise TrainingError(
+        f"After step {k} of a rollout's {chain.num_steps} its states have a deviation of {found:.3g}, but at this level"
+        f" of noise it is {wanted:.3g}: such steps are too coarse for their noise, and what they end in is no clip of"
+        f" the model. Raise {KEY}.sample_steps, lower {KEY}.noise_level, or take {KEY}.transition=cps."
+    )
 
 
 def judge(path: ChainPath, kept: Kept) -> tuple[Normal, Tensor]:
