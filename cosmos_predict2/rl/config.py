@@ -220,7 +220,7 @@ def check_steps(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
         yield error("trainer.max_iter", text, f"Set a multiple of {updates}")
 
 
-def passes_of(rl: RLConfig, conditions: int, *, is_flow_model: bool, has_adapters: bool) -> Passes:
+def passes_of(rl: RLConfig, conditions: int, *, is_flow_model: bool) -> Passes:
     """The passes through the network, and the latents that wait, of a rank whose batch has so many conditions."""
     clips = conditions * rl.num_rollout // rl.ranks_per_group
     steps, guided = rl.num_trained, 2 if rl.guidance else 1
@@ -239,7 +239,7 @@ def passes_of(rl: RLConfig, conditions: int, *, is_flow_model: bool, has_adapter
         clips=clips,
         clips_at_once=rl.rollout_batch,
         updates=rl.updates * rl.minibatches,
-        weight_copies=(not has_adapters) * (has_reference or not rl.on_policy) + (rl.weight_copy_decay_type > 0),
+        weight_copies=(has_reference or not rl.on_policy) + (rl.weight_copy_decay_type > 0),
         kept_latents=0 if rl.offload_trajectories else steps * _of_step(rl, has_old),
     )
 

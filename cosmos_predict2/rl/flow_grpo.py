@@ -37,7 +37,6 @@ from imaginaire.data.stream import move_to
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from imaginaire.findings import CheckContext, Finding, error
-from imaginaire.optim import lora
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +92,7 @@ class FlowGRPOModel(Video2WorldModel):
     def passes(cls, config: Any, conditions: int) -> Passes:
         model = model_config(config, cls.config_class)
         is_flow_model = FLOW_SOLVER in objective_of(model.pipe_config).solvers
-        has_adapters = model.train_architecture == "lora"
-        return passes_of(rl_of(model), conditions, is_flow_model=is_flow_model, has_adapters=has_adapters)
+        return passes_of(rl_of(model), conditions, is_flow_model=is_flow_model)
 
     batch_kinds: tuple[str, ...] = ()
 
@@ -108,9 +106,8 @@ class FlowGRPOModel(Video2WorldModel):
         super().parallelize(dims)
         self.scoring.shared_by(dims.cp_group)
         self.groups = replace(self.groups, dims=dims)
-        needs_reference = self.rl.kl_beta > 0 or not self.rl.on_policy
-        if needs_reference and not lora.adapters(self.net):
-            self._reference = WeightCopy(self.net)
+        if self.rl.kl_beta > 0 or not self.rl.on_policy:
+            self._reference = WeightCopy(self.net)  # of the adapters, where they alone are trained
         if self.rl.weight_copy_decay_type:
             self._old = WeightCopy(self.net)
 
@@ -122,10 +119,9 @@ class FlowGRPOModel(Video2WorldModel):
         return state
 
     def reference(self) -> AbstractContextManager[Any]:
-        """Inside, the network is the reference: without its adapters, or with the weights that were kept."""
-        if self._reference is not None:
-            return self._reference.scope(self.net)
-        return lora.switched_off(self.net)
+        """Inside, the network is the reference: it has the weights that were kept."""
+        assert self._reference is not None
+        return self._reference.scope(self.net)
 
     def sampling_policy(self) -> AbstractContextManager[Any]:
         """Inside, the network is what rolls out."""

@@ -249,7 +249,7 @@ class Checkpointer(ABC):
         source = weights.read(config.load_path)
         if config.load_ema_to_reg:
             source = _average_as_weights(source, config.load_path)
-        report = state.model.load_checkpoint_state(_with_average(source, state.model.checkpoint_state()))
+        report = state.model.load_checkpoint_state(_with_copies(source, state.model.checkpoint_state()))
         self._require(report, config.load_path)
         iteration = 0
         if config.only_load_scheduler_state:
@@ -265,7 +265,7 @@ class Checkpointer(ABC):
             log.warning("not resuming %s, as checkpoint.keys_not_to_resume asks", ", ".join(sorted(skipped)))
         from_average = self.config.load_ema_to_reg and not is_own  # of a start, not of a resumed run
         if "model" in kinds:
-            self._restore_model(saved, state.model, from_average)
+            self._restore_model(saved, state.model, from_average, is_own=is_own)
         if "optim" in kinds:
             tree = saved.read("optim", _like_parameters(state.model))
             for note in optim_state.load_named_state(state.optimizer, state.model, tree):
@@ -283,7 +283,9 @@ class Checkpointer(ABC):
             return int(trainer["iteration"])
         return 0
 
-    def _restore_model(self, saved: CheckpointSet, model: ImaginaireModel, from_average: bool) -> None:
+    def _restore_model(
+        self, saved: CheckpointSet, model: ImaginaireModel, from_average: bool, *, is_own: bool = True
+    ) -> None:
         source: Mapping[str, Tensor]
         if saved.is_dcp and not from_average:
             live = model.checkpoint_state()
@@ -293,12 +295,18 @@ class Checkpointer(ABC):
                 "model",
                 lambda place, size, dtype: live[place[-1]] if fits(place[-1], size) else torch.empty(size, dtype=dtype),
             )
+            if not is_own:
+                filled = _with_copies(source, live)
+                weights.load_into(live, {name: filled[name] for name in filled if name not in source})
+                source = filled
             report = model.account_checkpoint_state(source)
             report = replace(report, not_finite=weights.not_finite({name: live[name] for name in report.matched}))
         else:
             source = saved.read("model") if not saved.is_dcp else dcp_read(saved.path("model"))
             if from_average:
                 source = _average_as_weights(source, saved.path("model"))
+            if not is_own:
+                source = _with_copies(source, model.checkpoint_state())
             report = model.load_checkpoint_state(source)
         self._require(report, saved.path("model"))
 
@@ -454,14 +462,16 @@ def _like_parameters(model: ImaginaireModel) -> Like:
     return like
 
 
-def _with_average(source: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Weights to start from: names under "net.", and an average that is absent begins as the weights."""
-    names = {name: name for name in source}
+def _with_copies(source: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Weights to start from: names under "net."; an average, and copies of the network to compare with, begin as the
+    weights where the source has none. Copies that this model does not keep are left out."""
+    names = {name: name for name in source if not name.startswith(weights.COPIES) or name in live}
     if any(name.startswith("net.") for name in live) and not any(name.startswith("net.") for name in names):
         names = {f"net.{name}": name for name in names if not name.startswith("net_ema.")}
-    if not any(name.startswith("net_ema.") for name in names):
-        weights_of = {name: f"net.{name[8:]}" for name in live if name.startswith("net_ema.")}
-        names |= {name: names[weight] for name, weight in weights_of.items() if weight in names}
+    for prefix in ("net_ema.", *weights.COPIES):
+        if not any(name.startswith(prefix) for name in names):
+            weights_of = {name: f"net.{name.removeprefix(prefix)}" for name in live if name.startswith(prefix)}
+            names |= {name: names[weight] for name, weight in weights_of.items() if weight in names}
     return LazyTensors({name: (source, original) for name, original in names.items()})
 
 

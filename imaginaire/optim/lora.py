@@ -8,8 +8,7 @@ targets and the base model stand in its metadata.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import safetensors
@@ -45,7 +44,6 @@ class LoraLinear(nn.Module):
         super().__init__()
         self.spec = spec
         self.scaling = spec.alpha / spec.rank
-        self.is_on = True
         self.base_layer = base
         device = base.weight.device
         self.lora_A = nn.ModuleDict({"default": _bare_linear(base.in_features, spec.rank, device)})
@@ -77,8 +75,6 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base_layer(x)
-        if not self.is_on:
-            return y
         x = x.to(self.factors[0].dtype)
         update: Tensor = self.lora_B["default"](self.lora_A["default"](x))
         if self.scaling != 1:
@@ -136,19 +132,6 @@ def inject(
     if not any(layer.weight.is_meta for layer in layers.values()):
         init_adapters(module, seed, init)
     return module
-
-
-@contextmanager
-def switched_off(module: nn.Module) -> Iterator[None]:
-    """Inside, the module is what its adapters began from."""
-    layers = list(adapters(module).values())
-    for layer in layers:
-        layer.is_on = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.is_on = True
 
 
 def init_adapters(module: nn.Module, seed: int, init: bool = True) -> None:

@@ -23,7 +23,8 @@ from cosmos_predict2.rl.rollout import Kept, chain_path, sigma_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from imaginaire.data.stream import POSITION_KEY
-from tests.rl.runs import RL, rl_options, run
+from tests.rl.runs import NAME, RL, rl_options, run
+from tests.training import run_dir
 
 FLOW_GRPO, DDRL, NFT = (f"tiny_{name}_toy_world" for name in ("flow_grpo", "ddrl", "nft"))
 
@@ -87,12 +88,41 @@ def test_later_updates_compare_with_what_sampled(tmp_path: Path, monkeypatch: py
     assert records[0]["train/ratio_std"] == 0 < records[1]["train/ratio_std"]
 
 
+REFERENCE = [f"{RL}.kl_beta=0.1", "optimizer.lr=1e-2"]
+LORA = ["model.config.train_architecture=lora", "model.config.lora_rank=4", "model.config.lora_alpha=4"]
+
+
 @pytest.mark.slow
-def test_the_reference_follows_after_so_many_iterations(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", [[], LORA], ids=["weights", "adapters"])
+def test_the_reference_follows_after_so_many_iterations(trained: list[str], tmp_path: Path) -> None:
     """It is where the weights were: the distance is 0 at first, grows, and is 0 again where it followed."""
-    options = [f"{RL}.kl_beta=0.1", f"{RL}.update_ref_every_iter=2", "trainer.max_iter=4", "checkpoint.save_iter=4"]
-    records = run(tmp_path, *rl_options(FLOW_GRPO, *options, "optimizer.lr=1e-3"))
+    options = [*REFERENCE, *trained, f"{RL}.update_ref_every_iter=2", "trainer.max_iter=4", "checkpoint.save_iter=4"]
+    records = run(tmp_path, *rl_options(FLOW_GRPO, *options))
     assert [record["train/kl_loss"] > 0 for record in records] == [False, True, False, True]
+
+
+STARTS = {
+    "file": ("standard", [], []),
+    "adapters": ("standard", [], LORA),
+    "shards": ("dcp", [], []),
+    "training state": (
+        "dcp",
+        ["checkpoint.load_training_state=true", "trainer.max_iter=2"],
+        [],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", STARTS)
+def test_the_reference_is_what_a_run_started_from(start: str, tmp_path: Path) -> None:
+    """Weights of a run without one (supervised, say), in each layout: the distance of a first step is 0."""
+    kind, more, trained = STARTS[start]
+    once = [*trained, f"ckpt_type={kind}", "trainer.max_iter=1", "checkpoint.save_iter=1"]
+    run(tmp_path / "first", *rl_options(FLOW_GRPO, "optimizer.lr=1e-2", *once))
+    path = run_dir(tmp_path / "first", NAME)
+    records = run(tmp_path / "second", *rl_options(FLOW_GRPO, *REFERENCE, *once, f"checkpoint.load_path={path}", *more))
+    assert records[0]["train/kl_loss"] == 0
 
 
 def _losses(monkeypatch: pytest.MonkeyPatch, judged: Normal, **options: Any) -> Losses:

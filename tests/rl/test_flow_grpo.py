@@ -170,19 +170,6 @@ def test_the_last_step_of_churn_is_refused(tmp_path: Path) -> None:
         train(tmp_path, rl_options(DDRL, f"{RL}.transition=churn", f"{RL}.train_on=[0,2]"), config=CONFIG)
 
 
-def test_adapters_switched_off_are_the_network_they_began_from() -> None:
-    from imaginaire.optim import lora
-
-    layer = torch.nn.Sequential(torch.nn.Linear(3, 3))
-    x = torch.randn(2, 3)
-    before = layer(x)
-    lora.inject(layer, 2, 2, "0", init=False)
-    assert not torch.equal(layer(x), before)
-    with lora.switched_off(layer):
-        assert torch.equal(layer(x), before)
-    assert not torch.equal(layer(x), before)
-
-
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_a_group_shares_the_fresh_noise_of_forward_process_objectives(
     is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
