@@ -56,6 +56,9 @@ class Chain(Protocol):
     def is_stochastic(self, k: int) -> bool:
         """Whether step k draws, so that it has a probability."""
 
+    def length(self, k: int) -> float:
+        """How far the level falls in step k."""
+
     def start(self, noise_B_C_T_H_W: Tensor, more_noise_B_C_T_H_W: Tensor) -> Tensor:
         """The state of step 0, of standard normal noise; no action of the network precedes it."""
 
@@ -90,6 +93,9 @@ class FlowChain:
 
     def is_stochastic(self, k: int) -> bool:
         return self._draws(k) and flow_std(self.kind, self.levels, k, self.amount) > 0
+
+    def length(self, k: int) -> float:
+        return self.levels[k] - self.levels[k + 1]
 
     def start(self, noise_B_C_T_H_W: Tensor, more_noise_B_C_T_H_W: Tensor) -> Tensor:
         return noise_B_C_T_H_W if self.final_level is None else noise_B_C_T_H_W * self.levels[0]
@@ -188,6 +194,9 @@ class ChurnChain:
 
     def is_stochastic(self, k: int) -> bool:
         return self._std(k) > 0
+
+    def length(self, k: int) -> float:
+        return self.levels[k] - self.sigmas[k + 1]
 
     def start(self, noise_B_C_T_H_W: Tensor, more_noise_B_C_T_H_W: Tensor) -> Tensor:
         added = math.sqrt(self.levels[0] ** 2 - self.sigmas[0] ** 2) * self.noise_scale

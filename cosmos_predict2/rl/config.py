@@ -149,6 +149,12 @@ class RLConfig(Section):
 
 
 def reward_configs(rl: RLConfig) -> dict[str, RewardConfig]:
+        if self.objective == "guard" and self.transition not in ("sde", "dance"):
+            text = f"{self.transition}, but guard weighs steps by the diffusion coefficient of sde or dance"
+            found.append(("transition", text))
+        if self.objective in ("guard", "dppo") and self.ratio_normalisation != "gaussian":
+            text = f"{self.ratio_normalisation}, but {self.objective} takes the ratio of densities: set it to gaussian"
+            found.append(("ratio_normalisation", text))
     """The rewards by name, those that were switched off (null, or weight 0) left out."""
     found = {}
     for name, value in dict(rl.rewards or {}).items():

@@ -52,7 +52,8 @@ class Losses:
     def _ratio_loss(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
         rl, kept = self.rl, experience.kept
         assert kept is not None
-        step, _ = judge(self._path(experience), kept)
+        path = self._path(experience)
+        step, _ = judge(path, kept)
         mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
         std = step.std if rl.ratio_normalisation == "gaussian" else None
         log_ratio_B = of_whole_clip(self.world, log_ratio(kept.x_next_B_C_T_H_W, mean, old, std))
@@ -61,12 +62,13 @@ class Losses:
         if rl.exp_reward:
             largest = rl.advantage.adv_clip_max
             advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
-        policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, rl.clip_ratio))
+        dt = path.chain.length(kept.k)
+        policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, dt, rl.clip_ratio))
         loss = policy.loss_B.mean()
         output = self._watched(experience, policy, log_ratio_B, loss)
         if kept.reference_mean_B_C_T_H_W is not None:
-            kl = of_whole_clip(self.world, objectives.mean_drift(mean, kept.reference_mean_B_C_T_H_W)).mean()
-            kl = kl if std is None else kl / (2 * std**2)
+            kl_B = of_whole_clip(self.world, objectives.mean_drift(mean, kept.reference_mean_B_C_T_H_W))
+            kl = (kl_B if std is None else objectives.gaussian_kl(kl_B, std)).mean()
             output["kl_loss"] = kl.detach()
             loss = loss + rl.kl_beta * kl
         return output, loss

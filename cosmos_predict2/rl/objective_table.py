@@ -23,14 +23,15 @@ from imaginaire.errors import ConfigError, near
 class RatioStep:
     """One stochastic step of some clips, judged again: the log-ratio of new to old probability, and how the mean moved.
 
-    ``mean_drift_B`` is the mean of (mean - old mean)^2, ``std`` the step's standard deviation, ``limit`` is
-    ``rl.clip_ratio``.
+    ``mean_drift_B`` is the mean of (mean - old mean)^2, ``std`` the step's standard deviation, ``dt`` how far its level
+    falls (a flow time; of churn a noise level), ``limit`` is ``rl.clip_ratio``.
     """
 
     log_ratio_B: Tensor
     advantage_B: Tensor
     mean_drift_B: Tensor
     std: float
+    dt: float
     limit: float
 
 
@@ -84,8 +85,7 @@ def grpo(step: RatioStep) -> Clipped:
 
 @ratio_objective
 def guard(step: RatioStep) -> Clipped:
-    guarded = objectives.guard_log_ratio(step.log_ratio_B, step.mean_drift_B, step.std)
-    return objectives.clipped(guarded, step.advantage_B, step.limit)
+    return objectives.guard(step.log_ratio_B, step.advantage_B, step.mean_drift_B, step.std, step.dt, step.limit)
 
 
 @ratio_objective

@@ -7,7 +7,7 @@ Ratio objectives ("grpo", "guard", "dppo") take the log-ratio of a stochastic st
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,19 +44,27 @@ def clipped(
     return Clipped(loss, ratio, ratio - 1 > high, 1 - ratio > clip)
 
 
-def guard_log_ratio(log_ratio_B: Tensor, mean_drift_B: Tensor, scale: float) -> Tensor:
-    """GRPO-Guard's q (l - l_old + b), with b = drift / (2 q^2) the expected decrease and q the step's scale.
+def gaussian_kl(mean_drift_B: Tensor, std: float | Tensor) -> Tensor:
+    """The mean over the elements of KL(N(mean, std) | N(other, std)), of ``mean_drift`` between the two."""
+    return mean_drift_B / (2 * std**2)
 
-    The drift is the mean of (mean - mean_old)^2; ``scale`` the diffusion coefficient times sqrt(-dt), so the standard
-    deviation of the step.
+
+def guard(
+    log_ratio_B: Tensor, advantage_B: Tensor, mean_drift_B: Tensor, std: float, dt: float, clip: float
+) -> Clipped:
+    """GRPO-Guard: ratios exp(q (l - l_old + b)), clipped, and the loss divided by dt, so that all steps weigh alike.
+
+    b is the expected decrease, drift / (2 q^2), and q the diffusion coefficient times sqrt(dt): the standard deviation.
     """
-    return scale * (log_ratio_B + mean_drift_B / (2 * scale**2))
+    guarded_B = std * (log_ratio_B + gaussian_kl(mean_drift_B, std))
+    found = clipped(guarded_B, advantage_B, clip)
+    return replace(found, loss_B=found.loss_B / dt)
 
 
 def dppo(log_ratio_B: Tensor, advantage_B: Tensor, mean_drift_B: Tensor, std: float, limit: float) -> Clipped:
     """Flow-DPPO: no clipping; updates that lead further away are left out where the KL divergence is over a limit."""
     ratio = log_ratio_B.exp()
-    is_far = mean_drift_B / (2 * std**2) > limit
+    is_far = gaussian_kl(mean_drift_B, std) > limit
     leads_away = torch.where(advantage_B > 0, ratio > 1, ratio < 1)
     counted = (~(is_far & leads_away)).to(ratio.dtype).detach()
     return Clipped(-advantage_B * ratio * counted, ratio, is_far & (ratio > 1), is_far & (ratio < 1))

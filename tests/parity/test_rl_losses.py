@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Advantages, losses and schedules of reinforcement learning against golden values."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from cosmos_predict2.rl import advantages, objectives
+from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
+from cosmos_predict2.rl.experience import Forward
+from cosmos_predict2.rl.losses import Losses
+from cosmos_predict2.rl.objective_table import OBJECTIVES, RatioStep
 from imaginaire.optim.adamw import lambda_linear
 from imaginaire.optim.ema import PowerEMA
 from tests.goldens import Golden, Value
@@ -76,30 +83,37 @@ def test_guard(golden: Golden) -> None:
     for name, value in {"std_dev_t": spread, "sqrt_dt": root_dt, "clip": clip}.items():
         of(name).compare(torch.full_like(of(name).expected(), value), rtol=1e-6)
     drift = objectives.mean_drift(of("mean_new").use(), of("mean_old").use())
-    scale = spread * root_dt
-    of("bias").compare(drift / (2 * scale**2), **LOSS)
+    std, dt = spread * root_dt, root_dt**2
+    of("bias").compare(objectives.gaussian_kl(drift, std), **LOSS)
     log_ratio = tensors["log_prob_new"].use() - tensors["log_prob_old"].use()
     advantage = tensors["advantage"].use().clamp(-largest, largest)
-    found = objectives.clipped(objectives.guard_log_ratio(log_ratio, drift, scale), advantage, clip)
+    found = OBJECTIVES["guard"].function(RatioStep(log_ratio, advantage, drift, std, dt, clip))
     of("ratio").compare(found.ratio_B, atol=2e-7)
-    of("loss").compare(found.loss_B.mean() / root_dt**2, **LOSS)
+    of("loss").compare(found.loss_B.mean(), **LOSS)
 
 
-def test_nft(golden: Golden) -> None:
+def test_nft(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, options = golden.tensors("policy_losses.safetensors"), golden.json("options.json")["policy_losses"]
     of = lambda name: tensors[f"nft/{name}"]  # noqa: E731
     beta, kl_beta, largest = (options["nft"][name].use() for name in ("beta", "kl_beta", "adv_clip_max"))
     x0, noise, t_B, v_old, v_ref = (of(name).use() for name in ("x0", "noise", "t", "v_old", "v_ref"))
     v = of("v_new").use().clone().requires_grad_()
-    t = t_B.reshape(-1, *[1] * (x0.dim() - 1))
-    found = objectives.nft(x0, (1 - t) * x0 + t * noise, t_B, v, v_old, of("advantage").use(), beta, largest)
+    y_t = objectives.noised(x0, noise, t_B)
+    found = objectives.nft(x0, y_t, t_B, v, v_old, of("advantage").use(), beta, largest)
     of("r").compare(found.share_B, **LOSS)
     of("positive_loss").compare(found.positive_B, **LOSS)
     of("negative_loss").compare(found.negative_B, **LOSS)
-    policy_loss, kl = found.loss_B.mean(), objectives.mean_drift(v, v_ref).mean()
-    of("policy_loss").compare(policy_loss, **LOSS)
-    of("kl_loss").compare(kl, **LOSS)
-    loss = policy_loss + kl_beta * kl
+    rl = RLConfig(objective="nft", nft_beta=beta, kl_beta=kl_beta, advantage=AdvantageConfig(adv_clip_max=largest))
+    whole: Any = SimpleNamespace(is_on=False, split_frames=lambda x: x)
+    losses = Losses(SimpleNamespace(context=whole), rl)  # type: ignore[arg-type]
+    monkeypatch.setattr(losses, "velocity", lambda condition, forward: v)
+    experience: Any = SimpleNamespace(
+        kept=None, forward=Forward(x0, noise, t_B, v_old, v_ref), data=None, condition=None, facts={},
+        advantage_B=of("advantage").use(),
+    )  # fmt: skip
+    output, loss = losses.of(experience)
+    of("policy_loss").compare(output["policy_loss"], **LOSS)
+    of("kl_loss").compare(output["kl_loss"], **LOSS)
     of("loss").compare(loss, **LOSS)
     (gradient,) = torch.autograd.grad(loss, v)
     compare_gradient(of("grad_v_new"), gradient)

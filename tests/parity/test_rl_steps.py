@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stochastic steps, their probabilities, and the published step of world-model RL, against golden values."""
 
-import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.diffusion import solvers
 from cosmos_predict2.diffusion.rectified_flow import edm_scaling, per_frame, rectified_flow_scaling
 from cosmos_predict2.diffusion.schedules import karras_sigmas
-from cosmos_predict2.diffusion.solvers import Churn, sample
 from cosmos_predict2.diffusion.step import Step
 from cosmos_predict2.diffusion.transitions import (
     ChurnChain,
@@ -22,6 +22,10 @@ from cosmos_predict2.diffusion.transitions import (
     sde_coefficient,
 )
 from cosmos_predict2.rl import objectives
+from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
+from cosmos_predict2.rl.experience import Data
+from cosmos_predict2.rl.losses import Losses
+from cosmos_predict2.rl.rollout import ChainPath, Kept
 from tests.goldens import Golden, Value
 
 AREA = "rl"
@@ -98,10 +102,10 @@ def test_flow_steps_with_their_probabilities_and_gradients(golden: Golden, kind:
         compare(of("grad_v_new"), gradient, **GRADIENT)
 
         drift = objectives.mean_drift(mean_new, mean)
-        compare(of("kl_sd3"), (drift / (2 * spread**2)).mean(), **LOSS)
+        compare(of("kl_sd3"), objectives.gaussian_kl(drift, spread).mean(), **LOSS)
         if kind == "sde":
             stds = torch.tensor([step.std for step in steps])
-            compare(of("kl_true"), (drift / (2 * stds**2)).mean(), **LOSS)
+            compare(of("kl_true"), objectives.gaussian_kl(drift, stds).mean(), **LOSS)
 
 
 @pytest.mark.parametrize("kind", ["dance", "ddim"])
@@ -193,30 +197,20 @@ def _cases(golden: Golden) -> list[Case]:
     return [Case(tensors, options, name) for name in options]
 
 
-class StoredChurn(Churn):
-    """Churn whose noise is that of the file."""
-
-    def __init__(self, case: Case, noise: Tensor) -> None:
-        super().__init__(case.churn, noise_scale=case.noise_scale)
-        object.__setattr__(self, "noise", iter(noise))
-
-    def apply(self, x_B_C_T_H_W: Tensor, sigma: float, num_steps: int) -> tuple[Tensor, float]:
-        raised = sigma * (1 + min(self.amount / (num_steps + 1), math.sqrt(1.2) - 1))
-        added = math.sqrt(raised**2 - sigma**2) * self.noise_scale
-        return x_B_C_T_H_W + added * next(self.noise), raised  # type: ignore[attr-defined]
-
-
 def _by_solver(case: Case, noise: Tensor, weights: tuple[Tensor, Tensor]) -> list[Step]:
     """The steps of a solver whose mean cannot be computed again from its states, which only sampling has."""
     steps: list[Step] = []
-    sample(
-        lambda x, sigma_B: case.denoise(x, sigma_B, weights),
-        case.noise * float(case.sigmas[0]),
-        case.sigmas,
-        case.solver,
-        lambda i, step: steps.append(step),
-        churn=StoredChurn(case, noise),
-    )
+    stored = iter(noise)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solvers, "randn_like", lambda x, generator: next(stored))
+        solvers.sample(
+            lambda x, sigma_B: case.denoise(x, sigma_B, weights),
+            case.noise * float(case.sigmas[0]),
+            case.sigmas,
+            case.solver,
+            lambda i, step: steps.append(step),
+            churn=solvers.Churn(case.churn, noise_scale=case.noise_scale),
+        )
     return steps
 
 
@@ -280,6 +274,8 @@ def _compare_reference(case: Case, k: int) -> None:
 
 
 def _compare_variant(case: Case, k: int, name: str, option: dict[str, Any], advantage_B: Tensor) -> None:
+    """What `Losses` makes of the stored step."""
+
     def of(key: str) -> Value:
         return case[f"step{k}/{name}/{key}"]
 
@@ -287,37 +283,56 @@ def _compare_variant(case: Case, k: int, name: str, option: dict[str, Any], adva
     step, _ = _mean(case, k, (W, b))
     compare(of("mu_new"), step.mean_B_C_T_H_W, **LOSS)
     of("std").compare(step.std, rtol=1e-4)
-    x_next, mean_old = case["traj_x"].expected()[k + 1].double(), case["traj_mu"].expected()[k].double()
+    states, x0s = case["traj_x"].expected(), case["traj_x0"].expected()
+    x, x_next, mean_old = (value.double() for value in (states[k], states[k + 1], case["traj_mu"].expected()[k]))
     log_ratio_B = log_ratio(x_next, step.mean_B_C_T_H_W, mean_old, None)
     of("log_ratio").compare(log_ratio_B, atol=1e-4)
-    if option.get("exp_reward"):
-        advantage_B = objectives.exponential_advantage(advantage_B).clamp(-LARGEST_ADVANTAGE, LARGEST_ADVANTAGE)
-    policy = objectives.clipped(log_ratio_B, advantage_B, option["clip_ratio"])
-    of("ratio").compare(policy.ratio_B, rtol=1e-4, atol=1e-4)
-    policy_loss = policy.loss_B.mean()
-    of("policy_loss").compare(policy_loss, rtol=1e-4, atol=1e-6)
-    total = policy_loss
-    kl = torch.zeros(())
-    if option["kl_beta"]:
-        reference = _mean(case, k, case.weights("_ref"))[0].mean_B_C_T_H_W
-        kl = objectives.mean_drift(step.mean_B_C_T_H_W, reference).mean()
-        total = total + option["kl_beta"] * kl
-    compare(of("kl_loss"), kl, **LOSS)
-    data = torch.zeros(())
-    if option["data_beta"]:
-        data = _data_loss(case, k, option, (W, b))
-        total = total + option["data_beta"] * data
-    compare(of("data_loss"), data, **LOSS)
-    total = LOSS_SCALE * total
+    rl = RLConfig(
+        transition="churn",
+        ratio_normalisation="cosmos_rl",
+        clip_ratio=option["clip_ratio"],
+        exp_reward=bool(option.get("exp_reward")),
+        kl_beta=option["kl_beta"],
+        data_beta=option["data_beta"],
+        loss_scale=LOSS_SCALE,
+        advantage=AdvantageConfig(adv_clip_max=LARGEST_ADVANTAGE),
+    )
+    reference = _mean(case, k, case.weights("_ref"))[0].mean_B_C_T_H_W if rl.kl_beta else None
+    previous = x0s[k - 1].double() if k else None
+    experience: Any = SimpleNamespace(
+        kept=Kept(k, x, x_next, mean_old, previous, reference), forward=None, data=_data(case, k, option, rl),
+        condition=None, unconditional=None, noise_B_C_T_H_W=case.noise, window=None,
+        advantage_B=advantage_B, is_before_update=False, facts={},
+    )  # fmt: skip
+    found, total = _losses(case, rl, (W, b)).of(experience)
+    of("ratio").compare(objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio).ratio_B, rtol=1e-4, atol=1e-4)
+    of("policy_loss").compare(found["policy_loss"], rtol=1e-4, atol=1e-6)
+    for key in ("kl_loss", "data_loss"):
+        compare(of(key), found.get(key, torch.zeros(())), **LOSS)
     of("total_scaled").compare(total, rtol=1e-4, atol=1e-5)
     for key, gradient in zip(("grad_W", "grad_b"), torch.autograd.grad(total, (W, b)), strict=True):
         compare(of(key), gradient, **STEP_GRADIENT)
 
 
-def _data_loss(case: Case, k: int, option: dict[str, Any], weights: tuple[Tensor, Tensor]) -> Tensor:
-    """The weighted error of the true clip, with the noise and level of the rollout or of its own."""
+def _losses(case: Case, rl: RLConfig, weights: tuple[Tensor, Tensor]) -> Losses:
+    """Those of a world model whose network is the file's, on the file's chain."""
+
+    def denoiser(x: Tensor, sigma_B_1: Tensor, condition: Any) -> Any:
+        return SimpleNamespace(x0_B_C_T_H_W=case.denoise(x, sigma_B_1, weights))
+
+    context = SimpleNamespace(is_on=False, activate=lambda on: None, split_frames=lambda x: x, part_of=lambda x: x)
+    config = SimpleNamespace(sigma_data=case.sigma_data)
+    losses = Losses(SimpleNamespace(context=context, denoiser=denoiser, config=config), rl)  # type: ignore[arg-type]
+    path = ChainPath(case.chain, lambda x, level: case.denoise(x, level, weights), lambda x: x)
+    losses._path = lambda experience: path  # type: ignore[method-assign]
+    return losses
+
+
+def _data(case: Case, k: int, option: dict[str, Any], rl: RLConfig) -> Data | None:
+    """The true clip, with the noise and level of the rollout or of its own."""
+    if not rl.data_beta:
+        return None
     is_shared = option.get("rl_noise", True)
     sigma = case.chain.levels[k] if is_shared else float(case["data_sigma"].use())
     noise = case.noise if is_shared else case["data_eps"].use()
-    x0 = case.denoise(case.given + sigma * noise, sigma, weights)
-    return objectives.data_weight(sigma, case.sigma_data) * objectives.mean_drift(x0, case.given).mean()
+    return Data(case.given, noise, torch.full((len(noise), 1), sigma), None)  # type: ignore[arg-type]

@@ -126,7 +126,8 @@ def test_the_reference_is_what_a_run_started_from(start: str, tmp_path: Path) ->
 
 
 def _losses(monkeypatch: pytest.MonkeyPatch, judged: Normal, **options: Any) -> Losses:
-    monkeypatch.setattr(losses, "chain_path", lambda *arguments: None)
+    path = SimpleNamespace(chain=SimpleNamespace(length=lambda k: 0.25))
+    monkeypatch.setattr(losses, "chain_path", lambda *arguments: path)
     monkeypatch.setattr(losses, "judge", lambda path, kept: (judged, None))
     world: Any = SimpleNamespace(context=SimpleNamespace(is_on=False))
     return Losses(world, RLConfig(**options))
@@ -144,6 +145,24 @@ def test_the_loss_adds_the_distance_to_the_reference(monkeypatch: pytest.MonkeyP
     assert float(output["kl_loss"]) == pytest.approx(0.2**2 / (2 * 0.5**2))
     assert float(output["policy_loss"]) == -2
     assert float(loss) == pytest.approx(-2 + 10 * 0.08)
+    output, _ = _losses(monkeypatch, Normal(mean, 0.5), objective="guard").of(experience)
+    assert float(output["policy_loss"]) == -2 / 0.25, "guard divides by the length of the step"
+
+
+@pytest.mark.slow
+def test_the_data_term_of_first_steps_sees_each_clip_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In however many batches the clips pass the network: the gradient is the same."""
+    seen, norms = _seen(monkeypatch), []
+    for size in (1, 4):
+        seen.clear()
+        options = [f"{RL}.rollout_batch={size}", f"trainer.grad_accum_iter={2 * 4 // size}", f"{RL}.data_beta=1"]
+        options += [f"{RL}.data_on_first_only=true", "trainer.max_iter=1"]
+        records = run(tmp_path / str(size), *rl_options(DDRL, *options))
+        norms.append(records[0]["train/grad_norm"])
+        having = [batch for _, batch in seen if batch.data is not None]
+        assert sum(len(batch.advantage_B) for batch in having) == 4
+        assert len({batch.noise_B_C_T_H_W[0].sum().item() for batch in having}) == 4 // size
+    assert norms[0] == pytest.approx(norms[1], rel=0.01)  # 2.2 times apart when the first batch alone had it
 
 
 def _normal(seed: int = 0, position: int = 3, member: int = 0, purpose: str = "start") -> Tensor:

@@ -3,6 +3,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,11 @@ from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, ChurnChain, FlowChain, log_ratio
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.advantages import group_advantages, has_spread
+from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.objective_table import OBJECTIVES, objective_of
+from cosmos_predict2.rl.rollout import check_chain
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.objectives import EDM
 from imaginaire.errors import ConfigError
 from tests.rl.runs import RL, rl_options, run
 
@@ -145,6 +150,40 @@ def test_the_objective_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_is_no_objective_is_named(name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         objective_of(name)
+
+
+COVERED: list[tuple[dict[str, Any], str | None]] = [
+    (dict(objective="guard"), None),
+    (dict(objective="guard", transition="dance"), None),
+    (dict(objective="guard", transition="cps"), "transition"),
+    (dict(objective="guard", transition="churn"), "transition"),
+    (dict(objective="guard", ratio_normalisation="cosmos_rl"), "ratio_normalisation"),
+    (dict(objective="dppo", ratio_normalisation="cosmos_rl"), "ratio_normalisation"),
+    (dict(objective="nft", transition="ode"), None),
+    (dict(objective="awm", transition="ode", use_same_seed=True), "use_same_seed"),
+]
+
+
+@pytest.mark.parametrize(("options", "field"), COVERED)
+def test_what_an_objective_does_not_cover_is_refused(options: dict[str, Any], field: str | None) -> None:
+    found = RLConfig(rewards=dict(one=dict(make="some:reward")), **options).problems()
+    assert [name for name, _ in found] == ([] if field is None else [field])
+
+
+def test_members_start_apart_where_nothing_else_makes_them_differ() -> None:
+    assert RLConfig().starts_alike and RLConfig(use_same_seed=True).starts_alike
+    assert not RLConfig(objective="nft", transition="ode").starts_alike
+
+
+def test_steps_without_noise_are_not_trained() -> None:
+    objective, churn = EDM(Video2WorldPipelineConfig()), RLConfig(transition="churn", s_t_max=10.0)
+    with pytest.raises(ConfigError, match=r"train_on: steps \[0, 1, 2\] of churn"):
+        check_chain(objective, churn)
+    churn.train_on = [6]
+    check_chain(objective, churn)
+    churn.train_on = [-1]
+    with pytest.raises(ConfigError, match="train_on"):
+        check_chain(objective, churn)
 
 
 def test_the_table_has_both_kinds() -> None:
