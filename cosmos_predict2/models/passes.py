@@ -12,7 +12,7 @@ class Passes:
     old: int  # of the policy that sampled, where that is another than the one trained
     reference: int
     policy: int  # with a gradient
-    data: float  # likewise
+    data: int  # likewise
     graphs: int  # passes whose activations a clip of a micro-batch keeps at a time
     clips: int  # of a rank
     clips_at_once: int  # in a micro-batch
@@ -25,5 +25,5 @@ class Passes:
         return self.rollout + self.old + self.reference
 
     @property
-    def with_gradient(self) -> float:
+    def with_gradient(self) -> int:
         return self.policy + self.data

@@ -55,7 +55,7 @@ class RLConfig(Section):
     kl_beta: float = attrs.field(default=0.0, validator=at_least(0))
     data_beta: float = attrs.field(default=0.0, validator=at_least(0))
     use_rl_sigma_and_noise: bool = True  # the data term shares level and noise of the rollout; else draws its own
-    data_on_first_only: bool = False
+    data_on_first_only: bool = False  # at the first step that is trained of each clip
     exp_reward: bool = False
     loss_scale: float = attrs.field(default=1.0, validator=above(0))
 
@@ -234,13 +234,12 @@ def passes_of(rl: RLConfig, conditions: int, *, is_flow_model: bool) -> Passes:
     has_old = not rl.is_ratio and (rl.updates * rl.minibatches > 1 or rl.weight_copy_decay_type > 0)
     per_step = guided if rl.is_ratio else 1
     has_reference, has_data = rl.kl_beta > 0, rl.data_beta > 0
-    on_first = rl.rollout_batch / clips
     return Passes(
         rollout=guided * (rl.sample_steps + has_last),
         old=steps * has_old,
         reference=steps * per_step * has_reference,
         policy=rl.updates * steps * per_step,
-        data=has_data * (on_first if rl.data_on_first_only else float(rl.updates * steps)),
+        data=has_data * (1 if rl.data_on_first_only else rl.updates * steps),
         graphs=per_step + has_data,
         clips=clips,
         clips_at_once=rl.rollout_batch,

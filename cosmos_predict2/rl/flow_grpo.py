@@ -349,10 +349,13 @@ class FlowGRPOModel(Video2WorldModel):
         parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, draws.shuffled))
         self._left = sum(len(pairs) for _, pairs in parts)
         for update, pairs in parts:
+        begun: set[int] = set()  # the first rows of clips that were trained on
             for i, (rows, k) in enumerate(pairs):
                 self._left -= 1
                 is_first = update == 0 and i == 0
                 condition, unconditional = samples.conditions.of(rows)
+                is_of_new_clips = rows.start not in begun
+                begun.add(rows.start)
                 yield Experience(
                     condition=condition,
                     unconditional=unconditional,
@@ -361,17 +364,23 @@ class FlowGRPOModel(Video2WorldModel):
                     window=samples.window,
                     kept=rows_of(samples.kept[k], rows) if rl.is_ratio else None,
                     forward=None if rl.is_ratio else rows_of(samples.forwards[k], rows),
-                    data=self._data(samples, data, rows, k, draws, is_first),
+                    data=self._data(samples, data, rows, k, draws, is_of_new_clips),
                     is_before_update=update == 0,
                     facts=samples.facts if is_first else {},
                 )
 
     def _data(
-        self, samples: Samples, data: tuple[Tensor, Condition], rows: slice, k: int, draws: RowDraws, is_first: bool
+        self,
+        samples: Samples,
+        data: tuple[Tensor, Condition],
+        rows: slice,
+        k: int,
+        draws: RowDraws,
+        is_of_new_clips: bool,
     ) -> Data | None:
         """The true clips of these samples for the data term, at the step's level or at one drawn as in training."""
         rl = self.rl
-        if not rl.data_beta or (rl.data_on_first_only and not is_first):
+        if not rl.data_beta or (rl.data_on_first_only and not is_of_new_clips):
             return None
         x0, condition = data
         of_rows, members = (value[rows] for value in draws.all_rows())
