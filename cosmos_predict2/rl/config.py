@@ -73,7 +73,8 @@ class RLConfig(Section):
     s_t_max: float = attrs.field(default=math.inf, converter=float)
     solver_option: str = attrs.field(default="2ab", validator=one_of("2ab", "1euler"))  # of churn
     guidance: float = 0.0
-    use_same_seed: bool = True  # members of a group start at the same noise
+    # Members of a group start at the same noise; null: where the transition draws, which makes them differ later.
+    use_same_seed: bool | None = None
     min_num_conditional_frames: int = attrs.field(default=1, validator=at_least(0))
     max_num_conditional_frames: int = attrs.field(default=1, validator=at_least(0))
     on_policy: bool = True  # roll out with the weights that are trained; else with the reference
@@ -100,6 +101,11 @@ class RLConfig(Section):
         return objective_of(self.objective).is_ratio
 
     @property
+    def starts_alike(self) -> bool:
+        """Whether members of a group start at the same noise."""
+        return self.transition != "ode" if self.use_same_seed is None else self.use_same_seed
+
+    @property
     def num_trained(self) -> int:
         """Micro-batches of steps or levels for each part of the samples."""
         return len(self.train_on) if self.is_ratio else self.num_timesteps or self.sample_steps
@@ -111,6 +117,8 @@ class RLConfig(Section):
             found += self._ratio_problems()
         elif self.num_timesteps > self.sample_steps:
             found.append(("num_timesteps", f"{self.num_timesteps}, but the rollout has {self.sample_steps} levels"))
+        if self.transition == "ode" and self.starts_alike:
+            found.append(("use_same_seed", "true, but ode draws nothing: all clips of a group would be the same"))
         if not self.min_num_conditional_frames <= self.max_num_conditional_frames:
             found.append(("max_num_conditional_frames", "it is below min_num_conditional_frames"))
         if self.num_rollout < 2:
@@ -141,6 +149,12 @@ class RLConfig(Section):
         last = self.sample_steps - 1
         if self.transition in without_noise and last in self.train_on:
             found.append(("train_on", f"{last}: the last step of {self.transition} draws nothing"))
+        if self.objective == "guard" and self.transition not in ("sde", "dance"):
+            text = f"{self.transition}, but guard weighs steps by the diffusion coefficient of sde or dance"
+            found.append(("transition", text))
+        if self.objective in ("guard", "dppo") and self.ratio_normalisation != "gaussian":
+            text = f"{self.ratio_normalisation}, but {self.objective} takes the ratio of densities: set it to gaussian"
+            found.append(("ratio_normalisation", text))
         if not self.train_on:
             found.append(("train_on", "it is empty"))
         if self.weight_copy_decay_type:
@@ -149,12 +163,6 @@ class RLConfig(Section):
 
 
 def reward_configs(rl: RLConfig) -> dict[str, RewardConfig]:
-        if self.objective == "guard" and self.transition not in ("sde", "dance"):
-            text = f"{self.transition}, but guard weighs steps by the diffusion coefficient of sde or dance"
-            found.append(("transition", text))
-        if self.objective in ("guard", "dppo") and self.ratio_normalisation != "gaussian":
-            text = f"{self.ratio_normalisation}, but {self.objective} takes the ratio of densities: set it to gaussian"
-            found.append(("ratio_normalisation", text))
     """The rewards by name, those that were switched off (null, or weight 0) left out."""
     found = {}
     for name, value in dict(rl.rewards or {}).items():

@@ -73,10 +73,11 @@ class FlowGRPOModel(Video2WorldModel):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         yield from super().check(arguments, context)
         rl = rl_of(arguments["config"])
-        for field, text in rl.problems():
+        problems = rl.problems()
+        for field, text in problems:
             yield error(f"{KEY}.{field}", text)
         pipe_config = model_config(arguments["config"], cls.config_class).pipe_config
-        if pipe_config.objective is None:  # one of its own may make its path of the conditions
+        if not problems and pipe_config.objective is None:  # one of its own may make its path of the conditions
             check_chain(objective_of(pipe_config), rl)
         if context.key in ("", "model"):  # else another model has it, which gives it its batches
             yield from check_steps(rl, context)
@@ -226,7 +227,7 @@ class FlowGRPOModel(Video2WorldModel):
         assert given is not None
         shape, world = tuple(given.shape[1:]), self.world
         rows, members = (value[chunk] for value in draws.all_rows())
-        starts = torch.zeros_like(members) if self.rl.use_same_seed else members
+        starts = torch.zeros_like(members) if self.rl.starts_alike else members
         noise = draws.normal(shape, rows, starts, "start").to(given)
 
         def noise_of(k: int) -> Tensor:
@@ -348,14 +349,14 @@ class FlowGRPOModel(Video2WorldModel):
         steps = list(samples.kept) if rl.is_ratio else list(samples.forwards)
         parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, draws.shuffled))
         self._left = sum(len(pairs) for _, pairs in parts)
-        for update, pairs in parts:
         begun: set[int] = set()  # the first rows of clips that were trained on
+        for update, pairs in parts:
             for i, (rows, k) in enumerate(pairs):
                 self._left -= 1
                 is_first = update == 0 and i == 0
-                condition, unconditional = samples.conditions.of(rows)
                 is_of_new_clips = rows.start not in begun
                 begun.add(rows.start)
+                condition, unconditional = samples.conditions.of(rows)
                 yield Experience(
                     condition=condition,
                     unconditional=unconditional,

@@ -18,7 +18,7 @@ from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, Chain, ChurnChain, FlowChain, Normal
 from cosmos_predict2.models.config import LATEST_TIME
-from cosmos_predict2.rl.config import KEY, RLConfig
+from cosmos_predict2.rl.config import ANY, KEY, RLConfig
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, Objective, SamplingPath
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
@@ -71,12 +71,18 @@ def chain_path(
 
 
 def check_chain(objective: Objective, rl: RLConfig) -> None:
-    """Raise for steps that are too coarse for their noise, before there is a network."""
+    """Raise for steps that are too coarse for their noise, or trained and without any, before there is a network."""
     solver, no_condition = _solver(objective, rl), cast(Condition, None)
     path = objective.sampling_path(
         lambda predict: lambda x, level: x, no_condition, torch.zeros(1), solver, rl.sample_steps
     )
-    _chain(rl, solver, path.sigmas)
+    chain = _chain(rl, solver, path.sigmas)
+    may_train = range(rl.sample_steps - 1) if ANY in rl.train_on else rl.train_on
+    if rl.is_ratio and (still := [k for k in may_train if not chain.is_stochastic(k)]):
+        raise ConfigError(
+            f"{KEY}.train_on: steps {still} of {rl.transition} draw nothing, so that they have no probability. See"
+            f" {KEY}.s_churn, s_t_min and s_t_max, or take another transition."
+        )
 
 
 def _solver(objective: Objective, rl: RLConfig) -> str:

@@ -23,14 +23,18 @@ class LocalReward:
     def __init__(self, function: ScoreFunction) -> None:
         self.function = function
         self.needs_pixels = bool(getattr(function, "needs_pixels", False))
-        self._scores: dict[str, Scores] = {}
+        self._scores: dict[str, list[Scores]] = {}  # of clips that are alike one after the other
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
-        self._scores[request_id] = self._score(clips, context)
+        self._scores.setdefault(request_id, []).append(self._score(clips, context))
         return Ticket(request_id)
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        return self._scores.pop(ticket.request_id)
+        waiting = self._scores[ticket.request_id]
+        found = waiting.pop(0)
+        if not waiting:
+            del self._scores[ticket.request_id]
+        return found
 
     def _score(self, clips: Clips, context: Mapping[str, Any]) -> Scores:
         size = len(clips.prompts)
