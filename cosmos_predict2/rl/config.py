@@ -42,7 +42,9 @@ class RewardConfig(Section):
 
     make: Any = None
     weight: float = 1.0
-    deadline: float = attrs.field(default=300.0, validator=above(0))  # seconds that a score may take
+    deadline: float = attrs.field(
+        default=300.0, validator=above(0)
+    )  # seconds for all scores of a rollout, once it is over
 
 
 @attrs.define(kw_only=True, slots=False)

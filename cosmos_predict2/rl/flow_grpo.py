@@ -187,6 +187,9 @@ class FlowGRPOModel(Video2WorldModel):
         rows, _ = draws.all_rows()
         conditions = Conditions(condition, unconditional, rows)
         context = self._reward_context(batch, x0, numbers)
+        if self.scoring.needs_probe:
+            self.progress("asking for the score of a true clip")
+            self.scoring.probe(*self._clips(x0[:1], torch.zeros(1, dtype=torch.long), batch, context))
         parts, tickets = [], []
         with self.sampling_policy():
             for chunk in self._chunks(len(rows)):
@@ -244,13 +247,19 @@ class FlowGRPOModel(Video2WorldModel):
         return Samples(conditions, noise, final, window, levels, kept)
 
     def _submit(self, part: Samples, rows: Tensor, batch: Mapping[str, Any], context: Mapping[str, Any]) -> Any:
-        video = to_uint8(self.world.decode(part.final)).cpu() if self.scoring.needs_pixels else None
+        with self.phase("reward"):
+            return self.scoring.submit(*self._clips(part.final, rows, batch, context))
+
+    def _clips(
+        self, latents: Tensor, rows: Tensor, batch: Mapping[str, Any], context: Mapping[str, Any]
+    ) -> tuple[Clips, dict[str, Any]]:
+        """Latents for the conditions ``rows`` as rewards take them, with their context."""
+        video = to_uint8(self.world.decode(latents)).cpu() if self.scoring.needs_pixels else None
         texts = batch.get("ai_caption") or [""] * len(batch["fps"])
         prompts = [texts[i] for i in rows.tolist()]
-        clips = Clips(part.final.cpu(), video, prompts, float(batch["fps"][int(rows[0])]))
+        clips = Clips(latents.cpu(), video, prompts, float(batch["fps"][int(rows[0])]))
         of_rows = {key: value[rows] if isinstance(value, Tensor) else value for key, value in context.items()}
-        with self.phase("reward"):
-            return self.scoring.submit(clips, of_rows)
+        return clips, of_rows
 
     def _reward_context(self, batch: Mapping[str, Any], x0: Tensor, numbers: Tensor) -> dict[str, Any]:
         """What rewards may compare with, a row for each condition."""

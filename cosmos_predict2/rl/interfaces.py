@@ -40,13 +40,18 @@ class Scores:
 class Reward(Protocol):
     """Scores clips, now or later. ``context`` holds what the clips were conditioned on, and the true clips if known.
 
-    A reward may set ``needs_pixels = True`` to have the clips decoded for it.
+    A reward may set ``needs_pixels = True`` to have the clips decoded for it. One that asks elsewhere may have
+    ``probe(clips, context, deadline)``, which raises where it could not score them: it is called before the first
+    rollout.
     """
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket: ...
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        """The scores, at most ``deadline`` seconds from now; what is not there by then is invalid."""
+        """The scores, at most ``deadline`` seconds from now; what is not there by then is invalid.
+
+        A deadline of 0 or below is over: scores that are there already count.
+        """
 
 
 # --- policies and the environments that they act in

@@ -3,6 +3,7 @@
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.one_rank import OneRank
 from cosmos_predict2.rl.rewards.registry import reward_of
+from cosmos_predict2.rl.rewards.remote import share_senders
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -31,11 +33,25 @@ class Scoring:
         self.rewards: dict[str, Reward] = {name: _made(name, one) for name, one in self.options.items()}
         self.advantage: AdvantageConfig = rl.advantage
         self.needs_pixels = any(getattr(reward, "needs_pixels", False) for reward in self.rewards.values())
+        self._is_probed = False
+        share_senders(self.rewards.values())
 
     def shared_by(self, group: dist.ProcessGroup | None) -> None:
         """Let the first rank of a group that holds the same clips ask for all of it."""
         if group is not None:
             self.rewards = {name: OneRank(reward, group) for name, reward in self.rewards.items()}
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether a reward asks elsewhere and has not been asked for a first score yet."""
+        return not self._is_probed and any(callable(getattr(one, "probe", None)) for one in self.rewards.values())
+
+    def probe(self, clips: Clips, context: Mapping[str, Any]) -> None:
+        """Raise where a reward that asks elsewhere could not score these clips."""
+        for name, reward in self.rewards.items():
+            if callable(probe := getattr(reward, "probe", None)):
+                probe(clips, context, self.options[name].deadline)
+        self._is_probed = True
 
     def submit(self, clips: Clips, context: Mapping[str, Any]) -> dict[str, Ticket]:
         """Ask every reward. The number of a request follows from the clips: what is asked again is scored once."""
@@ -45,13 +61,15 @@ class Scoring:
                 digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         digest.update("\n".join(clips.prompts).encode())
         number = digest.hexdigest()
-        return {name: reward.submit(clips, context, f"{name}-{number}") for name, reward in self.rewards.items()}
+        return {name: reward.submit(clips, context, number) for name, reward in self.rewards.items()}
 
     def fetch(self, tickets: list[dict[str, Ticket]], members: int) -> dict[str, Scores]:
-        """The scores of all parts [N, members], a group in each row."""
+        """The scores of all parts [N, members], a group in each row; a reward's deadline is one for all of them."""
         found = {}
+        began = time.monotonic()
         for name, reward in self.rewards.items():
-            scores = [reward.fetch(part[name], self.options[name].deadline) for part in tickets]
+            ends = began + self.options[name].deadline
+            scores = [reward.fetch(part[name], ends - time.monotonic()) for part in tickets]
             value = _rows([one.value_B.float() for one in scores], members)
             is_valid = _rows([one.is_valid_B for one in scores], members) & value.isfinite()
             names = set.intersection(*(set(one.parts) for one in scores))

@@ -107,6 +107,12 @@ def test_a_reward_and_the_data_that_it_cannot_be_used_with_are_named(folder: Pat
     require_true_frames({}, 2)
 
 
+def test_a_deadline_that_ranks_and_watchdog_do_not_wait_for_is_refused() -> None:
+    rl = RLConfig(rewards={"smooth": RewardConfig(make=L(Smoothness)(), deadline=1800.0)})
+    (finding,) = check_rewards(rl, _context())
+    assert finding.key == f"{KEY}.rewards.smooth.deadline"
+
+
 def test_which_data_are_known_to_have_no_actions() -> None:
     mock = dict(_target_=MockVideos)
     assert lacks(dict(_target_=Dataset), "actions") and lacks(mock, "actions")

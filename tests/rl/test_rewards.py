@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
+from cosmos_predict2.rl import scoring as scoring_module
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
 from cosmos_predict2.rl.rewards.local import LocalReward
+from cosmos_predict2.rl.rewards.one_rank import OneRank
 from cosmos_predict2.rl.rewards.registry import reward_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.toy_world.detector import Detection
@@ -158,6 +160,38 @@ def test_what_failed_has_no_advantage_and_is_counted(true: Tensor) -> None:
         advantage, facts = _advantages(_scoring(make), true)
         assert advantage.abs().max() == 0
         assert facts["r0_valid_rate"] == 0 and facts["groups_without_spread"] == 1
+
+
+def test_a_deadline_is_one_for_all_clips_of_a_rollout_and_all_rewards(
+    true: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(scoring_module.time, "monotonic", lambda: clock[0])
+
+    class Waited(Late):
+        def fetch(self, ticket: Ticket, deadline: float) -> Scores:
+            clock[0] += max(deadline, 0.0)
+            return super().fetch(ticket, deadline)
+
+    scoring = _scoring(L(_partial)(name="_failing"), L(_partial)(name="_failing"))
+    scoring.rewards = dict.fromkeys(scoring.rewards, Waited())
+    scoring.fetch([scoring.submit(_clips(true), _context(true)) for _ in range(8)], 4)
+    assert clock[0] == RewardConfig().deadline
+
+
+def test_a_reward_elsewhere_is_probed_once(true: Tensor) -> None:
+    probed = []
+
+    class Remote(Late):
+        def probe(self, clips: Clips, context: Mapping[str, Any], deadline: float) -> None:
+            probed.append(deadline)
+
+    scoring = _scoring(L(_partial)(name="_failing"))
+    assert not scoring.needs_probe
+    scoring.rewards = {"r0": OneRank(Remote())}
+    assert scoring.needs_probe
+    scoring.probe(_clips(true), _context(true))
+    assert probed == [RewardConfig().deadline] and not scoring.needs_probe
 
 
 def _partial(name: str) -> Any:

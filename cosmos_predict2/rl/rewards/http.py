@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One POST and its answer in JSON, with the standard library alone."""
+"""One request and its answer in JSON, with the standard library alone."""
 
 import http.client
 import json
@@ -35,9 +35,9 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def ask(url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> Answer:
-    """The answer to a POST, whatever its status; NoAnswer where there is none."""
-    request = urllib.request.Request(url, data=body, headers=dict(headers), method="POST")
+def ask(url: str, body: bytes | None, headers: Mapping[str, str], timeout: float) -> Answer:
+    """The answer to a POST, or to a GET without a body, whatever its status; NoAnswer where there is none."""
+    request = urllib.request.Request(url, data=body, headers=dict(headers), method="GET" if body is None else "POST")
     is_near = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     handlers: list[Any] = [_NoRedirects(), *([urllib.request.ProxyHandler({})] if is_near else [])]
     try:

@@ -37,6 +37,10 @@ class OneRank:
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
         return self.reward.submit(clips, context, request_id) if self._talks else Ticket(request_id)
 
+    def probe(self, clips: Clips, context: Mapping[str, Any], deadline: float) -> None:
+        if self._talks and callable(probe := getattr(self.reward, "probe", None)):
+            probe(clips, context, deadline)
+
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
         packed, failure = b"", None
         if self._talks:
@@ -48,7 +52,7 @@ class OneRank:
         if self._is_on:
             place = f"scores of request {ticket.request_id}"
             with places.at(place):
-                packed = self._sent(packed, place, deadline + self.margin_s)
+                packed = self._sent(packed, place, max(deadline, 0.0) + self.margin_s)
         if failure is not None:
             raise failure
         if not packed:

@@ -10,11 +10,12 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urljoin
 
 import torch
 from torch import Tensor
@@ -22,12 +23,13 @@ from torch import Tensor
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.http import Answer, NoAnswer, ask
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
 _JITTER = random.Random()  # of its own: a retry must not move the random state of a training run
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 20.0
+LAST_LOOK_S = 5.0  # after a deadline, in which scores that are there are still taken
 NOT_READY = "Not found scores"  # the published service's answer 400 to a pull that comes too early
 RETRIED = {408, 425, 429, 500, 502, 503, 504, 507}
 
@@ -67,6 +69,99 @@ class _Asked:
     ticket: "Future[tuple[str, dict[str, str]]]"
 
 
+class Sender:
+    """Posts clips to a service, once for all rewards that share it."""
+
+    def __init__(self, address: Address, media: str, latent_dtype: torch.dtype | None) -> None:
+        self.address = address
+        self.media = media
+        self.latent_dtype = latent_dtype
+        self.rewards: list[RemoteReward] = []
+        self._posted: dict[str, tuple[_Asked, int]] = {}  # and how many rewards will still ask for it
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward request")
+
+    def key(self) -> tuple[Any, ...]:
+        """What must agree for rewards to share it."""
+        return self.address, self.media, self.latent_dtype
+
+    def post(self, clips: Clips, context: Mapping[str, Any], request_id: str, deadline: float) -> _Asked:
+        """A request for the scores of all rewards, on its way: posted when the first of them asks."""
+        asked, left = self._posted.pop(request_id, (None, len(self.rewards)))
+        if asked is None:
+            names = {name for reward in self.rewards for name in reward.context}
+            sent = {name: value for name, value in context.items() if name in names}
+            weights = {reward.reward: 1.0 for reward in self.rewards}
+            body = wire.encode(clips, weights, media=self.media, context=sent, latent_dtype=self.latent_dtype)
+            body = with_request_id(body, request_id)
+            future = self._threads.submit(self.enqueue, body, time.monotonic() + deadline)
+            asked = _Asked(body, len(clips.prompts), future)
+        if left > 1:
+            self._posted[request_id] = asked, left - 1
+        return asked
+
+    def enqueue(self, body: bytes, ends: float) -> tuple[str, dict[str, str]]:
+        """The ticket of a request, and the headers for its pulls."""
+        limit = min(max(30 + 3 * len(body) / 1e6, 60), 600)
+        kind = {"Content-Type": "application/octet-stream"}
+        answer = self.ask(self.address.enqueue_url, body, kind, ends, lambda left: min(limit, left))
+        number = answer.content.get("uuid")
+        if answer.status != 200 or not isinstance(number, str):
+            raise NoAnswer(f"the service answered {answer.status} to a request: {answer.message()}")
+        replica = answer.content.get("replica_id")
+        is_pinned = replica and os.environ.get("COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA") != "1"
+        return number, {"X-Lepton-Replica-Target": str(replica)} if is_pinned else {}
+
+    def ask(
+        self,
+        url: str,
+        body: bytes | Callable[[float], bytes],
+        headers: Mapping[str, str],
+        ends: float,
+        limit: Callable[[float], float],
+    ) -> Answer:
+        """The first answer that is final; the errors on the way are tried again until the deadline."""
+        if self.address.token:
+            headers = {**headers, "Authorization": f"Bearer {self.address.token}"}
+        failures, last = 0, "no answer"
+        while (left := ends - time.monotonic()) > 0 or (failures == 0 and left > -LAST_LOOK_S):
+            began = time.monotonic()
+            wait: float | None = None
+            try:
+                answer = ask(url, body(left) if callable(body) else body, headers, timeout=max(0.05, limit(left)))
+            except NoAnswer as error:
+                last = str(error)
+            else:
+                is_early = answer.status == 202 or (answer.status == 400 and answer.message().startswith(NOT_READY))
+                if answer.status not in RETRIED and not is_early:
+                    return answer
+                last = f"the service answered {answer.status}: {answer.message()}"
+                wait = answer.retry_after
+                if answer.status == 202 and time.monotonic() - began > FIRST_WAIT_S:
+                    failures = 0
+                    continue  # the service waited for us
+            failures += 1
+            longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 10))
+            wait = _JITTER.uniform(0, longest) + (wait or 0.0)
+            time.sleep(max(0.0, min(wait, ends - time.monotonic())))
+        raise NoAnswer(f"nothing final before the deadline, after {failures} tries; the last: {last}")
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def share_senders(rewards: Iterable[Any]) -> None:
+    """Let the `RemoteReward`s among these that ask one service in one form upload their clips once."""
+    shared: dict[tuple[Any, ...], Sender] = {}
+    for reward in rewards:
+        if isinstance(reward, RemoteReward):
+            sender = shared.setdefault(reward.sender.key(), reward.sender)
+            if sender is not reward.sender:
+                reward.sender.close()
+                reward.sender = sender
+                sender.rewards.append(reward)
+
+
 class RemoteReward:
     """`Reward` of the service's reward ``reward``.
 
@@ -95,34 +190,71 @@ class RemoteReward:
             raise ConfigError(f"media={media!r}: expected latent or video.")
         if clip is not None and (len(clip) != 2 or clip[0] > clip[1]):
             raise ConfigError(f"clip={clip!r}: expected two numbers, the lower one first.")
-        self.address = Address.found(enqueue_url, fetch_url, token)
+        dtype: torch.dtype | None = getattr(torch, latent_dtype) if latent_dtype else None
+        self.sender = Sender(Address.found(enqueue_url, fetch_url, token), media, dtype)
+        self.sender.rewards.append(self)
         self.reward = reward
         self.score_key = score_key or ("overall_reward" if reward == "dance_grpo" else reward)
         self.clip = clip
         self.scale = scale
-        self.media = media
         self.needs_pixels = media == "video"
         self.context = tuple(context)
-        self.latent_dtype: torch.dtype | None = getattr(torch, latent_dtype) if latent_dtype else None
         self.submit_deadline_s = submit_deadline_s
         self.wait_s = wait_s
         self.num_clips = 0
         self.num_invalid = 0
-        self._asked: dict[str, _Asked] = {}
-        self._senders = ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward request")
+        self._asked: dict[str, list[_Asked]] = {}  # clips that are alike have one id
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
-        sent = {name: context[name] for name in self.context if name in context}
-        body = wire.encode(clips, {self.reward: 1.0}, media=self.media, context=sent, latent_dtype=self.latent_dtype)
-        body = with_request_id(body, request_id)
-        future = self._senders.submit(self._enqueue, body, time.monotonic() + self.submit_deadline_s)
-        self._asked[request_id] = _Asked(body, len(clips.prompts), future)
+        asked = self.sender.post(clips, context, request_id, self.submit_deadline_s)
+        self._asked.setdefault(request_id, []).append(asked)
         return Ticket(request_id)
 
+    def probe(self, clips: Clips, context: Mapping[str, Any], deadline: float) -> None:
+        """Raise unless the service takes the token, has this reward, and scores these clips within the deadline."""
+        place = self.sender.address.enqueue_url
+        self._check_service(deadline)
+        asked = self.sender.post(clips, context, "probe", min(deadline, self.submit_deadline_s))
+        try:
+            scores = self._scores(asked, time.monotonic() + deadline)
+        except (DataError, NoAnswer) as error:
+            raise ConfigError(
+                f"The service at {place} gave no score of '{self.reward}' for a first clip: {error}. Check the address,"
+                " WFM_REWARD_TOKEN and the names of reward and score_key; the service's log has what it met."
+            ) from error
+        if not scores.is_valid_B.all():
+            log.warning("the reward %s of %s gives a true clip no valid score", self.reward, place)
+
+    def _check_service(self, deadline: float) -> None:
+        """Raise where our service says that it lacks this reward, or gives it more time than there is."""
+        address = self.sender.address
+        headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
+        try:
+            answer = ask(urljoin(address.enqueue_url, "/v1/rewards"), None, headers, timeout=10.0)
+        except NoAnswer:
+            return  # it may be about to start; what a request meets will be the message
+        rows = answer.content.get("rewards")
+        if answer.status != 200 or not isinstance(rows, list):
+            return  # a published service has no such page
+        limits = {row.get("name"): row.get("timeout_s") for row in rows if isinstance(row, dict)}
+        if self.reward not in limits:
+            known = [str(name) for name in limits]
+            raise ConfigError(
+                f"The service at {address.enqueue_url} has no reward '{self.reward}'.{near(self.reward, known)}"
+            )
+        if isinstance(limit := limits[self.reward], (int, float)) and limit >= deadline:
+            raise ConfigError(
+                f"The service notices that '{self.reward}' hangs after timeout_s={limit:g}, but a rollout waits"
+                f" {deadline:g} s for its scores: lower timeout_s in service.toml, or raise the reward's deadline."
+            )
+
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        asked = self._asked.pop(ticket.request_id, None)
-        if asked is None:
+        waiting = self._asked.get(ticket.request_id)
+        if not waiting:
             raise KeyError(f"no request '{ticket.request_id}' was submitted, or its scores were fetched before")
+        asked = waiting.pop(0)
+        if not waiting:
+            del self._asked[ticket.request_id]
         try:
             scores = self._scores(asked, time.monotonic() + deadline)
         except (DataError, NoAnswer) as error:
@@ -133,8 +265,7 @@ class RemoteReward:
         return scores
 
     def close(self) -> None:
-        """Send nothing more."""
-        self._senders.shutdown(wait=False, cancel_futures=True)
+        self.sender.close()
 
     def _scores(self, asked: _Asked, ends: float) -> Scores:
         try:
@@ -144,7 +275,7 @@ class RemoteReward:
         answer = self._pull(number, headers, ends)
         if answer.status in (404, 410):  # the service lost its queue, or forgot the result: it is asked once more
             log.warning("the service has no scores of request %s any more (%d): asked again", number, answer.status)
-            number, headers = self._enqueue(asked.body, ends)
+            number, headers = self.sender.enqueue(asked.body, ends)
             answer = self._pull(number, headers, ends)
         if answer.status != 200:
             raise NoAnswer(f"the service answered {answer.status}: {answer.message()}")
@@ -153,59 +284,14 @@ class RemoteReward:
             raise DataError(f"the service gave {len(values)} scores for {asked.size} clips.")
         return Scores(torch.tensor(values), torch.tensor(is_valid), _parts(answer.content["scores"], is_valid))
 
-    def _enqueue(self, body: bytes, ends: float) -> tuple[str, dict[str, str]]:
-        """The ticket of a request, and the headers for its pulls."""
-        limit = min(max(30 + 3 * len(body) / 1e6, 60), 600)
-        kind = {"Content-Type": "application/octet-stream"}
-        answer = self._ask(self.address.enqueue_url, body, kind, ends, lambda left: min(limit, left))
-        number = answer.content.get("uuid")
-        if answer.status != 200 or not isinstance(number, str):
-            raise NoAnswer(f"the service answered {answer.status} to a request: {answer.message()}")
-        replica = answer.content.get("replica_id")
-        is_pinned = replica and os.environ.get("COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA") != "1"
-        return number, {"X-Lepton-Replica-Target": str(replica)} if is_pinned else {}
-
     def _pull(self, number: str, headers: Mapping[str, str], ends: float) -> Answer:
         def body(left: float) -> bytes:
             wait = max(0.0, min(self.wait_s, left - 1))
             return f"uuid={number}&type={self.reward}&wait={wait:.1f}".encode()
 
         headers = {"Content-Type": "application/x-www-form-urlencoded", **headers}
-        return self._ask(self.address.fetch_url, body, headers, ends, lambda left: min(self.wait_s + 10, left + 1))
-
-    def _ask(
-        self,
-        url: str,
-        body: bytes | Callable[[float], bytes],
-        headers: Mapping[str, str],
-        ends: float,
-        limit: Callable[[float], float],
-    ) -> Answer:
-        """The first answer that is final; the errors on the way are tried again until the deadline."""
-        if self.address.token:
-            headers = {**headers, "Authorization": f"Bearer {self.address.token}"}
-        failures, last = 0, "no answer"
-        while (left := ends - time.monotonic()) > 0:
-            began = time.monotonic()
-            wait: float | None = None
-            try:
-                answer = ask(url, body(left) if callable(body) else body, headers, timeout=max(0.05, limit(left)))
-            except NoAnswer as error:
-                last = str(error)
-            else:
-                is_early = answer.status == 202 or (answer.status == 400 and answer.message().startswith(NOT_READY))
-                if answer.status not in RETRIED and not is_early:
-                    return answer
-                last = f"the service answered {answer.status}: {answer.message()}"
-                wait = answer.retry_after
-                if answer.status == 202 and time.monotonic() - began > self.wait_s / 2:
-                    failures = 0
-                    continue  # the service waited for us
-            failures += 1
-            longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 10))
-            wait = _JITTER.uniform(0, longest) + (wait or 0.0)
-            time.sleep(max(0.0, min(wait, ends - time.monotonic())))
-        raise NoAnswer(f"nothing final before the deadline, after {failures} tries; the last: {last}")
+        url = self.sender.address.fetch_url
+        return self.sender.ask(url, body, headers, ends, lambda left: min(self.wait_s + 10, max(left, 0.0) + 1))
 
 
 def with_request_id(body: bytes, request_id: str) -> bytes:

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client against services that are slow, full, wrong, published or gone."""
 
+import json
 import random
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 import torch
 
+from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import remote, wire
-from cosmos_predict2.rl.rewards.remote import Address, RemoteReward
+from cosmos_predict2.rl.rewards.local import LocalReward
+from cosmos_predict2.rl.rewards.remote import Address, RemoteReward, share_senders
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
-from tests.rl.rewards.doubles import clips_of
+from tests.rl.rewards.doubles import clips_of, mean
+from tests.rl.runs import RL, rl_options, run
 
 TICKET = (200, '{"uuid": "t"}', {})
 SCORES = (200, '{"scores": {"mean": [1.5], "word": ["Good"], "part": [2.0]}, "type": "mean"}', {})
@@ -30,6 +35,7 @@ class Scripted(ThreadingHTTPServer):
 
     def __init__(self, **script: list[tuple[int, str, dict[str, str]]]) -> None:
         self.script = script
+        self.page: tuple[int, str, dict[str, str]] = (404, "{}", {})
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -48,7 +54,13 @@ class Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers["Content-Length"]))
         server.requests.append((self.path[1:], dict(self.headers), data))
         answers = server.script[self.path[1:]]
-        status, text, headers = answers.pop(0) if len(answers) > 1 else answers[0]
+        self._say(*(answers.pop(0) if len(answers) > 1 else answers[0]))
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        self._say(*server.page)
+
+    def _say(self, status: int, text: str, headers: dict[str, str]) -> None:
         if status == 0:
             self.connection.close()
             return
@@ -106,6 +118,81 @@ def test_the_same_clips_ask_under_the_same_id(scripted: Any) -> None:
         reward.fetch(reward.submit(clips_of("a", value=value), {}, "id"), 30)
     ids = [wire.parse(one[2]).request_id for one in server.asked("enqueue")]
     assert ids[0] == ids[1] != ids[2]
+
+
+def test_clips_that_are_alike_have_one_id_and_scores_of_their_own(scripted: Any) -> None:
+    server = scripted(enqueue=[TICKET], pull=[SCORES])
+    for reward in (server.reward(), LocalReward(mean)):
+        tickets = [reward.submit(clips_of("a"), {}, "id") for _ in range(2)]
+        assert all(reward.fetch(ticket, 30).is_valid_B.all() for ticket in tickets)
+
+
+def test_rewards_of_one_service_upload_a_clip_once(scripted: Any) -> None:
+    server = scripted(enqueue=[TICKET], pull=[SCORES])
+    other = scripted(enqueue=[TICKET], pull=[SCORES])
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    clips = Clips(torch.ones(1, 4, 1, 2, 2), torch.zeros(1, 3, 1, 8, 8, dtype=torch.uint8), ["a"], 16.0)
+    rewards = [
+        server.reward(context=["true_latents"]),
+        RemoteReward("second", "part", enqueue_url=f"{url}/enqueue", fetch_url=f"{url}/pull", context=["actions"]),
+        server.reward(score_key="part"),
+        server.reward(media="video"),
+        server.reward(latent_dtype="bfloat16"),
+        other.reward(),
+    ]
+    share_senders([*rewards, LocalReward(mean)])
+    context = {"true_latents": clips.latents_B_C_T_H_W, "actions": torch.ones(1, 2, 3), "goal": torch.ones(1, 2)}
+    for _ in range(2):
+        tickets = [reward.submit(clips, context, "id") for reward in rewards]
+        scores = [reward.fetch(ticket, 30) for reward, ticket in zip(rewards, tickets)]
+        assert [one.value_B.tolist() for one in scores] == [[1.5], [2.0], [2.0], [1.5], [1.5], [1.5]]
+    sent = [wire.parse(one[2]) for one in server.asked("enqueue")]
+    assert sorted((one.rewards, one.media) for one in sent) == sorted(
+        [(("mean", "second"), "latent"), (("mean",), "video"), (("mean",), "latent")] * 2
+    )
+    shared = next(one for one in sent if len(one.rewards) == 2)
+    assert {*shared.context} == {"true_latents", "actions"}
+    assert len(other.asked("enqueue")) == 2
+    assert {*(parse_qs(one[2].decode())["type"][0] for one in server.asked("pull"))} == {"mean", "second"}
+
+
+def rewards_page(**timeouts: float) -> tuple[int, str, dict[str, str]]:
+    rows = [{"name": name, "timeout_s": limit} for name, limit in timeouts.items()]
+    return 200, json.dumps({"rewards": rows}), {}
+
+
+@pytest.mark.parametrize(
+    ("page", "enqueue", "pull", "named"),
+    [
+        (rewards_page(mean=120.0), TICKET, SCORES, ""),
+        ((404, "{}", {}), TICKET, SCORES, ""),  # a published service
+        (rewards_page(man=120.0), TICKET, SCORES, "man"),
+        (rewards_page(mean=900.0), TICKET, SCORES, "timeout_s=900"),
+        ((401, "{}", {}), (401, '{"message": "The bearer token is missing or wrong."}', {}), SCORES, "token"),
+        ((404, "{}", {}), (400, '{"message": "is not served"}', {}), SCORES, "not served"),
+        (rewards_page(mean=120.0), TICKET, (200, '{"scores": null, "error": "the judge is ill"}', {}), "ill"),
+        (rewards_page(mean=120.0), TICKET, (200, '{"scores": {"other": [1.0]}}', {}), "other"),
+    ],
+)
+def test_what_could_give_no_score_ends_the_start(scripted: Any, page: Any, enqueue: Any, pull: Any, named: str) -> None:
+    server = scripted(enqueue=[enqueue], pull=[pull])
+    server.page = page
+    reward = server.reward(token="secret")
+    if not named:
+        reward.probe(clips_of("a"), {}, 300.0)
+        return
+    with pytest.raises(ConfigError, match=named):
+        reward.probe(clips_of("a"), {}, 300.0)
+
+
+def test_after_the_deadline_what_is_there_still_counts_for_a_moment(scripted: Any) -> None:
+    server = scripted(enqueue=[TICKET], pull=[SCORES])
+    reward = server.reward()
+    for deadline, is_valid in ((-1.0, True), (-remote.LAST_LOOK_S - 1, False)):
+        ticket = reward.submit(clips_of("a"), {}, "id")
+        reward._asked["id"][0].ticket.result(900)  # it is posted
+        assert reward.fetch(ticket, deadline).is_valid_B.all() == is_valid
+    assert len(server.asked("pull")) == 1
 
 
 def test_errors_that_may_pass_are_tried_again(scripted: Any) -> None:
@@ -207,3 +294,36 @@ def test_video_and_half_precision_are_sent(scripted: Any) -> None:
     for wrong in (dict(media="sound"), dict(clip=(1.0, 0.0))):
         with pytest.raises(ConfigError):
             server.reward(**wrong)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_wrong_token_ends_before_its_first_rollout(
+    scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = scripted(enqueue=[(401, '{"message": "The bearer token is missing or wrong."}', {})])
+    serving = scripted(enqueue=[TICKET], pull=[(200, '{"scores": {"mean": [1.5, 2.5]}, "type": "mean"}', {})])
+    far = "{make: {_target_: cosmos_predict2.rl.rewards.remote.RemoteReward, reward: mean}}"
+
+    def started(server: Any) -> list[dict[str, Any]]:
+        for name, path in {"ENQUEUE_URL": "enqueue", "FETCH_URL": "pull"}.items():
+            monkeypatch.setenv(f"WFM_REWARD_{name}", f"http://127.0.0.1:{server.server_address[1]}/{path}")
+        return run(tmp_path / path, *rl_options(), f"+{RL}.rewards.far={far}")
+
+    rollouts = []
+    monkeypatch.setattr(FlowGRPOModel, "_roll_out", _counted(rollouts, FlowGRPOModel._roll_out))
+    with pytest.raises(ConfigError, match=r"401.*token"):
+        started(refusing)
+    assert not rollouts
+    serving.script["pull"].insert(0, SCORES)  # of the first clip alone
+    records = started(serving)
+    assert rollouts and records[0]["train/far_valid_rate"] == 1
+    sizes = [len(wire.parse(one[2]).prompts) for one in serving.asked("enqueue")]
+    assert sizes[0] == 1 and {*sizes[1:]} == {2}
+
+
+def _counted(calls: list[int], method: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return method(*arguments)
+
+    return counted

@@ -60,7 +60,8 @@ class Service:
         self.supervisor = supervisor
         self.metrics = metrics
         self.waiting = Waiting(queue)
-        self.names = [reward.reward_type for reward in settings.rewards]
+        self.timeouts = {reward.reward_type: reward.timeout_s for reward in settings.rewards}
+        self.names = [*self.timeouts]
         self.is_draining = False
         self._uploads = asyncio.Semaphore(settings.max_uploads)
         self._looking = asyncio.Lock()
@@ -95,8 +96,9 @@ class Service:
         if unknown := [name for name in parsed.rewards if name not in self.names]:
             message = f"The reward {unknown[0][:80]!a} is not served. Served: {', '.join(self.names)}."
             raise self._rejected(400, "unknown_reward", message)
-        if broken := [name for name in parsed.rewards if self.supervisor.is_broken(name)]:
-            message = f"The reward '{broken[0]}' is out of order: {self.supervisor.why_broken(broken[0])}"
+        if all(self.supervisor.is_broken(name) for name in parsed.rewards):  # else the others' scores are of use
+            broken = parsed.rewards[0]
+            message = f"The reward '{broken}' is out of order: {self.supervisor.why_broken(broken)}"
             raise self._rejected(503, "broken_reward", message, True)
         ticket = ticket_of(parsed.request_id)
         digest = hashlib.blake2b(body, digest_size=16).hexdigest()
@@ -207,6 +209,7 @@ class Service:
                 "name": name,
                 "workers": self.supervisor.states()[name],
                 "needs_pixels": self.supervisor.needs_pixels(name),
+                "timeout_s": self.timeouts[name],
                 "waiting": _open(depths[name]) if name in depths else 0,
                 "fault": self.supervisor.why_broken(name),
             }
