@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a run: whether it can be written, who holds it, and the configuration in it."""
 
+import contextlib
 import errno
 import fcntl
 import logging
 import os
+import shutil
 import socket
 import time
 import uuid
@@ -38,6 +40,21 @@ def check_writable(path: str) -> None:
             f"The run folder {path} cannot be written: {error}. Set IMAGINAIRE_OUTPUT_ROOT to a place that can, or "
             "change job.name."
         ) from error
+
+
+def nearest(path: str) -> Path | None:
+    """The folder below which a run's is to be made; None where it is there, or in an object store, which has none."""
+    place = None if storage.is_remote(path) else _nearest(path)
+    return None if place == Path(storage.join(path)).absolute() else place
+
+
+def remove(path: str, below: Path) -> None:
+    """Remove a run folder, and folders between it and ``below`` that it was alone in."""
+    place = Path(storage.join(path)).absolute()
+    shutil.rmtree(place, ignore_errors=True)  # another process may still write its log
+    with contextlib.suppress(OSError):
+        while (place := place.parent) != below:
+            place.rmdir()
 
 
 def lock(path: str) -> IO[str] | None:

@@ -29,7 +29,7 @@ from imaginaire.data import stream as data
 from imaginaire.data import workers
 from imaginaire.data.stream import DataStream
 from imaginaire.distributed import meta_device, parallel, places
-from imaginaire.errors import CheckpointError, DataError, TrainingError
+from imaginaire.errors import CheckpointError, DataError, TrainingError, UserError
 from imaginaire.optim import schedules
 from imaginaire.training import memory, preflight, provenance, run_folder, step_guard
 from imaginaire.training.callbacks import CallbackGroup
@@ -63,6 +63,11 @@ def launch(config: Config) -> int:
         model = lazy_config.instantiate(config.model)
         trainer.train(model, dataloader_train, dataloader_val)
         return EXIT_INTERRUPTED if trainer.interrupted else 0
+    except UserError:
+        if trainer is not None:
+            trainer.close()
+            trainer.remove_run_dir()
+        raise
     finally:
         if trainer is not None:
             trainer.close()
@@ -88,6 +93,7 @@ class ImaginaireTrainer:
         self.interrupted = False
         self.save_wanted = False  # a callback asks for a checkpoint of this iteration, alike on all ranks
         self._step_began_at: dict[str, int | None] | None = None  # the data's place, while a step has changed no weight
+        self._has_begun = False
         self._is_applying = False  # the weights are neither of this iteration nor of the next
         self._validation_due = False
         self._lock: IO[str] | None = None
@@ -149,6 +155,14 @@ class ImaginaireTrainer:
             run_folder.unlock(self._lock)
             self._lock = None
 
+    def remove_run_dir(self) -> None:
+        """After a refused start: what this start made of the folder is of no use. Its error is on the terminal."""
+        if self._has_begun or self._made_below is None:
+            return
+        logs.setup(None, distributed.rank())  # no log in a folder that is gone
+        if distributed.is_rank0():
+            run_folder.remove(self.run_dir, self._made_below)
+
     # --- before the first step
 
     def _prepare(self, model: ImaginaireModel, dataloader_train: Any) -> None:
@@ -195,6 +209,7 @@ class ImaginaireTrainer:
         config, callbacks = self.config.trainer, self.callbacks
         batches = data.without_end(model, self.stream)
         callbacks.on_train_start(model, self.iteration)
+        self._has_begun = True
         is_first = self.iteration == 0 and config.max_iter > 0 and config.validate_at_start
         if config.run_validation and (is_first or self._validation_due):
             self.validate(model, dataloader_val)
@@ -481,7 +496,10 @@ class ImaginaireTrainer:
         random.seed_all(self.config.trainer.seed, self.samples_seen, f"rank{self.dims.dp_rank}")
 
     def _make_run_dir(self) -> None:
+        below = None
         if distributed.is_rank0():
+            below = run_folder.nearest(self.run_dir)
             self._lock = run_folder.lock(self.run_dir)
         distributed.barrier("run folder")
+        self._made_below = distributed.broadcast_object(below)
         logs.setup(self.run_dir, distributed.rank())

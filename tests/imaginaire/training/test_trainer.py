@@ -283,12 +283,12 @@ _MISSING = [f"dataloader_train.dataset._target_={__name__}.Missing", "+dataloade
         ([f"model._target_={__name__}.NoBatches", *QUICK], DataError, "NoBatches"),
     ],
 )
-def test_a_refused_start_names_its_key_and_leaves_no_config(
+def test_a_refused_start_names_its_key_and_leaves_no_folder(
     tmp_path: Path, overrides: list[str], kind: type[Exception], named: str
 ) -> None:
     with pytest.raises(kind, match=named):
         train(tmp_path, overrides)
-    assert named == "NoBatches" or not list(tmp_path.rglob("config.yaml")), "a run that never was"
+    assert named == "NoBatches" or not any(tmp_path.iterdir()), "the folder of a run that never was"
 
 
 _loaded: list[str] = []
@@ -360,6 +360,10 @@ def test_a_refused_start_leaves_the_config_that_was_there(tmp_path: Path) -> Non
     train(tmp_path, [*QUICK, "trainer.max_iter=2"])
     config = run_dir(tmp_path) / "config.yaml"
     before = config.read_text()
+    (run_dir(tmp_path, "made") / "notes").mkdir(parents=True)  # by somebody else
+    with pytest.raises(ConfigError, match="Unreadable"):
+        train(tmp_path, ["job.name=made", f"dataloader_train.dataset._target_={__name__}.Unreadable"])
+    assert (run_dir(tmp_path, "made") / "notes").is_dir()
     with pytest.raises(CheckpointError):  # weights that do not fit
         train(tmp_path, [*QUICK, "model.width=32"])
     assert config.read_text() == before
