@@ -114,6 +114,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from cosmos_predict2.rl.policies import cloning, files
+    from cosmos_predict2.rl.policies.weights import require_public
     from cosmos_predict2.toy_world.scene import SETTINGS
     from imaginaire import random
     from imaginaire.errors import near
@@ -137,6 +138,8 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--out {path} exists: give another path, or --overwrite.")
     if args.setting not in SETTINGS:
         raise ConfigError(f"--setting {args.setting}: the toy world has none.{near(args.setting, SETTINGS)}")
+    if args.base:  # before demonstrations are made, which may take long
+        require_public(args.base, args.policy)
     if args.data:
         if args.action_dim is not None:
             raise ConfigError(f"--action_dim {args.action_dim} is of the toy world's expert: leave it out with --data.")

@@ -23,7 +23,7 @@ from cosmos_predict2.rl.policies.low_rank import trained_adapter
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.policies.weights import load_weights
+from cosmos_predict2.rl.policies.weights import PUBLIC_CONFIG, load_weights
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.weight_files import below, latest, local_file, names_at, open_address
 from imaginaire.errors import CheckpointError, ConfigError, near
@@ -31,7 +31,7 @@ from imaginaire.errors import CheckpointError, ConfigError, near
 KEY = "policy_card"  # in the header
 FILE = "policy.safetensors"
 WEIGHTS = (".safetensors", ".pt", ".pth")  # suffixes of files; a folder may be called pi0.5
-CARD, PUBLIC_CONFIG = "policy_card.json", "config.json"  # of folders in a public layout
+CARD = "policy_card.json"  # of folders in a public layout
 PUBLIC: dict[str, type] = {
     "openvla": OpenVLAPolicy,
     "pi05": Pi05Policy,

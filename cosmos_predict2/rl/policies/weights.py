@@ -1,15 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights of policies, wherever they are, and in which precision."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from cosmos_predict2.released import EMBODIED, EMBODIED_DIR
 from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.weight_files import is_hub, names_at
+from imaginaire.errors import CheckpointError, UserError
+from imaginaire.findings import CheckContext, Finding, error
 
+PUBLIC_CONFIG = "config.json"  # of a folder in a public layout
+_LABELS = {"openvla_oft": "OpenVLA", "pi05": "PI0.5"}  # by the policy's name in programs
 _OF_A_RUN = ("net.", "net_ema.")
 _CURE = "Give the policy's own file, or the run that trained it."
+
+
+def require_public(path: str, name: str) -> None:
+    """Raise where the path is no folder or hub id in the public layout of a policy (openvla_oft, pi05)."""
+    if not path:
+        raise CheckpointError(
+            f"the policy has no weights. A folder in {_LABELS[name]}'s public layout or a hub id is expected, such as"
+            f" model.config.policy.path={EMBODIED_DIR}/{EMBODIED[name][1]}, which this fetches:\n"
+            f"  python -m scripts.download_checkpoints --embodied {name}"
+        )
+    if PUBLIC_CONFIG not in names_at(path):
+        raise CheckpointError(
+            f"{path} has no {PUBLIC_CONFIG}: a folder or hub id in {_LABELS[name]}'s public layout is expected. A tiny"
+            " one (of recordings: --data FOLDER; of a robot with 7 numbers per action: --action_dim 7):\n"
+            f"  python -m scripts.train_policy --policy {name} --out {path}"
+        )
+
+
+def check_public(arguments: Mapping[str, Any], context: CheckContext, name: str) -> Iterator[Finding]:
+    """What `require_public` says of a policy's arguments; a repository of the hub is asked when it is read."""
+    path = str(arguments.get("path") or "")
+    if path and is_hub(path):
+        return
+    try:
+        require_public(path, name)
+    except UserError as problem:
+        yield error(f"{context.key}.path", str(problem))
 
 
 def load_weights(policy: nn.Module, path: str, which: str = "auto") -> None:

@@ -180,6 +180,19 @@ def test_the_command_writes_a_policy_that_acts(tmp_path: Path, capsys: pytest.Ca
     assert all(torch.equal(again[name], value) for name, value in first.items())
 
 
+@pytest.mark.parametrize("kind", ["openvla_oft", "pi05"])
+def test_weights_to_begin_with_that_are_not_there_are_refused_before_demonstrations_are_made(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[Any] = []
+    for name in ("toy_demonstrations", "recorded_demonstrations"):
+        monkeypatch.setattr(cloning, name, lambda *given: made.append(given))
+    for more in ([], ["--data", str(tmp_path)]):
+        assert _command("--policy", kind, "--base", "/nowhere", "--out", str(tmp_path / "policy"), *more) == 2
+        assert "/nowhere has no config.json" in capsys.readouterr().err
+    assert not made and not (tmp_path / "policy").exists()
+
+
 @pytest.mark.parametrize("kind", ["toy", "openvla_oft", "pi05"])
 def test_the_command_clones_by_what_it_is_given(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []

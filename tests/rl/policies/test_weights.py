@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies in half precision: frequencies of positions, and what is published in float32, are not rounded."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cosmos_predict2.released import EMBODIED
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
@@ -16,6 +18,8 @@ from cosmos_predict2.rl.policies.weights import cast
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from imaginaire.config import L
+from imaginaire.errors import CheckpointError
+from imaginaire.findings import CheckContext
 from imaginaire.optim.adamw import FusedAdamW
 
 
@@ -80,3 +84,21 @@ def test_what_pi05_keeps_in_float32_makes_its_decisions_more_exact(policies: dic
         actions.append(policy.act(seen, mode="greedy", generators=draws).actions_E_A_D)
     exact, mixed, rounded = actions
     assert (mixed - exact).abs().mean() < (rounded - exact).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize(("policy", "name"), [(OpenVLAPolicy, "openvla_oft"), (Pi05Policy, "pi05")])
+def test_a_policy_without_weights_is_refused_before_anything_is_built(policy: Any, name: str, tmp_path: Path) -> None:
+    def found(path: str) -> str:
+        (one,) = policy.check({"path": path}, CheckContext(key="model.config.policy"))
+        assert one.level == "error"
+        return str(one)
+
+    told = found("")
+    assert told.startswith("model.config.policy.path: the policy has no weights")
+    assert f"model.config.policy.path=models/{EMBODIED[name][1]}" in told
+    assert f"python -m scripts.download_checkpoints --embodied {name}" in told
+    assert f"{tmp_path} has no config.json" in found(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert not [*policy.check({"path": str(tmp_path)}, CheckContext()), *policy.check({"path": "a/b"}, CheckContext())]
+    with pytest.raises(CheckpointError, match=f"download_checkpoints --embodied {name}"):
+        policy("")

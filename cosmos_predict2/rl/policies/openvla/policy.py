@@ -4,7 +4,7 @@
 Letters: E environments, V views, K actions of the network (each is held for ``hold`` steps), N numbers of an action.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,9 +27,11 @@ from cosmos_predict2.rl.policies.openvla.config import MODEL_TYPE, OpenVLASizes
 from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, from_public, to_public, write_folder
 from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.openvla.prompts import Prompts
+from cosmos_predict2.rl.policies.weights import check_public, require_public
 from cosmos_predict2.text import pretrained
 from imaginaire.checkpoint.weight_files import below
 from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.findings import CheckContext, Finding
 
 MOST = 10_000  # of actions, numbers or pictures: more is a damaged config.json
 VARIANTS = ("oft", "autoregressive", "l1")
@@ -73,16 +75,9 @@ class OpenVLAPolicy(nn.Module):
             raise ConfigError(f"policy.variant='{variant}'.{near(variant, VARIANTS)}")
         if temperature <= 0:
             raise ConfigError(f"policy.temperature={temperature} must be above 0; evaluation is greedy by --mode.")
-        if not path:
-            raise ConfigError("policy.path must name an OpenVLA folder in the public layout, or its hub id.")
+        require_public(str(path), "openvla_oft")
         self.folder = Folder(str(path))
         config = self.folder.json(CONFIG)
-        if not config:
-            raise CheckpointError(
-                f"{path} has no {CONFIG}: a folder or hub id in OpenVLA's public layout is expected. A tiny one (of"
-                " recordings: --data FOLDER; of a robot with 7 numbers per action: --action_dim 7):\n"
-                f"  python -m scripts.train_policy --policy openvla_oft --out {path}"
-            )
         if not (kind := str(config.get("model_type", MODEL_TYPE))).startswith(MODEL_TYPE):
             raise CheckpointError(
                 f"{path} holds a model of type '{kind}', not OpenVLA: give an OpenVLA folder, or another policy."
@@ -144,6 +139,10 @@ class OpenVLAPolicy(nn.Module):
         add_adapters(self.model, lora_rank, lora_path, without=("action_head.",))
         if self.model.action_head is not None:
             self.model.action_head.requires_grad_(True)
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+        return check_public(arguments, context, "openvla_oft")
 
     @property
     def network(self) -> OpenVLAModel:

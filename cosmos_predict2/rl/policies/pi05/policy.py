@@ -7,7 +7,7 @@ Where it samples, one step of the flow from noise to actions is drawn (or with `
 probability is that of the decision. Letters: B decisions, V views, H the model's horizon, D its numbers, K steps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +19,12 @@ from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
+from cosmos_predict2.rl.policies.weights import check_public, require_public
 from cosmos_predict2.text import pretrained
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.weight_files import below, names_at
-from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.checkpoint.weight_files import below
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.findings import CheckContext, Finding
 
 _NO_STEP = -1  # the drawn step of a greedy decision
 _BETA = 1.5  # t = 0.001 + 0.999 Beta(1.5, 1)
@@ -50,14 +52,7 @@ class Pi05Policy(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if not path:
-            raise ConfigError("policy.path must name a PI0.5 folder in the public layout, or its hub id.")
-        if layout.CONFIG not in names_at(path):
-            raise CheckpointError(
-                f"{path} has no {layout.CONFIG}: a folder or hub id in PI0.5's public layout is expected. A tiny one"
-                " (of recordings: --data FOLDER; of a robot with 7 numbers per action: --action_dim 7):\n"
-                f"  python -m scripts.train_policy --policy pi05 --out {path}"
-            )
+        require_public(path, "pi05")
         self.path, self.options, self.augment = path, options, augment
         self.config = read_config(layout.read_json(below(path, layout.CONFIG)), path, options)
         if load:
@@ -78,6 +73,10 @@ class Pi05Policy(nn.Module):
         # of the trainer: what the noise is annealed by, also in the workers that are sent these weights
         self.register_buffer("trainer_step", torch.zeros((), dtype=torch.int64))
         self.arguments = dict(path=path, **options)
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+        return check_public(arguments, context, "pi05")
 
     @property
     def action_dim(self) -> int:
