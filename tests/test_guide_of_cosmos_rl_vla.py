@@ -49,8 +49,8 @@ TABLE = [  # the command; the recipe in its place, and what is added; its exit c
     (OPENVLA, "", "", 2, "policy.parallelism.dp_shard_size"),  # a machine without GPUs
     (PI05, "", "", 2, "policy.parallelism.n_init_replicas"),
     (f"{OPENVLA.rstrip()} --dryrun", "", "", 0, "# processes: 8"),
-    (LOGGED, "configs/openvla-oft/tiny-openvla-oft-grpo.toml", SHORT, 0, "iter 1 validation loss"),
-    (PI05, MINE, " -- dataloader_val.dataset.num=4", 0, "iter 2 validation loss"),
+    (LOGGED, "configs/openvla-oft/tiny-openvla-oft-grpo.toml", SHORT, 0, "iter 1 validation greedy success"),
+    (PI05, MINE, " -- dataloader_val.dataset.num=4", 0, "iter 2 validation greedy success"),
     (OPENVLA.replace("LIBERO", "LIBREO"), "", "", 2, "ROBOT_PLATFORM=LIBREO does not fit"),
     (OPENVLA.replace("LIBERO", "BEHAVIOR"), "", "", 2, "ROBOT_PLATFORM=BEHAVIOR does not fit"),
     (OPENVLA.replace("libero_grpo", "b1k_grpo"), "", "", 2, "cosmos_rl/tools/dataset/libero_grpo.py"),

@@ -92,6 +92,7 @@ WAVES = 4  # of a refinement's episodes whose pictures are kept together: fewer 
 class VLAGRPOModel(ImaginaireModel):
     """Group-relative policy optimization of a policy in an environment."""
 
+    validation_metric = "greedy_success"
     batch_kinds = (POLICY, WORLD_MODEL)
     memory_advice = (
         "Try model.config.env.offload=phase (a world model without refinement leaves the GPU while the policy is"

@@ -85,11 +85,13 @@ class LossLog(Callback):
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
         if self.multiplier == 1:
             means = _gathered(self._validation)
+            shown = self.trainer.model.validation_metric
+            if shown != "loss":  # which is then made of it
+                means.pop("loss", None)
             self._also_call("val", means)
-            values = {f"val/{name}": value for name, value in means.items()}
-            self.trainer.metrics.log(values, iteration)
-            if "val/loss" in values:
-                log.info("iter %d validation loss %.6g", iteration, values["val/loss"])
+            self.trainer.metrics.log({f"val/{name}": value for name, value in means.items()}, iteration)
+            if (value := means.get(shown)) is not None:
+                log.info("iter %d validation %s %.6g", iteration, shown.replace("_", " "), value)
 
     def _also_call(self, section: str, means: Mapping[str, Any], suffix: str = "") -> None:
         """Have trackers show metrics under their published names, too."""

@@ -15,7 +15,7 @@ from imaginaire.training.callbacks.monitor import DeviceMonitor
 from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
 from imaginaire.training.callbacks.running_mean import RunningMean
 from imaginaire.training.callbacks.train import GradClip
-from tests.imaginaire.training.callbacks.fakes import ImageModel, Trainer, lazy, make_config
+from tests.imaginaire.training.callbacks.fakes import ImageModel, Model, Trainer, lazy, make_config
 from tests.imaginaire.training.callbacks.records import records
 from tests.multiprocess import run_distributed
 
@@ -75,6 +75,25 @@ def test_a_run_shorter_than_logging_iter_has_its_first_and_last_row(
     if logged[0] == 1:
         assert rows[0]["train/loss"] == 1.0 and "train@2/loss" not in rows[-1]
         assert rows[-1]["train/loss"] == pytest.approx((steps + min(2, steps)) / 2)  # of those since the first
+
+
+class Player(Model):
+    validation_metric = "greedy_success"
+
+
+def test_a_model_may_log_something_better_than_its_validation_loss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(make_config({"loss_log": lazy(LossLog)}), tmp_path, Player())
+    trainer.start()
+    trainer.callbacks.on_validation_start(trainer.model, [], 0)
+    output = {"greedy_success": torch.tensor(0.75)}
+    trainer.callbacks.on_validation_step_end(trainer.model, {"x": torch.ones(4)}, output, torch.tensor(0.25), 0)
+    with caplog.at_level(logging.INFO):
+        trainer.callbacks.on_validation_end(trainer.model, 0)
+    trainer.metrics.close()
+    assert records(tmp_path) == [{"iteration": 0, "val/greedy_success": 0.75}]
+    assert "iter 0 validation greedy success 0.75" in caplog.text
 
 
 def test_validation_loss_is_weighted_by_batch_size(tmp_path: Path) -> None:
