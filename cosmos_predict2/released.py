@@ -110,13 +110,17 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-# What was published and does not run here yet, by a word of its names: experiments, groups, models, files.
+# What was published and does not run here yet, by a word of its names (experiments, groups, models, files): what it is,
+# and what to use in its place.
+_TEXT2IMAGE = "Text2Image", "a picture is made by Predict2.5 without conditioning frames, as the first frame of a clip"
+_MULTIVIEW = "multiview", "use a Video2World model for each camera"
 NOT_YET = {
-    "text2image": "Text2Image",
-    "0.6b": "Text2Image",
-    "multiview": "multiview",
-    "waymo": "multiview",
-    "distill": "distilled (few-step)",
+    "text2image": _TEXT2IMAGE,
+    "0.6b": _TEXT2IMAGE,
+    "multiview": _MULTIVIEW,
+    "waymo": _MULTIVIEW,
+    "7views": _MULTIVIEW,
+    "distill": ("distilled (few-step)", "use 2B/post-trained"),
 }
 
 
@@ -257,8 +261,17 @@ def get_guardrail_dir(*, root: str | None = None) -> str:
 
 def not_yet_here(name: str) -> str | None:
     """A sentence on a published name of what this version does not run; None for any other name."""
-    what = next((what for word, what in NOT_YET.items() if word in name.lower()), None)
-    return f"{name} is not yet here: this version has no {what} models" if what else None
+    what, use = next((found for word, found in NOT_YET.items() if word in name.lower()), ("", ""))
+    return f"{name} is not yet here: this version has no {what} models; {use}" if what else None
+
+
+def released_but_absent(path: str) -> str | None:
+    """The same of a published file or repository, wherever it lies; None for weights of one's own, whatever their path
+    is called."""
+    file = path.rstrip("/").rpartition("/")[2]
+    model = next((model for model, (_, place) in PREDICT25.items() if path.endswith(place)), "")
+    is_published = re.search(r"(^|/)(Cosmos-Predict2-[\d.]+B-\w+)", path) or re.fullmatch(r"model-.+views.*\.pt", file)
+    return not_yet_here(model) if model else not_yet_here(path) if is_published else None
 
 
 def download_command(path: str) -> str | None:

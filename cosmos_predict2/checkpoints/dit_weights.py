@@ -6,6 +6,7 @@ folders, DCP folders, safetensors, hub ids, and diffusers' pipeline or transform
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -18,8 +19,14 @@ from imaginaire.checkpoint import weight_files, weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, below, names_at
 from imaginaire.errors import CheckpointError
 
+log = logging.getLogger(__name__)
+
 WHICH = ("auto", "net", "net_ema")
 WORLD_MODEL = "world_model."  # of a run whose ``net.`` is a policy
+# The first layer of a network, in our names or diffusers', and what other programs put before it.
+_FIRST_LAYER = re.compile(
+    r"(?P<prefix>((model|diffusion_model|module)\.)*)((net|net_ema)\.)?(x_embedder\.proj\.1|patch_embed\.proj)\."
+)
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")  # of recomputation, compile, FSDP1
 
 
@@ -37,7 +44,7 @@ def open_weights(path: str) -> Mapping[str, Tensor]:
     address = inside_a_pipeline(path)
     if download_command(address) and not storage.is_remote(address) and not storage.exists(address):
         raise CheckpointError(describe_missing(address))
-    return _of_world_model(weights.read(address))
+    return without_foreign_prefix(_of_world_model(weights.read(address)), address)
 
 
 def _of_world_model(source: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -45,6 +52,20 @@ def _of_world_model(source: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if not any(name.startswith(WORLD_MODEL) for name in source):
         return source
     return weights.renamed(source, lambda name: name[len(WORLD_MODEL) :] if name.startswith(WORLD_MODEL) else None)
+
+
+def without_foreign_prefix(source: Mapping[str, Tensor], path: str) -> Mapping[str, Tensor]:
+    """The network's tensors without what other programs put before all of its names: ``model.diffusion_model.`` and
+    parts of it, ``module.``. What they keep beside the network (its tokenizer, say) is left out."""
+    names = {name: clean_name(name) for name in source}
+    prefixes = {match["prefix"] for name in names.values() if (match := _FIRST_LAYER.match(name))}
+    if not prefixes or "" in prefixes:
+        return source
+    prefix = min(prefixes)
+    others = {name for name, clean in names.items() if not clean.startswith(prefix) and not weights.is_extra(name)}
+    if others:
+        log.info("%s: %d tensors that are not below '%s' are left out", path, len(others), prefix)
+    return weights.renamed(source, lambda name: None if name in others else names[name].removeprefix(prefix))
 
 
 def network_of(source: Mapping[str, Tensor], path: str, which: str = "auto") -> Mapping[str, Tensor]:

@@ -33,7 +33,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.pipelines.asked import ActionModel, Model, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card, apply_text, place_tokenizer, read_and_warn
-from cosmos_predict2.released import PREDICT25, get_cosmos_predict25_checkpoint, not_yet_here
+from cosmos_predict2.released import get_cosmos_predict25_checkpoint, released_but_absent
 from cosmos_predict2.world_model.config import FlowConfig
 from imaginaire.checkpoint.weight_files import latest
 from imaginaire.config.lazy_config import LazyCall
@@ -125,8 +125,8 @@ def _use_checkpoint_dir(asked: Model) -> None:
 
 def _card_of(asked: Model) -> ModelCard:
     """The card of the weights; where only adapters are named, of the first one that lies in a run."""
-    if asked.dit_path.endswith(PREDICT25["2B/distilled"][1]):  # its shapes are those of the others
-        raise ConfigError(f"--dit_path {asked.dit_path}: {not_yet_here('2B/distilled')}.")
+    if why := released_but_absent(asked.dit_path):
+        raise ConfigError(f"--dit_path {asked.dit_path}: {why}.")
     if asked.dit_path:
         return read_and_warn(asked.dit_path)
     cards = (read_and_warn(parse_lora(adapter)[0]) for adapter in asked.lora)

@@ -46,7 +46,10 @@ def load_plain(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
 def refused_object(error: pickle.UnpicklingError) -> str:
     """What `load_plain` stumbled over, by name; torch's own message recommends switching the check off."""
     names = re.findall(r"(?:GLOBAL|class|global:?) ([A-Za-z_][\w.]*\.[\w.]+)", str(error))
-    return f"the object '{names[0].rstrip('.')}'" if names else ""
+    if not names:
+        return ""
+    what = "a NumPy array or number" if names[0].startswith("numpy.") else "the object"
+    return f"{what} '{names[0].rstrip('.')}'"
 
 
 @contextmanager

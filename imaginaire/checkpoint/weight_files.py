@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from torch import Tensor
 
 from imaginaire import foreign_json, storage
+from imaginaire.checkpoint import plain_arrays, plain_pickle
 from imaginaire.checkpoint.dcp import dcp_read, first_line, is_dcp
 from imaginaire.checkpoint.plain_pickle import load_plain, refused_object
 from imaginaire.errors import CheckpointError, ConfigError, near
@@ -169,7 +170,7 @@ def _load_torch(local: Path, address: str) -> Any:
     except pickle.UnpicklingError as error:
         refused = refused_object(error)
         if kind == "old torch" and not refused:
-            raise CheckpointError(f"{address} is damaged, or a pickle that torch.save did not write.") from error
+            raise CheckpointError(f"{address} {_as_a_pickle(local)}.") from error
         raise CheckpointError(
             f"{address} holds {refused or 'an object'}, which is not read: unpickling it could run foreign code. Where "
             "the file came from, keep the tensors alone: torch.save({name: value for name, value in state.items() if "
@@ -177,6 +178,19 @@ def _load_torch(local: Path, address: str) -> Any:
         ) from error
     except Exception as error:  # a damaged archive or pickle raises nearly anything
         raise _damaged(address, local, error) from error
+
+
+def _as_a_pickle(local: Path) -> str:
+    """What a pickle is that torch does not read."""
+    try:
+        value = plain_arrays.read(local.read_bytes())
+    except (plain_pickle.Refused, ValueError):
+        return "is damaged, or a pickle that torch.save did not write"
+    what = f"NumPy array {list(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+    return (
+        f"is a pickled {what}, not a file of tensors. Where it came from, write them with torch.save({{name:"
+        " torch.from_numpy(array) for ...}, path), or save as .safetensors"
+    )
 
 
 def _open_safetensors(local: Path, address: str) -> Mapping[str, Tensor]:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 LAZY_MEMBERS = ("model", "optimizer", "scheduler", "dataloader_train", "dataloader_val")
 
+_absent: list[Callable[[str], str | None]] = []  # why a name is not registered
 _registered: dict[str, tuple[str, str]] = {}  # experiment name -> (content, module that registered it)
 
 
@@ -44,6 +45,12 @@ def register_group(group: str, nodes: Mapping[str, Any], package: str = "") -> N
     module = sys._getframe(1).f_globals.get("__name__", "?")
     for name, node in nodes.items():
         _store(group, name, node, package or group, module)
+
+
+def register_absent(explain: Callable[[str], str | None]) -> None:
+    """Let a function explain names that are not registered, such as published ones; None: it knows nothing of one."""
+    if explain not in _absent:
+        _absent.append(explain)
 
 
 def _store(group: str, name: str, node: Any, package: str, module: str) -> None:
@@ -206,6 +213,8 @@ def table() -> str:
 
 def unknown_entry(group: str, name: str) -> ConfigError:
     """The error for a choice that is not registered, with near names."""
+    if why := next(filter(None, (explain(name) for explain in _absent)), None):
+        return ConfigError(f"{group}={name}: {why}.")
     known = entries(group)
     holding = [other for other in known if len(name) > 2 and name.lower() in other.lower()]
     what = "No experiment is called" if group == "experiment" else f"The group '{group}' has no entry"

@@ -13,7 +13,8 @@ import yaml
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import apply_lora, load_dit, merge_lora_state, parse_lora, to_diffusers_name
-from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
+from cosmos_predict2.checkpoints.adapters.adapters import _our_layer, read_adapter
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim import lora
 from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net
@@ -78,6 +79,29 @@ def _diffusers_alphas(folder: Path, net: Any) -> str:
     return str(folder / "alphas.safetensors")
 
 
+def _comfyui(folder: Path, net: Any) -> str:
+    state = {f"diffusion_model.{name}": tensor for name, tensor in _factors(net).items()}
+    layers = {name.split(".lora_")[0] for name in state}
+    state |= {f"{layer}.alpha": torch.tensor(ALPHA) for layer in layers}
+    safetensors.torch.save_file(state, folder / "comfyui.safetensors")
+    return str(folder / "comfyui.safetensors")
+
+
+def _kohya_state(net: Any) -> dict[str, Tensor]:
+    state = {}
+    for name, tensor in _factors(net).items():
+        layer, part = name.split(".lora_")
+        layer = f"lora_unet_{layer.replace('.', '_')}"
+        state[f"{layer}.lora_{'down' if part.startswith('A') else 'up'}.weight"] = tensor
+        state[f"{layer}.alpha"] = torch.tensor(ALPHA)
+    return state
+
+
+def _kohya(folder: Path, net: Any) -> str:
+    safetensors.torch.save_file(_kohya_state(net), folder / "kohya.safetensors", {"ss_network_dim": str(RANK)})
+    return str(folder / "kohya.safetensors")
+
+
 def _whole_checkpoint(folder: Path, net: Any) -> str:
     (folder / "checkpoints" / "model").mkdir(parents=True)
     path = folder / "checkpoints" / "model" / "iter_000000010.pt"
@@ -89,6 +113,7 @@ def _whole_checkpoint(folder: Path, net: Any) -> str:
 
 FORMS: list[Callable[[Path, Any], str]] = [
     _our_file, _our_file_of_a_model, _peft, _diffusers_metadata, _diffusers_alphas, _whole_checkpoint,
+    _comfyui, _kohya,
 ]  # fmt: skip
 
 
@@ -219,6 +244,31 @@ def test_adapters_that_go_on_with_another_alpha_are_refused(tmp_path: Path) -> N
     same = lora.inject(random_net(seed=2), RANK, ALPHA, TARGETS)
     load_dit(same, path)
     assert_same_parameters(same, parameters_of(_trained()))
+
+
+def test_a_flat_name_is_that_of_one_layer_of_any_network() -> None:
+    """kohya writes "_" for every "."; of each Linear, in our names and in diffusers', the layer is found again."""
+    for net in (random_net(crossattn_proj_in_channels=8), ChunkActionDiT(**SMALL, action_dim=4, action_on_tokens=True)):
+        for layer in (name for name, module in net.named_modules() if isinstance(module, torch.nn.Linear)):
+            names = [layer]
+            if "action" not in layer:
+                names.append(str(to_diffusers_name(f"{layer}.weight")).removesuffix(".weight"))
+            assert all(_our_layer(f"lora_unet_{name.replace('.', '_')}", "x") == layer for name in names), names
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["lora_unet_blocks_0_mlp_layer1.lokr_w1", "lora_unet_blocks_0_mlp_layer1.lokr_w2"], "LoKr"),
+        (["lora_unet_blocks_0_mlp_layer1.hada_w1_a"], "LoHa"),
+        (["lora_unet_blocks_0_mlp_layer1.lora_down.weight", "lora_unet_blocks_0_mlp_layer1.dora_scale"], "DoRA"),
+        (["lora_te_encoder_block_0_layer_0.alpha"], "LoRA of a text encoder"),
+    ],
+)
+def test_adapters_of_another_kind_are_named(names: list[str], kind: str, tmp_path: Path) -> None:
+    safetensors.torch.save_file({name: torch.ones(2, 2) for name in names}, tmp_path / "adapter.safetensors")
+    with pytest.raises(CheckpointError, match=f"adapter of another kind, {kind};.*Merge it"):
+        read_adapter(str(tmp_path / "adapter.safetensors"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 import yaml
 from torch import Tensor
 
-from cosmos_predict2.checkpoints import describe_missing, load_dit, open_dit, to_diffusers_name
+from cosmos_predict2.checkpoints import describe_missing, load_dit, open_dit, read_card, to_diffusers_name
 from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.nn.dit import Video2WorldDiT
@@ -105,6 +105,21 @@ def test_every_form_loads_exactly(write: Callable[[Path, Any], str], tmp_path: P
     report = load_dit(net, write(tmp_path, source))
     assert_same_parameters(net, parameters_of(source))
     assert not (report.missing or report.unexpected or report.wrong_shape)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["model.diffusion_model.", "diffusion_model.", "model.", "module.", "model.net.", "module._orig_mod.net."]
+)
+def test_what_other_programs_put_before_all_names_is_stripped(prefix: str, tmp_path: Path) -> None:
+    source, net = random_net(seed=1), random_net(seed=2)
+    state = {f"{prefix}{name}": value for name, value in parameters_of(source).items()}
+    beside = {"first_stage_model.conv1.weight": torch.ones(1), "lora_alpha": torch.tensor(4.0)}
+    torch.save({**state, **beside}, tmp_path / "model.pt")
+    report = load_dit(net, str(tmp_path / "model.pt"))
+    assert_same_parameters(net, parameters_of(source))
+    assert not (report.missing or report.unexpected)
+    card = read_card(str(tmp_path / "model.pt"))
+    assert card.family is not None and card.family.width == SMALL["model_channels"] and card.lora_alpha == 4
 
 
 def test_the_averaged_copy_is_taken_when_asked_for_or_alone(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from cosmos_predict2.models.model_checks import check_family
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.pipelines.asked import ActionModel, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card
+from cosmos_predict2.released import released_but_absent
 from cosmos_predict2.world_model.assembly import check_parts
 from cosmos_predict2.world_model.config import FlowConfig
 from cosmos_predict2.world_model.network import network_of
@@ -118,6 +119,10 @@ def test_weights_are_recognised_by_their_shapes_or_their_place(tmp_path: Path) -
         (["--model", "2B/post-trained", "--resolution", "48"], "no variant"),
         (["--model_size", "tiny", "--num_frames", "8"], "1 \\+ 4k"),
         (["--dit_path", "base/distilled/575edf0f-d973-4c74-b52c-69929a08d0a5_ema_bf16.pt"], "2B/distilled is not yet"),
+        (["--dit_path", "nvidia/Cosmos-Predict2-2B-Text2Image"], "no Text2Image models; a picture is made by"),
+        (["--dit_path", "x/nvidia/Cosmos-Predict2-0.6B-Text2Image/model.pt"], "no Text2Image"),
+        (["--dit_path", "model-720p-10fps-7views-29frames.pt"], "no multiview models; use a Video2World"),
+        (["--dit_path", "auto/multiview/524af350-2e43-496c-8590-3646ae1325da_ema_bf16.pt"], "no multiview models"),
     ],
 )
 def test_flags_that_do_not_go_together(flags: list[str], named: str, agibot: str) -> None:
@@ -369,3 +374,24 @@ def test_a_broken_transform_in_a_run_is_an_error(tmp_path: Path) -> None:
         choose_action_model(
             ActionModel(dit_path=_written(tmp_path / "run", to_yaml({"model": {"config": {"pipe_config": config}}})))
         )
+
+
+def test_weights_of_ones_own_may_be_called_anything() -> None:
+    for path in ("runs/multiview/model.pt", "waymo/text2image.pt", "nvidia/Cosmos-Predict2-2B-Video2World/model.pt"):
+        assert released_but_absent(path) is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "named"),
+    [
+        ("experiment=predict2_text2image_training_2b_cosmos_nemo_assets", "no Text2Image models; a picture"),
+        (
+            "experiment=predict2_multiview_lora_training_2b_720p_10fps_7views_29frames_waymo5views",
+            "no multiview models",
+        ),
+        ("model=predict2_multiview_fsdp_2b_720p_10fps_7views_29frames", "no multiview models; use a Video2World"),
+    ],
+)
+def test_published_names_of_what_is_not_here_are_answered(choice: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{choice}: .* is not yet here: .*{named}"):
+        compose("cosmos_predict2/configs/base/config.py", [choice])

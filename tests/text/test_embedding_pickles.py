@@ -65,6 +65,13 @@ def test_a_token_of_zeros_inside_is_kept_and_an_empty_embedding_has_one() -> Non
     assert pickles.trimmed(embedding).shape == (4, 2)
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_array_in_no_list_is_named(tmp_path: Path, protocol: int) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(_array(5), protocol=protocol))
+    with pytest.raises(DataError, match=r"a\.pickle should hold a list.*found an array that is in no list"):
+        pickles.read_rows(tmp_path / "a.pickle")
+
+
 class _Runs:
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = (function, arguments)

@@ -27,10 +27,22 @@ from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, LazyTensors, bel
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.optim.lora import FILE_FORMAT
 
-_PREFIXES = ("base_model.model.", "transformer.", "net.", "net_ema.")
+_PREFIXES = ("base_model.model.", "transformer.", "model.diffusion_model.", "diffusion_model.", "net.", "net_ema.")
+# kohya's names: a prefix, then the layer with "_" for each "."; these words have one of their own.
+_KOHYA = re.compile(r"(lora_unet|lora_transformer|lycoris)_(?P<layer>\w+)")
+_WORD = re.compile(
+    r"(action_embedder_(B_3D|B_D|tokens)|adaln_modulation(_self_attn|_cross_attn|_mlp)?|(x|t)_embedder|patch_embed|time_embed"
+    r"|final_layer|crossattn_proj|(self|cross)_attn|(q|k|v|output)_proj|linear_\d|transformer_blocks|norm_out|proj_out"
+    r"|to_(q|k|v|out)|[^_]+)(_|$)"
+)
+_OTHER_KINDS = {  # of adapters, by a part of their names
+    "lokr_": "LoKr", "hada_": "LoHa", "oft_": "OFT", "dora_scale": "DoRA", "lora_mid": "LoCon with a middle factor",
+    "lora_magnitude_vector": "DoRA", "lora_te": "LoRA of a text encoder", "text_encoder": "LoRA of a text encoder",
+    "diff_b": "LoRA with differences of biases",
+}  # fmt: skip
 PEFT_CONFIG = "adapter_config.json"
 PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-_FACTOR = re.compile(r"(.+)\.lora_(A|B)(?:\.default)?\.weight")
+_FACTOR = re.compile(r"(.+)\.lora[_.](A|B|down|up)(?:\.default)?\.weight")
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 DIFFUSERS_KEY = "lora_adapter_metadata"  # in its header: settings of PEFT as JSON
 log = logging.getLogger(__name__)
@@ -245,10 +257,16 @@ def _adapter(path: str, source: Mapping[str, Tensor], settings: PeftSettings | N
     pairs: dict[str, dict[str, str]] = {}
     for name in source:
         if match := _FACTOR.fullmatch(name):
-            pairs.setdefault(match[1], {})[match[2]] = name
+            pairs.setdefault(match[1], {})[{"down": "A", "up": "B"}.get(match[2], match[2])] = name
     own_alphas = {layer: f"{layer}.alpha" for layer in pairs if f"{layer}.alpha" in source}
     known = {*own_alphas.values(), *(name for pair in pairs.values() for name in pair.values())}
     others = [name for name in source if name not in known]
+    if kinds := {kind for part, kind in _OTHER_KINDS.items() if any(part in name for name in others)}:
+        raise CheckpointError(
+            f"{path} is an adapter of another kind, {' and '.join(sorted(kinds))}; only plain LoRA, W + scale * B A, of"
+            " the video network can be added. Merge it with the program that it is for, and give the merged weights as"
+            " --dit_path."
+        )
     if not pairs:
         raise CheckpointError(
             f"{path} holds no LoRA adapter, but {len(source)} other tensors. Give the run of an adapter"
@@ -293,6 +311,8 @@ def _scaling(
 def _our_layer(layer: str, path: str) -> str:
     for prefix in _PREFIXES:
         layer = layer.removeprefix(prefix)
+    if kohya := _KOHYA.fullmatch(layer):
+        layer = ".".join(match[1] for match in _WORD.finditer(kohya["layer"]))
     ours = from_diffusers_name(f"{layer}.weight")
     if ours is None and not layer.startswith("transformer_blocks."):
         return layer

@@ -17,9 +17,10 @@ from cosmos_predict2.configs.base.defaults import (
     scheduler,
 )
 from cosmos_predict2.configs.rl.defaults import model as rl_model
-from cosmos_predict2.released import SETTINGS_VARIABLE
+from cosmos_predict2.released import SETTINGS_VARIABLE, not_yet_here
 from imaginaire.config import Config, JobConfig, TrainerConfig
 from imaginaire.config.compose import import_all_modules_from_package
+from imaginaire.config.registry import register_absent
 
 # Groups after _self_ win over the values below; the experiment is last and wins over the groups.
 DEFAULTS = [
@@ -48,6 +49,7 @@ def register_groups(settings: str) -> None:
 
 def make_config() -> Config:
     register_groups(os.environ.get(SETTINGS_VARIABLE, ""))
+    register_absent(not_yet_here)
     for package in ("base", "action_conditioned", "rl"):
         import_all_modules_from_package(f"cosmos_predict2.configs.{package}.experiment")
     return Config(

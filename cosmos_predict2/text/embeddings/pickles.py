@@ -64,7 +64,9 @@ def rows_of(content: bytes, path: str) -> Tensor:
     try:
         loaded = plain_pickle.read(content, _ALLOWED.__contains__, MOST_STEPS)
         if not (isinstance(loaded, list) and len(loaded) == 1 and isinstance(loaded[0], Made)):
-            raise DataError(f"{expected}; found a {type(loaded).__name__}.")
+            is_array = isinstance(loaded, Made) and loaded.name in (*_RECONSTRUCT, *_FROM_BUFFER)
+            what = "an array that is in no list: pickle [array]" if is_array else f"a {type(loaded).__name__}"
+            raise DataError(f"{expected}; found {what}.")
         array = _numbers(loaded[0])
     except Refused as refused:
         raise DataError(

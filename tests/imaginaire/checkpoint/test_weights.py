@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -109,6 +110,17 @@ def test_numpy_content_is_refused_by_name(tmp_path: Path, is_allowed_by_others: 
         with pytest.raises(CheckpointError, match=r"'numpy\.[\w.]*_reconstruct'"):
             weights.read(str(tmp_path / "m.pt"))
         assert set(torch.serialization.get_safe_globals()) == set(before)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_shard_of_plain_arrays_is_named(tmp_path: Path, is_alone: bool, protocol: int) -> None:
+    array = numpy.ones((2, 3), dtype=numpy.float32)
+    file = tmp_path / "pytorch_model-00001-of-00001.bin"
+    file.write_bytes(pickle.dumps(array if is_alone else {"net.w": array}, protocol=protocol))
+    named = r"pickled NumPy array \[2, 3\]" if is_alone else "pickled dict"
+    with pytest.raises(CheckpointError, match=rf"00001\.bin (holds a NumPy array|is a {named}).*torch\.save\("):
+        weights.read(str(tmp_path))
 
 
 def test_content_decides_and_not_the_suffix(tmp_path: Path) -> None:
