@@ -15,8 +15,9 @@ import yaml
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import export as exports
-from cosmos_predict2.checkpoints import load_dit, open_dit
+from cosmos_predict2.checkpoints import load_dit, open_dit, read_card
 from cosmos_predict2.checkpoints.export import Export, export
+from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim import lora
 from tests.checkpoints.nets import assert_same_parameters, call, inputs_of, parameters_of, random_net, released_state
@@ -240,3 +241,11 @@ def _loaded(path: str) -> Any:
     net = random_net(seed=77)
     load_dit(net, path)
     return net
+
+
+def test_the_tiny_base_becomes_a_folder_of_diffusers_without_further_flags(tmp_path: Path) -> None:
+    export(Export(tiny_video2world_path(), str(tmp_path / "transformer"), "diffusers"))
+    source, back = open_dit(tiny_video2world_path()), open_dit(str(tmp_path / "transformer"))
+    assert set(back) == set(source) and all(torch.equal(back[name], source[name]) for name in source)
+    recorded, card = read_card(tiny_video2world_path()), read_card(str(tmp_path / "transformer"))
+    assert card.texts == recorded.texts and card.digests == recorded.digests and card.net == recorded.net
