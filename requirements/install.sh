@@ -4,9 +4,10 @@
 # The virtual environments of the world-model guide, for the policy that learns in a world model:
 #
 #   bash requirements/install.sh cosmos_world_model     .venv_cosmos: this project, Ray, LIBERO without CUDA packages
-#   bash requirements/install.sh openvla_oft            .venv_openvla_oft: the same
+#   bash requirements/install.sh openvla_oft            .venv_openvla_oft: the same; openvla: .venv_openvla
+#   bash requirements/install.sh openpi                 .venv_openpi: the same, for PI0.5
 #
-# Either has all: a policy and the world model that it learns in share their processes here.
+# Each has all: a policy and the world model that it learns in share their processes here.
 # Options: --dry-run prints the commands, --venv DIR is another folder, --no-libero leaves the simulator out.
 # PYTHON is the interpreter (3.10 or newer), TORCH_INDEX an index of torch builds (none is asked where it is empty).
 # Exit code: 0 done, 1 a command failed, 2 wrong arguments or something is missing.
@@ -43,10 +44,9 @@ done
 extras=data,rl,track,weights
 case $target in
 cosmos_world_model | cosmos) venv=${venv:-.venv_cosmos} ;;
-openvla_oft) venv=${venv:-.venv_openvla_oft} ;;
-"") fail "which target? cosmos_world_model or openvla_oft" ;;
-openpi | openvla) fail "$target: no program of this version runs it. Targets: cosmos_world_model, openvla_oft" ;;
-*) fail "no target is called $target. Targets: cosmos_world_model, openvla_oft" ;;
+openvla_oft | openvla | openpi) venv=${venv:-.venv_$target} ;;
+"") fail "which target? cosmos_world_model, openvla_oft, openvla or openpi" ;;
+*) fail "no target is called $target. Targets: cosmos_world_model, openvla_oft, openvla, openpi" ;;
 esac
 
 base=${PYTHON:-python3}

@@ -9,7 +9,8 @@
 #
 # The run lies in logs/<date>-CONFIG, with the output in run_embodiment.log; both below IMAGINAIRE_OUTPUT_ROOT if it is
 # set. PLATFORM is LIBERO or TOY, and may be left out. Relative paths are below the folder that the command is started
-# in. PYTHON is the interpreter, else that of the active environment, of .venv_cosmos, of .venv_openvla_oft, of .venv.
+# in. PYTHON is the interpreter, else that of the active environment, of .venv_cosmos, .venv_openvla_oft, .venv_openvla,
+# .venv_openpi or .venv.
 # Exit code: that of scripts.train; 2 something that you can mend.
 
 set -u
@@ -42,7 +43,7 @@ python=${PYTHON:-}
 if [ -z "$python" ]; then
     python=python
     if [ -z "${VIRTUAL_ENV:-}" ]; then
-        for venv in .venv_cosmos .venv_openvla_oft .venv; do
+        for venv in .venv_cosmos .venv_openvla_oft .venv_openvla .venv_openpi .venv; do
             [ -x "$REPO_PATH/$venv/bin/python" ] && python=$REPO_PATH/$venv/bin/python && break
         done
     fi

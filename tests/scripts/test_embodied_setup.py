@@ -25,12 +25,20 @@ def a_program(folder: Path, name: str, text: str) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-@pytest.mark.parametrize(("target", "venv"), [("cosmos_world_model", ".venv_cosmos"), ("openvla_oft", ".venv_openvla")])
+@pytest.mark.parametrize(
+    ("target", "venv"),
+    [
+        ("cosmos_world_model", ".venv_cosmos"),
+        ("openvla_oft", ".venv_openvla_oft"),
+        ("openvla", ".venv_openvla"),
+        ("openpi", ".venv_openpi"),
+    ],
+)
 def test_a_dry_run_of_the_installer_prints_its_commands_and_makes_nothing(target: str, venv: str) -> None:
     made = shell(INSTALL, target, "--dry-run")
     assert made.returncode == 0 and not (ROOT / venv).exists()
     lines = [line for line in made.stdout.splitlines() if line.startswith("+ ")]
-    assert f"venv {venv}" in lines[0] and all("pip install" in line for line in lines[1:-1])
+    assert lines[0].endswith(f"venv {venv}") and all("pip install" in line for line in lines[1:-1])
     (without,) = [line for line in lines if "--no-deps" in line]  # its dependencies bring CUDA
     assert "hf-libero==0.1.4" in without
     assert ",vla" in made.stdout and ",vla" not in shell(INSTALL, target, "--dry-run", "--no-libero").stdout
@@ -55,7 +63,7 @@ def test_torch_is_the_build_for_the_machine(gpus: str, index: bool, tmp_path: Pa
     ("words", "named"),
     [
         ((), "which target?"),
-        (("openpi",), "no program of this version runs it"),
+        (("openp1",), "Targets: cosmos_world_model, openvla_oft, openvla, openpi"),
         (("cosmos_world_modle",), "Targets: cosmos_world_model"),
         (("cosmos_world_model", "openvla_oft"), "one target at a time"),
         (("openvla_oft", "--dryrun"), "--dry-run"),
