@@ -114,6 +114,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_what_published_guides_link_to_is_here() -> None:
+    pages = ROOT / "documentations"
+    assert "downloading-checkpoints" in anchors(pages / "setup.md") and (pages / "performance.md").exists()
+    assert f"2^-14.5 is {2**-14.5 * 1e5:.2f}e-5" in (pages / "post-training_video2world_gr00t.md").read_text()
+
+
 def test_the_reference_of_fields_is_up_to_date() -> None:
     """If not: python -m scripts.list_config_fields > documentations/configuration_fields.md"""
     result = subprocess.run([python(), "-m", "scripts.list_config_fields"], cwd=ROOT, capture_output=True, text=True)

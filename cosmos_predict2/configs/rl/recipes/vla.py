@@ -126,7 +126,7 @@ _CHECKPOINT: Mapping[str, Row] = {
     "save_mode": Unused("saving is synchronous; ckpt_type=dcp checkpoint.dcp_async_mode_enabled=true after --"),
     "max_keep": To("checkpoint.keep_last", 5, lambda number: None if number < 0 else number),
     "export_safetensors": Unused("python -m scripts.convert writes a policy in its public layout"),
-    "upload_hf": Only((False,), "Upload what scripts.convert wrote: huggingface-cli upload"),
+    "upload_hf": Only((False,), "Upload what scripts.convert wrote: hf upload"),
     "hf_repo_name": Unused("see upload_hf"),
     "upload_s3": Only((False,), "Set IMAGINAIRE_OUTPUT_ROOT=s3://BUCKET/PREFIX"),
     "s3_bucket": Unused("see upload_s3"),
