@@ -22,14 +22,21 @@ from torch import Tensor
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.interfaces import Judgement
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
+from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.episodes import LocalRollout
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed
+from imaginaire.config import L
 from imaginaire.optim import adamw
 from imaginaire.training import trainer as trainers
 from tests.far_device import NAME, FarDevice, device, register
@@ -266,13 +273,15 @@ def test_sampling_and_rollouts_stay_on_the_device() -> None:
 
 @pytest.mark.slow
 def test_an_imagined_environment_waits_once_a_chunk_and_for_its_reward() -> None:
-    waits, pictures, expected = _alone(_environment)
+    waits, pictures, expected, places = _alone(_environment)
     assert waits == WAITS_OF_AN_ENVIRONMENT
     assert (pictures.int() - expected.int()).abs().max() <= 1
+    assert places == [NAME, "cpu", NAME, "cpu"]  # beside workers that have their own it is there for validation alone
 
 
-def _environment() -> tuple[Waits, Tensor, Tensor]:
-    """What made the host wait in chunks of an environment, and its pictures there and on the CPU."""
+def _environment() -> tuple[Waits, Tensor, Tensor, list[str]]:
+    """What made the host wait in chunks of an environment, its pictures there and on the CPU; and where the world model
+    of a process is that trains a policy while others play: at first, in a rollout, in validation and after it."""
     imagination = imagination_of(device="cpu")
     actions = torch.rand(CHUNKS, 5, 12, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
@@ -294,7 +303,36 @@ def _environment() -> tuple[Waits, Tensor, Tensor]:
         net, tokenizer = (copy.deepcopy(part).to(device()) for part in (world.net, world.tokenizer))
         moved = WorldModel(world.config, net, tokenizer, device=device())
         pictures = play(Imagination(moved), far)
-    return dict(far.waits), pictures, expected
+        waits = dict(far.waits)
+        return waits, pictures, expected, _places(Imagination(moved))
+
+
+def _places(imagination: Imagination) -> list[str]:
+    def place() -> str:
+        (found,) = {weight.device.type for weight in imagination.world.net.parameters()}
+        return found
+
+    def elsewhere(env: Any, **options: Any) -> Any:
+        found: Any = LocalRollout(env=ToyEnv(4), **options)
+        found.is_elsewhere = True
+        found.sync = lambda policy: places.append(place())
+        return found
+
+    def judge(self: Any, frames: Tensor, context: Any) -> Judgement:
+        places.append(place())
+        return judged(self, frames, context)
+
+    places, judged = [place()], ToyDetectorReward.judge
+    env = L(WorldModelEnv)(imagination=imagination, starts=L(ToyStarts)(), reward=L(ToyDetectorReward)(), num_envs=2)
+    env.max_steps = 12
+    parts: Any = dict(policy=L(ToyPolicy)(width=8), env=env, rollout=L(elsewhere)(), rl=VLARLConfig(group_size=2))
+    one = VLAGRPOModel(VLAGRPOConfig(**parts))
+    trials = torch.arange(2)
+    batch = {"task_id": trials * 0, "trial_id": trials}
+    next(one.train_batches([batch]))
+    with mock.patch.object(ToyDetectorReward, "judge", judge):
+        one.validation_step(batch, 0)
+    return [*places, place()]
 
 
 def _imagined() -> dict[str, tuple[Waits, Tensor, Tensor]]:

@@ -29,7 +29,7 @@ from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
-from cosmos_predict2.rl.vla.ray_rollout import RayRollout, _modules, _packed, _Player
+from cosmos_predict2.rl.vla.ray_rollout import RayRollout, _modules, _packed, _Player, _unpacked
 from cosmos_predict2.rl.vla.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from imaginaire import distributed
 from imaginaire.config import L
@@ -305,6 +305,14 @@ def test_what_is_trained_reaches_the_workers_and_is_in_evaluation_mode_there(
             assert not part.training
             assert_close(part.state_dict(), ours[name].state_dict())
     assert "mlp.0.weight" not in sent[0]["policy"] and not sent[0]["world_model"]  # what is only held was sent once
+
+
+def test_the_gpu_of_the_process_that_packs_is_not_named_where_it_is_unpacked() -> None:
+    pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
+    env = dict(world=torch.device("cuda", 3), host=torch.device("cpu"), empty=torch.device("meta"), at=torch.zeros(1))
+    found = _unpacked(_packed(env), torch.device("cuda"))
+    assert (found["world"], found["host"], found["empty"]) == (torch.device("cuda"), env["host"], env["empty"])
+    assert found["at"].device.type == "cpu" and torch.device("cuda", 3) == env["world"]
 
 
 def test_a_worker_that_answers_is_forgiven_its_deaths() -> None:

@@ -129,6 +129,9 @@ class VLAGRPOModel(ImaginaireModel):
         self.source: RolloutSource = (
             LocalRollout(**rollout) if config.rollout is None else lazy_config.instantiate(config.rollout, **rollout)
         )
+        self._is_elsewhere = bool(getattr(self.source, "is_elsewhere", False))
+        if self._is_elsewhere and self.refinement is None and _imagines(self.env):
+            self.env.offload_policy = "phase"  # type: ignore[attr-defined]  # the workers have their own world models
         # experiences of the policy that are over; steps of the present refinement
         self.register_buffer("progress_counts", torch.zeros(2, dtype=torch.int64))
         self._train_starts: Any = None  # the data set of training, from `on_data`
@@ -291,9 +294,11 @@ class VLAGRPOModel(ImaginaireModel):
         wanted = len(batch["trial_id"])
         if hasattr(self.env, "release"):  # simulators of two kinds at once may not fit into the host's memory
             release(*(one for one in (self.eval_env, self.true_env) if one is not self.env))
+        if self._is_elsewhere:
+            self._offload()
         self.source.sync(self.policy)
         for number in range(self.rl.max_rollouts):
-            with nullcontext() if getattr(self.source, "is_elsewhere", False) else deciding(self.net):
+            with nullcontext() if self._is_elsewhere else deciding(self.net):
                 played = self.source.collect(self.starts(batch), "sample", self.progress)
             if number == 0:
                 parts, facts = [played], self._facts(played)

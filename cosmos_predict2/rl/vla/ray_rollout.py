@@ -19,6 +19,7 @@ import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -325,9 +326,20 @@ def _packed(value: Any) -> bytes:
 
 
 def _unpacked(content: bytes, device: torch.device) -> Any:
-    """What `_packed` was given, in another process: what lay on a GPU there is on the device, the rest on the CPU."""
+    """What `_packed` was given, in another process: what lay on a GPU there is on the device, the rest on the CPU.
+
+    A GPU's number, such as that of the rank that packed it, means nothing here: `torch.device` becomes the device, too.
+    """
 
     def place(storage: Any, location: str) -> Any:
         return storage if location == "cpu" else storage.to(device=device)
 
-    return torch.load(io.BytesIO(content), map_location=place, weights_only=False)
+    def device_here(kind: str, *index: int) -> torch.device:
+        return torch.device(kind, *index) if kind in ("cpu", "meta") else device
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            return device_here if (module, name) == ("torch", "device") else super().find_class(module, name)
+
+    module = SimpleNamespace(Unpickler=Unpickler, __name__=pickle.__name__)
+    return torch.load(io.BytesIO(content), map_location=place, pickle_module=module, weights_only=False)
