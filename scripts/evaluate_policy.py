@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> None:
 
     from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs import suites
+    from cosmos_predict2.rl.envs.world_model import require_state
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.vla.policy_evaluation import (
         draws_of,
@@ -134,6 +135,9 @@ def run(args: argparse.Namespace) -> None:
         args.episodes, len(args.tasks), args.seed, args.first, in_blocks=place.in_blocks, draws=args.draws
     )
     size = min(args.batch_size or place.at_once, len(starts))
+    imagination = None if args.world_model is None else _imagination(args, policy.action_dim)
+    imagined = None if imagination is None else _imagined_env(args, imagination, size)
+    require_state(imagined, policy)
     env = place.env(size, policy)
     found = evaluate(policy, env, starts, args.tasks, args.mode, args.execute, lambda _: None)  # with its bar
     for name, rate in found.tasks.items():
@@ -141,9 +145,7 @@ def run(args: argparse.Namespace) -> None:
     if len(args.tasks) > 1:
         print(f"all: {found.total.as_text()}")
     content = {"policy": args.policy, "about": dict(card.about), **_conditions(args, place), **found.as_dict()}
-    imagination = None if args.world_model is None else _imagination(args, policy.action_dim)
-    if imagination is not None:
-        imagined = _imagined_env(args, imagination, size)
+    if imagined is not None:
         closed = evaluate(policy, imagined, starts, args.tasks, args.mode, args.execute)
         comparisons = {
             "actions_chosen_in_the_simulator": imagined_along(found, imagined, args.execute),

@@ -230,7 +230,10 @@ def _pi05(args: argparse.Namespace, windows: Any, hold: int, beginning: Path) ->
     if args.base:
         return Pi05Policy(args.base, **sizes, **trained)
     statistics = {**STATISTICS, "actions": windows.statistics()}
-    return Pi05Policy(str(write_tiny(beginning, seed=args.seed, norm_stats=statistics, **sizes)), **trained)
+    sentences = windows.observation["task_description"]
+    return Pi05Policy(
+        str(write_tiny(beginning, seed=args.seed, norm_stats=statistics, sentences=sentences, **sizes)), **trained
+    )
 
 
 if __name__ == "__main__":

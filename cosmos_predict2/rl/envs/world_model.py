@@ -11,6 +11,7 @@ environments are imagined together, and environments of equal seeds share their 
 batch, and only pictures that policy and reward need are decoded.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,8 @@ from cosmos_predict2.world_model.options import UNGUIDED, SamplingOptions
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
+log = logging.getLogger(__name__)
+
 PADDING = ("hold", "zeros")
 TEXTS = ("none", "task")
 HAND_OVER = ("uint8", "float")
@@ -38,6 +41,20 @@ ONE_EVALUATION = replace(UNGUIDED, num_steps=1, final_evaluation=False)
 
 _NOISE_STRIDE = 2**31  # between the seeds of an environment's noises
 _DESCRIPTION = "task_description"
+
+
+def require_state(env: Any, policy: Any) -> None:
+    """Raise for a policy that reads the robot's state where a world model shows none; warn where zeros stand for it."""
+    if not getattr(policy, "reads_state", False) or not isinstance(env, WorldModelEnv):
+        return
+    name = type(policy).__name__
+    if not env.state_size:
+        raise ConfigError(
+            f"{name} reads the robot's state, of which a world model knows nothing: set policy.use_proprio=False of"
+            " OpenVLA or policy.discrete_state_input=False of PI0.5 where the weights can do without, or choose N zeros"
+            " in its place, env.state_size=N."
+        )
+    log.warning("%s reads the robot's state: in imagination it is shown %d zeros (state_size)", name, env.state_size)
 
 
 class WorldModelEnv:

@@ -20,6 +20,7 @@ from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.advantages import group_advantages
+from cosmos_predict2.rl.envs.world_model import require_state
 from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
 from cosmos_predict2.rl.policies.contract import tolerance_of
@@ -119,6 +120,7 @@ class VLAGRPOModel(ImaginaireModel):
         if config.world_model is not None:
             env_arguments["imagination"] = self._build_world_model(config)
         self.env: VecEnv = lazy_config.instantiate(config.env, **env_arguments)
+        require_state(self.env, self.policy)
         self.true_env: VecEnv | None = lazy_config.instantiate(config.true_env)
         self.eval_env: VecEnv = lazy_config.instantiate(config.eval_env) or self.true_env or self.env
         if self.eval_env is self.env and _imagines(self.env):

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_state
 from cosmos_predict2.rl.interfaces import Judgement
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.world_model.imagination import Imagination
@@ -35,6 +36,19 @@ def make(
     options = {"max_steps": 24, **options}
     reward = reward or ToyDetectorReward()
     return WorldModelEnv(imagination, ToyStarts(), reward, num_envs, scoring=Scoring(**scoring or {}), **options)
+
+
+def test_a_policy_that_reads_the_state_is_refused_or_shown_the_zeros_that_were_chosen(
+    imagination: Imagination, caplog: pytest.LogCaptureFixture
+) -> None:
+    reads, blind = SimpleNamespace(reads_state=True), SimpleNamespace()
+    with pytest.raises(ConfigError, match=r"reads the robot's state.*use_proprio=False.*state_size=N"):
+        require_state(make(imagination), reads)
+    require_state(make(imagination), blind)
+    require_state(ToyEnv(1), reads)
+    assert not caplog.text
+    require_state(make(imagination, state_size=8), reads)
+    assert "shown 8 zeros" in caplog.text
 
 
 def begin(env: Any, **others: Any) -> Any:

@@ -46,6 +46,16 @@ def generators() -> list[torch.Generator]:
     return [torch.Generator().manual_seed(i) for i in range(3)]
 
 
+def test_sentences_of_ones_own_are_not_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = [f"Bring the {colour} cup, which stands on shelf 7, to JUNCTION 42" for colour in ("red", "blue")]
+    policy = Pi05Policy(str(write_tiny(tmp_path, sentences=[*own, "push the puck to the ring"])))
+    tokens, mask = (torch.stack(part) for part in zip(*(policy._prompt({"task_description": own}, i) for i in (0, 1))))
+    assert 16 < mask.sum(dim=1).max() == policy.config.max_token_len and not torch.equal(tokens[0], tokens[1])
+    assert (tokens != 3).all() and "is cut" not in caplog.text  # no unknown piece
+    with pytest.raises(DataError, match=r"different characters.*--base"):
+        write_tiny(tmp_path / "others", sentences=["".join(map(chr, range(0x4E00, 0x4E00 + 200)))])
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("joint", [False, True])
 def test_probabilities_are_those_that_were_drawn_with(folder: Path, method: str, joint: bool) -> None:

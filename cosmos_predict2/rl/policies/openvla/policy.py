@@ -119,6 +119,7 @@ class OpenVLAPolicy(nn.Module):
             if proprio is None:
                 raise CheckpointError(f"{path}: policy.use_proprio needs statistics of proprio, which it has not.")
             self.proprio_statistics = Statistics.of(proprio, bounds)
+        self.reads_state = self.proprio_statistics is not None
         self.tokens = ActionTokens(sizes.vocabulary, sizes.bins)
         self.prompts = Prompts(self.folder.tokenizer_folder(), max_tokens, sizes.pad_id)
         crops = bool(setting("center_crop", center_crop, True))

@@ -164,11 +164,15 @@ def prompt_text(task: str, state_S: Tensor | None) -> str:
     return f"Task: {text}, State: {' '.join(map(str, bins))};\nAction: "
 
 
-def prompt_tokens(encode: Encode, task: str, state_S: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
-    """Ids and mask [L]. Without a state, the end of the line is encoded by itself, as published."""
+def prompt_ids(encode: Encode, task: str, state_S: Tensor | None) -> list[int]:
+    """Without a state, the end of the line is encoded by itself, as published."""
     ids = list(encode(prompt_text(task, state_S), True))
-    if state_S is None:
-        ids += list(encode("\n", False))
+    return ids if state_S is not None else [*ids, *encode("\n", False)]
+
+
+def prompt_tokens(encode: Encode, task: str, state_S: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask [L]."""
+    ids = prompt_ids(encode, task, state_S)
     if len(ids) > length:
         log.warning("a prompt of %d tokens is cut to max_token_len=%d: %s", len(ids), length, task)
         ids = ids[:length]

@@ -88,6 +88,10 @@ class Pi05Policy(nn.Module):
 
     draws_when_greedy = True  # what is denoised begins as noise
 
+    @property
+    def reads_state(self) -> bool:
+        return self.config.discrete_state_input
+
     def on_trainer_step(self, step: int) -> None:
         self.trainer_step.fill_(step)
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.policies.pi05.config import MODEL_TYPE, Pi05Config, Stream, Vision
+from cosmos_predict2.rl.policies.pi05.inputs import prompt_ids, prompt_text, tokenizer_of
 from cosmos_predict2.rl.policies.pi05.layout import CONFIG, WEIGHTS, public_name
 from cosmos_predict2.rl.policies.pi05.network import AdaRMSNorm, Pi05Network
 from imaginaire import random
-from imaginaire.errors import missing_package
+from imaginaire.errors import DataError, missing_package
 
 VOCAB = 96
 WORDS = (  # that the tokenizer learns its pieces of
@@ -43,15 +44,23 @@ def write_tiny(
     *,
     seed: int = 0,
     norm_stats: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
+    sentences: Sequence[str] = (),
     **sizes: Any,
 ) -> Path:
-    """config.json, model.safetensors, tokenizer.model and assets of a random policy; ``sizes`` are of `Pi05Config`."""
-    config = Pi05Config(**{**TINY, **sizes})
+    """config.json, model.safetensors, tokenizer.model and assets of a random policy; ``sizes`` are of `Pi05Config`.
+
+    It learns the pieces of ``sentences``, too, and is as long as the longest of them needs.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = dict.fromkeys(prompt_text(sentence, None) for sentence in sentences)
+    (folder / "tokenizer.model").write_bytes(_tokenizer([text for text in texts if text not in WORDS]))
+    encode = tokenizer_of(str(folder))
+    length = max([TINY["max_token_len"], *(len(prompt_ids(encode, text, None)) for text in texts)])
+    config = Pi05Config(**{**TINY, "max_token_len": length, **sizes})
     with random.preserved():
         torch.manual_seed(seed)
         network = Pi05Network(config)
         _wake(network)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {public_name(name): value for name, value in network.state_dict().items()}
     for stream, width in (("paligemma", config.vlm.width), ("gemma_expert", config.expert.width)):
         name = f"paligemma_with_expert.{stream}.lm_head.weight"
@@ -61,7 +70,6 @@ def write_tiny(
     safetensors.torch.save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     content = {"model_type": MODEL_TYPE, "pi05": True, **asdict(config)}
     (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    (folder / "tokenizer.model").write_bytes(_tokenizer())
     stats = folder / "assets" / "toy" / "norm_stats.json"
     stats.parent.mkdir(parents=True, exist_ok=True)
     stats.write_text(json.dumps({"norm_stats": norm_stats or STATISTICS}, indent=1) + "\n", encoding="utf-8")
@@ -80,24 +88,31 @@ def _wake(network: Pi05Network) -> None:
                 module.dense.bias.chunk(3)[2].fill_(1.0)
 
 
-def _tokenizer() -> bytes:
+def _tokenizer(sentences: Sequence[str]) -> bytes:
     """sentencepiece's own file, with the special ids of PaliGemma."""
     try:
         from sentencepiece import SentencePieceTrainer
     except ImportError as error:
         raise missing_package("sentencepiece", "weights") from error
     written = io.BytesIO()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(WORDS),
-        model_writer=written,
-        model_type="bpe",
-        vocab_size=VOCAB,
-        hard_vocab_limit=False,
-        pad_id=0,
-        eos_id=1,
-        bos_id=2,
-        unk_id=3,
-        minloglevel=2,
-        num_threads=1,
-    )
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter([*WORDS, *sentences]),
+            model_writer=written,
+            model_type="bpe",
+            vocab_size=VOCAB,
+            hard_vocab_limit=False,
+            pad_id=0,
+            eos_id=1,
+            bos_id=2,
+            unk_id=3,
+            minloglevel=2,
+            num_threads=1,
+        )
+    except RuntimeError as error:
+        kinds = len(set("".join([*WORDS, *sentences])))
+        raise DataError(
+            f"The sentences of the demonstrations have {kinds} different characters, but a tiny PI0.5 knows {VOCAB}"
+            " pieces of text, all of them together: give published weights, --base."
+        ) from error
     return written.getvalue()
