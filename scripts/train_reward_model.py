@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from imaginaire import command_line
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,9 @@ def _parser() -> command_line.Parser:
     add("--lr", type=command_line.above_zero, default=2e-3, help="learning rate, which falls to 0")
     add("--batch_size", type=count, default=64, help="pictures of a step, half of them with success")
     add("--precision", type=float, default=0.98, help="share of judged successes that must be true")
+    below = "below it on held-out pictures the reward model is not written (default: {}; 0: any is)"
+    add("--least_precision", type=float, default=0.8, help=below.format(0.8))
+    add("--least_recall", type=float, default=0.5, help=below.format(0.5))
     add("--seed", type=command_line.at_least(0), default=0, help="of weights, batches and draws")
     add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
     toy = parser.add_argument_group("the toy world").add_argument
@@ -91,6 +94,9 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--out {out} holds a reward model: give another folder, or --overwrite.")
     if not 0 < args.precision < 1:
         raise ConfigError(f"--precision {args.precision}: above 0 and below 1.")
+    for flag in ("least_precision", "least_recall"):
+        if not 0 <= getattr(args, flag) < 1:
+            raise ConfigError(f"--{flag} {getattr(args, flag)}: 0 or more and below 1.")
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     learnt, calibrating, measured = _of_toy(args, device) if args.data == "toy" else _of_recordings(args)
@@ -122,11 +128,29 @@ def run(args: argparse.Namespace) -> None:
         offset=offset,
         command=shlex.join(["python", "-m", "scripts.train_reward_model", *sys.argv[1:]]),
     )
-    write_classifier(out / FILE, model, about)
     content = {**about, "versions": run_record(), "quality": {name: q.as_dict() for name, q in qualities.items()}}
     write_json(out / FIGURES, content)
     (out / PICTURE).write_text(reliability_svg(qualities), encoding="utf-8")
+    if poor := _poor(args, qualities):
+        raise DataError(
+            f"{poor}: a policy would learn from wrong rewards, so no {FILE} is written. {out / FIGURES} has all"
+            " figures. Train longer (--steps), on more episodes with success, or with another --precision; to write"
+            " it nevertheless: --least_precision 0 --least_recall 0."
+        )
+    write_classifier(out / FILE, model, about)
     print(f"reward model: {out / FILE}, threshold {threshold:.3f}; {out / FIGURES}, {out / PICTURE}")
+
+
+def _poor(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
+    """What is too low, if anything: of pictures that are labelled by what they show. Shares of nothing are unknown."""
+    from cosmos_predict2.rl.vla.labelled_rollouts import OUTCOME
+
+    for kind, quality in qualities.items():
+        for name in ("precision", "recall"):
+            least, found = getattr(args, f"least_{name}"), getattr(quality, name)
+            if kind != OUTCOME and least and not found >= least:
+                return f"{kind}: {name} {found:.3f} on held-out pictures, but --least_{name} is {least:g}"
+    return ""
 
 
 def _of_toy(args: argparse.Namespace, device: str) -> tuple[list[Any], Any, Mapping[str, Any]]:

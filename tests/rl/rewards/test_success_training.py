@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy
@@ -150,7 +152,7 @@ def test_recordings_are_held_out_with_success_and_are_not_mirrored(
     options: list[TrainingOptions] = []
     monkeypatch.setattr(success_training, "train", lambda *given: options.append(given[2]) or [1.0])
     words = ("--data", str(tmp_path / "toy"), "--success_column", "next.done", "--val_fraction", "0.34")
-    assert _command(*words, "--out", str(tmp_path / "rm")) == 0 and not options[0].mirror
+    assert _command(*words, *ANY, "--out", str(tmp_path / "rm")) == 0 and not options[0].mirror
     assert "NaN" not in (tmp_path / "rm" / "quality.json").read_text()
     columns = LeRobotSource.columns
     failures = lambda *given: {name: value * 0 for name, value in columns(*given).items()}  # noqa: E731
@@ -159,13 +161,16 @@ def test_recordings_are_held_out_with_success_and_are_not_mirrored(
     assert "calibrated, 0 show success" in capsys.readouterr().err
 
 
+ANY = ("--least_precision", "0", "--least_recall", "0")
+
+
 def _command(*words: str) -> int:
     return train_reward_model.command_line.main(train_reward_model._parser(), train_reward_model.run, words)
 
 
 def test_the_command_trains_calibrates_and_measures_a_reward_model(tmp_path: Path) -> None:
     words = ("--data", "toy", "--episodes", "4", "--steps", "3", "--batch_size", "8", "--out", str(tmp_path / "rm"))
-    assert _command(*words) == 0
+    assert _command(*words, *ANY) == 0
     found = json.loads((tmp_path / "rm" / "quality.json").read_text())
     assert set(found["quality"]) == {"simulator", "tokenizer round trip", "imagined", "imagined, by the outcome"}
     assert all(quality["count"] == 24 for quality in found["quality"].values())
@@ -175,6 +180,28 @@ def test_the_command_trains_calibrates_and_measures_a_reward_model(tmp_path: Pat
     assert "<svg" in (tmp_path / "rm" / "reliability.svg").read_text()
 
 
+@pytest.mark.parametrize(
+    ("precision", "recall", "named"),
+    [(0.98, 0.014, "recall 0.014"), (0.4, 0.9, "precision 0.400"), (math.nan, 0.0, "precision nan"), (0.9, 0.6, "")],
+)
+def test_a_reward_model_that_finds_few_successes_is_not_written(
+    precision: float,
+    recall: float,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def measured(*given: Any) -> Any:
+        return replace(measure(*given), precision=precision, recall=recall)
+
+    monkeypatch.setattr(success_training, "measure", measured)
+    words = ("--data", "toy", "--episodes", "4", "--steps", "1", "--batch_size", "8", "--no_imagined")
+    assert _command(*words, "--out", str(tmp_path)) == (2 if named else 0)
+    assert (tmp_path / "reward_model.safetensors").exists() == (not named) and (tmp_path / "quality.json").exists()
+    assert not named or (named in (err := capsys.readouterr().err) and "--least_recall 0" in err)
+
+
 def test_wrong_flags_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "reward_model.safetensors").write_bytes(b"")
@@ -182,6 +209,7 @@ def test_wrong_flags_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for words, named in [
         (("--out", str(tmp_path / "full")), "holds a reward model"),
         ((*out, "--precision", "1.5"), "--precision 1.5"),
+        ((*out, "--least_recall", "1"), "--least_recall 1"),
         ((*out, "--setting", "hart"), "--setting hart"),
         ((*out, "--policy", str(tmp_path / "nowhere"), "--no_imagined"), "nowhere"),
         ((*out, "--data", str(tmp_path / "nowhere")), "nowhere"),
