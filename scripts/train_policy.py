@@ -72,6 +72,11 @@ def _parser() -> command_line.Parser:
         help="what is trained; toy acts in the toy world alone",
     )
     add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
+    add(
+        "--keep_statistics",
+        action="store_true",
+        help="scale actions as --base does (default: by what is cloned), for recordings in its units",
+    )
     add("--lora_rank", type=count, default=0, metavar="N", help="train adapters of this rank, not the weights")
     add("--expert_only", action="store_true", help="of pi05: train the action expert, and keep what sees and reads")
     add("--augment", action="store_true", help="of pi05: crop, turn and recolour its pictures a little, as published")
@@ -126,6 +131,8 @@ def run(args: argparse.Namespace) -> None:
     path = Path(args.out) / files.PUBLIC_CONFIG if args.policy != "toy" else files.file_of(Path(args.out))
     if args.base and args.policy == "toy":
         raise ConfigError("--base is for policies with published weights: give --policy openvla_oft.")
+    if args.keep_statistics and not args.base:
+        raise ConfigError("--keep_statistics keeps those of --base: name it, or leave --keep_statistics out.")
     if args.lora_rank and args.policy == "toy":
         raise ConfigError("--lora_rank is for policies with published weights: give --policy openvla_oft or pi05.")
     if args.variant != "oft" and args.policy != "openvla_oft":
@@ -155,6 +162,8 @@ def run(args: argparse.Namespace) -> None:
         with random.preserved():
             torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
             policy = _policy(args, windows, Path(beginning))
+        if args.keep_statistics:
+            cloning.warn_of_outside(policy, windows, args.base)
         policy.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         _clone(args, policy, windows, demonstrations)
 
@@ -187,7 +196,7 @@ def _clone(args: argparse.Namespace, policy: Any, windows: Any, demonstrations: 
 
 def _policy(args: argparse.Namespace, windows: Any, beginning: Path) -> Any:
     """What is to be trained, with random weights, which are laid out in ``beginning``, or those of --base."""
-    from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+    from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy, recorded_settings
     from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
     from cosmos_predict2.rl.policies.toy import ToyPolicy
     from cosmos_predict2.toy_world.physics import ACTION_LAYOUTS
@@ -205,7 +214,8 @@ def _policy(args: argparse.Namespace, windows: Any, beginning: Path) -> Any:
     if args.policy == "pi05":
         return _pi05(args, windows, hold, beginning)
     if args.base:
-        sizes = dict(action_chunk=args.knots, action_dim=args.action_dim, hold=hold)
+        sizes: dict[str, Any] = dict(action_chunk=args.knots, action_dim=args.action_dim, hold=hold)
+        sizes |= recorded_settings(args.base, windows.actions_B_A_D, keep_statistics=args.keep_statistics)
         return OpenVLAPolicy(args.base, **sizes, lora_rank=args.lora_rank, variant=args.variant)
     write_tiny(
         beginning,
@@ -228,7 +238,8 @@ def _pi05(args: argparse.Namespace, windows: Any, hold: int, beginning: Path) ->
     trained: dict[str, Any] = dict(lora_rank=args.lora_rank, augment=args.augment)
     trained |= dict(train_expert_only=True) if args.expert_only else {}  # else as --base has it
     if args.base:
-        return Pi05Policy(args.base, **sizes, **trained)
+        own = {} if args.keep_statistics else dict(statistics=windows.statistics())
+        return Pi05Policy(args.base, **sizes, **trained, **own)
     statistics = {**STATISTICS, "actions": windows.statistics()}
     sentences = windows.observation["task_description"]
     return Pi05Policy(

@@ -110,6 +110,14 @@ def column_statistics(rows: ArrayLike, mask: ArrayLike | None = None) -> ColumnS
     )
 
 
+def usual_statistics(rows: ArrayLike, mask: ArrayLike | None = None) -> ColumnStatistics:
+    """`column_statistics` for a policy that scales and clips by q01 and q99: where these are equal, as of a gripper
+    that hardly ever moves, they are min and max, or its rare values would be lost."""
+    columns = column_statistics(rows, mask)
+    low, high = _usual(columns)
+    return attrs.evolve(columns, q01=low, q99=high)
+
+
 def dataset_statistics(
     actions: Iterable[ArrayLike], proprio: Iterable[ArrayLike] | None = None, *, mask: ArrayLike | None = None
 ) -> DatasetStatistics:

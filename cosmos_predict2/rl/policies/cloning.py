@@ -8,6 +8,7 @@ A demonstration is a recorded episode; a window of it is one picture and the chu
 can be cloned that offers what `Cloneable` names.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.interfaces import Observation
@@ -27,6 +29,9 @@ from imaginaire.errors import ConfigError, DataError, TrainingError
 from imaginaire.progress import Progress
 from imaginaire.random import generator
 
+log = logging.getLogger(__name__)
+
+MOST_OUTSIDE = 0.05  # of a number: 2 % lie beyond its own q01 and q99
 MIX = "expert"  # skill .85 to 1
 TASK = "push_puck"  # what the toy world's expert demonstrates
 
@@ -38,6 +43,9 @@ class Cloneable(Protocol):
 
     def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
         """What is kept of demonstrators who saw this and did that, one row each."""
+
+    def shares_outside(self, actions_B_A_D: Tensor) -> Tensor:
+        """Of each number of the demonstrations [D], how many lie beyond what the policy scales to -1 and 1."""
 
     def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
         """What falls as the policy becomes likelier to do the same; what it draws comes from ``generator``."""
@@ -106,16 +114,7 @@ class Windows:
 
     def statistics(self) -> dict[str, list[Any]]:
         """Of the actions, as public files of statistics have them."""
-        flat = self.actions_B_A_D.flatten(0, 1).double().numpy()
-        found = dict(
-            mean=flat.mean(0),
-            std=flat.std(0),
-            min=flat.min(0),
-            max=flat.max(0),
-            q01=numpy.quantile(flat, 0.01, axis=0),
-            q99=numpy.quantile(flat, 0.99, axis=0),
-        )
-        return {**{name: value.tolist() for name, value in found.items()}, "mask": [True] * flat.shape[1]}
+        return usual_statistics(self.actions_B_A_D.flatten(0, 1), [True] * self.actions_B_A_D.shape[2]).to_dict()
 
 
 def toy_demonstrations(num: int, seed: int, setting: str = "default", action_dim: int = 4) -> Demonstrations:
@@ -154,6 +153,18 @@ class CloningOptions:
     steps: int = 1500
     lr: float = 1e-3  # falls to 0 in a line
     batch_size: int = 64
+
+
+def warn_of_outside(policy: Cloneable, windows: Windows, base: str) -> None:
+    """Where more lies beyond a policy's statistics than q01 and q99 leave out, the data hardly have their units."""
+    shares = policy.shares_outside(windows.actions_B_A_D)
+    for k in (shares > MOST_OUTSIDE).nonzero().flatten().tolist():
+        values = windows.actions_B_A_D[..., k]
+        log.warning(
+            "%.0f %% of number %d of the actions, which lies in %.3g..%.3g, is beyond the statistics of %s, and what is"
+            " beyond them is clipped or learnt badly. Without --keep_statistics those of the recordings are used",
+            *(100 * float(shares[k]), k, float(values.min()), float(values.max()), base),
+        )
 
 
 def clone(policy: Cloneable, windows: Windows, options: CloningOptions, seed: int) -> list[float]:

@@ -103,6 +103,13 @@ class Statistics:
         scaled = (2 * (values.double() - low) / (high - low + EPSILON) - 1).clamp(-1, 1)
         return torch.where(mask, scaled, values.double())
 
+    def is_outside(self, values: Tensor) -> Tensor:
+        """Whether `normalized` and tokens clip a number; those without a range reach from -1 to 1."""
+        low, high, mask = self._like(values)
+        low, high = torch.where(mask, low, -1.0), torch.where(mask, high, 1.0)
+        margin = 1e-3 * (high - low) + EPSILON
+        return (values.double() < low - margin) | (values.double() > high + margin)
+
     def _like(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         low, high, mask = (torch.from_numpy(part).to(values.device) for part in (self.low, self.high, self.mask))
         return low, high, mask
@@ -117,6 +124,22 @@ def with_gripper(actions: Tensor, gripper: str, index: int = -1) -> Tensor:
     turned = actions.clone()
     turned[..., index] = -torch.sign(2 * actions[..., index] - 1)
     return turned
+
+
+def without_gripper(actions: Tensor, gripper: str, index: int = -1) -> Tensor:
+    """Actions of an environment as those of the data: what `with_gripper` turns into them again. Of "libero" -1 becomes
+    1 = open."""
+    if gripper == "as_is":
+        return actions
+    turned = actions.clone()
+    turned[..., index] = (1 - actions[..., index].clamp(-1, 1)) / 2
+    return turned
+
+
+def default_gripper(config: Mapping[str, Any], key: str) -> str:
+    """What a folder's last number is, by its config.json, or else by the name of its data: published folders of LIBERO
+    say nothing of it, and the last number of another robot is its own."""
+    return str(config.get("gripper", "libero" if "libero" in key else "as_is"))
 
 
 def statistics_for(

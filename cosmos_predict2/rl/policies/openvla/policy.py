@@ -4,6 +4,8 @@
 Letters: E environments, V views, K actions of the network (each is held for ``hold`` steps), N numbers of an action.
 """
 
+import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
 from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.openvla import pictures
@@ -19,9 +22,11 @@ from cosmos_predict2.rl.policies.openvla.codec import (
     GRIPPERS,
     ActionTokens,
     Statistics,
+    default_gripper,
     statistics_for,
     token_log_probs,
     with_gripper,
+    without_gripper,
 )
 from cosmos_predict2.rl.policies.openvla.config import MODEL_TYPE, OpenVLASizes
 from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, from_public, to_public, write_folder
@@ -29,12 +34,17 @@ from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.openvla.prompts import Prompts
 from cosmos_predict2.rl.policies.weights import check_public, require_public
 from cosmos_predict2.text import pretrained
+from imaginaire import storage
 from imaginaire.checkpoint.weight_files import below
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.findings import CheckContext, Finding
 
+log = logging.getLogger(__name__)
+
 MOST = 10_000  # of actions, numbers or pictures: more is a damaged config.json
 VARIANTS = ("oft", "autoregressive", "l1")
+OWN = "recordings"  # the name of statistics that are not the folder's
+RECORDED = ("action_chunk", "action_dim", "hold", "num_images_in_input", "use_proprio", "gripper", "center_crop")
 NO_PROBABILITY = (
     "policy.variant=l1 gives actions without a probability: evaluate it greedily (--mode greedy) and clone it"
     " (scripts.train_policy); reinforcement learning needs policy.variant=oft, whose actions are tokens."
@@ -47,8 +57,9 @@ class OpenVLAPolicy(nn.Module):
     "oft" decides on ``action_chunk`` actions in one pass, with every token seeing every other; "autoregressive" is the
     original, token after token; "l1" has a head for the numbers themselves, and draws nothing. The probability of a
     token is that of ``temperature``, in rollouts and in training. ``path`` gives sizes, statistics, tokenizer and
-    weights. Null settings are those of its config.json. With
-    ``lora_rank`` adapters are trained in place of the weights, after those of ``lora_path`` were added for good.
+    weights. Null settings are those of its config.json; ``gripper`` is then "libero" where the statistics are of
+    LIBERO. ``statistics`` of actions take the place of the folder's, also where it is saved. With ``lora_rank``
+    adapters are trained in place of the weights, after those of ``lora_path`` were added for good.
     """
 
     def __init__(
@@ -69,6 +80,7 @@ class OpenVLAPolicy(nn.Module):
         attention: str = "eager",
         lora_rank: int = 0,
         lora_path: str = "",
+        statistics: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if variant not in VARIANTS:
@@ -98,18 +110,24 @@ class OpenVLAPolicy(nn.Module):
         self.num_actions = 1 if variant == "autoregressive" else count("action_chunk", action_chunk, 8)
         self.action_dim = count("action_dim", action_dim, 7)
         self.hold = count("hold", hold, 1)
-        self.gripper = str(setting("gripper", gripper, "libero"))
-        if self.gripper not in GRIPPERS:
-            raise ConfigError(f"policy.gripper='{self.gripper}'.{near(self.gripper, GRIPPERS)}")
         self.num_views = count("num_images_in_input", num_images_in_input, 1)
         self.arguments = dict(
             path=str(path), variant=variant, action_chunk=action_chunk, action_dim=action_dim, hold=hold,
-            num_images_in_input=num_images_in_input, use_proprio=use_proprio, unnorm_key=unnorm_key, bounds=bounds,
+            num_images_in_input=num_images_in_input, use_proprio=use_proprio,
+            unnorm_key="" if statistics else unnorm_key, bounds=bounds,
             gripper=gripper, center_crop=center_crop, temperature=temperature, max_tokens=max_tokens,
             attention=attention,
         )  # fmt: skip
         norm_stats = self.folder.json(STATISTICS) or config.get("norm_stats", {})
-        self.unnorm_key, entry = statistics_for(norm_stats, unnorm_key, str(path))
+        self._own_statistics: Mapping[str, Any] = {}
+        if statistics is None:
+            self.unnorm_key, entry = statistics_for(norm_stats, unnorm_key, str(path))
+        else:
+            entry = {**_known_statistics(norm_stats, unnorm_key, str(path))[1], "action": statistics}
+            self.unnorm_key, self._own_statistics = OWN, {OWN: entry}
+        self.gripper = default_gripper(config, self.unnorm_key) if gripper is None else str(gripper)
+        if self.gripper not in GRIPPERS:
+            raise ConfigError(f"policy.gripper='{self.gripper}'.{near(self.gripper, GRIPPERS)}")
         if "action" not in entry:
             raise CheckpointError(f"{path} has no statistics of actions in '{self.unnorm_key}': {', '.join(entry)}.")
         self.statistics = Statistics.of(entry["action"], bounds, self.action_dim)
@@ -258,12 +276,17 @@ class OpenVLAPolicy(nn.Module):
     def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
         """The record of a demonstrator who saw this and did these actions; held ones are the mean of what they hold."""
         held = actions_B_A_D.unflatten(1, (self.num_actions, self.hold)).mean(dim=2)
-        normalized = self.statistics.normalized(held)
+        normalized = self.statistics.normalized(without_gripper(held, self.gripper))
         if self.variant == "l1":
             inputs = self._inputs(observation)
             return {**inputs, "actions": normalized.float().to(inputs["ids"].device)}
         ids = self.tokens.encode(normalized) - self.tokens.ids.start
         return {**self._inputs(observation), "responses": ids.clamp(0, self.tokens.bins - 1).short()}
+
+    def shares_outside(self, actions_B_A_D: Tensor) -> Tensor:
+        """Of each number of a demonstrator's actions, how many are clipped [D]."""
+        is_outside = self.statistics.is_outside(without_gripper(actions_B_A_D, self.gripper))
+        return is_outside.double().mean(dim=(0, 1))
 
     def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
         """The negative log-probability of a token, of l1 the distance of a number; nothing is drawn."""
@@ -274,9 +297,44 @@ class OpenVLAPolicy(nn.Module):
     # --- files
 
     def save(self, folder: Path) -> None:
-        """Write its public folder, complete with what nothing reads; adapters are added to their weights."""
+        """Write its public folder, complete with what nothing reads; adapters are added to their weights. Settings and
+        statistics that were given in place of the folder's are in its files."""
         tensors = to_public(merged_state(self.model), self._origin)
         write_folder(Path(folder), tensors, self.folder.small_files(), beside=self._origin.beside)
+        given = {name: self.arguments[name] for name in RECORDED if self.arguments[name] is not None}
+        for name, content in ((CONFIG, given), (STATISTICS, self._own_statistics)):
+            if content:
+                whole = {**self.folder.json(CONFIG), **content} if name == CONFIG else content
+                text = json.dumps(whole, indent=1) + "\n"
+                storage.write_atomically(Path(folder) / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+
+
+def recorded_settings(path: str, actions_B_A_D: Tensor, *, keep_statistics: bool) -> dict[str, Any]:
+    """Arguments with which a policy of ``path`` executes actions such as these: the gripper's form, and without
+    ``keep_statistics`` the statistics.
+
+    A gripper of LIBERO takes -1, 0 and 1 alone; another last number is a robot's own and stays as it is.
+    """
+    folder = Folder(path)
+    config = folder.json(CONFIG)
+    key, _ = _known_statistics(folder.json(STATISTICS) or config.get("norm_stats", {}), "", path)
+    last_B_A, gripper = actions_B_A_D[..., -1], default_gripper(config, key)
+    if gripper == "libero" and not torch.equal(last_B_A, last_B_A.sign()):
+        log.info("%s has the gripper of LIBERO, -1 or 1, but these recordings have others: policy.gripper=as_is", path)
+        gripper = "as_is"
+    if keep_statistics:
+        return {"gripper": gripper}
+    mask = [True] * (actions_B_A_D.shape[2] - 1) + [gripper == "as_is"]  # open and closed are 1 and 0 already
+    rows = without_gripper(actions_B_A_D, gripper).flatten(0, 1)
+    return {"gripper": gripper, "statistics": usual_statistics(rows, mask).to_dict()}
+
+
+def _known_statistics(norm_stats: Mapping[str, Any], key: str, path: str) -> tuple[str, Mapping[str, Any]]:
+    """As `statistics_for`; nothing where a folder has none, or several of which none is named."""
+    try:
+        return statistics_for(norm_stats, key, path)
+    except CheckpointError:
+        return "", {}
 
 
 def _chosen(logits: Tensor, draws: Tensor, heat: float) -> tuple[Tensor, Tensor]:

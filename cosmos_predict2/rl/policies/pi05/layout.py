@@ -94,11 +94,17 @@ def load(network: nn.Module, path: str) -> None:
     )
 
 
-def export(state: Mapping[str, Tensor], source: str, folder: Path, options: Mapping[str, Any]) -> None:
+def export(
+    state: Mapping[str, Tensor],
+    source: str,
+    folder: Path,
+    options: Mapping[str, Any],
+    statistics: Mapping[str, Any] | None = None,
+) -> None:
     """Write a network's state beside copies of all else that ``source`` holds, in the public names.
 
     Each tensor has the dtype that it has there, so that weights which were not trained come out bit for bit.
-    ``options`` are put into config.json.
+    ``options`` are put into config.json, and ``statistics`` are those of actions in place of the source's.
     """
     old = weights.read(source)
     found = plan(old, state)
@@ -114,21 +120,27 @@ def export(state: Mapping[str, Tensor], source: str, folder: Path, options: Mapp
     folder.mkdir(parents=True, exist_ok=True)
     content = safetensors.torch.save(tensors, {"format": "pt"})
     storage.write_atomically(folder / WEIGHTS, lambda file: file.write(content))
-    copy_beside(source, folder, options)
+    copy_beside(source, folder, options, statistics)
 
 
 def _network_embedding(found: Plan) -> str:
     return next(name for name in found.loaded if name.endswith("language_model.embed_tokens.weight"))
 
 
-def copy_beside(source: str, folder: Path, options: Mapping[str, Any]) -> None:
+def copy_beside(
+    source: str, folder: Path, options: Mapping[str, Any], statistics: Mapping[str, Any] | None = None
+) -> None:
     """config.json with ``options`` in it, the statistics, and the small files of a tokenizer."""
     config = {**read_json(below(source, CONFIG)), **options}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     stats = norm_stats_file(source, str(config.get("asset_id") or ""))
     inside = stats[stats.rindex("assets/") :] if "assets/" in stats else "assets/norm_stats.json"
     (folder / inside).parent.mkdir(parents=True, exist_ok=True)
-    (folder / inside).write_bytes(local_file(stats).read_bytes())
+    if statistics is None:
+        (folder / inside).write_bytes(local_file(stats).read_bytes())
+    else:
+        content = {**read_json(stats)["norm_stats"], "actions": statistics}
+        (folder / inside).write_text(json.dumps({"norm_stats": content}, indent=1) + "\n", encoding="utf-8")
     for name in names_at(source):
         if "token" in name or name.endswith(".model"):
             (folder / name).write_bytes(local_file(below(source, name)).read_bytes())

@@ -34,6 +34,7 @@ class Pi05Policy(nn.Module):
     """``path`` is a folder in the public layout or a hub id; ``options`` are fields of `Pi05Config` that replace what
     its config.json says.
 
+    ``statistics`` of actions take the place of the folder's, also where it is saved.
     With ``augment`` it is cloned on pictures that are cropped, turned and recoloured a little, as published ones were.
     Without ``load`` its weights are random, for a caller who loads others. With ``lora_rank`` adapters are trained in
     place of the weights (of the expert alone with ``train_expert_only``), after those of ``lora_path`` were added for
@@ -49,6 +50,7 @@ class Pi05Policy(nn.Module):
         lora_rank: int = 0,
         lora_path: str = "",
         augment: bool = False,
+        statistics: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -68,6 +70,9 @@ class Pi05Policy(nn.Module):
         if self.config.train_expert_only:
             self.network.paligemma.requires_grad_(False)
         self.state_stats, self.action_stats = inputs.read_norm_stats(inputs.norm_stats_file(path, self.config.asset_id))
+        self._own_statistics = statistics
+        if statistics is not None:
+            self.action_stats = inputs.Quantiles.of(statistics)
         self._encode = inputs.tokenizer_of(path)
         self._prompts: dict[str, tuple[Tensor, Tensor]] = {}
         # of the trainer: what the noise is annealed by, also in the workers that are sent these weights
@@ -252,6 +257,10 @@ class Pi05Policy(nn.Module):
         padded[..., : known.shape[2]] = known
         return {**self.seen(observation), "actions": padded.to(self.network.action_in_proj.weight.device)}
 
+    def shares_outside(self, actions_B_A_D: Tensor) -> Tensor:
+        """Of each number of a demonstrator's actions [D], how many the model would have to give beyond -1 and 1."""
+        return (self.action_stats.normalised(actions_B_A_D).abs() > 1 + 2e-3).double().mean(dim=(0, 1))
+
     def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
         """The mean squared error of the velocity, at times of Beta(1.5, 1)."""
         actions = record["actions"]
@@ -278,4 +287,4 @@ class Pi05Policy(nn.Module):
     def save(self, folder: Path) -> None:
         """In the public layout; the options that it was built with become those of config.json, and adapters are added
         to their weights."""
-        layout.export(merged_state(self.network), self.path, folder, self.options)
+        layout.export(merged_state(self.network), self.path, folder, self.options, self._own_statistics)
