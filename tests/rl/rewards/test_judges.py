@@ -11,7 +11,7 @@ import torch
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.judges.qwen_video import conversation, model_input, patches_of, size_within
+from cosmos_predict2.rl.rewards.judges.qwen_video import asked_of, conversation, model_input, patches_of, size_within
 from cosmos_predict2.rl.rewards.judges.reason1_reward import patches_and_pace
 from cosmos_predict2.rl.rewards.judges.video_align import INSTRUCTION, SYSTEM, TEXT, evenly_spaced
 from cosmos_predict2.rl.rewards.registry import REWARDS, build
@@ -81,7 +81,8 @@ def test_video_align_scores_as_its_network_with_live_adapters_does(video_align: 
     for row, prompt in enumerate(["a red ball", "b"]):
         patches = patches_of(video[row][:, [0, 11, 21, 32]].permute(1, 0, 2, 3), 100_352, 200_704)
         text = conversation(SYSTEM, INSTRUCTION.replace(TEXT, prompt))
-        given = model_input(judge.tokenizer, text, patches, network.config.video_token_id, network)
+        token_id = network.config.video_token_id
+        given = model_input([asked_of(judge.tokenizer, text, patches, token_id)], token_id, network)
         places = torch.arange(given["input_ids"].shape[1]).expand(3, 1, -1)
         with torch.no_grad():
             hidden = network.model(**given, position_ids=places).last_hidden_state[0]
@@ -101,6 +102,29 @@ def test_video_align_reads_the_prompt_and_only_text_alignment_changes(video_alig
     for name in ("vq_reward", "mq_reward"):  # read before the prompt
         assert torch.allclose(one[name], two[name], atol=1e-5)
     assert not torch.allclose(one["ta_reward"], two["ta_reward"], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["cosmos_reason1", "dance_grpo"])
+def test_judges_see_clips_of_one_form_together_and_score_them_as_alone(
+    name: str, folder: Path, video_align: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(clips_at_once: int) -> Any:
+        if name == "dance_grpo":
+            return judged(video_align[0], device="cpu", clips_at_once=clips_at_once)
+        arguments = dict(asks_caption=True, clips_at_once=clips_at_once)
+        return build(REWARDS[name], arguments, model_path=str(folder), device="cpu")
+
+    shown = clips("a ball", "something longer", "a cube", "a cone")
+    sizes: list[int] = []
+    together, alone = judge(2), judge(1)
+    method = "_scores" if name == "dance_grpo" else "_logits"
+    real = getattr(together, method)
+    monkeypatch.setattr(together, method, lambda batch: sizes.append(len(batch)) or real(batch))
+    found, expected = together(shown, {}), alone(shown, {})
+    assert sizes == [2, 1, 1]  # three prompts of one length, and one of its own
+    assert expected["value"].unique().numel() == 4
+    # batched kernels may add in another order; float32 sums of some hundred terms
+    torch.testing.assert_close(found["value"], expected["value"], rtol=1e-4, atol=1e-4)
 
 
 def test_video_align_takes_the_published_instruction(video_align: tuple[Path, Any], tmp_path: Path) -> None:

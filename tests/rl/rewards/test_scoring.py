@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens inside a worker: portions, decoding, faulty requests, and the settings of a service."""
 
+import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from torch import Tensor
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.registry import build, path_of
+from cosmos_predict2.rl.rewards.service import decoded as decodeds
+from cosmos_predict2.rl.rewards.service.decoded import Decoded
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, read_settings
 from cosmos_predict2.rl.rewards.service.versions import version_of
@@ -19,7 +23,7 @@ from cosmos_predict2.rl.rewards.verifiable import Agreement
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.errors import ConfigError
 from scripts import reward_service
-from tests.rl.rewards.doubles import HERE, Pixels, body, mean
+from tests.rl.rewards.doubles import HERE, Pixels, body, in_threads, mean
 
 TINY = DecodeSettings(model_path="tiny")
 
@@ -73,6 +77,59 @@ def test_latents_are_decoded_where_pixels_are_needed() -> None:
     assert found["scores"]["x"][0] == pytest.approx(float(expected.mean()), abs=1e-3)
     (seen,) = scorer(mean).score([data])
     assert isinstance(seen, dict) and seen["decoded_duration"] == "N/A"
+
+
+def test_rewards_of_one_request_decode_a_clip_once(tmp_path: Path) -> None:
+    latents = TinyTokenizer().encode(torch.rand(2, 3, 5, 16, 24) * 2 - 1)
+    context = {"true_latents": latents.roll(1, 0), "num_conditional_frames": torch.tensor([1, 1])}
+    clips = Clips(latents, None, ["a", "b"], 16.0)
+    both = wire.encode(clips, {"x": 1.0, "y": 1.0}, media="latent", context=context)
+    alone = wire.encode(clips, {"x": 1.0}, media="latent", context=context)
+    decoded: list[int] = []
+
+    def counted() -> Any:
+        decoder = build_decoder(TINY, "cpu")
+        real = decoder.decode
+        decoder.decode = lambda latent: decoded.append(1) or real(latent)  # type: ignore[method-assign]
+        return decoder
+
+    def scores(body: bytes, decoding: str = "v1") -> Any:
+        (found,) = Scorer("x", Pixels(), counted, 8, lambda: None, Decoded(tmp_path, decoding)).score([body])
+        assert isinstance(found, dict)
+        return found["scores"]
+
+    expected = scores(alone)
+    assert len(decoded) == 4 and not [*tmp_path.iterdir()]  # clips and truth; nobody else needs them
+    decoded.clear()
+    assert scores(both) == expected == scores(both)
+    assert len(decoded) == 2  # the truth is the same two latents
+    (cut, whole) = sorted(tmp_path.iterdir())
+    cut.write_bytes(whole.read_bytes()[:-10])
+    assert scores(both) == expected and len(decoded) == 3
+    assert scores(both, "v2") == expected and len(decoded) == 5
+
+
+def test_shared_clips_are_decoded_by_one_worker_at_a_time_and_kept_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latent = torch.ones(1, 16, 1, 2, 2)
+    decoded: list[int] = []
+
+    def decode() -> Tensor:
+        decoded.append(1)
+        time.sleep(0.1)
+        return torch.full((1, 3, 1, 16, 16), 7, dtype=torch.uint8)
+
+    found = in_threads(4, lambda _: Decoded(tmp_path, "v").get(latent, decode))
+    assert len(decoded) == 1 and all(torch.equal(one, found[0]) for one in found)
+    for limit in ("KEPT_S", "KEPT_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(decodeds, limit, -1)
+            Decoded(tmp_path, limit).get(latent, decode)
+        assert not [*tmp_path.iterdir()]
+    shared = Decoded(tmp_path, "v")
+    shutil.rmtree(tmp_path)  # under it
+    assert torch.equal(shared.get(latent, decode), found[0])
 
 
 def test_the_true_future_travels_as_latents_or_as_video() -> None:

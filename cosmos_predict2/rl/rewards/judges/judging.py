@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What judges have in common: where they compute, how they are loaded, and that they see one clip at a time."""
+"""What judges have in common: where they compute, how they are loaded, and in which batches they see clips."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rewards.judges.qwen_video import Asked
 from cosmos_predict2.rl.rewards.verifiable import _video
 from cosmos_predict2.text import pretrained
 
@@ -19,7 +21,23 @@ def place_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]
     return place, chosen
 
 
-def of_each(clips: Clips, judged: Callable[[Tensor, float, str], Tensor]) -> Tensor:
-    """[B, N]: what ``judged`` gives for the video [3, F, H, W], the frame rate and the prompt of each clip."""
-    rows = zip(_video(clips), clips.prompts, strict=True)
-    return torch.stack([judged(video, clips.fps, prompt) for video, prompt in rows])
+def in_batches(
+    clips: Clips,
+    asked: Callable[[Tensor, float, str], Asked],
+    judged: Callable[[Sequence[Asked]], Tensor],
+    clips_at_once: int,
+) -> Tensor:
+    """[B, N]: what ``judged`` gives for each clip; those whose questions have one form are judged together.
+
+    ``asked`` makes the question of a video [3, F, H, W], its frame rate and its prompt.
+    """
+    questions = [asked(video, clips.fps, prompt) for video, prompt in zip(_video(clips), clips.prompts, strict=True)]
+    alike: dict[Any, list[int]] = {}
+    for k, question in enumerate(questions):
+        alike.setdefault(question.form(), []).append(k)
+    found: dict[int, Tensor] = {}
+    for group in alike.values():
+        for start in range(0, len(group), clips_at_once):
+            rows = group[start : start + clips_at_once]
+            found |= zip(rows, judged([questions[k] for k in rows]), strict=True)
+    return torch.stack([found[k] for k in range(len(questions))])

@@ -5,6 +5,7 @@ Written out here because the processors of transformers need torchvision.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,18 +67,35 @@ def conversation(system: str, question: str) -> str:
     return f"{turns_text}<|im_start|>assistant\n"
 
 
-def model_input(tokenizer: Any, text: str, patches: Patches, video_token: int, model: Any) -> dict[str, Tensor]:
-    """What a network is called with: the text's ids, with a place for each token of the video, and the patches."""
+@dataclass(frozen=True)
+class Asked:
+    """A question about a video: the ids of its text, with a place for each token of the video, and the patches."""
+
+    ids: list[int]
+    patches: Patches
+    seconds: float = 0.0  # between its grid times
+
+    def form(self) -> tuple[Any, ...]:
+        """What agrees among questions that pass a network together: none of them is padded."""
+        return len(self.ids), self.patches.grid, self.seconds
+
+
+def asked_of(tokenizer: Any, text: str, patches: Patches, video_token: int, seconds: float = 0.0) -> Asked:
     ids: list[int] = []
     for word in tokenizer.encode(text, add_special_tokens=False):
         ids += [word] * (patches.num_tokens if word == video_token else 1)
-    ids_B_S = torch.tensor([ids], device=model.device)
+    return Asked(ids, patches, seconds)
+
+
+def model_input(batch: Sequence[Asked], video_token: int, model: Any) -> dict[str, Tensor]:
+    """What a network is called with for questions of one form."""
+    ids_B_S = torch.tensor([one.ids for one in batch], device=model.device)
     return dict(
         input_ids=ids_B_S,
         attention_mask=torch.ones_like(ids_B_S),
         mm_token_type_ids=(ids_B_S == video_token).int() * 2,
-        pixel_values_videos=patches.values.to(model.device, model.dtype),
-        video_grid_thw=torch.tensor([patches.grid], device=model.device),
+        pixel_values_videos=torch.cat([one.patches.values for one in batch]).to(model.device, model.dtype),
+        video_grid_thw=torch.tensor([one.patches.grid for one in batch], device=model.device),
     )
 
 

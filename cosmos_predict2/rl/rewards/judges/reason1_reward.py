@@ -2,7 +2,7 @@
 """The physical plausibility of a video, judged by Cosmos-Reason1-7B-Reward (a Qwen2.5-VL that answers Yes or No)."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.judges.judging import of_each, place_and_dtype
+from cosmos_predict2.rl.rewards.judges.judging import in_batches, place_and_dtype
 from cosmos_predict2.rl.rewards.judges.qwen_video import (
     FRAMES,
     SIDE,
+    Asked,
     Patches,
+    asked_of,
     conversation,
     model_input,
     patches_of,
@@ -52,6 +54,7 @@ class Reason1Reward:
         system_prompt_path: str = "",
         question: str = QUESTION,
         asks_caption: bool = False,
+        clips_at_once: int = 4,
     ) -> None:
         package = pretrained.transformers()
         self.device, chosen = place_and_dtype(device, dtype)
@@ -64,10 +67,11 @@ class Reason1Reward:
         self.system = Path(system_prompt_path).read_text(encoding="utf-8").strip() if system_prompt_path else SYSTEM
         self.question = question
         self.asks_caption = asks_caption
+        self.clips_at_once = clips_at_once
         self.yes, self.no = (self.tokenizer.encode(word, add_special_tokens=False)[0] for word in ("Yes", "No"))
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Any]:
-        logits_B_2 = of_each(clips, self._logits)
+        logits_B_2 = in_batches(clips, self._asked, self._logits, self.clips_at_once)
         no_score_B = logits_B_2.softmax(dim=1)[:, 1]
         return {
             "value": no_score_B,
@@ -77,15 +81,18 @@ class Reason1Reward:
             "prediction": ["Bad" if yes > no else "Good" for yes, no in logits_B_2.tolist()],
         }
 
-    @torch.no_grad()
-    def _logits(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> Tensor:
-        """The logits of Yes and No as the first word of the answer."""
+    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> Asked:
         patches, seconds = patches_and_pace(video_C_F_H_W, fps)
         text = conversation(self.system, plain(prompt if self.asks_caption else self.question))
-        given = model_input(self.tokenizer, text, patches, self.model.config.video_token_id, self.model)
-        pace = torch.tensor([seconds], device=self.device)
-        found = self.model(**given, second_per_grid_ts=pace, logits_to_keep=1, use_cache=False)
-        return found.logits[0, -1, [self.yes, self.no]].float().cpu()  # type: ignore[no-any-return]
+        return asked_of(self.tokenizer, text, patches, self.model.config.video_token_id, seconds)
+
+    @torch.no_grad()
+    def _logits(self, batch: Sequence[Asked]) -> Tensor:
+        """[B, 2]: the logits of Yes and No as the first word of the answer."""
+        given = model_input(batch, self.model.config.video_token_id, self.model)
+        pace_B = torch.tensor([one.seconds for one in batch], device=self.device)
+        found = self.model(**given, second_per_grid_ts=pace_B, logits_to_keep=1, use_cache=False)
+        return found.logits[:, -1, [self.yes, self.no]].float().cpu()  # type: ignore[no-any-return]
 
 
 def patches_and_pace(video_C_F_H_W: Tensor, fps: float) -> tuple[Patches, float]:

@@ -8,7 +8,7 @@ output at each of them into a score. The public folder has ``model_config.json``
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,17 @@ from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints import merge_lora_state
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.judges.judging import of_each, place_and_dtype
-from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE, conversation, model_input, patches_of, plain
+from cosmos_predict2.rl.rewards.judges.judging import in_batches, place_and_dtype
+from cosmos_predict2.rl.rewards.judges.qwen_video import (
+    FRAMES,
+    SIDE,
+    Asked,
+    asked_of,
+    conversation,
+    model_input,
+    patches_of,
+    plain,
+)
 from cosmos_predict2.text import pretrained
 from imaginaire import foreign_json
 from imaginaire.checkpoint import weight_files, weights
@@ -66,11 +75,13 @@ class VideoAlign:
         dtype: str = "",
         base_path: str = BASE,
         instruction_path: str = "",
+        clips_at_once: int = 4,
     ) -> None:
         package = pretrained.transformers()
         place, chosen = place_and_dtype(device, dtype)
         checkpoint = _newest_checkpoint(model_path)
         self.settings = _settings(model_path)
+        self.clips_at_once = clips_at_once
         self.instruction = _instruction(instruction_path)
         config = pretrained.config_of(package.AutoConfig, base_path)
         subfolder = f"{checkpoint}/tokenizer"
@@ -79,30 +90,40 @@ class VideoAlign:
         self.network = _network(weight_files.below(model_path, checkpoint), config, self.settings, chosen, place)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        scores_B_3 = of_each(clips, self._scores)
+        scores_B_3 = in_batches(clips, self._asked, self._scores, self.clips_at_once)
         parts = {f"{name.lower()}_reward": scores_B_3[:, i] for i, name in enumerate(NAMES)}
         overall_B = scores_B_3.sum(dim=1)
         return {"value": overall_B, **parts, "overall_reward": overall_B}
 
-    @torch.no_grad()
-    def _scores(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> Tensor:
-        """The three scores, as deviations from the mean of the training set."""
+    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> Asked:
         data = self.settings["data_config"]
         chosen = evenly_spaced(video_C_F_H_W.shape[1], fps, float(data["fps"]))
         patches = patches_of(video_C_F_H_W[:, chosen].permute(1, 0, 2, 3), MIN_PIXELS, int(data["max_frame_pixels"]))
         text = conversation(SYSTEM, self.instruction.replace(TEXT, plain(prompt)))
+        return asked_of(self.tokenizer, text, patches, self.network.model.config.video_token_id)
+
+    @torch.no_grad()
+    def _scores(self, batch: Sequence[Asked]) -> Tensor:
+        """[B, 3]: the scores, as deviations from the mean of the training set."""
         model = self.network.model
-        given = model_input(self.tokenizer, text, patches, model.config.video_token_id, model)
-        ids_S = given["input_ids"][0]
+        given = model_input(batch, model.config.video_token_id, model)
+        ids_B_S = given["input_ids"]
         # It was trained with the plain order of the tokens as positions, without height and width.
-        positions_3_1_S = torch.arange(len(ids_S), device=ids_S.device).expand(3, 1, -1)
-        hidden_S_D = model(**given, position_ids=positions_3_1_S, use_cache=False).last_hidden_state[0]
-        scores_3_N = self.network.rm_head(torch.stack([hidden_S_D[ids_S == token][0] for token in self.tokens]))
-        scores_3 = (scores_3_N.diagonal() if scores_3_N.shape[1] == len(NAMES) else scores_3_N[:, 0]).float().cpu()
+        positions_3_B_S = torch.arange(ids_B_S.shape[1], device=ids_B_S.device).expand(3, len(batch), -1)
+        hidden_B_S_D = model(**given, position_ids=positions_3_B_S, use_cache=False).last_hidden_state
+        read_B_3_D = torch.stack(
+            [
+                torch.stack([hidden[ids == token][0] for token in self.tokens])
+                for hidden, ids in zip(hidden_B_S_D, ids_B_S)
+            ]
+        )
+        scores_B_3_N = self.network.rm_head(read_B_3_D)
+        has_output_each = scores_B_3_N.shape[2] == len(NAMES)
+        scores_B_3 = scores_B_3_N.diagonal(dim1=1, dim2=2) if has_output_each else scores_B_3_N[:, :, 0]
         known = self.settings.get("inference_config") or {}
         mean_3 = torch.tensor([float(known.get(f"{name}_mean", 0.0)) for name in NAMES])
         std_3 = torch.tensor([float(known.get(f"{name}_std", 1.0)) for name in NAMES])
-        return (scores_3 - mean_3) / std_3
+        return (scores_B_3.float().cpu() - mean_3) / std_3
 
 
 def evenly_spaced(num_frames: int, fps: float, wanted_fps: float) -> list[int]:

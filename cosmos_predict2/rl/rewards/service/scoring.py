@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.local import ScoreFunction
+from cosmos_predict2.rl.rewards.service.decoded import Decoded
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
 from imaginaire.errors import ConfigError, DataError, UserError
 
@@ -52,12 +54,14 @@ class Scorer:
         decoder: Callable[[], VideoTokenizer],
         max_clips: int = 8,
         progress: Callable[[], None] = lambda: None,  # called before each step: a clip decoded, a portion scored
+        decoded: Decoded | None = None,  # where clips of requests for several rewards are shared
     ) -> None:
         self.name = name
         self.function = function
         self.needs_pixels = bool(getattr(function, "needs_pixels", False))
         self.max_clips = max_clips
         self.progress = progress
+        self.decoded = decoded
         self._make_decoder = decoder
         self._decoder: VideoTokenizer | None = None
 
@@ -112,11 +116,12 @@ class Scorer:
         context = dict(request.context)
         context.setdefault(NUM_CONDITIONAL, [1] * len(request.prompts))
         if self.needs_pixels:
+            decoded = self.decoded if len(request.rewards) > 1 else None
             if video is None:
                 assert latents is not None
-                video = self._decode(latents)
+                video = self._decode(latents, decoded)
             if "true_latents" in context and "true_video" not in context:
-                context["true_video"] = self._decode(context["true_latents"])
+                context["true_video"] = self._decode(context["true_latents"], decoded)
         return [
             Sample(
                 prompt,
@@ -128,16 +133,21 @@ class Scorer:
             for i, prompt in enumerate(request.prompts)
         ]
 
-    def _decode(self, latents_B_C_T_H_W: Tensor) -> Tensor:
+    def _decode(self, latents_B_C_T_H_W: Tensor, decoded: Decoded | None) -> Tensor:
         """uint8 video; one clip at a time, which bounds the memory."""
-        if self._decoder is None:
-            self._decoder = self._make_decoder()
         clips = []
         for latent in latents_B_C_T_H_W.split(1):
             self.progress()
-            pixels = self._decoder.decode(latent.to(self._decoder.dtype)).float().clamp(-1, 1)
-            clips.append(((pixels + 1) * 127.5).nan_to_num().round().to(torch.uint8).cpu())
+            pixels = partial(self._pixels, latent)
+            clips.append(pixels() if decoded is None else decoded.get(latent, pixels))
         return torch.cat(clips)
+
+    def _pixels(self, latent_1_C_T_H_W: Tensor) -> Tensor:
+        self.progress()  # another worker may have been waited for
+        if self._decoder is None:
+            self._decoder = self._make_decoder()
+        pixels = self._decoder.decode(latent_1_C_T_H_W.to(self._decoder.dtype)).float().clamp(-1, 1)
+        return ((pixels + 1) * 127.5).nan_to_num().round().to(torch.uint8).cpu()
 
     def _ask(self, samples: Sequence[Sample]) -> None:
         latents = [one.latent for one in samples if one.latent is not None]

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,8 +26,8 @@ import attrs
 
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.queue import Queue, worker_name
-from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
-from cosmos_predict2.rl.rewards.service.versions import version_of
+from cosmos_predict2.rl.rewards.service.settings import DEFAULT_QUEUE, RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.versions import decoding_of, version_of
 from cosmos_predict2.rl.rewards.service.worker import UNFIT, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -196,9 +197,13 @@ class Supervisor:
         self.metrics = metrics
         self.patience = patience or Patience()
         self.stopping = threading.Event()
+        self.decoded = (
+            f"{DEFAULT_QUEUE}.{settings.port}.decoded" if "://" in settings.queue else f"{settings.queue}.decoded"
+        )
         self.slots = [Slot(self, reward, device) for reward in settings.rewards for device in reward.devices()]
 
     def start(self) -> None:
+        shutil.rmtree(self.decoded, ignore_errors=True)  # of a service that was killed
         for slot in self.slots:
             slot.thread.start()
 
@@ -215,6 +220,7 @@ class Supervisor:
                 log.warning("a worker of %s did not finish in time and is ended", slot.reward.reward_type)
                 slot.kill()
                 slot.thread.join(timeout=10)
+        shutil.rmtree(self.decoded, ignore_errors=True)
 
     def is_stopping(self) -> bool:
         return self.stopping.is_set()
@@ -257,6 +263,8 @@ class Supervisor:
             max_wait_s=reward.max_wait_s,
             lease_s=self.settings.lease_s,
             decode=attrs.asdict(self.settings.decode),
+            decoded=self.decoded if len(self.settings.rewards) > 1 else "",
+            decoding=decoding_of(self.settings.decode),
             limits=asdict(self.settings.limits()),
         )
 

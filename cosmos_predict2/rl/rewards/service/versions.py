@@ -25,8 +25,17 @@ def version_of(reward: RewardSettings, decode: DecodeSettings) -> str:
     their names, do not count.
     """
     told = [reward.path, reward.arguments, reward.model_path, reward.dtype, attrs.asdict(decode)]
+    return _digest(told, _source(reward.path.partition(":")[0]))
+
+
+def decoding_of(decode: DecodeSettings) -> str:
+    """The version of how latents are decoded."""
+    return _digest(attrs.asdict(decode))
+
+
+def _digest(told: Any, *files: str) -> str:
     digest = hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=16)
-    for path in (_source(reward.path.partition(":")[0]), *_texts(told)):
+    for path in (*files, *_texts(told)):
         for file in islice(_files(path), MOST_FILES):
             digest.update(_identity(file))
     return digest.hexdigest()

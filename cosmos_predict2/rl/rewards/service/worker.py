@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cosmos_predict2.rl.rewards.registry import build
+from cosmos_predict2.rl.rewards.service.decoded import Decoded
 from cosmos_predict2.rl.rewards.service.opening import open_queue
 from cosmos_predict2.rl.rewards.service.queue import Job, Limits, Queue
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, as_json, build_decoder, reason_of
@@ -48,6 +50,8 @@ class WorkerSettings:
     max_wait_s: float = 0.02
     lease_s: float = 30.0
     decode: dict[str, Any] = field(default_factory=dict)
+    decoded: str = ""  # a folder in which the workers share what they decode
+    decoding: str = ""  # the version of how latents are decoded
     limits: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -160,6 +164,7 @@ def build_worker(settings: WorkerSettings, report: Report) -> Worker:
         lambda: build_decoder(decode, settings.device),
         settings.max_batch,
         lambda: report({"event": "alive"}),
+        Decoded(Path(settings.decoded), settings.decoding) if settings.decoded else None,
     )
     return Worker(settings, queue, scorer, report)
 
