@@ -10,7 +10,7 @@ import yaml
 from cosmos_predict2.configs.rl.experiment import policy_behavior
 from cosmos_predict2.configs.rl.recipes import vla, vla_translation
 from cosmos_predict2.configs.rl.recipes.rows import Read, Translation
-from cosmos_predict2.configs.rl.recipes.translation import translate
+from cosmos_predict2.configs.rl.recipes.translation import translate, translate_content
 from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
 from imaginaire.config import registry
 from imaginaire.config.compose import compose, experiment_names
@@ -322,6 +322,25 @@ def test_a_wrong_recipe_is_refused_by_name(tiny: str, changes: dict[str, Any], n
     with pytest.raises(ConfigError) as refused:
         changed(tiny, **changes)
     assert named in str(refused.value)
+
+
+FOREIGN: list[tuple[dict[str, Any], str]] = [  # what published recipes of other things say of themselves
+    (dict(policy=dict(model_name_or_path="Qwen/Qwen2.5-3B-Instruct"), train=dict(sync_weight_interval=1)), "Qwen"),
+    (dict(policy={}, train=dict(train_policy=dict(type="sft", trainer_type="pi_sft"), epoch="x")), "pi_sft"),
+    (dict(vla=dict(vla_type="cosmos-policy", no_such=1), custom=dict(task_suite_name="libero_10")), "cosmos-policy"),
+    (dict(policy=dict(model_name_or_path="a"), vla={}, rollout=dict(no=1),
+          train=dict(train_policy=dict(dataset=dict(name="robotwin")))), "robotwin"),
+    (dict(checkpoint=dict(load_path="Wan-AI/Wan2.1-T2V-1.3B"), trainer=dict(no_such=1)), "Wan2.1"),
+    (dict(model=dict(net=dict(num_blocks=30), no_such=1)), "model.net.num_blocks"),
+    (dict(model=dict(scaling="edm", no_such=1)), "model.scaling"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("recipe", "named"), FOREIGN)
+def test_type_and_model_are_judged_before_other_fields(recipe: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        translate_content(recipe)
+    assert named in str(refused.value) and "no such field" not in str(refused.value)
 
 
 def test_a_recipe_with_groups_of_one_is_an_evaluation() -> None:

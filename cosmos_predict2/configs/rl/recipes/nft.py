@@ -16,6 +16,7 @@ from cosmos_predict2.configs.rl.recipes.rows import (
     To,
     Translation,
     Unused,
+    fields_at,
     override,
     read_fields,
     shown_value,
@@ -87,9 +88,13 @@ _POLICY: Mapping[str, Row] = {
     "diffusers.sample.deterministic_sampling": Only((True,), "Set it to true: NFT samples without noise here"),
     "diffusers.sample.solver": Unused("the rollout takes Euler steps"),
 }
+_ONE_TYPE = (
+    "Only type = grpo with trainer_type = diffusion_nft is translated; recordings are cloned by python -m"
+    " scripts.train_policy"
+)
 _POLICY_OF_TRAINING: Mapping[str, Row] = {
-    "type": Only(("grpo",), "Only type = grpo with trainer_type = diffusion_nft is translated"),
-    "trainer_type": Only(("diffusion_nft",), "Only type = grpo with trainer_type = diffusion_nft is translated"),
+    "type": Only(("grpo",), _ONE_TYPE),
+    "trainer_type": Only(("diffusion_nft",), _ONE_TYPE),
     "use_remote_reward": Only((True,), "Rewards come from the service; others are options of an experiment"),
     "uncentralized_training": Unused("there is no controller"),
     "dataset.name": Read("", f"dataset.path: a file of prompts, or {', '.join(PROMPT_FILES)} below {PROMPTS}"),
@@ -160,6 +165,8 @@ IGNORED = ("policy.diffusers.timestep_fraction",)
 
 def translate_nft(content: Mapping[str, Any]) -> Translation:
     """The run of a recipe for DiffusionNFT."""
+    fields_at(content, FIELDS, ["train.train_policy.trainer_type"])
+    _size(fields_at(content, FIELDS, ["policy.model_name_or_path"]))
     fields, warnings = read_fields(content, FIELDS, IGNORED)
     size = _size(fields)
     settings = {

@@ -174,6 +174,19 @@ def read_fields(
     return Fields(given, table), warnings
 
 
+def fields_at(content: Mapping[str, Any], table: Table, paths: Collection[str]) -> Fields:
+    """Some fields of a recipe alone: what says which run it is, before all are held to the table of that run."""
+    given = {}
+    for path in paths:
+        value: Any = content
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            require_fit(path, value, table[path])
+            given[path] = value
+    return Fields(given, table)
+
+
 def _leaves(
     content: Mapping[str, Any], table: Table, ignored: Collection[str], section: str = ""
 ) -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,11 @@ def schema_of(content: Mapping[str, Any]) -> str:
 
 def translate(path: str, gpus_here: int = 0) -> Translation:
     """The run of a recipe's file, of any schema, on a machine with so many GPUs."""
-    content = load_toml(path)
+    return translate_content(load_toml(path), gpus_here)
+
+
+def translate_content(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
+    """The same of a recipe that was read."""
     schema = schema_of(content)
     if schema == VLA:
         return translate_vla(content, gpus_here)

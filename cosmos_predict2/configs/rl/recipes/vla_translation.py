@@ -11,6 +11,7 @@ from cosmos_predict2.configs.rl.recipes.rows import (
     ALWAYS,
     Fields,
     Translation,
+    fields_at,
     override,
     read_fields,
     shown_value,
@@ -46,6 +47,10 @@ SCRIPTS = {  # of cosmos_rl.tools.dataset, for each simulator; the toy world sta
 SIZES_OF_GPUS = ("n_init_replicas", "dp_shard_size", "dp_replicate_size")
 GPU_FIELDS = tuple(f"policy.parallelism.{name}" for name in SIZES_OF_GPUS)
 _DATASET = "train.train_policy.dataset"
+_DECIDING = (  # which policy it is, how it learns and where
+    *("vla.vla_type", "policy.model_name_or_path", "train.train_policy.trainer_type", "train.train_policy.type"),
+    *(f"{section}.{name}" for section in (_DATASET, "validation.dataset") for name in ("name", "subset")),
+)
 _OF_PI05 = tuple(path.removeprefix("custom.pi05.") for path in vla.FIELDS if path.startswith("custom.pi05."))
 
 
@@ -87,12 +92,15 @@ def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, Pla
     """The fields of a recipe for policies, warnings, which policy it is and where it acts."""
     if "vla" not in content:
         raise ConfigError("The recipe has no [vla]: it is none of a policy.")
+    kind = fields_at(content, vla.FIELDS, _DECIDING)
+    policy, place = _policy_name(kind), _place(kind)
+    if "train.train_policy.trainer_type" in kind.given:
+        _require_trainer(kind, policy)
     fields, warnings = read_fields(content, vla.FIELDS)
     _require_numbers(fields)
-    place = _place(fields)
     if place.simulator == "b1k" and fields["vla.max_steps"] is None:
         warnings.append(SHORT)
-    return fields, warnings, _policy_name(fields), place
+    return fields, warnings, policy, place
 
 
 def _require_numbers(fields: Fields) -> None:

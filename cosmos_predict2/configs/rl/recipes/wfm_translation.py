@@ -11,6 +11,7 @@ from cosmos_predict2.configs.rl.recipes.rows import (
     SUPERVISED,
     Fields,
     Translation,
+    fields_at,
     override,
     read_fields,
     shown_value,
@@ -23,6 +24,7 @@ from cosmos_predict2.rl.rewards.remote import RemoteReward
 from cosmos_predict2.rl.rewards.verifiable import Smoothness
 from imaginaire.errors import ConfigError, near
 
+_SIZE_FIELDS = tuple(f"model.net.{name}" for name in ("model_channels", "num_blocks", "num_heads"))
 SIZES = {(2048, 28, 16): "2B", (5120, 36, 40): "14B", (128, 4, 2): "tiny"}  # channels, blocks, heads
 POST_TRAINING = "predict2p5_video2world_training_2b_cosmos_nemo_assets"
 REASON1 = "nvidia/Cosmos-Reason1-7B"
@@ -32,8 +34,10 @@ GPU_FIELDS = ("model.fsdp_shard_size", "model.dp_replicate_size", "model_paralle
 def translate_wfm(content: Mapping[str, Any]) -> Translation:
     """The run of a recipe for world models."""
     content, listed = _without_lists(content)
+    kind = fields_at(content, wfm.FIELDS, ["checkpoint.load_path", "model.scaling", *_SIZE_FIELDS])
+    refuse_wan("checkpoint.load_path", kind["checkpoint.load_path"])
+    _size(kind)
     fields, warnings = read_fields(content, wfm.FIELDS, wfm.IGNORED)
-    refuse_wan("checkpoint.load_path", fields["checkpoint.load_path"])
     is_rl, size = fields["model.rl.enabled"], _size(fields)
     callbacks, more = callback_settings(listed["callbacks"])
     settings = {
@@ -88,12 +92,11 @@ def _required(fields: Fields, path: str) -> Any:
 
 
 def _size(fields: Fields) -> str:
-    names = ("model_channels", "num_blocks", "num_heads")
-    numbers = tuple(fields[f"model.net.{name}"] for name in names)
+    numbers = tuple(fields[path] for path in _SIZE_FIELDS)
     if numbers not in SIZES:
         known = "; ".join(f"{size}: {', '.join(map(str, row))}" for row, size in SIZES.items())
         raise ConfigError(
-            f"model.net.{', '.join(names)} = {', '.join(map(str, numbers))} is no size of Predict2.5. Sizes: {known}."
+            f"{', '.join(_SIZE_FIELDS)} = {', '.join(map(str, numbers))} is no size of Predict2.5. Sizes: {known}."
         )
     return SIZES[numbers]
 
