@@ -53,6 +53,10 @@ class Chain(Protocol):
     @property
     def num_steps(self) -> int: ...
 
+    @property
+    def uses_previous(self) -> bool:
+        """Whether a step takes the estimate of the one before."""
+
     def is_stochastic(self, k: int) -> bool:
         """Whether step k draws, so that it has a probability."""
 
@@ -90,6 +94,10 @@ class FlowChain:
     @property
     def num_steps(self) -> int:
         return len(self.levels) - 1
+
+    @property
+    def uses_previous(self) -> bool:
+        return False
 
     def is_stochastic(self, k: int) -> bool:
         return self._draws(k) and flow_std(self.kind, self.levels, k, self.amount) > 0
@@ -192,6 +200,10 @@ class ChurnChain:
     def num_steps(self) -> int:
         return len(self.sigmas) - 1
 
+    @property
+    def uses_previous(self) -> bool:
+        return self.solver != "1euler"
+
     def is_stochastic(self, k: int) -> bool:
         return self._std(k) > 0
 
@@ -205,7 +217,7 @@ class ChurnChain:
     def step(self, k: int, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, previous_x0_B_C_T_H_W: Tensor | None) -> Normal:
         x, x0, dtype = x_B_C_T_H_W, x0_B_C_T_H_W, x_B_C_T_H_W.dtype
         sigma, sigma_next = self.levels[k], self.sigmas[k + 1]
-        if self.solver == "1euler" or previous_x0_B_C_T_H_W is None:
+        if not self.uses_previous or previous_x0_B_C_T_H_W is None:
             mean = euler(x, x0, sigma, sigma_next)
         else:
             mean = two_point(x, x0, previous_x0_B_C_T_H_W, self.levels[k - 1], sigma, sigma_next)

@@ -17,7 +17,6 @@ from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, error
 
 KEY = "model.config.rl"
-STATES = 4  # of a trained step: its state, the next, the mean, the estimate before
 ANY = -1  # in train_on: a step drawn for each rollout
 
 
@@ -255,9 +254,18 @@ def passes_of(rl: RLConfig, conditions: int, *, is_flow_model: bool) -> Passes:
         clips_at_once=rl.rollout_batch,
         updates=rl.updates * rl.minibatches,
         weight_copies=(has_reference or not rl.on_policy) + (rl.weight_copy_decay_type > 0),
-        kept_latents=0 if rl.offload_trajectories else steps * _of_step(rl, has_old),
+        kept_latents=0 if rl.offload_trajectories else _kept_latents(rl, has_old),
     )
 
 
-def _of_step(rl: RLConfig, has_old: bool) -> int:
-    return (STATES if rl.is_ratio else 1 + has_old) + (rl.kl_beta > 0)
+def _kept_latents(rl: RLConfig, has_old: bool) -> int:
+    """Of each trained step its mean, of churn also the estimate before, and the states between which it leads; of each
+    level fresh noise; what other weights predict. Drawn steps may lie apart."""
+    steps = rl.num_trained
+    of_others = steps * (has_old + (rl.kl_beta > 0))
+    if not rl.is_ratio:
+        return steps + of_others
+    named = [k for k in rl.train_on if k != ANY]
+    states = len({*named, *(k + 1 for k in named)}) + 2 * (steps - len(named))
+    before = steps - (0 in named) if rl.transition == "churn" and rl.solver_option == "2ab" else 0
+    return states + steps + before + of_others

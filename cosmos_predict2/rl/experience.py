@@ -94,28 +94,39 @@ class Samples:
 Shuffle = Callable[[list[int], int], list[int]]
 
 
-def joined(parts: Sequence[Any]) -> Any:
-    """Dataclasses of tensors, one after the other along the batch; what is no tensor is taken from the first."""
-    first = parts[0]
+def joined(parts: Sequence[Any], done: dict[int, Tensor] | None = None) -> Any:
+    """Dataclasses of tensors, one after the other along the batch; what is no tensor is taken from the first.
+
+    A tensor that is in several places, as a state that one step ends in and the next begins with, stays one: ``done``
+    has those of this call.
+    """
+    first, done = parts[0], {} if done is None else done
     if isinstance(first, Tensor):
-        return torch.cat(list(parts))
+        if id(first) not in done:
+            done[id(first)] = torch.cat(list(parts))
+        return done[id(first)]
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [one.name for one in dataclasses.fields(first)]
-        return dataclasses.replace(first, **{name: joined([getattr(part, name) for part in parts]) for name in names})
+        found = {name: joined([getattr(part, name) for part in parts], done) for name in names}
+        return dataclasses.replace(first, **found)
     if isinstance(first, dict):
-        return {key: joined([part[key] for part in parts]) for key in first}
+        return {key: joined([part[key] for part in parts], done) for key in first}
     return first
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A tensor, or a mapping or dataclass with each of its tensors, after a change; what else there is stays."""
+def mapped(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Tensor] | None = None) -> Any:
+    """A tensor, or a mapping or dataclass with each of its tensors, after a change, made once where it is in several
+    places; what else there is stays."""
+    done = {} if done is None else done
     if isinstance(value, Tensor):
-        return change(value)
+        if id(value) not in done:
+            done[id(value)] = change(value)
+        return done[id(value)]
     if isinstance(value, dict):
-        return {key: mapped(one, change) for key, one in value.items()}
+        return {key: mapped(one, change, done) for key, one in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [one.name for one in dataclasses.fields(value)]
-        return dataclasses.replace(value, **{name: mapped(getattr(value, name), change) for name in names})
+        return dataclasses.replace(value, **{name: mapped(getattr(value, name), change, done) for name in names})
     return value
 
 

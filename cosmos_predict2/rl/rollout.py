@@ -138,7 +138,7 @@ def roll_out(
         step = chain.step(k, x, x0, previous)
         x_next = step.draw(noise_of(k)) if chain.is_stochastic(k) else step.mean_B_C_T_H_W
         if k in keep:
-            kept[k] = Kept(k, x, x_next, step.mean_B_C_T_H_W, previous)
+            kept[k] = Kept(k, x, x_next, step.mean_B_C_T_H_W, previous if chain.uses_previous else None)
         if is_checked:
             _check_deviation(chain, k, x_next, x0)
         x, previous = x_next, x0

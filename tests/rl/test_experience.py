@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
-from cosmos_predict2.diffusion.transitions import Normal
+from cosmos_predict2.diffusion.schedules import karras_sigmas
+from cosmos_predict2.diffusion.transitions import Chain, ChurnChain, FlowChain, Normal
 from cosmos_predict2.rl import losses
-from cosmos_predict2.rl.config import RLConfig
-from cosmos_predict2.rl.experience import Experience, order
+from cosmos_predict2.rl.config import RLConfig, passes_of
+from cosmos_predict2.rl.experience import Experience, joined, mapped, order
 from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.groups import Groups, RowDraws
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.losses import Losses
-from cosmos_predict2.rl.rollout import Kept, chain_path, sigma_of
+from cosmos_predict2.rl.rollout import ChainPath, Kept, chain_path, roll_out, sigma_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from imaginaire.data.stream import POSITION_KEY
@@ -65,7 +66,11 @@ def test_the_data_term_and_the_rollout_share_clips_levels_and_noise(
 
 
 @pytest.mark.slow
-def test_rewards_learn_the_frame_rate_of_their_own_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [2, 4])
+def test_rewards_learn_the_frame_rate_of_their_own_clips(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where clips of two conditions pass the network together."""
     read, submit, found = ToyWorldVideos.__getitem__, Scoring.submit, []
 
     def noted(self: Scoring, clips: Clips, context: Any) -> Any:
@@ -74,8 +79,10 @@ def test_rewards_learn_the_frame_rate_of_their_own_clips(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(ToyWorldVideos, "__getitem__", lambda self, i: {**read(self, i), "fps": 5.0 + i})
     monkeypatch.setattr(Scoring, "submit", noted)
-    run(tmp_path, *rl_options(FLOW_GRPO, "trainer.max_iter=1"))
-    assert len(set(found)) == 2  # of two conditions
+    batches = [f"{RL}.rollout_batch={at_once}", f"trainer.grad_accum_iter={8 // at_once}"]
+    records = run(tmp_path, *rl_options(FLOW_GRPO, "trainer.max_iter=1", *batches))
+    assert len(set(found)) == len(found) == 2  # of two conditions
+    assert records[0]["train/agreement_valid_rate"] == 1
 
 
 @pytest.mark.slow
@@ -123,6 +130,27 @@ def test_the_reference_is_what_a_run_started_from(start: str, tmp_path: Path) ->
     path = run_dir(tmp_path / "first", NAME)
     records = run(tmp_path / "second", *rl_options(FLOW_GRPO, *REFERENCE, *once, f"checkpoint.load_path={path}", *more))
     assert records[0]["train/kl_loss"] == 0
+
+
+KEPT: list[tuple[Chain, dict[str, Any], int]] = [
+    (FlowChain(torch.linspace(0.9, 0.1, 11).tolist()), dict(transition="sde"), 9 + 8),
+    (ChurnChain(karras_sigmas(10).tolist()), dict(transition="churn"), 9 + 8 + 7),
+    (ChurnChain(karras_sigmas(10).tolist(), solver="1euler"), dict(transition="churn", solver_option="1euler"), 9 + 8),
+]
+
+
+@pytest.mark.parametrize(("chain", "options", "num"), KEPT)
+def test_what_a_rollout_keeps_is_kept_once(chain: Chain, options: dict[str, Any], num: int) -> None:
+    """A state that one step ends in and the next begins with, on the device and on the host; a plan knows how many."""
+    rl = RLConfig(**options)
+    path = ChainPath(chain, lambda x, level: 0.5 * x, lambda x: x)
+    parts = [roll_out(path, torch.randn(1, 2), lambda k: torch.randn(1, 2), rl.train_on)[1] for _ in range(2)]
+    kept = joined(parts)
+    for found in (kept, mapped(kept, Tensor.clone)):
+        tensors = [one for step in found.values() for one in vars(step).values() if isinstance(one, Tensor)]
+        assert len({one.data_ptr() for one in tensors}) == num
+        assert torch.equal(found[0].x_next_B_C_T_H_W, found[1].x_B_C_T_H_W) and len(tensors[0]) == 2
+    assert passes_of(rl, 1, is_flow_model=False).kept_latents == num
 
 
 def _losses(monkeypatch: pytest.MonkeyPatch, judged: Normal, **options: Any) -> Losses:
