@@ -111,7 +111,8 @@ def figures(video: Tensor, true: Tensor) -> dict[str, float]:
         row[f"{thing}_px"] = float(numpy.nanmean(distance))
         visible &= ~numpy.isnan(found.position[thing][..., 0])
     row["visible"] = float(visible.mean())
-    row["overlap_px"] = float(contact(seen(made))[0].mean())
+    generated = numpy.tile(numpy.arange(made.shape[2]) >= GIVEN, (len(made), 1))
+    row["overlap_px"] = float(contact(seen(made), generated)[0].mean())
     row["motion"] = _travel(seen(made)) / _travel(seen(wanted))
     rests = ~moves[:, :, 1:]
     row["flicker"] = float((made.diff(dim=2).abs().mean(dim=1, keepdim=True))[rests].mean())

@@ -195,7 +195,7 @@ class FlowGRPOModel(Video2WorldModel):
             for chunk in self._chunks(len(rows)):
                 self.progress(f"rollout, clip {chunk.start + 1} of {len(rows)}")
                 part = self._roll_out(conditions, chunk, steps, window, draws)
-                tickets.append(self._submit(part, rows[chunk], batch, context))
+                tickets += self._submit(part, rows[chunk], batch, context)
                 parts.append(self._kept_at(part))
         return joined(parts), (x0, data_condition), tickets
 
@@ -246,14 +246,22 @@ class FlowGRPOModel(Video2WorldModel):
         world.context.activate(False)
         return Samples(conditions, noise, final, window, levels, kept)
 
-    def _submit(self, part: Samples, rows: Tensor, batch: Mapping[str, Any], context: Mapping[str, Any]) -> Any:
+    def _submit(
+        self, part: Samples, rows: Tensor, batch: Mapping[str, Any], context: Mapping[str, Any]
+    ) -> list[dict[str, Ticket]]:
+        """Ask for the scores of a part, those of each frame rate together."""
+        rates = [float(batch["fps"][row]) for row in rows.tolist()]
+        changes = [i for i in range(1, len(rates)) if rates[i] != rates[i - 1]]
+        tickets = []
         with self.phase("reward"):
-            return self.scoring.submit(*self._clips(part.final, rows, batch, context))
+            for these in map(slice, [0, *changes], [*changes, len(rates)]):
+                tickets.append(self.scoring.submit(*self._clips(part.final[these], rows[these], batch, context)))
+        return tickets
 
     def _clips(
         self, latents: Tensor, rows: Tensor, batch: Mapping[str, Any], context: Mapping[str, Any]
     ) -> tuple[Clips, dict[str, Any]]:
-        """Latents for the conditions ``rows`` as rewards take them, with their context."""
+        """Latents for the conditions ``rows``, of one frame rate, as rewards take them, with their context."""
         video = to_uint8(self.world.decode(latents)).cpu() if self.scoring.needs_pixels else None
         texts = batch.get("ai_caption") or [""] * len(batch["fps"])
         prompts = [texts[i] for i in rows.tolist()]

@@ -201,7 +201,8 @@ class QualityAlarm(EveryN):
             for name, reward in self.rewards.items():
                 scores = reward.fetch(reward.submit(made, context, name), 0.0)
                 values[name].append(scores.value_B[scores.is_valid_B])
-        return {name: float(torch.cat(found).mean()) for name, found in values.items()}
+        valid = {name: torch.cat(found) for name, found in values.items()}
+        return {name: float(found.mean()) for name, found in valid.items() if len(found)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"reward": self._reward, "best": self._best, "saved": self._saved, "num_back": self._num_back}

@@ -97,7 +97,8 @@ class Scoring:
         spread = torch.stack([has_spread(one.value_B, valid, self.advantage.min_std) for one in scores.values()])
         facts["groups_without_spread"] = float((~spread.any(dim=0)).float().mean())
         facts["advantage_abs"] = float(advantage.abs().mean())
-        facts["reward_mean"] = sum(self.options[name].weight * facts[name] for name in scores)
+        if all(name in facts for name in scores):
+            facts["reward_mean"] = sum(self.options[name].weight * facts[name] for name in scores)
         return advantage, facts
 
     def _normalised(self, value: Tensor, valid: Tensor) -> Tensor:
@@ -109,14 +110,15 @@ def _rows(parts: list[Tensor], members: int) -> Tensor:
 
 
 def _facts(name: str, value: Tensor, is_valid: Tensor) -> dict[str, float]:
-    of_valid = value[is_valid] if is_valid.any() else torch.zeros(1)
-    spread = value.masked_fill(~is_valid, float("nan"))
-    return {
-        name: float(of_valid.mean()),
-        **{f"{name}_p{percent}": float(of_valid.quantile(percent / 100)) for percent in PERCENTILES},
-        f"{name}_std": float(spread.nan_to_num(0.0).std(dim=1, correction=0).mean()),
-        f"{name}_valid_rate": float(is_valid.float().mean()),
-    }
+    """Figures of the valid scores [N, G]; where there is none, they have no mean."""
+    facts = {f"{name}_valid_rate": float(is_valid.float().mean())}
+    if is_valid.any():
+        of_valid = value[is_valid]
+        facts[name] = float(of_valid.mean())
+        facts |= {f"{name}_p{percent}": float(of_valid.quantile(percent / 100)) for percent in PERCENTILES}
+    if compared := [row[valid] for row, valid in zip(value, is_valid, strict=True) if valid.sum() > 1]:
+        facts[f"{name}_std"] = float(torch.stack([row.std(correction=0) for row in compared]).mean())
+    return facts
 
 
 def _made(name: str, option: RewardConfig) -> Reward:

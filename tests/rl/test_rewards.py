@@ -246,6 +246,33 @@ def test_frames_that_were_given_do_not_count(name: str, given: int, true: Tensor
     assert (changed(slice(first, first + 1), slice(given, given + 1)) < own).all()
 
 
+@pytest.mark.parametrize("reward", [verifiable.Smoothness, verifiable.Motion, toy.Contact])
+def test_motion_within_the_frames_that_were_given_does_not_count(reward: Any, true: Tensor) -> None:
+    """Of five given frames the last two bear on the first generated one."""
+    context = _context(true) | {"num_conditional_frames": torch.full((4,), 2)}
+
+    def changed(frames: slice) -> Tensor:
+        video = true.clone()
+        video[:, :, frames] = 0
+        return LocalReward(reward())._score(_clips(video), context).value_B
+
+    own = changed(slice(0))
+    assert torch.equal(changed(slice(0, 3)), own)
+    assert (changed(slice(6, 7)) < own).all()
+
+
+def test_figures_are_of_valid_scores(true: Tensor) -> None:
+    """Groups of (10, 10.16, none, none) and of none: a deviation of .08, where zeros in their place gave 5."""
+    valid = torch.tensor([[True, True, False, False], [False] * 4])
+    scores = Scores(torch.where(valid, torch.tensor([10.0, 10.16, 0.0, 0.0]), 0.0), valid)
+    scoring = _scoring(L(verifiable.Smoothness)())
+    _, facts = scoring.advantages({"r0": scores})
+    assert (facts["r0_std"], facts["reward_mean"]) == pytest.approx((0.08, 10.08), rel=1e-4)
+    assert facts["r0_valid_rate"] == 0.25
+    _, facts = scoring.advantages({"r0": Scores(torch.zeros(2, 4), torch.zeros(2, 4, dtype=torch.bool))})
+    assert facts["r0_valid_rate"] == 0 and not {"r0", "r0_std", "r0_p10", "reward_mean"} & set(facts)
+
+
 def test_requests_are_named_by_what_is_asked(true: Tensor) -> None:
     scoring = _scoring(L(verifiable.Smoothness)())
     first, again, other = (scoring.submit(_clips(video), _context(true)) for video in (true, true, _still(true)))
@@ -295,7 +322,7 @@ def test_contact_is_the_depth_of_the_gripper_in_the_puck_and_the_motion_of_an_un
     gripper = numpy.array([[[0.0, 0], [0, 0], [2, 0]], [[0, 0], [0, 0], [0, 0]], [[0, 0], [0, 0], [0, 0]]])
     puck = numpy.array([[[10.0, 0], [10, 0], [9, 0]], [[30, 0], [30, 0], [32, 0]], [[11, 0], [11, 0], [13, 0]]])
     found = Detection({"gripper": gripper, "puck": puck}, numpy.zeros((3, 3), dtype=bool))
-    overlap, untouched = toy.contact(found)
+    overlap, untouched = toy.contact(found, numpy.ones((3, 3), dtype=bool))
     assert overlap == pytest.approx([(toy.CONTACT_PX - toy.BLUR_PX - 7) / 2, 0, 0])
     assert untouched == pytest.approx([0, 1, 0])
 

@@ -83,7 +83,8 @@ class Contact(_OfPixels):
     """
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        overlap, untouched = contact(seen(_video(clips), ("gripper", "puck")))
+        video = _video(clips)
+        overlap, untouched = contact(seen(video, ("gripper", "puck")), _counted_frames(video, context))
         return {
             "value": torch.from_numpy(-overlap - untouched),
             "overlap_px": torch.from_numpy(overlap),
@@ -91,14 +92,17 @@ class Contact(_OfPixels):
         }
 
 
-def contact(found: Detection) -> tuple[Any, Any]:
-    """For each clip the mean depth of the gripper in the puck, and the mean motion of the puck while it is away."""
+def contact(found: Detection, counted_B_F: Any) -> tuple[Any, Any]:
+    """For each clip the mean depth of the gripper in the puck, and the mean motion of the puck while it is away, over
+    the frames that count, but the first."""
     gripper, puck = found.position["gripper"], found.position["puck"]
     distance = numpy.linalg.norm(puck - gripper, axis=-1)
     moved = numpy.linalg.norm(numpy.diff(puck, axis=1), axis=-1)
     is_away = numpy.minimum(distance[:, 1:], distance[:, :-1]) > CONTACT_PX + AWAY_PX
     overlap = numpy.nan_to_num(numpy.maximum(0.0, CONTACT_PX - BLUR_PX - distance[:, 1:]), nan=LOST_PX)
-    return overlap.mean(axis=1), (numpy.nan_to_num(moved, nan=LOST_PX) * is_away).mean(axis=1)
+    untouched = numpy.nan_to_num(moved, nan=LOST_PX) * is_away
+    counted = counted_B_F[:, 1:]
+    return tuple((amount * counted).sum(axis=1) / counted.sum(axis=1) for amount in (overlap, untouched))
 
 
 class PuckNearRing(_OfPixels):

@@ -64,12 +64,12 @@ class StaticBackground(_OfPixels):
 
 
 class Smoothness(_OfPixels):
-    """Minus the mean size of second differences in time: flicker, and jumps of things."""
+    """Minus the mean size of second differences in time that a generated frame ends: flicker, and jumps of things."""
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
         video = _video(clips).float()
         second = video[:, :, 2:] - 2 * video[:, :, 1:-1] + video[:, :, :-2]
-        return -second.abs().mean(dim=(1, 2, 3, 4))
+        return -_mean(second.abs(), _counted(video, context)[:, :, 2:])
 
 
 class Motion(_OfPixels):
@@ -79,7 +79,8 @@ class Motion(_OfPixels):
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
         video, true = _both(clips, context)
-        amounts = [clip.diff(dim=2).abs().mean(dim=(1, 2, 3, 4)) for clip in (video, true)]
+        counted = _counted(true, context)[:, :, 1:]
+        amounts = [_mean(clip.diff(dim=2).abs(), counted) for clip in (video, true)]
         return -(amounts[0] / amounts[1].clamp(min=1e-3) - 1).abs()
 
 
