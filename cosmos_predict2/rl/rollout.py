@@ -63,7 +63,7 @@ def chain_path(
     sigma / (1 + sigma), where its states are x / (1 + sigma), or as they are for "churn".
     """
     solver = _solver(world.objective, rl)
-    options = SamplingOptions(guidance=rl.guidance, num_steps=rl.sample_steps, solver=solver)
+    options = SamplingOptions(guidance=rl.guidance, num_steps=rl.sample_steps, solver=solver, is_repeatable=True)
     path = world.sampling_path(condition, unconditional, noise_B_C_T_H_W, options)
     is_by_time = rl.transition in FLOW_KINDS and solver == LEVEL_SOLVER
     denoise = _at_time(path) if is_by_time else _at_level(path)

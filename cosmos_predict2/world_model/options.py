@@ -19,10 +19,11 @@ class SamplingOptions:
     final_evaluation: bool = True
     use_cuda_graphs: bool = flag(False, "capture the network's forward pass")
     progress: bool = False  # show a bar
+    is_repeatable: bool = False  # whatever memory is free: of training, whose later part must compute as the whole does
 
     def record(self) -> dict[str, Any]:
         """What changes or describes a result, as plain values."""
-        left_out = {"progress"} | ({"final_evaluation"} if self.final_evaluation else set())
+        left_out = {"progress", "is_repeatable"} | ({"final_evaluation"} if self.final_evaluation else set())
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
 

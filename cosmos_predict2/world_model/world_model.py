@@ -363,7 +363,7 @@ class WorldModel:
     ) -> Callable[[Tensor, Tensor], Tensor]:
         """(x_t, levels) -> what ``predict`` gives, with guidance unless ``unconditional`` is None.
 
-        Both halves are one batch where memory allows and their texts are equally long.
+        Both halves are one batch where memory allows, their texts are equally long and nothing must be repeatable.
         """
         given = conditional.gt_frames_B_C_T_H_W
         assert given is not None
@@ -382,7 +382,7 @@ class WorldModel:
         if unconditional is None:
             return run(conditional)
         lengths = {one.crossattn_emb_B_S_E.shape[1] for one in (conditional, unconditional)}
-        if len(lengths) == 1 and self._fits_doubled(given):
+        if len(lengths) == 1 and not options.is_repeatable and self._fits_doubled(given):
             both = run(conditional.stacked_with(unconditional))
 
             def guided_together(x: Tensor, level_B: Tensor) -> Tensor:

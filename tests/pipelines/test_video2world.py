@@ -104,10 +104,13 @@ def test_both_halves_of_the_guidance_in_one_batch_or_one_after_the_other(monkeyp
     positive, negative = text(pipe, "push"), text(pipe, "blurred")
     arguments: dict[str, Any] = dict(options=SamplingOptions(num_steps=3, guidance=3.0))
     together = pipe.generate(frames(), positive, negative, **arguments)
+    repeatable = SamplingOptions(num_steps=3, guidance=3.0, is_repeatable=True)
+    as_in_training = pipe.generate(frames(), positive, negative, options=repeatable)
     uneven = pipe.generate(frames(), positive, negative[:, :3], **arguments)
     monkeypatch.setattr(pipe.world, "_fits_doubled", lambda latent: False)
     apart = pipe.generate(frames(), positive, negative, **arguments)
     assert torch.allclose(together, apart, atol=1e-4)
+    assert torch.equal(as_in_training, apart), "with memory for both"
     assert torch.equal(uneven, pipe.generate(frames(), positive, negative[:, :3], **arguments))
     no_negative = pipe.generate(frames(), positive, None, **arguments)
     assert not torch.equal(together, no_negative)

@@ -52,6 +52,7 @@ def _world(pipe_config: Any) -> Any:
 
     def sampling_path(condition: Any, other: Any, noise: Tensor, options: Any) -> Any:
         given = SimpleNamespace(gt_frames_B_C_T_H_W=None, condition_mask_B_1_T_H_W=None, is_image=True)
+        assert options.is_repeatable, "a resumed run may have less free memory"
         return objective.sampling_path(answers, given, noise, options.solver, options.num_steps)
 
     return SimpleNamespace(objective=objective, sampling_path=sampling_path)

@@ -106,7 +106,8 @@ class WorldModelEnv:
         if num_noises not in (1, 2):
             raise ConfigError(f"num_noises={num_noises}: 1, or 2 of which the worst one counts.")
         self.imagination, self.starts, self.reward = imagination, starts, reward
-        self.scoring, self.sampling, self.batch_size = scoring or Scoring(), sampling, batch_size
+        self.sampling = replace(sampling, is_repeatable=True)
+        self.scoring, self.batch_size = scoring or Scoring(), batch_size
         self.padding, self.gripper_dims, self.text, self.hand_over = padding, tuple(gripper_dims), text, hand_over
         self.keep_first, self.num_noises, self.keep_frames = keep_first, num_noises, keep_frames
         self.clip_actions = clip_actions
