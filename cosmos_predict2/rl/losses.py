@@ -63,7 +63,7 @@ class Losses:
             largest = rl.advantage.adv_clip_max
             advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
         dt = path.chain.length(kept.k)
-        policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, dt, rl.clip_ratio))
+        policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, rl.clip_ratio, dt))
         loss = policy.loss_B.mean()
         output = self._watched(experience, policy, log_ratio_B, loss)
         if kept.reference_mean_B_C_T_H_W is not None:

@@ -31,8 +31,8 @@ class RatioStep:
     advantage_B: Tensor
     mean_drift_B: Tensor
     std: float
-    dt: float
     limit: float
+    dt: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

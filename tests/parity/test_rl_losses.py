@@ -87,7 +87,7 @@ def test_guard(golden: Golden) -> None:
     of("bias").compare(objectives.gaussian_kl(drift, std), **LOSS)
     log_ratio = tensors["log_prob_new"].use() - tensors["log_prob_old"].use()
     advantage = tensors["advantage"].use().clamp(-largest, largest)
-    found = OBJECTIVES["guard"].function(RatioStep(log_ratio, advantage, drift, std, dt, clip))
+    found = OBJECTIVES["guard"].function(RatioStep(log_ratio, advantage, drift, std, clip, dt))
     of("ratio").compare(found.ratio_B, atol=2e-7)
     of("loss").compare(found.loss_B.mean(), **LOSS)
 
