@@ -93,7 +93,6 @@ WAVES = 4  # of a refinement's episodes whose pictures are kept together: fewer 
 class VLAGRPOModel(ImaginaireModel):
     """Group-relative policy optimization of a policy in an environment."""
 
-    validation_metric = "greedy_success"
     batch_kinds = (POLICY, WORLD_MODEL)
     memory_advice = (
         "Try model.config.env.offload=phase (a world model without refinement leaves the GPU while the policy is"
@@ -123,6 +122,7 @@ class VLAGRPOModel(ImaginaireModel):
         require_state(self.env, self.policy)
         self.true_env: VecEnv | None = lazy_config.instantiate(config.true_env)
         self.eval_env: VecEnv = lazy_config.instantiate(config.eval_env) or self.true_env or self.env
+        self.validation_metric = f"{'imagined_' if _imagines(self.eval_env) else ''}greedy_success"
         if self.eval_env is self.env and _imagines(self.env):
             log.warning("there is neither eval_env nor true_env: validation is imagined, too (imagined_greedy_success)")
         if config.refinement is not None:
@@ -520,7 +520,7 @@ class VLAGRPOModel(ImaginaireModel):
         success = greedy.success_E[valid].float().mean()
         low, high = Rate.of(greedy.success_E, valid, starts).interval
         share = len(once) / max(self._num_held_out, len(once))  # of all that the mean over batches is of
-        kind = "imagined_greedy" if _imagines(self.eval_env) else "greedy"
+        kind = self.validation_metric.removesuffix("_success")
         output: dict[str, Any] = {
             f"{kind}_success": success,
             f"{kind}_success_margin": (high - low) / 2 * share**0.5,
