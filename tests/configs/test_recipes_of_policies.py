@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from cosmos_predict2.configs.rl.experiment import policy_behavior
-from cosmos_predict2.configs.rl.recipes import vla, vla_translation
-from cosmos_predict2.configs.rl.recipes.rows import Read, Translation
+from cosmos_predict2.configs.rl.recipes import embodiment, nft, vla, vla_translation, wfm
+from cosmos_predict2.configs.rl.recipes.rows import Read, Translation, Unused
 from cosmos_predict2.configs.rl.recipes.translation import translate, translate_content
 from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
 from imaginaire.config import registry
@@ -351,6 +351,33 @@ def test_a_recipe_with_groups_of_one_is_an_evaluation() -> None:
     assert "--policy Haozhan72/Openvla-oft-SFT-libero10-trajall --episodes 500 --draws 1 --workers 8" in words
     assert "--videos 500 --options" in words and 'unnorm_key="libero_10_no_noops"' in words
     evaluate_policy._parser().parse_args(found.evaluation)
+
+
+UNUSUAL: list[tuple[str, dict[str, Any], str]] = [  # a field without effect at another value than published
+    (COLOCATED, dict(train__sync_weight_interval=9), "train.sync_weight_interval = 9: every rollout is played"),
+    (LIBERO, dict(custom__pi05__replan_steps=3), "custom.pi05.replan_steps = 3: "),
+    ("configs/cosmos-predict2-5/cosmos-predict2-5-2b-720-nft.toml", dict(train__epoch=3), "train.epoch = 3: "),
+    ("configs/cosmos-predict2-5/cosmos-predict2-5-2b-480-grpo-mock-data.toml",
+     dict(dataloader_train__video_dataloader__dataloader__use_cache=True), "dataloader.use_cache = true: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "changes", "told"), UNUSUAL)
+def test_a_field_without_effect_is_reported_where_it_is_not_as_published(
+    path: str, changes: dict[str, Any], told: str
+) -> None:
+    def reported(content: Any) -> list[str]:
+        return [one for one in translate_content(content).warnings if one.startswith("not the published value")]
+
+    assert not reported(load_toml(path))
+    (one,) = reported(edited(load_toml(path), **changes))
+    assert told in one
+
+
+def test_tables_of_published_values_are_of_fields_without_effect() -> None:
+    for schema in (vla, nft, wfm, embodiment):
+        assert all(isinstance(schema.FIELDS[path], Unused) for path in schema.PUBLISHED)
+    assert not [one for one in translate_vla(edited(load_toml(COLOCATED), **PUBLISHED)).warnings if "published" in one]
 
 
 def test_bounds_are_those_of_fields_that_there_are() -> None:

@@ -159,6 +159,22 @@ FIELDS: Mapping[str, Row] = {
     "redis": Unused("there is no controller"),
     "mode": Only(("colocated", "disaggregated"), "Rollout and training share their GPUs"),
 }
+# What fields without effect have in the published recipe (Cosmos-RL 89f2e5b); other values are reported.
+PUBLISHED: Mapping[str, tuple[Any, ...]] = {
+    "policy.lora.init_lora_weights": ("gaussian",),
+    "policy.diffusers.offload": (False,),
+    "policy.diffusers.sample.eval_num_steps": (40,),
+    "policy.diffusers.sample.noise_level": (0.7,),
+    "policy.diffusers.sample.solver": ("dpm2",),
+    "train.epoch": (10,),
+    "train.optm_impl": ("foreach",),
+    "train.ema_decay": (0.9,),
+    "train.ema_update_step_interval": (1,),
+    "train.fsdp_reduce_dtype": ("float32",),
+    "train.fsdp_reshard_after_forward": ("default",),
+    "train.ckpt.save_mode": ("async",),
+    "logging.multi_modal_log_interval": (10,),
+}
 # In the published file, and without effect there: the field of the schema is timesteps_fraction.
 IGNORED = ("policy.diffusers.timestep_fraction",)
 
@@ -167,7 +183,7 @@ def translate_nft(content: Mapping[str, Any]) -> Translation:
     """The run of a recipe for DiffusionNFT."""
     fields_at(content, FIELDS, ["train.train_policy.trainer_type"])
     _size(fields_at(content, FIELDS, ["policy.model_name_or_path"]))
-    fields, warnings = read_fields(content, FIELDS, IGNORED)
+    fields, warnings = read_fields(content, FIELDS, IGNORED, PUBLISHED)
     size = _size(fields)
     settings = {
         **fields.settings(OF_RL),

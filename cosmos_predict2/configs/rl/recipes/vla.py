@@ -2,6 +2,7 @@
 """Every field of Cosmos-RL's recipes of policies (VLA), with its default there and what becomes of it here."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from cosmos_predict2.configs.rl.recipes.rows import Given, Only, Read, Row, To, Unused, under
 
@@ -266,6 +267,36 @@ FIELDS: Mapping[str, Row] = {
     "mode": Read("disaggregated", "colocated: GPUs play and train in turn; disaggregated: others play, by Ray"),
     "profiler": Unused("trainer.profiling, of scripts.train"),
     "distillation": Only((None,), "Policies learn from rewards here"),
+}
+# What fields without effect have in Cosmos-RL's published recipes (89f2e5b); other values are reported.
+PUBLISHED: Mapping[str, tuple[Any, ...]] = {
+    "train.optm_impl": ("fused",),
+    "train.compile": (True, False),
+    "train.fsdp_reduce_dtype": ("float32",),
+    "train.transfer_dtype": ("float32",),
+    "train.fsdp_offload": (True, False),
+    "train.fsdp_reshard_after_forward": ("default",),
+    "train.sync_weight_interval": (1, 4),
+    "train.train_policy.dataset.split": ("train",),
+    "train.train_policy.dataset.test_size": (496,),
+    "train.train_policy.enable_dataset_cache": (False,),
+    "train.train_policy.dataloader_num_workers": (4,),
+    "train.train_policy.dataloader_prefetch_factor": (4,),
+    "train.train_policy.lower_bound_ratio": (10.0,),
+    "train.train_policy.mini_batch": (2, 16, 256),
+    "train.train_policy.min_filter_prefix_tokens": (1,),
+    "train.train_policy.allowed_outdated_steps": (3, 4),
+    "train.ckpt.save_mode": ("async",),
+    "policy.model_max_length": (4096,),
+    "rollout.batch_size": (1, 4),
+    "rollout.max_response_length": (1024,),
+    "rollout.enforce_eager": (False,),
+    "rollout.sampling_config.top_p": (1.0,),
+    "rollout.sampling_config.top_k": (0, 50),
+    "validation.dataset.split": ("val",),
+    "vla.proprio_dim": (7,),
+    "custom.replan_steps": (5,),
+    "custom.pi05.replan_steps": (5,),
 }
 # What numbers must be: whole and at least, or above; those that a recipe leaves out have their default.
 AT_LEAST: Mapping[str, int] = {

@@ -96,7 +96,7 @@ def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, Pla
     policy, place = _policy_name(kind), _place(kind)
     if "train.train_policy.trainer_type" in kind.given:
         _require_trainer(kind, policy)
-    fields, warnings = read_fields(content, vla.FIELDS)
+    fields, warnings = read_fields(content, vla.FIELDS, published=vla.PUBLISHED)
     _require_numbers(fields)
     if place.simulator == "b1k" and fields["vla.max_steps"] is None:
         warnings.append(SHORT)

@@ -350,3 +350,17 @@ FIELDS: Mapping[str, Row] = {
     **_data("dataloader_train"),
     **_data("dataloader_val"),
 }
+# What fields without effect have in the published recipes (Cosmos-RL 89f2e5b); other values are reported.
+PUBLISHED: Mapping[str, tuple[Any, ...]] = {
+    f"{loader}.video_dataloader.dataloader.{name}": values
+    for loader in ("dataloader_train", "dataloader_val")
+    for name, values in {
+        "use_cache": (False,),
+        "cache_size": (16, 32),
+        "concat_size": (1,),
+        "dataset.video_decoder_name": ("video_naive_bytes",),
+        "dataset.augmentor_name": ("video_basic_augmentor_v2",),
+        "dataset.caption_type": ("t2w_qwen2p5_7b",),
+        "dataset.embedding_type": ("t5_xxl",),
+    }.items()
+}

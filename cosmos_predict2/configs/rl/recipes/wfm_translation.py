@@ -37,7 +37,7 @@ def translate_wfm(content: Mapping[str, Any]) -> Translation:
     kind = fields_at(content, wfm.FIELDS, ["checkpoint.load_path", "model.scaling", *_SIZE_FIELDS])
     refuse_wan("checkpoint.load_path", kind["checkpoint.load_path"])
     _size(kind)
-    fields, warnings = read_fields(content, wfm.FIELDS, wfm.IGNORED)
+    fields, warnings = read_fields(content, wfm.FIELDS, wfm.IGNORED, wfm.PUBLISHED)
     is_rl, size = fields["model.rl.enabled"], _size(fields)
     callbacks, more = callback_settings(listed["callbacks"])
     settings = {
