@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.pi05.inputs import augmented, prompt_tokens, resize_with_pad
 from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
+from cosmos_predict2.rl.policies.pi05.lerobot import BEFORE, BEHIND
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
@@ -329,6 +331,126 @@ def test_lerobots_names_of_settings_are_read(folder: Path, tmp_path: Path) -> No
     policy, _ = read_policy(str(tmp_path / "lerobot"), options=dict(num_steps=2))
     policy.save(tmp_path / "out")
     assert read_policy(str(tmp_path / "out"))[0].config == replace(config, num_steps=2)
+
+
+def test_a_folder_as_lerobot_saves_it_is_read_as_lerobot_reads_it(folder: Path, tmp_path: Path) -> None:
+    """The names, files and numbers are those that lerobot 0.4.4 wrote and computed, from these statistics."""
+    path = _lerobot_folder(folder, tmp_path / "saved")
+    policy, _ = read_policy(str(path))
+    config = policy.config
+    assert (config.num_images, config.action_env_dim, config.state_dim) == (3, 3, 32) and config.discrete_state_input
+    for found, theirs in (
+        (policy.state_stats.normalised(torch.tensor(STATE)), NORMALISED),
+        (policy.action_stats.restored(torch.tensor([-1.2, 0.0, 0.8])), RESTORED),
+    ):
+        torch.testing.assert_close(found, torch.tensor(theirs), rtol=0, atol=1e-5)
+    seen = {}
+    policy._encode = lambda text, begins: seen.setdefault("text", text) and [1]
+    policy._prompt({"task_description": ["pick_up the cup\n"], "state": torch.tensor([STATE])}, 0)
+    assert seen["text"] == f"Task: pick up the cup, State: {BINS}{' 128' * 28};\nAction: "
+    same = dict(Pi05Policy(str(folder)).network.named_parameters())
+    assert all(torch.equal(value, same[name]) for name, value in policy.network.named_parameters())
+    policy.save(tmp_path / "out")
+    again, _ = read_policy(str(tmp_path / "out"))
+    assert again.config == config and (tmp_path / "out" / BEHIND).is_file()
+    assert torch.equal(again.action_stats.q01, policy.action_stats.q01) and again.action_stats.epsilon == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "low", "high"),
+    [("MEAN_STD", -0.25, 0.75), ("MIN_MAX", -2.0, 3.0), ("QUANTILE10", -0.5, 1.0), ("IDENTITY", -1.0, 1.0)],
+)
+def test_every_scale_of_lerobot_is_read(mode: str, low: float, high: float, folder: Path, tmp_path: Path) -> None:
+    row = dict(mean=0.25, std=0.5, min=-2.0, max=3.0, q10=-0.5, q90=1.0, q01=-1.5, q99=2.5)
+    path = _lerobot_folder(folder, tmp_path / "saved", mode=mode, action={n: [v] * 3 for n, v in row.items()})
+    stats = Pi05Policy(str(path), load=False).action_stats
+    assert stats.q01.tolist() == [low] * 3 and stats.q99.tolist() == [high] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda path: _step(path, "relative_actions_processor", {"enabled": True}), "relative_actions_processor"),
+        (lambda path: _step(path, "my_own_processor", {}), r"step 'my_own_processor', which is not known here"),
+        (lambda path: (path / UNNORMALISER).unlink(), r"statistics of action \(q01, q99\) are missing.*assets/"),
+        (lambda path: (path / BEHIND).unlink(), BEHIND),
+        (lambda path: (path / BEFORE).write_text("[" * 100_000), BEFORE),
+        (lambda path: (path / BEFORE).write_text('{"steps": [3]}'), BEFORE),
+    ],
+)
+def test_processors_that_cannot_be_followed_are_named(change: Any, named: str, folder: Path, tmp_path: Path) -> None:
+    path = _lerobot_folder(folder, tmp_path / "saved")
+    change(path)
+    with pytest.raises(CheckpointError, match=named):
+        Pi05Policy(str(path))
+
+
+def test_a_switch_of_newer_revisions_that_is_off_is_passed_over(folder: Path, tmp_path: Path) -> None:
+    path = _lerobot_folder(folder, tmp_path / "saved")
+    _step(path, "relative_actions_processor", {"enabled": False, "exclude_joints": []})
+    assert Pi05Policy(str(path), load=False).config.num_images == 3
+
+
+# A state of four numbers by lerobot 0.4.4, from low to high: q01 + (v + 1) (q99 - q01) / 2.
+LOW, HIGH = [-0.5, -1.25, 0.0, -1.0], [1.5, 0.75, 2.0, -1.0]  # of the last, one value alone
+STATE, NORMALISED, BINS = [0.25, -2.0, 1.0, -1.0], [-0.25, -1.75, 0.0, -1.0], "96 -1 128 0"
+RESTORED = [-0.7, -0.25, 1.8]
+NORMALISER = "policy_preprocessor_step_2_normalizer_processor.safetensors"
+UNNORMALISER = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
+
+
+def _lerobot_folder(
+    folder: Path, path: Path, mode: str = "QUANTILES", action: Mapping[str, list[float]] | None = None
+) -> Path:
+    """A tiny policy with what `PreTrainedPolicy.save_pretrained` and both processors of lerobot 0.4.4 write."""
+    shutil.copytree(folder, path)
+    shutil.rmtree(path / "assets")
+    weights = load_file(path / "model.safetensors")
+    save_file({f"model.{name}": value for name, value in weights.items()}, path / "model.safetensors")
+    content = json.loads((path / "config.json").read_text())
+    theirs = {"action_horizon": "chunk_size", "action_dim": "max_action_dim", "num_steps": "num_inference_steps"}
+    ours = ("model_type", "pi05", "action_env_dim", "action_chunk", "discrete_state_input", "num_images", "state_dim")
+    content = {theirs.get(name, name): value for name, value in content.items() if name not in ours}
+    camera, cameras = {"type": "VISUAL", "shape": [3, 24, 32]}, ("front", "wrist", "empty_camera_0")
+    inputs = {**{f"observation.images.{name}": camera for name in cameras}, "observation.state": _feature("STATE", 4)}
+    outputs = {"action": _feature("ACTION", 3)}
+    content |= {"type": "pi05", "max_state_dim": 32, "input_features": inputs, "output_features": outputs}
+    content |= {"dtype": "float32", "rtc_config": None, "optimizer_fused": False, "empty_cameras": 1, "device": "cpu"}
+    (path / "config.json").write_text(json.dumps(content))
+    norm_map = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": mode}
+    normaliser = {"eps": 1e-8, "features": {**inputs, **outputs}, "norm_map": norm_map}
+    before = [
+        {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
+        {"registry_name": "to_batch_processor", "config": {}},
+        {"registry_name": "normalizer_processor", "config": normaliser, "state_file": NORMALISER},
+        {"registry_name": "pi05_prepare_state_tokenizer_processor_step", "config": {}},
+        {"registry_name": "tokenizer_processor", "config": {"tokenizer_name": "google/paligemma-3b-pt-224"}},
+        {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
+    ]
+    unnormaliser = {**normaliser, "features": outputs}
+    behind = [
+        {"registry_name": "unnormalizer_processor", "config": unnormaliser, "state_file": UNNORMALISER},
+        {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
+    ]
+    (path / BEFORE).write_text(json.dumps({"name": "policy_preprocessor", "steps": before}))
+    (path / BEHIND).write_text(json.dumps({"name": "policy_postprocessor", "steps": behind}))
+    action = action or {"q01": LOW[:3], "q99": HIGH[:3]}
+    tensors = {f"action.{name}": torch.tensor(value) for name, value in action.items()}
+    tensors |= {"observation.state.q01": torch.tensor(LOW), "observation.state.q99": torch.tensor(HIGH)}
+    for file in (NORMALISER, UNNORMALISER):
+        save_file({**tensors, "action.count": torch.tensor([100.0])}, path / file)
+    return path
+
+
+def _feature(kind: str, size: int) -> dict[str, Any]:
+    return {"type": kind, "shape": [size]}
+
+
+def _step(path: Path, name: str, config: dict[str, Any]) -> None:
+    """Put a step before all others of the first processor."""
+    content = json.loads((path / BEFORE).read_text())
+    content["steps"].insert(0, {"registry_name": name, "config": config})
+    (path / BEFORE).write_text(json.dumps(content))
 
 
 def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ class Pi05Config:
     num_steps: int = 10
     max_token_len: int = 200
     discrete_state_input: bool = True
+    state_dim: int = 0  # of the state in a prompt, filled with zeros; 0: the numbers that the environment has
     num_images: int = 3
     asset_id: str = ""  # assets/<asset_id>/norm_stats.json is used, where there are several
     train_expert_only: bool = False

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosmos_predict2.actions.statistics import refuse_impossible
+from cosmos_predict2.rl.policies.pi05 import lerobot
 from cosmos_predict2.text import pretrained
 from imaginaire import foreign_json
 from imaginaire.checkpoint.dcp import first_line
@@ -97,27 +99,30 @@ class Quantiles:
 
     q01: Tensor
     q99: Tensor
+    epsilon: float = _EPS  # added to their difference, as openpi does; 0: as lerobot has it
 
     @classmethod
-    def of(cls, content: Mapping[str, Sequence[float]]) -> "Quantiles":
+    def of(cls, content: Mapping[str, Any]) -> "Quantiles":
         q01, q99 = (torch.tensor(content[name], dtype=torch.float32) for name in ("q01", "q99"))
-        return cls(q01, q99)
+        return cls(q01, q99, float(content.get("epsilon", _EPS)))
 
     def normalised(self, values: Tensor) -> Tensor:
         """Not clipped; numbers beyond the statistics are left as they are."""
-        values, q01, q99 = self._parts(values)
-        scaled = 2 * (values[..., : len(q01)] - q01) / (q99 - q01 + _EPS) - 1
+        values, q01, width = self._parts(values)
+        scaled = 2 * (values[..., : len(q01)] - q01) / width - 1
         return torch.cat([scaled, values[..., len(q01) :]], dim=-1)
 
     def restored(self, values: Tensor) -> Tensor:
-        values, q01, q99 = self._parts(values)
-        scaled = 0.5 * (values[..., : len(q01)] + 1) * (q99 - q01 + _EPS) + q01
+        values, q01, width = self._parts(values)
+        scaled = 0.5 * (values[..., : len(q01)] + 1) * width + q01
         return torch.cat([scaled, values[..., len(q01) :]], dim=-1)
 
     def _parts(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """In float32, and as many statistics as there are numbers."""
+        """In float32, and of as many statistics as there are numbers q01 and the width up to q99, above 0."""
         count = min(values.shape[-1], len(self.q01))
-        return values.float(), self.q01[:count].to(values.device), self.q99[:count].to(values.device)
+        q01, q99 = self.q01[:count].to(values.device), self.q99[:count].to(values.device)
+        width = q99 - q01 + self.epsilon
+        return values.float(), q01, width.where(width != 0, 1e-8)
 
 
 def norm_stats_file(folder: str, asset_id: str = "") -> str:
@@ -137,10 +142,20 @@ def norm_stats_file(folder: str, asset_id: str = "") -> str:
     return found[0]
 
 
-def read_norm_stats(file: str) -> tuple[Quantiles, Quantiles]:
+def norm_stats_of(folder: str, asset_id: str = "") -> dict[str, Any]:
+    """The statistics of a folder: of its assets, or of lerobot's processors where it has no assets."""
+    if lerobot.has_processors(folder) and "assets" not in names_at(folder):
+        return lerobot.norm_stats(folder)
+    file = norm_stats_file(folder, asset_id)
+    try:
+        return dict(foreign_json.load(local_file(file))["norm_stats"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} has no norm_stats: {error!r}") from error
+
+
+def quantiles_of(content: Mapping[str, Any], file: str) -> tuple[Quantiles, Quantiles]:
     """Of states and of actions."""
     try:
-        content = foreign_json.load(local_file(file))["norm_stats"]
         for name in ("state", "actions"):
             refuse_impossible(content[name], f"{file}: {name}", CheckpointError)
         return Quantiles.of(content["state"]), Quantiles.of(content["actions"])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public layout of PI0.5: config.json, model.safetensors, a tokenizer and assets/**/norm_stats.json.
+"""The public layout of PI0.5: config.json, model.safetensors, a tokenizer and assets/**/norm_stats.json, or in place of
+the last lerobot's processors.
 
 Names of older and of lerobot's files are translated by pattern; then every name is loaded, kept aside on purpose, or
 an error. What is kept aside, and the files beside the weights, an export copies from where the policy came from.
@@ -16,7 +17,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.policies.pi05.inputs import norm_stats_file
+from cosmos_predict2.rl.policies.pi05 import lerobot
+from cosmos_predict2.rl.policies.pi05.inputs import norm_stats_file, norm_stats_of
+from cosmos_predict2.rl.policies.pi05.lerobot import BEFORE, BEHIND
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, local_file, names_at
@@ -29,6 +32,7 @@ _OLD = (  # of files made by lerobot, by older transformers and by PI0's convert
     (r"paligemma\.language_model\.lm_head\.", "paligemma.lm_head."),
     (r"paligemma\.language_model\.model\.", "paligemma.model.language_model."),
     (r"paligemma\.(?=vision_tower|multi_modal_projector)", "paligemma.model."),
+    (r"vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),  # newer transformers, too
 )
 _EXPERT, _PALIGEMMA = "paligemma_with_expert.gemma_expert.", "paligemma_with_expert.paligemma."
 _HEAD, _EMBEDDING = f"{_PALIGEMMA}lm_head.weight", f"{_PALIGEMMA}model.language_model.embed_tokens.weight"
@@ -83,9 +87,15 @@ def public_name(name: str) -> str:
     return name if f"{_TOWER}vision_model." in name else name.replace(_TOWER, f"{_TOWER}vision_model.")
 
 
+def tensors_of(path: str) -> Mapping[str, Tensor]:
+    """The tensors of a public folder, beside which lerobot's processors may have files of their own, a hub id or a
+    file."""
+    return weights.read(below(path, WEIGHTS) if WEIGHTS in names_at(path) else path)
+
+
 def load(network: nn.Module, path: str) -> None:
     """The weights of a public folder, a hub id or a file, every name accounted for."""
-    source = weights.read(path)
+    source = tensors_of(path)
     found = plan(source, network.state_dict())
     back = {old: new for new, old in found.loaded.items()}
     report = weights.load_into(network.state_dict(), weights.renamed(source, back.get))
@@ -106,7 +116,7 @@ def export(
     Each tensor has the dtype that it has there, so that weights which were not trained come out bit for bit.
     ``options`` are put into config.json, and ``statistics`` are those of actions in place of the source's.
     """
-    old = weights.read(source)
+    old = tensors_of(source)
     found = plan(old, state)
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -131,19 +141,28 @@ def copy_beside(
     source: str, folder: Path, options: Mapping[str, Any], statistics: Mapping[str, Any] | None = None
 ) -> None:
     """config.json with ``options`` in it, the statistics, and the small files of a tokenizer."""
-    config = {**read_json(below(source, CONFIG)), **options}
+    config = {**settings(source), **options}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    stats = norm_stats_file(source, str(config.get("asset_id") or ""))
+    asset_id, is_lerobots = str(config.get("asset_id") or ""), "assets" not in names_at(source)
+    stats = "" if is_lerobots else norm_stats_file(source, asset_id)
     inside = stats[stats.rindex("assets/") :] if "assets/" in stats else "assets/norm_stats.json"
     (folder / inside).parent.mkdir(parents=True, exist_ok=True)
-    if statistics is None:
+    if statistics is None and not is_lerobots:
         (folder / inside).write_bytes(local_file(stats).read_bytes())
     else:
-        content = {**read_json(stats)["norm_stats"], "actions": statistics}
+        own = {} if statistics is None else {"actions": statistics}
+        content = {**norm_stats_of(source, asset_id), **own}
         (folder / inside).write_text(json.dumps({"norm_stats": content}, indent=1) + "\n", encoding="utf-8")
     for name in names_at(source):
-        if "token" in name or name.endswith(".model"):
+        is_processor = name.startswith((BEFORE.removesuffix(".json"), BEHIND.removesuffix(".json")))
+        if "token" in name or name.endswith(".model") or (is_processor and statistics is None):
             (folder / name).write_bytes(local_file(below(source, name)).read_bytes())
+
+
+def settings(folder: str) -> dict[str, Any]:
+    """The content of config.json, with what lerobot's processors say besides."""
+    config = read_json(below(folder, CONFIG))
+    return {**lerobot.settings(folder, config), **config} if lerobot.has_processors(folder) else config
 
 
 def read_json(address: str) -> dict[str, Any]:

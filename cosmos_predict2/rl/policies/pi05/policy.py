@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
 from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
@@ -21,8 +22,6 @@ from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
 from cosmos_predict2.rl.policies.weights import check_public, require_public
 from cosmos_predict2.text import pretrained
-from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.weight_files import below
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding
 
@@ -56,10 +55,10 @@ class Pi05Policy(nn.Module):
         super().__init__()
         require_public(path, "pi05")
         self.path, self.options, self.augment = path, options, augment
-        self.config = read_config(layout.read_json(below(path, layout.CONFIG)), path, options)
+        self.config = read_config(layout.settings(path), path, options)
         if load:
             with torch.device("meta"):
-                pretrained.refuse_larger(Pi05Network(self.config), weights.read(path), path)
+                pretrained.refuse_larger(Pi05Network(self.config), layout.tensors_of(path), path)
         self.network = Pi05Network(self.config)
         if load:
             layout.load(self.network, path)
@@ -69,7 +68,8 @@ class Pi05Policy(nn.Module):
             self.network.noise_head.requires_grad_(True)
         if self.config.train_expert_only:
             self.network.paligemma.requires_grad_(False)
-        self.state_stats, self.action_stats = inputs.read_norm_stats(inputs.norm_stats_file(path, self.config.asset_id))
+        content = inputs.norm_stats_of(path, self.config.asset_id)
+        self.state_stats, self.action_stats = inputs.quantiles_of(content, path)
         self._own_statistics = statistics
         if statistics is not None:
             self.action_stats = inputs.Quantiles.of(statistics)
@@ -229,6 +229,7 @@ class Pi05Policy(nn.Module):
                     " set policy.discrete_state_input=False where the weights were trained without it."
                 )
             state = self.state_stats.normalised(observation["state"][i])[: len(self.state_stats.q01)]
+            state = functional.pad(state, (0, max(0, self.config.state_dim - len(state))))
             return inputs.prompt_tokens(self._encode, task, state, length)
         if task not in self._prompts:
             self._prompts[task] = inputs.prompt_tokens(self._encode, task, None, length)
