@@ -167,7 +167,7 @@ def policy_loss(
         "policy_loss": loss.detach(),
         "clip_fraction": fraction(is_clipped.to(loss), mask),
         "approx_kl": element_mean(-log_ratio.detach(), mask),
-        "ratio_mean": element_mean(ratio, mask),
+        "ratio_mean": 1 + element_mean(ratio - 1, mask),  # 1 where nothing counts, as the others below
         "ratio_min": of_valid.min(),
         "ratio_max": of_valid.max(),
     }
