@@ -29,7 +29,8 @@ from cosmos_predict2.rl.rewards.service.queue import (
 )
 from imaginaire.errors import ConfigError
 
-_SCHEMA = """
+_SUSPECT = f"(deaths > 0 OR attempt >= {OFTEN})"
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS requests (
     ticket TEXT PRIMARY KEY, digest TEXT NOT NULL, num_clips INTEGER NOT NULL, bytes INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS bodies (ticket TEXT PRIMARY KEY, body BLOB NOT NULL);
@@ -39,13 +40,14 @@ CREATE TABLE IF NOT EXISTS jobs (
     result TEXT, error TEXT, deaths INTEGER NOT NULL DEFAULT 0, version TEXT NOT NULL DEFAULT '',
     UNIQUE (ticket, reward));
 CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (reward, state, number);
+CREATE INDEX IF NOT EXISTS suspects ON jobs (reward, number) WHERE state = 'queued' AND {_SUSPECT};
 CREATE INDEX IF NOT EXISTS open_jobs ON jobs (state, worker) WHERE state IN ('queued', 'running');
 CREATE INDEX IF NOT EXISTS kept_bodies ON requests (bytes) WHERE bytes > 0;
 CREATE INDEX IF NOT EXISTS settled_jobs ON jobs (settled) WHERE settled IS NOT NULL;
 """
 _SINCE_VERSION_1 = ("deaths INTEGER NOT NULL DEFAULT 0", "version TEXT NOT NULL DEFAULT ''")
 _VERSION = 2
-_SUSPECT = f"(deaths > 0 OR attempt >= {OFTEN})"
+_HELD = "FROM jobs WHERE state IN ('queued', 'running') AND state = 'running' AND worker = ?"  # by open_jobs
 _BUSY_S = 60.0
 _PAGE = 1 << 15
 _CHECKPOINT = 64 << 20  # bytes of changes until they are copied to the main file: not after each body
@@ -115,16 +117,16 @@ class SQLiteQueue:
             ).fetchall():
                 self._retry(db, *row)
 
-            def waiting(condition: str, most: int) -> list[tuple[int, str, int, bool]]:
-                columns = f"number, ticket, attempt, {_SUSPECT} FROM jobs"
+            def waiting(table: str, condition: str, most: int) -> list[tuple[int, str, int, bool]]:
                 return db.execute(
-                    f"SELECT {columns} WHERE reward = ? AND state = ? AND {condition} ORDER BY number LIMIT ?",
-                    (reward, QUEUED, most),
+                    f"SELECT number, ticket, attempt, {_SUSPECT} FROM {table}"
+                    f" WHERE reward = ? AND state = 'queued' AND {condition} ORDER BY number LIMIT ?",
+                    (reward, most),
                 ).fetchall()
 
-            held = db.execute("SELECT 1 FROM jobs WHERE state = ? AND worker = ? LIMIT 1", (RUNNING, worker)).fetchone()
-            suspects = [] if held else waiting(_SUSPECT, 1)
-            rows = suspects if suspect_first and suspects else waiting(f"NOT {_SUSPECT}", limit) or suspects
+            held = db.execute(f"SELECT 1 {_HELD} LIMIT 1", (worker,)).fetchone()
+            suspects = [] if held else waiting("jobs INDEXED BY suspects", _SUSPECT, 1)
+            rows = suspects if suspect_first and suspects else waiting("jobs", f"NOT {_SUSPECT}", limit) or suspects
             jobs = []
             for number, ticket, attempt, is_suspect in rows:
                 db.execute(
@@ -151,9 +153,7 @@ class SQLiteQueue:
 
     def release(self, worker: str, reason: str, has_died: bool) -> int:
         with self._writing() as db:
-            rows = db.execute(
-                "SELECT number, ticket, attempt, deaths FROM jobs WHERE state = ? AND worker = ?", (RUNNING, worker)
-            ).fetchall()
+            rows = db.execute(f"SELECT number, ticket, attempt, deaths {_HELD}", (worker,)).fetchall()
             for number, ticket, attempt, deaths in rows:
                 self._retry(db, number, ticket, attempt, deaths + has_died, reason)
         return len(rows)
