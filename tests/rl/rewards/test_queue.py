@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_predict2.rl.rewards.service import queue as queues
+from cosmos_predict2.rl.rewards.service import sqlite_queue
 from cosmos_predict2.rl.rewards.service.opening import open_queue
 from cosmos_predict2.rl.rewards.service.queue import Limits, OtherBody, Queue, QueueFull, QueueUnusable
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
@@ -281,7 +282,7 @@ def _raised(call: Callable[[], object]) -> Exception | None:
     return None
 
 
-def test_a_full_disk_is_named_until_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_is_named_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = open_queue(str(tmp_path / "queue.sqlite3"), Limits())
     assert isinstance(queue, SQLiteQueue)
     queue.put("t", A, b"body", "d", 1)
@@ -291,9 +292,15 @@ def test_a_full_disk_is_named_until_there_is_room(tmp_path: Path) -> None:
         queue.put("u", A, b"x" * 500_000, "d", 1)
     assert error.value.is_full
     assert queue.look("u", "a") is None
+    real = shutil.disk_usage(tmp_path)
+    for free, is_full in ((499_999, True), (10**8, False)):
+        monkeypatch.setattr(sqlite_queue, "_LEAST_FREE", 1000)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: real._replace(free=free))
+        assert ("is full" in queue.fault()) == is_full
     queue._db().execute("PRAGMA max_page_count = 1000000")
     assert queue.put("u", A, b"x" * 500_000, "d", 1)
-    assert queue.fault() == ""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=499_999))
+    assert queue.fault() == ""  # what is left is enough until it is not
     queue.close()
 
 

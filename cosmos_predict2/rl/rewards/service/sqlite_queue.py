@@ -2,6 +2,7 @@
 """The queue in one file of SQLite, for a service on one machine: what was accepted survives every kill."""
 
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ _VERSION = 2
 _HELD = "FROM jobs WHERE state IN ('queued', 'running') AND state = 'running' AND worker = ?"  # by open_jobs
 _BUSY_S = 60.0
 _PAGE = 1 << 15
+_LEAST_FREE = 64 << 20
 _CHECKPOINT = 64 << 20  # bytes of changes until they are copied to the main file: not after each body
 
 
@@ -64,6 +66,7 @@ class SQLiteQueue:
         self._lock = threading.Lock()
         self._file: tuple[int, int] | None = None  # device and number of the file, once it is open
         self._failure = ""  # of the last write
+        self._lacked = 0  # bytes of the last body, if it did not fit on the disk
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with self._writing() as db:
@@ -82,6 +85,15 @@ class SQLiteQueue:
             ) from error
 
     def put(self, ticket: str, rewards: Mapping[str, str], body: bytes, digest: str, num_clips: int) -> bool:
+        try:
+            is_new = self._put(ticket, rewards, body, digest, num_clips)
+        except QueueUnusable as error:
+            self._lacked = len(body) if error.is_full else 0
+            raise
+        self._lacked = 0
+        return is_new
+
+    def _put(self, ticket: str, rewards: Mapping[str, str], body: bytes, digest: str, num_clips: int) -> bool:
         with self._writing(is_lasting=True) as db:
             found = db.execute("SELECT digest FROM requests WHERE ticket = ?", (ticket,)).fetchone()
             if found is not None and found[0] != digest:
@@ -216,8 +228,11 @@ class SQLiteQueue:
             if self._failure:
                 with self._writing() as db:  # does it still fail?
                     db.execute(f"PRAGMA user_version = {_VERSION}")
-        except QueueUnusable as error:
+            free = shutil.disk_usage(Path(self.path).parent).free
+        except (QueueUnusable, OSError) as error:
             return str(error)
+        if free < max(_LEAST_FREE, self._lacked):  # a small write says nothing: it finds room in the file
+            return f"the disk of the queue {self.path} is full: {free >> 20} MiB are left"
         return ""
 
     def close(self) -> None:
