@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 from cosmos_predict2.pipelines.asked import Machine, Request, Settings, VideoModel
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire import log as logs
-from imaginaire.command_line import Help, Parser, add_flags, values_of
+from imaginaire.command_line import Help, Parser, add_flags, explained, values_of
 from imaginaire.errors import ConfigError, UserError
 
 log = logging.getLogger("video2world")
@@ -38,7 +38,7 @@ INFERENCE_TYPES = {"text2world": 0, "image2world": 1, "video2world": 5}  # condi
 BENCHMARK_RUNS = 4  # the first warms up and is not counted
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def _parser() -> Parser:
     parser = Parser(
         description="Make a video that begins with a picture or with the end of a clip, and follows a prompt.",
         formatter_class=Help,
@@ -93,6 +93,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     safety("--disable_prompt_refiner", action="store_true", help="use the prompt as it is")
     safety("--offload_prompt_refiner", action="store_true", help="keep the refiner's model in host memory")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = _parser()
     args = parser.parse_args(arguments)
     if args.num_conditional_frmaes is not None:
         print("note: --num_conditional_frmaes is read as --num_conditional_frames", file=sys.stderr)
@@ -296,11 +301,11 @@ def main() -> int:
         if args.num_gpus > 1:
             join(args.num_gpus)
         code = run(args, sys.argv)
-    except UserError as error:
-        if args.debug:
+    except (UserError, OSError, MemoryError, RuntimeError) as error:
+        if (fault := explained(error, vars(args))) is None or args.debug:
             raise
         if rank == 0:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {fault}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: nothing was written of the video in work", file=sys.stderr)

@@ -12,16 +12,22 @@ import math
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from imaginaire import log as logs
-from imaginaire.errors import UserError, disk_fault, near
+from imaginaire.errors import UserError, disk_fault, first_line, near
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+MOST = 2**31 - 1  # of a number of a flag ...
+MOST_OF: dict[str, float] = {"seed": 2**63 - 1, "workers": 1024, "timeout": math.inf}  # ... other than these
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -67,6 +73,16 @@ class Parser(argparse.ArgumentParser):
                 action = None
         return renamed
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """The value of a flag: numbers are finite and in bounds, and what must be given is not empty."""
+        value: Any = super()._get_value(action, arg_string)  # type: ignore[misc]
+        most = MOST_OF.get(action.dest, MOST)
+        if isinstance(value, int | float) and not -most <= value <= most:
+            raise argparse.ArgumentError(action, f"{arg_string} is not a number up to {most}")
+        if action.required and value == "":
+            raise argparse.ArgumentError(action, "it is empty")
+        return value
+
     def error(self, message: str) -> NoReturn:
         if flag := re.search(r"unrecognized arguments: (--[^\s=]+)", message):
             shown = [action.option_strings for action in self._actions if action.help != argparse.SUPPRESS]
@@ -87,12 +103,14 @@ def parser(
     return made
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int, most: float = MOST_OF["seed"]) -> Callable[[str], int]:
     """The ``type`` of a flag that takes whole numbers from ``least`` on."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
+        if not re.fullmatch(r"[+-]?\d{1,20}", text) or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least {least}")
+        if int(text) > most:
+            raise argparse.ArgumentTypeError(f"{text} is above {most}")
         return int(text)
 
     return parse
@@ -107,6 +125,31 @@ def above_zero(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
+
+
+def local_output(text: str) -> str:
+    """The ``type`` of a flag that names a file or folder to write here: one that cannot be made is refused before the
+    work, not after it. Nothing is left of the trial."""
+    from imaginaire import storage
+
+    if storage.is_remote(text):
+        raise argparse.ArgumentTypeError(f"{text} is not on this machine: give a local path, and copy it afterwards")
+    path = os.path.abspath(text)
+    if not text or any(len(os.fsencode(part)) > 255 for part in path.split("/")):
+        raise argparse.ArgumentTypeError(f"'{text[:80]}' is no name of a file or folder")
+    place = path if os.path.isdir(path) else os.path.dirname(path)
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return text
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {place}: {error.strerror}") from error
+
+
+def local_folder(text: str) -> Path:
+    """The ``type`` of a flag as `local_output`, as a path."""
+    return Path(local_output(text))
 
 
 def shard(text: str) -> tuple[int, int]:
@@ -168,6 +211,24 @@ def values_of(cls: type[T], args: argparse.Namespace, **others: Any) -> T:
     return cls(**{**flags, **others})
 
 
+_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Storage size calculation overflowed")
+
+
+def explained(error: Exception, flags: Mapping[str, Any]) -> str | None:
+    """What a user can mend, in a sentence; None for what is more likely a bug of ours."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        paths = [os.path.abspath(text) for text in flags.values() if isinstance(text, str | Path) and str(text)]
+        there = os.path.abspath(error.filename) if isinstance(error.filename, str | Path) else "/"
+        if there != "/" and any(there.startswith(path) or path.startswith(there) for path in paths):
+            return f"{error.filename}: {error.strerror}."  # in or above what a flag names
+        return disk_fault(error)
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
+        return f"there is not enough memory for this: {first_line(error)}. Give smaller numbers."
+    return None
+
+
 def main(
     parser: argparse.ArgumentParser,
     run: Callable[[argparse.Namespace], int | None],
@@ -180,13 +241,8 @@ def main(
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
         return run(args) or 0
-    except UserError as error:
-        if getattr(args, "debug", False):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        if (fault := disk_fault(error)) is None:
+    except (UserError, OSError, MemoryError, RuntimeError) as error:
+        if (fault := explained(error, vars(args))) is None or getattr(args, "debug", False):
             raise
         print(f"error: {fault}", file=sys.stderr)
         return 2

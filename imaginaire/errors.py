@@ -40,6 +40,12 @@ def disk_fault(error: OSError) -> str | None:
     return f"{names}: {error.strerror}." if names else f"{error.strerror}."
 
 
+def first_line(error: BaseException) -> str:
+    """The class of an error of others, and how its text begins."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
 def near(name: str, known: Iterable[str], limit: int = 12) -> str:
     """ " Did you mean a, b?" with close names, else " Known: a, b, ...", else nothing."""
     names = sorted(set(known))

@@ -48,7 +48,7 @@ def _parser() -> command_line.Parser:
     add("--no_embeddings", dest="needs_embeddings", action="store_const", const=False, help=missing)
     fast = "decode only the first and the last frame of each clip: quicker for long ones"
     add("--fast", dest="is_fast", action="store_true", help=fast)
-    add("--json", metavar="FILE", help="write all that was found to this file too")
+    add("--json", type=command_line.local_output, metavar="FILE", help="write all that was found to this file too")
     workers = "processes (default: one per core, or none where there is little to do)"
     add("--workers", type=command_line.at_least(0), help=workers)
     return parser

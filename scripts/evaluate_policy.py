@@ -71,7 +71,7 @@ def _parser() -> command_line.Parser:
     add("--max_steps", type=count, default=None, help="of an episode in a simulator (default: as published)")
     add("--num_steps_wait", type=command_line.at_least(0), default=None, help="LIBERO's steps of rest (default: 10)")
     add("--image_size", type=count, default=None, help="of a simulator's pictures (default: 256, of lift 128)")
-    add("--render", default="auto", help="how a simulator draws: auto, egl, osmesa, glx")
+    add("--render", default=None, help="how a simulator draws: auto, egl, osmesa, glx (default: auto)")
     add("--first", type=command_line.at_least(0), default=0, help="number of the first start")
     add("--mode", choices=["greedy", "sample"], default="greedy", help="the likeliest action, or one that is drawn")
     add(
@@ -81,12 +81,8 @@ def _parser() -> command_line.Parser:
         help="so many actions of each decision (default: all, or as its run had it)",
     )
     add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn, of policy and world model")
-    add(
-        *("--batch_size", "--workers"),
-        type=count,
-        default=None,
-        help="episodes that are played together; a simulator has a process for each (default: 200, or 8)",
-    )
+    add("--batch_size", type=count, default=None, help="episodes that are played together (default: 200, or 8)")
+    add("--workers", type=count, default=None, help="the same of lift and LIBERO, which have a process for each")
     add(
         "--world_model",
         nargs="?",
@@ -95,9 +91,15 @@ def _parser() -> command_line.Parser:
         metavar="PATH",
         help="compare with a world model: a run or weights; without a path the tiny one that ships",
     )
-    add("--num_steps", type=count, default=1, help="evaluations of the world model's network for a chunk")
+    add("--num_steps", type=count, default=None, help="evaluations of --world_model's network for a chunk (default: 1)")
     add("--device", default=None, help="of policy and world model, cpu or cuda (default: a GPU where there is one)")
-    add("--out", default="", metavar="DIR", help=f"write {FIGURES} there, and the videos")
+    add(
+        "--out",
+        type=command_line.local_output,
+        default=None,
+        metavar="DIR",
+        help=f"write {FIGURES} there, and the videos",
+    )
     add("--videos", type=command_line.at_least(0), default=0, metavar="N", help="of the first N episodes; needs --out")
     add("--fps", type=command_line.above_zero, default=None, help="of the videos (default: 8, or the simulator's 20)")
     return parser
@@ -117,16 +119,26 @@ def run(args: argparse.Namespace) -> None:
         imagined_along,
         played_along,
     )
+    from cosmos_predict2.world_model.assembly import check_device
 
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
     if args.videos and not args.out:
         raise ConfigError(f"--videos {args.videos} needs --out, the folder that they are written to.")
     if args.world_model is not None and args.suite != suites.TOY:
         raise ConfigError(f"--world_model compares with the toy world: it does not go with --suite {args.suite}.")
-    of_place = ("setting", "split", "max_steps", "num_steps_wait", "image_size")
-    place = suites.find(args.suite, args.tasks, render=args.render, **{name: getattr(args, name) for name in of_place})
+    if args.num_steps is not None and args.world_model is None:
+        raise ConfigError(f"--num_steps {args.num_steps} is of the world model: give --world_model, or leave it out.")
+    if args.workers is not None and (args.batch_size is not None or not suites.has_workers(args.suite)):
+        raise ConfigError(
+            f"--workers {args.workers} has no meaning for --suite {args.suite}, or beside --batch_size: leave it out."
+        )
+    args.num_steps = args.num_steps or 1
+    of_place = ("setting", "split", "max_steps", "num_steps_wait", "image_size", "render")
+    place = suites.find(args.suite, args.tasks, **{name: getattr(args, name) for name in of_place})
     args.tasks, args.episodes, args.fps = place.tasks, args.episodes or place.episodes, args.fps or place.fps
     policy, card = read_policy(args.policy, "net_ema" if args.load_ema else "auto", _options(args.options))
-    policy.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    policy.to(device)
     if args.execute is None and (execute := card.about.get("execute")):
         args.execute = execute
         print(f"--execute {execute}, as the policy's run had it")
@@ -134,7 +146,7 @@ def run(args: argparse.Namespace) -> None:
     starts = held_out_starts(
         args.episodes, len(args.tasks), args.seed, args.first, in_blocks=place.in_blocks, draws=args.draws
     )
-    size = min(args.batch_size or place.at_once, len(starts))
+    size = min(args.batch_size or args.workers or place.at_once, len(starts))
     imagination = None if args.world_model is None else _imagination(args, policy.action_dim)
     imagined = None if imagination is None else _imagined_env(args, imagination, size)
     require_state(imagined, policy)
@@ -168,14 +180,14 @@ def run(args: argparse.Namespace) -> None:
 
 def _options(words: Sequence[str]) -> dict[str, Any]:
     """KEY=VALUE, values as YAML has them."""
-    import yaml
+    from imaginaire.config.lazy_yaml import plain_data
 
     found = {}
     for word in words:
         name, sign, value = word.partition("=")
         if not sign or not name.isidentifier():
             raise ConfigError(f"--options {word}: expected KEY=VALUE, such as unnorm_key=libero_10_no_noops.")
-        found[name] = yaml.safe_load(value)
+        found[name] = plain_data(value, f"--options {word}")
     return found
 
 

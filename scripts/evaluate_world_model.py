@@ -68,8 +68,14 @@ def _parser() -> command_line.Parser:
     add("--num_clips", type=int, default=64, help="held-out clips")
     add("--num_steps", type=int, default=None, help="sampling steps (default 35; with actions, those of the run)")
     add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
-    add("--out", default="outputs/evaluation", metavar="DIR", help="the folder of the page and its videos")
-    add("--json", metavar="FILE", help="write the figures to this file too")
+    add(
+        "--out",
+        type=command_line.local_output,
+        default="outputs/evaluation",
+        metavar="DIR",
+        help="the folder of the page and its videos",
+    )
+    add("--json", type=command_line.local_output, metavar="FILE", help="write the figures to this file too")
     command_line.add_flags(add, command_line.Imports)
     actions = parser.add_argument_group(WITH_ACTIONS).add_argument
     actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
@@ -111,7 +117,6 @@ def run(args: argparse.Namespace) -> int:
                 f"{flag.option_strings[0]} goes with action-conditioned models, and {args.dit_path} is of one without"
                 " actions. Leave it out."
             )
-    check_writable(Path(args.out, "trial.mp4"), flag="--out")
     if args.save_path:
         check_writable(args.save_path, WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
     found = evaluate(
@@ -144,7 +149,6 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.checkpoints.card import ModelCard
     from cosmos_predict2.checkpoints.dit_weights import described_weights
     from cosmos_predict2.configs.choice import choose_action_model
-    from cosmos_predict2.data.video.media import check_writable
     from cosmos_predict2.evaluation.metrics.video_quality import lpips_package
     from cosmos_predict2.evaluation.reports.action_evaluation import evaluate as measured
     from cosmos_predict2.evaluation.reports.action_report import write_report as write_page
@@ -162,7 +166,6 @@ def evaluate_actions(args: argparse.Namespace) -> int:
             f"{(args.overrides or ['--save_path'])[0]} goes with Video2World models without actions:"
             " the folder of a run, or --experiment NAME."
         )
-    check_writable(Path(args.out, "trial.mp4"), flag="--out")
     check_device(args.device or "cpu")
     if args.lpips:
         lpips_package()

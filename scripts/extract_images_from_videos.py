@@ -31,7 +31,7 @@ def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.extract_images_from_videos", __doc__, _EPILOG, older)
     add = parser.add_argument
     add("--data", required=True, metavar="IN", help="data set with videos/")
-    add("--out", required=True, metavar="OUT", help="data set that gets images/")
+    add("--out", required=True, type=command_line.local_output, metavar="OUT", help="data set that gets images/")
     add("--stride", type=command_line.at_least(1), default=30, help="frames from one picture to the next")
     add("--copy_captions", action="store_true", help="give each picture its clip's IN/metas/NAME.txt as its caption")
     add("--workers", type=command_line.at_least(0), help="processes (default: one per core; 0: in this one)")

@@ -45,7 +45,7 @@ def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.make_reset_states", __doc__, _EPILOG)
     add = parser.add_argument
     add("--dataset", required=True, metavar="DIR", help="the recordings")
-    add("--out", required=True, metavar="DIR", help=f"where {FILE} goes")
+    add("--out", required=True, type=command_line.local_output, metavar="DIR", help=f"where {FILE} goes")
     add("--camera", metavar="NAME", help="whose pictures (default: the only one; LIBERO: agentview_rgb; Bridge: 0)")
     add(
         "--action_keys",

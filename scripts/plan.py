@@ -44,7 +44,8 @@ examples:
 def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.plan", __doc__, _EPILOG)
     add = parser.add_argument
-    add("--gpus", type=int, help="how many GPUs the run gets, on all nodes together (default: 8, of RTX cards 1)")
+    number = command_line.at_least(1, 100_000)
+    add("--gpus", type=number, help="how many GPUs the run gets, on all nodes together (default: 8, of RTX cards 1)")
     add("--gpu", default="H100", help=f"which: {', '.join(GPUS)}")
     add(
         "--gpu_memory", type=command_line.above_zero, help="GB of one, as nvidia-smi counts (default: what the GPU has)"

@@ -39,7 +39,12 @@ def _parser() -> command_line.Parser:
     add("--source", metavar="DIR", help="the data set, or where it is fetched to (default: datasets/lerobot/NAME)")
     add("--repo_id", metavar="NAME", help="fetch this data set of the hub (default: none, it is in --source)")
     add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
-    add("--out", metavar="DIR", help="where the clips go (default: nowhere, the data set is only fetched)")
+    add(
+        "--out",
+        type=command_line.local_output,
+        metavar="DIR",
+        help="where the clips go (default: nowhere, the data set is only fetched)",
+    )
     add("--camera", metavar="KEY", help="whose pictures; only its videos are fetched (default: the only one)")
     add("--splits", nargs="+", choices=(*SPLITS, "test", "full"), default=list(SPLITS), help="a folder for each")
     val_fraction = "of episodes, where the data set has no split of its own"
@@ -54,7 +59,7 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.source is None and args.repo_id is None:
+    if not args.source and args.repo_id is None:
         raise ConfigError("Give --source DIR, --repo_id NAME, or both.")
     if args.repo_id is not None and not re.fullmatch(r"([\w.-]+/)?\w[\w.-]*", args.repo_id):
         raise ConfigError(f"--repo_id {args.repo_id}: the name of a data set of the hub, such as lerobot/pusht.")

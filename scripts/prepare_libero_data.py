@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--suites", nargs="+", metavar="SUITE", help="which suites (default: all that lie in --source)")
     add("--form", choices=libero.FORMS, default=default.form, help="what to make")
     add(
-        "--out", type=Path, default=Path("datasets/libero_bridge"), metavar="FOLDER",
+        "--out", type=command_line.local_folder, default=Path("datasets/libero_bridge"), metavar="FOLDER",
         help="where the form bridge is written",
     )  # fmt: skip
     add("--cameras", nargs="+", default=list(default.cameras), metavar="CAMERA", help="which cameras (bridge)")

@@ -64,7 +64,13 @@ def _help(text: str, option: str) -> str:
 def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.train_policy", __doc__, _EPILOG)
     add, count = parser.add_argument, command_line.at_least(1)
-    add("--out", required=True, metavar="PATH", help="the folder of the policy, or its file (.safetensors)")
+    add(
+        "--out",
+        required=True,
+        type=command_line.local_output,
+        metavar="PATH",
+        help="the folder of the policy, or its file (.safetensors)",
+    )
     add(
         "--policy",
         choices=["toy", "openvla_oft", "pi05"],
@@ -77,7 +83,13 @@ def _parser() -> command_line.Parser:
         action="store_true",
         help="scale actions as --base does (default: by what is cloned), for recordings in its units",
     )
-    add("--lora_rank", type=count, default=0, metavar="N", help="train adapters of this rank, not the weights")
+    add(
+        "--lora_rank",
+        type=command_line.at_least(1, 10**4),
+        default=0,
+        metavar="N",
+        help="train adapters of this rank, not the weights",
+    )
     add("--expert_only", action="store_true", help="of pi05: train the action expert, and keep what sees and reads")
     add("--augment", action="store_true", help="of pi05: crop, turn and recolour its pictures a little, as published")
     add(
@@ -87,7 +99,12 @@ def _parser() -> command_line.Parser:
         help="of openvla_oft: tokens, or numbers, for imitation alone",
     )
     add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
-    add("--demonstrations", type=count, metavar="N", help=_help("how many; the first ones of --data", "demonstrations"))
+    add(
+        "--demonstrations",
+        type=command_line.at_least(1, 10**6),
+        metavar="N",
+        help=_help("how many; the first ones of --data", "demonstrations"),
+    )
     add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
     add("--camera", metavar="NAME", help="of --data, whose pictures (default: the only one; LIBERO: agentview_rgb)")
     add(
@@ -103,12 +120,12 @@ def _parser() -> command_line.Parser:
         type=_starts,
         help=_help("steps at which the windows of a demonstration begin, or 'all'; few make a weaker clone", "windows"),
     )
-    add("--chunk", type=count, default=12, help="actions that are decided at once")
+    add("--chunk", type=command_line.at_least(1, 10**4), default=12, help="actions that are decided at once")
     add("--knots", type=count, default=4, help="motions of a chunk, each held for chunk / knots actions")
     add("--noise", type=command_line.above_zero, default=0.2, help="standard deviation of what the policy draws")
-    add("--steps", type=count, help=_help("of the optimizer", "steps"))
+    add("--steps", type=command_line.at_least(1, 10**8), help=_help("of the optimizer", "steps"))
     add("--lr", type=command_line.above_zero, help=_help("learning rate, which falls to 0", "lr"))
-    add("--batch_size", type=count, help=_help("windows of a step", "batch_size"))
+    add("--batch_size", type=command_line.at_least(1, 10**5), help=_help("windows of a step", "batch_size"))
     add("--seed", type=command_line.at_least(0), default=0, help="of demonstrations, first weights and batches")
     add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
     add("--overwrite", action="store_true", help="replace a policy that is there")
@@ -121,9 +138,12 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.policies import cloning, files
     from cosmos_predict2.rl.policies.weights import require_public
     from cosmos_predict2.toy_world.scene import SETTINGS
+    from cosmos_predict2.world_model.assembly import check_device
     from imaginaire import random
     from imaginaire.errors import near
 
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
     for option, default in _DEFAULTS[args.policy].items():
         if getattr(args, option) is None:
             setattr(args, option, default)
@@ -153,6 +173,8 @@ def run(args: argparse.Namespace) -> None:
         demonstrations = cloning.recorded_demonstrations(
             Path(args.data), args.demonstrations, args.camera, args.action_keys
         )
+    elif args.camera or args.action_keys:
+        raise ConfigError("--camera and --action_keys are of recordings: give --data, or leave them out.")
     else:
         demonstrations = cloning.toy_demonstrations(args.demonstrations, args.seed, args.setting, args.action_dim or 4)
     windows = demonstrations.windows(args.chunk, starts)
@@ -164,7 +186,7 @@ def run(args: argparse.Namespace) -> None:
             policy = _policy(args, windows, Path(beginning))
         if args.keep_statistics:
             cloning.warn_of_outside(policy, windows, args.base)
-        policy.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        policy.to(device)
         _clone(args, policy, windows, demonstrations)
 
 

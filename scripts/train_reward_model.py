@@ -44,13 +44,18 @@ examples:
 def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.train_reward_model", __doc__, _EPILOG)
     add, count = parser.add_argument, command_line.at_least(1)
-    add("--out", required=True, metavar="DIR", help="a new folder")
+    add("--out", required=True, type=command_line.local_output, metavar="DIR", help="a new folder")
     add("--data", default="toy", metavar="DATA", help="toy, or the folder of a LeRobot data set")
     add("--overwrite", action="store_true", help="replace a reward model that is there")
     add("--size", choices=tuple(SIZES), default="tiny", help="of the network: tiny, or that of the published weights")
     add("--steps", type=count, default=800, help="of the optimizer")
     add("--lr", type=command_line.above_zero, default=2e-3, help="learning rate, which falls to 0")
-    add("--batch_size", type=count, default=64, help="pictures of a step, half of them with success")
+    add(
+        "--batch_size",
+        type=command_line.at_least(2, 10**5),
+        default=64,
+        help="pictures of a step, half of them with success",
+    )
     add("--precision", type=float, default=0.98, help="share of judged successes that must be true")
     below = "below it on held-out pictures the reward model is not written (default: {}; 0: any is)"
     add("--least_precision", type=float, default=0.8, help=below.format(0.8))

@@ -9,7 +9,7 @@ from typing import Any
 from cosmos_predict2.actions.transforms import COMBINATIONS, ActionTransform
 from cosmos_predict2.released import not_yet_here
 from cosmos_predict2.world_model.options import UNGUIDED, SamplingOptions
-from imaginaire.command_line import Imports, above_zero, flag
+from imaginaire.command_line import Imports, above_zero, at_least, flag
 from imaginaire.errors import ConfigError
 
 LoadActions = Callable[[dict[str, Any], str, Any], dict[str, Any]]
@@ -78,7 +78,7 @@ class VideoModel(Model):
         metavar="RATE",
     )
     num_frames: int | None = flag(
-        None, "frames of the video, 1 + 4k, in place of those of the model", type=int, metavar="N"
+        None, "frames of the video, 1 + 4k, in place of those of the model", type=at_least(1, 10**5), metavar="N"
     )
     random_weights: bool = flag(False, "no weights: what is generated is noise")
     natten: bool = flag(False, "the weights of the sparse variant (720, 16:9), run with dense attention")

@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -46,6 +47,9 @@ def check_request(request: Request, contact_sheet: bool = False) -> None:
     """Raise for what can be known to be wrong: input, number of frames, seed, output."""
     if not request.prompt.strip():
         raise ConfigError("The prompt is empty. Describe with --prompt what should happen.")
+    for name in ("prompt", "negative_prompt"):
+        if re.search("[\ud800-\udfff]", getattr(request, name) or ""):  # bytes that are no characters
+            raise ConfigError(f"--{name} is not UTF-8 text: {getattr(request, name)[:80]!r}.")
     if request.num_conditional_frames not in (0, 1, 5):
         raise ConfigError(f"num_conditional_frames is {request.num_conditional_frames}; it can be 0, 1 or 5.")
     if not 0 <= request.seed < 2**32:

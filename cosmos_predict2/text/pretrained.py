@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from imaginaire import storage
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.dcp import first_line
 from imaginaire.checkpoint.weight_files import shape_of
-from imaginaire.errors import CheckpointError, ConfigError, missing_package
+from imaginaire.errors import CheckpointError, ConfigError, first_line, missing_package
 
 CONFIG = "config.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

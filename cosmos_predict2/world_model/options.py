@@ -4,7 +4,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from imaginaire.command_line import flag
+from imaginaire.command_line import at_least, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,7 @@ class SamplingOptions:
 
     # away from the negative prompt, or without one from no text; at 0 the network runs once a step
     guidance: float = flag(0.0, "x = cond + guidance (cond - uncond), away from the negative prompt; 0: none")
-    num_steps: int = flag(35, "sampling steps")
+    num_steps: int = flag(35, "sampling steps", type=at_least(1, 10_000))
     solver: str | None = flag(None, "default: that of the model's objective, 2ab, or unipc of Predict2.5")
     # Evaluate once more at the lowest noise level, where that is above 0; without it, num_steps 1 is one evaluation.
     final_evaluation: bool = True

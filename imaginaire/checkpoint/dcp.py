@@ -34,7 +34,7 @@ from torch.futures import Future
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import plain_pickle
 from imaginaire.checkpoint.plain_pickle import Made, Named, load_plain, only, refused_object
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, first_line
 from imaginaire.storage import object_store
 from imaginaire.storage.object_store import StrPath
 
@@ -182,11 +182,6 @@ def load_bytes(value: io.BytesIO, source: str) -> Any:
     except pickle.UnpicklingError as error:
         refused = refused_object(error) or first_line(error)
         raise CheckpointError(f"{source} holds {refused}, which is not read for safety.") from error
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 # Trees: tensors under dotted keys, everything else in one byte tensor -------------------------------------------------

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import plain_arrays, plain_pickle
-from imaginaire.checkpoint.dcp import dcp_read, first_line, is_dcp
+from imaginaire.checkpoint.dcp import dcp_read, is_dcp
 from imaginaire.checkpoint.plain_pickle import load_plain, refused_object
-from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.errors import CheckpointError, ConfigError, first_line, near
 from imaginaire.storage import hub
 from imaginaire.storage.absent_files import absent
 from imaginaire.storage.object_store import StrPath

@@ -58,6 +58,9 @@ def test_flags_are_read_as_in_the_guides(capsys: pytest.CaptureFixture[str]) -> 
         (["--fps", "nan"], "--fps"),
         (["--import", "absent_module"], "--import"),
         (["--inference_type", "text2world", "--num_conditional_frames", "5"], "--num_conditional_frames"),
+        (["--guidance", "nan"], "--guidance: nan"),
+        (["--num_frames", "1600000001"], "--num_frames: 1600000001"),
+        (["--num_steps", "100000000"], "--num_steps: 100000000"),
     ],
 )
 def test_a_wrong_flag_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +78,8 @@ def test_a_wrong_flag_is_one_line(arguments: list[str], text: str, capsys: pytes
         (["--prompt", "x", "--save_path", "out.gif"], ".gif"),
         ([*TINY, "--save_path", "/proc/x/y.mp4"], "--save_path"),
         (["--prompt", ""], "prompt is empty"),
+        (["--prompt", "\udcff"], "--prompt is not UTF-8 text"),
+        ([*TINY, "--negative_prompt", "\udcff"], "--negative_prompt is not UTF-8 text"),
         (["--prompt", "x", "--natten", "--resolution", "480"], "natten"),
         (["--prompt", "x", "--natten", "--aspect_ratio", "1:1"], "16:9"),
         (["--prompt", "x", "--resolution", "48"], "no variant"),
@@ -88,7 +93,6 @@ def test_a_wrong_flag_is_one_line(arguments: list[str], text: str, capsys: pytes
         ([*TINY, "--dit_path", "README.md"], "README.md"),
         ([*TINY, "--seed", "-1"], "seed is -1"),
         ([*TINY, "--load_ema"], "--dit_path"),
-        ([*TINY, "--guidance", "nan"], "--guidance nan"),
         ([*TINY, "--num_gpus", "0"], "--num_gpus 0"),
         ([*TINY, "--num_gpus", "3"], "These numbers do: 1, 2."),
         ([*TINY, "--num_gpus", "2"], "torchrun --nproc_per_node=2"),

@@ -238,12 +238,12 @@ def test_the_command_evaluates_by_what_it_is_given(tmp_path: Path, monkeypatch: 
         "4",
         "--out",
         str(tmp_path),
-        "--render",
-        "osmesa",
+        "--setting",
+        "hard",
     ]
     with mock.patch.object(suites, "find", wraps=suites.find) as find:
         assert _command(*words) == 0
-    assert find.call_args.kwargs["render"] == "osmesa" and calls["read"] == ("mine", "net_ema", {})
+    assert find.call_args.kwargs["setting"] == "hard" and calls["read"] == ("mine", "net_ema", {})
     assert calls["evaluate"][1:] == (held_out_starts(4, 2, 3, 7), tasks, "sample", 6)
     names = [("push_puck", 3, "true"), ("touch_puck", 4, "false"), ("push_puck", 4, "false"), ("touch_puck", 5, "true")]
     assert calls["videos"] == [f"task={task}_trial_{i}--success={outcome}.mp4" for task, i, outcome in names]

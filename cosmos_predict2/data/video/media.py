@@ -6,7 +6,6 @@ Paths may be remote; what is written appears complete or not at all.
 """
 
 import io
-import math
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +30,7 @@ WRITTEN_VIDEO_SUFFIXES = (".mp4",)
 
 CRF = "16"  # x264's quality: 18 is about where losses become visible, and what we write is trained on
 HD_HEIGHT = 720  # from this height on, players take untagged colours as BT.709
+MOST_FPS = 100_000  # of a written video
 LONGEST = 16  # times as long as the wanted shape: beyond that, a picture's ends are cut off before it is scaled
 BT709 = 1  # the code of the standard's matrix, primaries and transfer in H.264 alike
 UNSPECIFIED_COLOURS = 2
@@ -326,8 +326,8 @@ def _add_stream(av: Any, container: Any, rate: Fraction, height: int, width: int
 
 def _exact_rate(fps: float | Fraction) -> Fraction:
     """The rate as a fraction: 29.97 and 23.976 are the broadcast rates that people mean."""
-    if not math.isfinite(fps) or fps <= 0:
-        raise DataError(f"A video cannot have {fps} frames per second.")
+    if not 0 < fps <= MOST_FPS:
+        raise DataError(f"A video cannot have {fps} frames per second: give a number above 0, up to {MOST_FPS}.")
     if isinstance(fps, Fraction):
         return fps
     broadcast = Fraction(round(fps * 1.001) * 1000, 1001)

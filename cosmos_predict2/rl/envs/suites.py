@@ -43,9 +43,14 @@ class Place:
     fps: float
 
 
-def find(name: str, tasks: Sequence[str] = (), *, render: str = "auto", **settings: Any) -> Place:
+def has_workers(name: str) -> bool:
+    """Whether each place of a suite is a process of its own."""
+    return name == LIFT or name in libero_suites.SUITES
+
+
+def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> Place:
     """The suite of this name with all ``tasks`` or these. ``settings`` are setting and split of the toy world, or
-    image_size, max_steps and num_steps_wait of a simulator; None is the published value."""
+    image_size, max_steps, num_steps_wait and render of a simulator; None is the published value."""
     if name not in SUITES and ":" not in name:
         raise ConfigError(f"--suite {name}: nothing is called so.{near(name, SUITES)} Your own: MODULE:CLASS.")
     if repeated := [task for task in tasks if tasks.count(task) > 1]:
@@ -55,11 +60,14 @@ def find(name: str, tasks: Sequence[str] = (), *, render: str = "auto", **settin
         if given:
             raise ConfigError(f"--{min(given)} has no meaning for --suite {name}: leave it out.")
         return _own(name, list(tasks))
-    allowed = tuple(_OF_TOY) if name == TOY else ("image_size", "max_steps", "num_steps_wait")
-    if wrong := [key for key in given if key not in allowed or (name in (LIFT, BEHAVIOR) and key == "num_steps_wait")]:
+    allowed = tuple(_OF_TOY) if name == TOY else ("image_size", "max_steps")
+    allowed += ("render",) if has_workers(name) else ()
+    allowed += ("num_steps_wait",) if name in libero_suites.SUITES else ()
+    if wrong := [key for key in given if key not in allowed]:
         raise ConfigError(f"--{wrong[0]} has no meaning for --suite {name}: leave it out.")
     if name == TOY:
         return _toy(list(tasks) or [TOY_TASK], {**_OF_TOY, **given})
+    render = given.pop("render", "auto")
     if name == LIFT:
         if tasks and list(tasks) != [LIFT]:
             raise ConfigError(f"--tasks {' '.join(tasks)}: the suite lift has one task, {LIFT}.")

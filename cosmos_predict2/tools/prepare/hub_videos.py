@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import read_record, write_json
-from imaginaire import storage
+from imaginaire import command_line, storage
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def add_flags(parser: argparse.ArgumentParser, source: HubVideos, out: str, down
     """The flags of a program that prepares such a data set."""
     add = parser.add_argument
     beside = "" if download_dir else " (default: --out)"
-    add("--out", type=Path, default=Path(out), metavar="DIR", help="where the data set goes")
+    add("--out", type=command_line.local_folder, default=Path(out), metavar="DIR", help="where the data set goes")
     add("--download_dir", type=Path, default=download_dir, metavar="DIR", help=f"where files arrive first{beside}")
     add("--repo_id", default=source.repo_id, metavar="NAME", help="the data repository")
     add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")

@@ -401,7 +401,7 @@ def _evaluation(fields: Fields, policy: str, place: Place) -> list[str]:
         where += ["--image_size", str(fields["vla.height"])]
     words = [*where, "--policy", fields["policy.model_name_or_path"], "--episodes", str(episodes)]
     words += ["--draws", "1"]  # as published: each start is played once
-    words += ["--workers", str(fields["vla.num_envs"]), "--out", fields["train.output_dir"]]
+    words += ["--batch_size", str(fields["vla.num_envs"]), "--out", fields["train.output_dir"]]
     words += ["--videos", str(episodes)] if fields["vla.save_video"] else []
     options = _policy_options(fields, policy)
     return [*words, "--options", *(override(key, value) for key, value in options.items())] if options else words

@@ -19,9 +19,8 @@ from cosmos_predict2.actions.statistics import refuse_impossible
 from cosmos_predict2.rl.policies.pi05 import lerobot
 from cosmos_predict2.text import pretrained
 from imaginaire import foreign_json
-from imaginaire.checkpoint.dcp import first_line
 from imaginaire.checkpoint.weight_files import below, local_file, names_at
-from imaginaire.errors import CheckpointError, missing_package
+from imaginaire.errors import CheckpointError, first_line, missing_package
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ def name_of(index: int) -> str:
 class ToyFolder:
     """What to write; two folders of equal settings hold equal episodes."""
 
-    episodes: int = attrs.field(default=200, validator=attrs.validators.ge(1))
-    frames: int = attrs.field(default=25, validator=attrs.validators.ge(2))
+    episodes: int = attrs.field(default=200, validator=[attrs.validators.ge(1), attrs.validators.le(10**7)])
+    frames: int = attrs.field(default=25, validator=[attrs.validators.ge(2), attrs.validators.le(10**5)])
     size: int = 48
     fps: float = attrs.field(default=10.0, validator=attrs.validators.gt(0))
     seed: int = attrs.field(default=0, validator=[attrs.validators.ge(0), attrs.validators.lt(2**63)])
