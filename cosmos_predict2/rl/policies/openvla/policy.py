@@ -313,13 +313,13 @@ def recorded_settings(path: str, actions_B_A_D: Tensor, *, keep_statistics: bool
     """Arguments with which a policy of ``path`` executes actions such as these: the gripper's form, and without
     ``keep_statistics`` the statistics.
 
-    A gripper of LIBERO takes -1, 0 and 1 alone; another last number is a robot's own and stays as it is.
+    A gripper of LIBERO takes -1 and 1 alone; another last number is a robot's own and stays as it is.
     """
     folder = Folder(path)
     config = folder.json(CONFIG)
     key, _ = _known_statistics(folder.json(STATISTICS) or config.get("norm_stats", {}), "", path)
-    last_B_A, gripper = actions_B_A_D[..., -1], default_gripper(config, key)
-    if gripper == "libero" and not torch.equal(last_B_A, last_B_A.sign()):
+    gripper = default_gripper(config, key)
+    if gripper == "libero" and not (actions_B_A_D[..., -1].abs() == 1).all():
         log.info("%s has the gripper of LIBERO, -1 or 1, but these recordings have others: policy.gripper=as_is", path)
         gripper = "as_is"
     if keep_statistics:
