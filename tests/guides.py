@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,7 +46,7 @@ def start(checkout: Path, text: str, **variables: str) -> subprocess.Popen[str]:
 def follow(checkout: Path, text: str, code: int = 0, **variables: str) -> str:
     """What the command printed; it must end with this exit code."""
     process = start(checkout, text, **variables)
-    printed = process.communicate(timeout=600)[0]
+    printed = process.communicate(timeout=HANG_S)[0]
     assert process.returncode == code, f"{text}\n{printed[-4000:]}"
     return printed
 

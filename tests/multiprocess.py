@@ -28,6 +28,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.programs import HANG_S
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
@@ -55,7 +57,7 @@ def run_distributed(
     fn: Callable[..., Any],
     world_size: int,
     args: tuple[Any, ...] = (),
-    timeout: float = 120,
+    timeout: float = HANG_S,
     env: Mapping[str, str] | None = None,
     lost: Collection[int] = (),
 ) -> list[Any]:

@@ -33,6 +33,9 @@ IMPORTED = (
     *("torch.distributed.tensor.parallel", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo"),
     *("torch.utils.tensorboard", "torch.distributed.run", "hydra", "attrs", "av", "PIL.Image", "safetensors.torch"),
 )  # without huggingface_hub, and what imports it: it reads its settings from the environment at import
+HANG_S = (
+    900.0  # how long a test waits for what comes at once on an idle machine: only a hang lasts longer on a busy one
+)
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 

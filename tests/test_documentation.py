@@ -21,7 +21,7 @@ import pytest
 
 from examples.video2world import parse
 from imaginaire.config.compose import compose
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = "cosmos_predict2/configs/base/config.py"
@@ -79,7 +79,7 @@ def run(language: str, block: str, folder: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANG_S,
     )
     assert result.returncode == 0, f"{text}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
 

@@ -12,7 +12,7 @@ import torch
 
 import benchmarks.train_step as train_step
 from imaginaire.errors import TrainingError
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
@@ -32,7 +32,7 @@ echo done
 
 def run(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "GPU_CHECK_DIR": str(tmp_path), "CALLS": str(tmp_path / "calls"), **variables}
-    return subprocess.run(["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.fixture

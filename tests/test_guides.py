@@ -11,6 +11,7 @@ import torch
 
 from cosmos_predict2.data.video import media
 from tests.guides import follow, linked, start
+from tests.programs import HANG_S
 
 # What the guides print. A test puts other names and numbers in place and leaves the rest as it is.
 TRAIN = """
@@ -135,7 +136,7 @@ def test_the_command_for_several_nodes_on_two_that_share_a_machine(checkout: Pat
     command = tiny(TRAIN_ON_NODES, SHORT).replace("--nproc_per_node=2 --nnodes=4", "--nproc_per_node=1 --nnodes=2")
     command = command.replace(":1234", f":{port}")
     nodes = [start(checkout, command, MASTER_ADDR="localhost") for _ in range(2)]
-    printed = [node.communicate(timeout=600)[0] for node in nodes]
+    printed = [node.communicate(timeout=HANG_S)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], printed[0][-3000:] + printed[1][-3000:]
     log = (checkout / RUNS / f"tiny_{AGIBOT}/stdout.log").read_text()
     assert "cpu x2" in log and "finished: iteration 2" in log

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 import imaginaire
+from tests.programs import HANG_S
 
 REPOSITORY = Path(__file__).parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
 HEAVY = ("diffusers", "transformers", "peft", "av", "wandb", "ray")
 
 
-def _python(code: str, *arguments: str, timeout: float = 120) -> str:
+def _python(code: str, *arguments: str) -> str:
     run = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout
+        [sys.executable, "-c", code, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=HANG_S
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert not run.stderr, run.stderr
@@ -71,7 +72,7 @@ def test_outside_the_environment_every_program_says_in_one_line_how_to_enter_it(
         command = [sys.executable, "-S", *words]
         runs[path.name] = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     for name, run in runs.items():
-        _, said = run.communicate(timeout=120)
+        _, said = run.communicate(timeout=HANG_S)
         assert run.returncode == 2 and said.count("\n") == 1, (name, said)
         assert "has no torch, numpy, attrs and" in said and "source .venv/bin/activate" in said, (name, said)
 
@@ -108,4 +109,4 @@ for name in names:
 loaded = sorted({module.partition(".")[0] for module in sys.modules} & set(heavy))
 print(loaded)
 """
-    assert _python(code, BASE, *HEAVY, timeout=300).strip().splitlines()[-1] == "[]"
+    assert _python(code, BASE, *HEAVY).strip().splitlines()[-1] == "[]"

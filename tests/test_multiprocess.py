@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.multiprocess import RankError, run_distributed
+from tests.programs import HANG_S
 
 pytestmark = pytest.mark.slow
 
@@ -28,13 +29,13 @@ def _fail_on_rank_1() -> None:
 
 def _hang_on_rank_1() -> None:
     if dist.get_rank() == 1:
-        time.sleep(600)
+        time.sleep(HANG_S)
 
 
 def _die_on_rank_0() -> None:
     if dist.get_rank() == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600)
+    time.sleep(HANG_S)
 
 
 def test_values_come_back_in_rank_order() -> None:
@@ -50,8 +51,8 @@ def test_an_error_is_raised_again_with_rank_name_and_traceback() -> None:
 
 def test_a_hang_ends_with_the_rank_and_its_stack() -> None:
     run_distributed(os.getpid, world_size=2)  # the imports, which take long on a busy machine
-    with pytest.raises(TimeoutError, match=r"rank 1 of 2 still ran after 8 s(?s:.*)in _hang_on_rank_1"):
-        run_distributed(_hang_on_rank_1, world_size=2, timeout=8)
+    with pytest.raises(TimeoutError, match=r"rank 1 of 2 still ran after 20 s(?s:.*)in _hang_on_rank_1"):
+        run_distributed(_hang_on_rank_1, world_size=2, timeout=20)
 
 
 def test_a_killed_rank_is_named_by_its_signal() -> None:

@@ -15,7 +15,7 @@ from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data import sources_agibot, sources_groot, sources_nemo
-from tests.programs import python
+from tests.programs import HANG_S, python
 from tests.test_documentation import ROOT, blocks
 from tests.text.folders import t5_folder
 
@@ -61,7 +61,7 @@ def run(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
     for name in ("PYTHONPATH", "HF_TOKEN", "HF_HUB_OFFLINE"):
         environment.pop(name, None)
     command = ["bash", "-euo", "pipefail", "-c", text]
-    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
 def follow(checkout: Path, page: str, *numbers: int, replace: tuple[str, str] = ("", "")) -> str:

@@ -24,7 +24,7 @@ from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net, released_state
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 EMA = random_net(seed=9)
 
@@ -285,7 +285,7 @@ def test_addresses_on_a_hub_load_like_folders(tmp_path: Path) -> None:
             env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANG_S,
         )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.split() == ["4", "4"]

@@ -20,7 +20,7 @@ from imaginaire.errors import ConfigError
 from scripts import download_checkpoints
 from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.nets import SMALL, random_net, released_state
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 VIDEO_2B = "nvidia/Cosmos-Predict2-2B-Video2World"
 VIDEO = ("--model_types", "video2world", "--model_sizes", "2B")
@@ -241,7 +241,7 @@ def _command(
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
 
 

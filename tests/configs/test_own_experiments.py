@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 
 from imaginaire.config import lazy_yaml, registry
 from imaginaire.config.compose import compose, experiment_names
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 BASE = "cosmos_predict2/configs/base/config.py"
 DATA = """
@@ -85,7 +85,7 @@ def test_it_trains_from_a_folder_of_its_own(config: str) -> None:
     folder = Path(config).parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [python(), "-m", "scripts.train", "--config=my_config.py", "--", "experiment=mine_tiny"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (folder / "checkpoints/mine/video2world/mine_tiny/checkpoints/model/iter_000000002.pt").is_file()
     assert "_target_: my_clips.Mine" in (folder / "checkpoints/mine/video2world/mine_tiny/config.yaml").read_text()

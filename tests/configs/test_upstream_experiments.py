@@ -19,7 +19,7 @@ from imaginaire.config.lazy_config import save_yaml, to_yaml
 from imaginaire.errors import ConfigError
 from imaginaire.training import preflight
 from imaginaire.training.trainer import launch
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
@@ -290,7 +290,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [python(), *arguments], cwd=root, env=environment, capture_output=True, text=True, timeout=600, check=True
+        [python(), *arguments], cwd=root, env=environment, capture_output=True, text=True, timeout=HANG_S, check=True
     )
 
 

@@ -17,7 +17,7 @@ from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from examples.video2world import main, parse
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "examples/video2world.py"
@@ -31,7 +31,7 @@ def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Com
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
 
 

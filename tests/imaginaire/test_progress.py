@@ -17,6 +17,7 @@ from imaginaire import progress
 from imaginaire.progress import Pace, Progress, duration, tracked
 from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.watchdog import Watchdog
+from tests.programs import HANG_S
 
 
 class Clock:
@@ -160,7 +161,7 @@ def test_a_terminal_that_is_closed_ends_the_bar_only(monkeypatch: pytest.MonkeyP
 
 
 def _is_free(lock: Any) -> bool:
-    found: bool = lock.acquire(timeout=5)
+    found: bool = lock.acquire(timeout=HANG_S)
     if found:
         lock.release()
     return found

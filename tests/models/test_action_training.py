@@ -141,7 +141,7 @@ def _train_layouts(root: Path, options: list[str], layouts: dict[str, list[str]]
 @pytest.mark.long
 def test_two_processes_train_with_actions_what_one_does(tmp_path: Path) -> None:
     options = [item for item in bridge(tmp_path / "data") if "batch_size" not in item]
-    run_distributed(_train_layouts, 2, (tmp_path, options, LAYOUTS), timeout=300)
+    run_distributed(_train_layouts, 2, (tmp_path, options, LAYOUTS))
     _train_layouts(tmp_path, options, {"one": ["dataloader_train.batch_size=4"]})
     one = saved(tmp_path, "one")["model"]
     for layout in LAYOUTS:

@@ -63,7 +63,7 @@ def test_images_and_videos_train_together_in_every_layout(tmp_path: Path) -> Non
     _train(tmp_path, {"parts": ONE}, "trainer.max_iter=2")
     _train(tmp_path, {"parts": ONE}, "trainer.max_iter=4")
     assert difference(saved(tmp_path, "one"), saved(tmp_path, "parts")) is None
-    run_distributed(_train, 2, (tmp_path, LAYOUTS, "trainer.max_iter=4"), timeout=300)
+    run_distributed(_train, 2, (tmp_path, LAYOUTS, "trainer.max_iter=4"))
 
     state, steps = saved(tmp_path, "one")["model"], records(run_dir(tmp_path, "one"))
     # Twelve micro-batches in turn: six of four images, six of two videos.

@@ -31,7 +31,7 @@ def test_a_run_goes_on_in_another_layout(tmp_path: Path, architecture: str, whol
     options = [f"model.config.train_architecture={architecture}"]
     _train(tmp_path / "uninterrupted", "standard", 3, *options)
     _train(tmp_path / "whole", whole, 2, *options)
-    run_distributed(_train_sharded, 2, (tmp_path, whole, sharded, options), timeout=300)
+    run_distributed(_train_sharded, 2, (tmp_path, whole, sharded, options))
     _train(tmp_path / "sharded", sharded, 3, *options)
     expected = saved(tmp_path / "uninterrupted", NAME)
     for run in ("whole", "sharded"):

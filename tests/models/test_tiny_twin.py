@@ -131,7 +131,7 @@ def _train_layouts(root: Path, layouts: dict[str, list[str]], experiment: str = 
 @pytest.mark.long
 @pytest.mark.parametrize("experiment", [EXPERIMENT, EXPERIMENT.replace("predict2_", "predict2p5_")])
 def test_two_processes_train_what_one_does(tmp_path: Path, experiment: str) -> None:
-    run_distributed(_train_layouts, 2, (tmp_path, LAYOUTS, experiment), timeout=300)
+    run_distributed(_train_layouts, 2, (tmp_path, LAYOUTS, experiment))
     _train_layouts(tmp_path, {"one": []}, experiment)
     one = saved(tmp_path, "one")["model"]
     assert int(one["net.accum_video_sample_counter"]) == 12

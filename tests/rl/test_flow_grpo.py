@@ -130,7 +130,7 @@ def test_one_process_and_all_layouts_of_two_agree(name: str, tmp_path: Path) -> 
     alone, record = _trained(str(tmp_path), {"one": [*options, f"{RL}.rollout_batch=4"]})["one"]
     base = load_file(tiny_video2world_path())
     layouts = {layout: [*options, *more] for layout, more in LAYOUTS.items()}
-    for layout, (weights, other) in run_distributed(_trained, 2, (str(tmp_path), layouts), timeout=300)[0].items():
+    for layout, (weights, other) in run_distributed(_trained, 2, (str(tmp_path), layouts))[0].items():
         for key in ("train/reward_mean", "train/agreement", "train/positions", "train/advantage_abs"):
             assert other[key] == pytest.approx(record[key], rel=1e-4), (layout, key)
         assert _distance(alone, weights) < 0.02 * _distance(alone, base), layout

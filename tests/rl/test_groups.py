@@ -81,7 +81,7 @@ def _trained(root: str, loader: str) -> tuple[list[int], list[float]]:
 def test_loaders_that_are_not_ours_give_ranks_the_same_steps_and_noise_of_their_own(
     loader: str, tmp_path: Path
 ) -> None:
-    (steps, noise), (other_steps, other_noise) = run_distributed(_trained, 2, (str(tmp_path), loader), timeout=300)
+    (steps, noise), (other_steps, other_noise) = run_distributed(_trained, 2, (str(tmp_path), loader))
     assert steps == other_steps and len(steps) == 8  # two iterations, four micro-batches each
     assert len({*noise, *other_noise}) == 8  # two conditions of each iteration on each rank, each at two steps
 

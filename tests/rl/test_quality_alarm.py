@@ -173,7 +173,7 @@ def _gone_back(root: str, options: list[str]) -> Back:
 def test_two_processes_go_back_together(shards: int, tmp_path: Path) -> None:
     options = _with_alarm(1, *BACK, "trainer.max_iter=4", f"model.config.fsdp_shard_size={shards}")
     options += ["dataloader_train.batch_size=1", "trainer.grad_accum_iter=2"]
-    first, other = run_distributed(_gone_back, 2, (str(tmp_path), options), timeout=300)
+    first, other = run_distributed(_gone_back, 2, (str(tmp_path), options))
     assert first == other and [iteration for iteration, *_ in first] == [3]
     folder = run_dir(tmp_path, NAME) / "checkpoints/model"
     second, third, fourth = (weights.load_pt(folder / f"iter_{k:09d}.pt") for k in (2, 3, 4))

@@ -489,7 +489,7 @@ def _refined_run(root: Path, ranks_with_windows: int) -> None:
 def test_two_processes_refine_on_the_windows_of_both(tmp_path: Path) -> None:
     counts = []
     for ranks in (2, 1):  # one rank of which no episode has a window does not end the run
-        run_distributed(_refined_run, world_size=2, args=(tmp_path / str(ranks), ranks), timeout=240)
+        run_distributed(_refined_run, world_size=2, args=(tmp_path / str(ranks), ranks))
         counts.append(int(saved(tmp_path / str(ranks), "vla")["model"]["refinement.windows.counts"][0]))
     assert 2 < counts[0] <= 8  # more than one rank's share of four episodes with two windows each
     assert 0 < counts[1] <= 4

@@ -18,7 +18,7 @@ from imaginaire.findings import Finding, as_data, as_lines, worst
 from scripts import doctor
 from scripts.doctor import show
 from tests.multiprocess import run_distributed
-from tests.programs import call, python
+from tests.programs import HANG_S, call, python
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -241,7 +241,7 @@ def test_the_commands_run(capfd: pytest.CaptureFixture[str]) -> None:
     areas = {finding["key"].partition("/")[0] for finding in json.loads(capfd.readouterr().out)["findings"]}
     assert {"packages", "device", "machine", "attention", "network", "videos", "weights"} <= areas
     command = [python(), "scripts/test_environment.py", "--training"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert ("[SUCCESS]" in result.stdout) == (result.returncode == 0), result.stderr
     assert call(doctor, "--dist", "--limit", 60) == 0
     out = capfd.readouterr().out

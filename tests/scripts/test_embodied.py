@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from scripts import embodied
-from tests.programs import call, python
+from tests.programs import HANG_S, call, python
 
 OFT = "cosmos_libero_spatial_grpo_openvlaoft"
 SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodiment.sh"
@@ -25,7 +25,7 @@ def started(folder: Path, *words: str, **variables: str) -> subprocess.Completed
     inherited = {name: value for name, value in os.environ.items() if name != "IMAGINAIRE_OUTPUT_ROOT"}
     environment = {**inherited, "PYTHON": python(), "CUDA_VISIBLE_DEVICES": "", **variables}
     command = ["bash", str(SCRIPT), *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import HANG_S
+
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL, START_RAY = "requirements/install.sh", "ray_utils/start_ray.sh"
 
@@ -14,7 +16,7 @@ INSTALL, START_RAY = "requirements/install.sh", "ray_utils/start_ray.sh"
 def shell(script: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
     command = ["bash", str(ROOT / script), *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
 def a_program(folder: Path, name: str, text: str) -> str:

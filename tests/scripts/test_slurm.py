@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from imaginaire import distributed
+from tests.programs import HANG_S
 from tests.training import run_dir, saved
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,18 +86,18 @@ def signal_steps(environment: dict[str, str], number: int) -> None:
     os.kill(int((Path(environment["SLURM_STAND_IN"]) / "srun.pid").read_text()), number)
 
 
-def wait_for(condition: Callable[[], bool], job: "subprocess.Popen[str]", seconds: float) -> None:
-    end = time.monotonic() + seconds
+def wait_for(condition: Callable[[], bool], job: "subprocess.Popen[str]") -> None:
+    end = time.monotonic() + HANG_S
     while not condition():
         if job.poll() is not None or time.monotonic() > end:
-            pytest.fail(f"the job ended or took too long: {output(job, 0)}")
+            pytest.fail(f"the job ended or took too long: {output(job, limit_s=0)}")
         time.sleep(0.02)
 
 
-def output(job: "subprocess.Popen[str]", seconds: float) -> str:
+def output(job: "subprocess.Popen[str]", limit_s: float = HANG_S) -> str:
     """What the job wrote until its end; nothing of it is left running."""
     try:
-        out: str = job.communicate(timeout=seconds)[0]
+        out: str = job.communicate(timeout=limit_s)[0]
     except subprocess.TimeoutExpired:
         for process in [*psutil.Process(job.pid).children(recursive=True), job]:
             process.kill()
@@ -112,11 +113,11 @@ def are_ready(environment: dict[str, str]) -> bool:
 def signalled(environment: dict[str, str], number: int) -> tuple[int, str]:
     """Exit code and output of a job whose machines get this signal once they work."""
     job = submit(environment, "experiment=x", "job.name=a b")
-    wait_for(lambda: are_ready(environment), job, 20)
+    wait_for(lambda: are_ready(environment), job)
     if number == signal.SIGTERM:
         job.send_signal(number)  # the batch shell gets it too
     signal_steps(environment, number)
-    out = output(job, 20)
+    out = output(job)
     return job.returncode, out
 
 
@@ -152,15 +153,15 @@ def test_a_job_comes_back_a_limited_number_of_times(slurm: dict[str, str]) -> No
 def test_a_failure_is_not_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "launcher").write_text("#!/bin/bash\nexit 1\n")
     job = submit(slurm, "experiment=x")
-    out = output(job, 20)
+    out = output(job)
     assert job.returncode == 1 and not requeues(slurm), out
 
 
 def test_a_wrong_folder_and_missing_overrides_are_told(slurm: dict[str, str], tmp_path: Path) -> None:
     job = submit({**slurm, "SLURM_SUBMIT_DIR": str(tmp_path)}, "experiment=x")
-    assert "is not the checkout" in output(job, 20) and job.returncode == 2
+    assert "is not the checkout" in output(job) and job.returncode == 2
     job = submit(slurm)
-    assert "usage: sbatch" in output(job, 20) and job.returncode == 2
+    assert "usage: sbatch" in output(job) and job.returncode == 2
 
 
 @pytest.mark.long
@@ -170,16 +171,16 @@ def test_two_machines_train_are_stopped_and_go_on(slurm: dict[str, str], tmp_pat
     quick = ["experiment=restless", "trainer.run_validation=False", "dataloader_train.num_workers=0"]
     log = run_dir(tmp_path) / "stdout.log"
     job = submit(slurm, *quick, "trainer.max_iter=100000")
-    wait_for(lambda: log.exists() and "iter 4/" in log.read_text(), job, 120)
+    wait_for(lambda: log.exists() and "iter 4/" in log.read_text(), job)
     signal_steps(slurm, signal.SIGUSR1)
-    out = output(job, 120)
+    out = output(job)
     assert job.returncode == 75, out
     assert scontrol_calls(slurm)[-1] == "requeue 4711"
     stopped = saved(tmp_path)["trainer"]
     assert stopped["world_size"] == 2 and stopped["iteration"] >= 4
     slurm |= {"SLURM_RESTART_COUNT": "1", "MASTER_PORT": str(distributed.free_port())}
     job = submit(slurm, *quick, f"trainer.max_iter={stopped['iteration'] + 3}")
-    out = output(job, 120)
+    out = output(job)
     assert job.returncode == 0, out
     assert f"resumed from iter {stopped['iteration']}" in log.read_text()
     assert saved(tmp_path)["trainer"]["iteration"] == stopped["iteration"] + 3

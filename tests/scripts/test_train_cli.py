@@ -23,7 +23,7 @@ from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.training import trainer
 from scripts import train
 from tests.multiprocess import run_distributed
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "cosmos_predict2/configs/base/config.py"
@@ -39,7 +39,7 @@ def run(
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
 
 

@@ -287,7 +287,7 @@ def test_shards_are_filled_alike_and_no_rank_reads_more_than_its_own(files: dict
     whole = sum(value.numel() * value.element_size() for value in state.values())
 
     parallel.init_dims()
-    ranks = run_distributed(_in_shards_and_memory, 2, (root,), timeout=300)
+    ranks = run_distributed(_in_shards_and_memory, 2, (root,))
     for name, config in cases(root).items():
         state, loss = state_and_loss(config)
         for found, _ in ranks:

@@ -20,6 +20,7 @@ from imaginaire.data.stream import WEIGHT_KEY, DataStream, ResumableLoader, clos
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import DataError
+from tests.programs import HANG_S
 
 
 class Numbers(Dataset[dict[str, Any]]):
@@ -81,7 +82,7 @@ class Slow(Numbers):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index == 2:
-            time.sleep(100)
+            time.sleep(HANG_S)
         return super().__getitem__(index)
 
 
@@ -335,7 +336,7 @@ def end_with_two_bugs(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["plain", "iterable"])
 def test_a_bug_ends_the_program_and_its_workers(kind: str) -> None:
     code = f"from tests.imaginaire.data.test_data import end_with_two_bugs; end_with_two_bugs({kind!r})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == "RuntimeError: a bug in the model"
 

@@ -16,6 +16,7 @@ from imaginaire.data import workers
 from imaginaire.data.stream import DataStream, ResumableLoader, close_readers
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import DataError
+from tests.programs import HANG_S
 from tests.training import train
 
 
@@ -45,7 +46,7 @@ class Clips(Dataset[dict[str, Any]]):
             if self.fault == "exits":
                 os._exit(3)
             if self.fault == "hangs":
-                time.sleep(60)
+                time.sleep(HANG_S)
             if self.fault == "larger":
                 size = 8
         return {"video": torch.zeros(3, size)}
@@ -99,7 +100,7 @@ def test_a_worker_that_dies_during_a_step_is_explained_too() -> None:
     next(reader)
     try:
         with pytest.raises(RuntimeError) as caught:
-            time.sleep(5)  # torch raises from the signal, wherever the process is
+            time.sleep(HANG_S)  # torch raises from the signal, wherever the process is
         assert "num_workers" in str(workers.explained(caught.value))
     finally:
         close_readers()

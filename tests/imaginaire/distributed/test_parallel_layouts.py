@@ -267,7 +267,7 @@ def test_two_processes() -> None:
     ]
     expected = [_train(case) for case in cases]
     assert float(expected[0]["0/norm"]) > 0.5  # clipping has work to do
-    run_distributed(_two, 2, args=(cases, expected, _loss_at_levels_of_frames()), timeout=240)
+    run_distributed(_two, 2, args=(cases, expected, _loss_at_levels_of_frames()))
 
 
 def _four(plain: dict[str, Tensor], together: dict[str, Tensor]) -> None:
@@ -277,7 +277,7 @@ def _four(plain: dict[str, Tensor], together: dict[str, Tensor]) -> None:
 
 @pytest.mark.slow
 def test_four_processes() -> None:
-    run_distributed(_four, 4, args=(_train(Case()), _train(TOGETHER)), timeout=240)
+    run_distributed(_four, 4, args=(_train(Case()), _train(TOGETHER)))
 
 
 def _combinations() -> list[Case]:
@@ -303,7 +303,7 @@ def test_action_conditioned_networks(world: int) -> None:
     cases = [Case(actions="flat", steps=CLIPS), Case(actions="chunk", steps=CLIPS), together]
     expected = [_train(case) for case in cases]
     assert all(expected[0][f"0/grad/action_embedder_B_D.fc{i}.weight"].any() for i in (1, 2))
-    run_distributed(_run, world, args=(world, cases, expected, _names(world)), timeout=600)
+    run_distributed(_run, world, args=(world, cases, expected, _names(world)))
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from imaginaire.errors import ConfigError, DataError
 from imaginaire.training.trainer import ImaginaireTrainer
 from imaginaire.training.watchdog import EXIT_TIMEOUT, Watchdog, lost_peer
 from tests.multiprocess import RankError, run_distributed
+from tests.programs import HANG_S
 from tests.training import run_dir, saved, train
 
 QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trainer.max_iter=50"]
@@ -173,7 +174,7 @@ class SleepsInData(Waves):
 
     def __getitem__(self, index: int) -> Any:
         if distributed.rank() == 1 and self.calls == 4:
-            time.sleep(120)
+            time.sleep(HANG_S)
         self.calls += 1
         return super().__getitem__(index)
 
@@ -189,16 +190,21 @@ class FailsInData(SleepsInData):
 
 
 def _late_at_a_barrier() -> str:
+    store = dist.distributed_c10d._get_default_store()
     if distributed.rank() == 1:
         places.note("reading a large file")
         places.publish()
-        time.sleep(3)
+        store.set("published", "")
+        store.wait(["waited in vain"])
         distributed.barrier("all have read")  # meets what the other still waits for
         return ""
+    store.wait(["published"])
     try:
         distributed.barrier("all have read", timeout_s=1)
     except RuntimeError as error:
         return str(error)
+    finally:
+        store.set("waited in vain", "")
     return "no error"
 
 
@@ -265,7 +271,7 @@ def _late_then_failing(root: Path) -> tuple[str, str]:
 
 @pytest.mark.slow
 def test_a_late_rank_and_a_failed_one_are_named_by_the_others(tmp_path: Path) -> None:
-    (late, _), (_, failed) = run_distributed(_late_then_failing, 2, args=(tmp_path,), timeout=240)
+    (late, _), (_, failed) = run_distributed(_late_then_failing, 2, args=(tmp_path,))
     assert "rank 0 waited in vain at the barrier 'all have read' (limit: 1 s)" in late
     assert "  rank 1 (" in late and "reading a large file" in late
     assert late.endswith("missing at barrier 'all have read': rank 1")
@@ -278,7 +284,7 @@ def test_a_late_rank_and_a_failed_one_are_named_by_the_others(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_killed_rank_is_singled_out_although_torchrun_ends_the_others(tmp_path: Path) -> None:
-    error, _ = run_distributed(_end_as_torchrun_does, 2, args=(tmp_path,), timeout=240, lost={1})
+    error, _ = run_distributed(_end_as_torchrun_does, 2, args=(tmp_path,), lost={1})
     assert "onnection" in error
     log = (run_dir(tmp_path) / "stdout.log").read_text()
     report = log[log.index("hang report (rank 0: ") :].splitlines()
@@ -290,11 +296,11 @@ def test_a_killed_rank_is_singled_out_although_torchrun_ends_the_others(tmp_path
 @pytest.mark.slow
 def test_a_hang_report_says_which_rank_waits_where(tmp_path: Path) -> None:
     with pytest.raises(RankError, match=f"exit code {EXIT_TIMEOUT}"):
-        run_distributed(_train, 2, args=(tmp_path, "SleepsInData", "trainer.timeout_period=3"), timeout=240)
+        run_distributed(_train, 2, args=(tmp_path, "SleepsInData", "trainer.timeout_period=5"))
     folder = run_dir(tmp_path)
     log = (folder / "stdout.log").read_text()
     report = log[log.index("hang report (rank") :].splitlines()
-    assert "no progress for 3 s (trainer.timeout_period=3)" in report[0]
+    assert "no progress for 5 s (trainer.timeout_period=5)" in report[0]
     assert any(line.startswith("  rank 1 (") and "iteration 2, waiting for data, for " in line for line in report[1:3])
     assert any(line.startswith("  rank 0 (") and "iteration 2, backward, for" in line for line in report[1:3])
     assert "no answer" not in log and report[3].endswith(f"{folder / 'hang'}.")

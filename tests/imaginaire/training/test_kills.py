@@ -22,6 +22,7 @@ from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.training.watchdog import EXIT_INTERRUPTED
 from tests.imaginaire.training.test_resume import compare
 from tests.multiprocess import CONTEXT
+from tests.programs import HANG_S
 from tests.training import run_dir, train
 
 OVERRIDES = ["trainer.max_iter=12", "checkpoint.save_iter=3", "checkpoint.keep_last=2", "trainer.run_validation=False"]
@@ -132,7 +133,7 @@ def _process(root: Path, ckpt_type: str, kill_at: str | None, record: Path) -> A
 def _points(tmp_path: Path, ckpt_type: str) -> list[str]:
     """Every point of an uninterrupted run, in order; the run itself is the one to compare with."""
     process = _process(tmp_path / "whole", ckpt_type, None, tmp_path / "points")
-    process.join(120)
+    process.join(HANG_S)
     assert process.exitcode == 0
     return (tmp_path / "points").read_text().splitlines()
 
@@ -141,7 +142,7 @@ def _kill_and_resume(tmp_path: Path, ckpt_type: str, point: str) -> str | None:
     root = tmp_path / point.replace(" ", "_").replace("/", "-")
     record = tmp_path / f"{root.name}.points"
     process = _process(root, ckpt_type, point, record)
-    process.join(120)
+    process.join(HANG_S)
     assert process.exitcode == -signal.SIGKILL, f"'{point}' was not reached: exit code {process.exitcode}"
     assert record.read_text().splitlines()[-1] == point
     assert train(root, [*OVERRIDES, f"ckpt_type={ckpt_type}"]) == 0
@@ -202,7 +203,7 @@ def test_sigterm_saves_and_leaves_with_its_own_exit_code(tmp_path: Path) -> None
     while process.is_alive() and (not metrics.exists() or not metrics.read_text()):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGTERM)
-    process.join(60)
+    process.join(HANG_S)
     assert process.exitcode == EXIT_INTERRUPTED
     assert train(root, OVERRIDES) == 0
     assert compare(tmp_path / "whole", root) is None

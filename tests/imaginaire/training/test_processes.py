@@ -20,7 +20,7 @@ from imaginaire.errors import TrainingError
 from imaginaire.training.callbacks import Callback
 from imaginaire.training.watchdog import EXIT_INTERRUPTED
 from tests.multiprocess import run_distributed
-from tests.programs import python
+from tests.programs import HANG_S, python
 from tests.training import run_dir, saved, train
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def _most_held(root: Path) -> int:
 
 
 def test_ranks_act_together(tmp_path: Path) -> None:
-    first, second = run_distributed(_several, 2, args=(tmp_path,), timeout=200)
+    first, second = run_distributed(_several, 2, args=(tmp_path,))
     assert first["asked"] == second["asked"] == EXIT_INTERRUPTED
     assert saved(tmp_path / "asked")["trainer"]["iteration"] == 3
     assert first["skipped"] == 0 and saved(tmp_path / "skip")["trainer"]["skipped_steps"] == 1
@@ -171,7 +171,7 @@ def _torchrun(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless", *arguments]
     environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(root), "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
 def test_torchrun_trains_and_says_a_mistake_once(tmp_path: Path) -> None:
@@ -201,4 +201,4 @@ def _uneven_validation(root: Path) -> int:
 
 
 def test_ranks_with_more_or_fewer_validation_batches_wait_for_each_other(tmp_path: Path) -> None:
-    assert run_distributed(_uneven_validation, 2, args=(tmp_path,), timeout=60) == [0, 0]
+    assert run_distributed(_uneven_validation, 2, args=(tmp_path,)) == [0, 0]

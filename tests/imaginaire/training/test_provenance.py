@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imaginaire.training import provenance
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -25,7 +25,7 @@ def _foreign(path: list[Path], folder: Path = REPOSITORY) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=True,
     )
     lines: list[str] = json.loads(run.stdout)

@@ -85,7 +85,7 @@ def test_two_processes_in_the_sharded_layout(tmp_path: Path) -> None:
 
 
 def _check_two_processes(root: Path, layouts: list[str]) -> None:
-    run_distributed(_two_ranks, 2, args=(root, layouts), timeout=300)
+    run_distributed(_two_ranks, 2, args=(root, layouts))
     for layout in layouts:
         assert compare(root / layout / "whole", root / layout / "parts") is None, layout
 

@@ -15,6 +15,7 @@ from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import GRIPPER, find_setting
 from cosmos_predict2.toy_world.tasks import by_task, distance, find_tasks, reward, success
 from imaginaire.errors import DataError
+from tests.programs import HANG_S
 
 TASKS = ["touch_puck", "push_puck"]
 HANGS, DIES, RAISES = 0.9, 0.8, 0.7  # the last number of an action that does so
@@ -65,7 +66,7 @@ class ToyTask:
         if not self.breaks:
             return
         if number == numpy.float32(HANGS):
-            time.sleep(60)
+            time.sleep(HANG_S)
         if number == numpy.float32(DIES):
             os.kill(os.getpid(), 9)
         if number == numpy.float32(RAISES):

@@ -21,6 +21,7 @@ from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.http import Answer, NoAnswer, ask
 from imaginaire.distributed import free_port
+from tests.programs import HANG_S
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = "tests.rl.rewards.doubles"
@@ -115,7 +116,7 @@ class Served:
     def stop(self) -> int:
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=HANG_S)
 
     def log(self) -> str:
         return (self.folder / "service.log").read_text(errors="replace")[-5000:]

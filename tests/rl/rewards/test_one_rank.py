@@ -14,16 +14,19 @@ from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.one_rank import OneRank
 from imaginaire import distributed
 from tests.multiprocess import run_distributed
+from tests.programs import HANG_S
 from tests.rl.rewards.doubles import clips_of, mean
 
 
 class Failing:
+    """Fails at once, or when the file of a request is there."""
+
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
         return Ticket(request_id)
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        if ticket.request_id == "slow":
-            time.sleep(8)
+        while ticket.request_id != "quick" and not Path(ticket.request_id).exists():
+            time.sleep(0.1)
         raise ArithmeticError("torn")
 
 
@@ -41,7 +44,7 @@ def _ranks(folder: Path) -> None:
         return {"value": torch.tensor([1.5, float("nan")]), "part": torch.tensor([1.0, 2.0])}
 
     reward = OneRank(LocalReward(counted))
-    scores = reward.fetch(reward.submit(clips_of("a", "b"), {}, "id"), 5)
+    scores = reward.fetch(reward.submit(clips_of("a", "b"), {}, "id"), HANG_S)
     assert len(asked) == (distributed.rank() == 0)
     assert scores.value_B.tolist() == [1.5, 0.0]
     assert scores.is_valid_B.tolist() == [True, False]
@@ -49,14 +52,16 @@ def _ranks(folder: Path) -> None:
 
     failing = OneRank(Failing())
     with pytest.raises((ArithmeticError, RuntimeError), match="torn" if distributed.rank() == 0 else "rank 0 failed"):
-        failing.fetch(Ticket("quick"), 5)
+        failing.fetch(Ticket("quick"), HANG_S)
 
+    slow = folder / "the other has waited"
     if distributed.rank() == 0:
         with pytest.raises((ArithmeticError, RuntimeError)):
-            failing.fetch(Ticket("slow"), 1)
+            failing.fetch(Ticket(str(slow)), 1)
     else:
-        with pytest.raises(RuntimeError, match="in vain for the scores of request slow"):
-            OneRank(Failing(), margin_s=1.0).fetch(Ticket("slow"), 1)
+        with pytest.raises(RuntimeError, match=r"in vain for the scores of request .*the other has waited"):
+            OneRank(Failing(), margin_s=1.0).fetch(Ticket(str(slow)), 1)
+        slow.touch()
 
 
 @pytest.mark.slow

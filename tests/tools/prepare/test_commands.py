@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import python
+from tests.programs import HANG_S, python
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = sorted(
@@ -24,6 +24,6 @@ def test_both_forms_of_a_command_start(program: str, tmp_path: Path) -> None:
         (["-m", f"scripts.{program}"], ROOT),
     ):
         done = subprocess.run(
-            [python(), *command, "--help"], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+            [python(), *command, "--help"], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S
         )
         assert done.returncode == 0 and f"scripts.{program}" in done.stdout, done.stderr
