@@ -3,9 +3,11 @@
 # Bytecode is compiled when a module is first imported: compiling all of it at once took half of the set-up.
 #   make test PYTHON=python3.12      another interpreter for .venv
 #   make test-long ONLY=kill         one piece of the long tests (pytest -k)
+#   make test ORDER=random           tests in random order; ORDER=SEED repeats one
 
 PYTHON ?= python3
 ONLY ?=
+ORDER ?=
 VENV := .venv
 STAMP := $(VENV)/.installed
 PY := $(VENV)/bin/python
@@ -21,7 +23,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE CONDA_PREFIX 
 
 help:
 	@echo "make setup       .venv with everything that make test needs (pinned in constraints.txt)"
-	@echo "make test        set-up, lint, fast and slow tests"
+	@echo "make test        set-up, lint, fast and slow tests; ORDER=random shuffles them, ORDER=SEED repeats an order"
 	@echo "make test-fast   the fast tests alone (about a minute)"
 	@echo "make test-long   learning, soak and many kills; ONLY=name runs one piece"
 	@echo "make test-gpu    the tests that need a GPU"
@@ -59,10 +61,10 @@ format: $(STAMP)
 test: $(STAMP)
 	@$(ONE_THREAD) $(PYTEST) --collect-only -qq >/dev/null 2>&1 & \
 	$(MAKE) --no-print-directory lint; failed=$$?; wait; exit $$failed
-	$(ONE_THREAD) $(PYTEST) -n 3 --durations=10 -m "not long and not gpu and not network"
+	$(ONE_THREAD) $(PYTEST) -n 3 --durations=10 -m "not long and not gpu and not network" $(if $(ORDER),--order $(ORDER))
 
 test-fast: $(STAMP)
-	$(PYTEST)
+	$(PYTEST) $(if $(ORDER),--order $(ORDER))
 
 test-long: $(STAMP)
 	$(ONE_THREAD) $(PYTEST) -n 2 --durations=10 -m long $(if $(ONLY),-k '$(ONLY)')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Common to all tests: the golden kit, and a process that each test finds and leaves alone."""
+"""Common to all tests: the golden kit, their order, and a process that each test finds and leaves alone."""
 
 import gc
 import logging
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import goldens
-from tests.goldens import case, golden, pytest_addoption, pytest_generate_tests
+from tests import goldens, order
+from tests.goldens import case, golden, pytest_generate_tests
 from tests.leftovers import Leftovers
 
-__all__ = ["case", "golden", "pytest_addoption", "pytest_generate_tests"]
+__all__ = ["case", "golden", "pytest_generate_tests"]
 
 # No test reaches for a tracker or a model hub by accident.
 os.environ["WANDB_MODE"] = "disabled"
@@ -25,8 +25,14 @@ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "
 gc.set_threshold(50_000, 20, 10)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    goldens.pytest_addoption(parser)
+    order.add_option(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     goldens.pytest_configure(config)
+    config.pluginmanager.register(order)
     config.pluginmanager.register(Leftovers(getattr(config, "workerinput", {}).get("workerid", "")))
 
 
