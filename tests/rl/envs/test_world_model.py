@@ -117,6 +117,11 @@ def test_one_evaluation_of_the_network_is_enough(imagination: Imagination) -> No
         assert forward.call_count == 3
 
 
+def same_but_for_sums(a: Tensor, b: Tensor) -> None:
+    """Another batch, or another row of one, may sum in another order: pictures then differ by a level."""
+    assert (a.int() - b.int()).abs().max() <= 1
+
+
 def test_only_the_last_pictures_are_decoded_where_they_are_enough_and_are_the_same(imagination: Imagination) -> None:
     whole, last = make(imagination), make(imagination, scoring=LAST)
     network = imagination.world.tokenizer.net
@@ -127,7 +132,8 @@ def test_only_the_last_pictures_are_decoded_where_they_are_enough_and_are_the_sa
         assert sum(call.args[0].shape[0] for call in decode.call_args_list) == groups * 3
         pictures = result[0]["full_image"]
         env.pictures, env.value = pictures, result[4]["value"]
-    assert torch.equal(whole.pictures, last.pictures) and torch.equal(whole.value, last.value)
+    same_but_for_sums(whole.pictures, last.pictures)
+    assert torch.allclose(whole.value, last.value, atol=2e-3)
 
 
 def test_results_depend_neither_on_the_batch_nor_on_who_is_imagined_beside(imagination: Imagination) -> None:
@@ -135,21 +141,21 @@ def test_results_depend_neither_on_the_batch_nor_on_who_is_imagined_beside(imagi
     begin(whole), begin(parts)
     steps = actions(whole)
     expected = whole.chunk_step(steps)
-    for found in (parts.chunk_step(steps),):
-        difference = expected[0]["full_image"].int() - found[0]["full_image"].int()
-        assert difference.abs().max() <= 1  # another batch may sum in another order
-        assert torch.allclose(expected[4]["value"], found[4]["value"], atol=2e-3)
+    found = parts.chunk_step(steps)
+    same_but_for_sums(expected[0]["full_image"], found[0]["full_image"])
+    assert torch.allclose(expected[4]["value"], found[4]["value"], atol=2e-3)
     permuted = make(imagination, scoring=LAST)
     order = [2, 0, 1]
     permuted.reset(options={"trial_ids": order, "seeds": order})
-    assert torch.equal(permuted.chunk_step(steps[order])[0]["full_image"], expected[0]["full_image"][order])
+    same_but_for_sums(permuted.chunk_step(steps[order])[0]["full_image"], expected[0]["full_image"][order])
 
 
 def test_equal_seeds_share_the_noise_and_others_do_not(imagination: Imagination) -> None:
     env = make(imagination, scoring=LAST)
     env.reset(options={"trial_ids": [5, 5, 5], "seeds": [1, 1, 2]})
     pictures = env.chunk_step(actions(env)[:1].expand(3, -1, -1))[0]["full_image"]
-    assert torch.equal(pictures[0], pictures[1]) and not torch.equal(pictures[0], pictures[2])
+    same_but_for_sums(pictures[0], pictures[1])
+    assert (pictures[0].int() - pictures[2].int()).abs().max() > 1
 
 
 def test_an_imagined_push_ends_where_the_simulators_does(imagination: Imagination) -> None:
