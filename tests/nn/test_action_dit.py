@@ -172,7 +172,7 @@ def test_a_part_of_a_clip_sees_its_actions(kind: str) -> None:
             net.see_part(index, 2)
             part = {key: given[key][:, :, cut] for key in ("x_B_C_T_H_W", "condition_mask_B_1_T_H_W")}
             parts.append(net(**{**given, **part, "timesteps_B_T": given["timesteps_B_T"][:, cut]}))
-    assert_close(torch.cat(parts, dim=2), whole, rtol=1e-6, atol=1e-6)
+    assert_close(torch.cat(parts, dim=2), whole, rtol=1e-5, atol=1e-5)  # fewer rows sum in another order
 
 
 # What is applied from outside -----------------------------------------------------------------------------------------

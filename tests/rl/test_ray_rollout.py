@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ from imaginaire.config import L
 from imaginaire.distributed.parallel import init_dims
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.multiprocess import run_distributed
+from tests.programs import HANG_S
 
 NUM = 12
 
@@ -71,11 +73,25 @@ def cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has at most 107 characters
     try:
-        ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
+        _begin(ray, address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
         yield
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _begin(ray: Any, **options: Any) -> None:
+    """`ray.init`, which waits 30 s for its own processes, and again where a busy machine takes longer."""
+    limits = dict(agent_register_timeout_ms=int(1000 * HANG_S), worker_register_timeout_seconds=int(HANG_S))
+    ends = time.monotonic() + HANG_S
+    while True:
+        try:
+            ray.init(**options, _system_config=limits)
+            return
+        except Exception as error:  # Ray has no class of its own for it
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or time.monotonic() > ends:
+                raise
 
 
 @pytest.fixture
