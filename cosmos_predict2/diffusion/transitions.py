@@ -152,9 +152,10 @@ def _check_noise(kind: str, times: Sequence[float], k: int, amount: float) -> No
 
 
 def sde_coefficient(times: Sequence[float], k: int, amount: float) -> float:
-    """a sqrt(t / (1 - t)), infinite at t = 1: a first time nearer to 1 than to the next takes the next one's 1 - t."""
+    """a sqrt(t / (1 - t)), infinite at t = 1: a first time from which 1 is less than half a step away takes the next
+    one's 1 - t."""
     t, t_next = times[k], times[k + 1]
-    is_at_one = k == 0 and 1 - t < t - t_next
+    is_at_one = k == 0 and 1 - t < (t - t_next) / 2
     return amount * math.sqrt(t / (1 - (t_next if is_at_one else t)))
 
 

@@ -93,7 +93,7 @@ def _of_flow(chain: Any) -> list[float]:
         if chain.kind in ("cps", "ddim"):
             kept = math.sqrt(t_next**2 - std**2)
         elif chain.kind in ("sde", "dance"):
-            below = 1 - t_next if k == 0 and 1 - t < dt else 1 - t
+            below = 1 - t_next if k == 0 and 1 - t < dt / 2 else 1 - t
             squared = a**2 * t / below if chain.kind == "sde" else a**2
             std, kept = math.sqrt(squared * dt), t_next - squared * dt / (2 * t)
         gain = _gain(1 - t, t)
