@@ -9,11 +9,13 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition, conditioning_frames_mask
 from cosmos_predict2.diffusion.schedules import karras_sigmas
-from cosmos_predict2.diffusion.solvers import guide, sample
+from cosmos_predict2.diffusion.solvers import sample
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.denoiser import Denoiser
+from cosmos_predict2.world_model.objectives import clean_latents
+from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from tests.goldens import Golden
 from tests.models.parts import PooledPixels
@@ -59,15 +61,12 @@ def test_loss(golden: Golden) -> None:
 
 
 def _denoise(file: ActionFile, guidance: float = 0.0, *texts: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The network with its preconditioning, for no text, or guided from the second text to the first."""
-    denoiser = Denoiser(file.build(), sigma_conditional=file.settings["sigma_conditional"].use())
+    """The world model's estimate, for no text, or guided from the second text to the first."""
+    level = file.settings["sigma_conditional"].use()
+    world = WorldModel(Video2WorldPipelineConfig(sigma_conditional=level), file.build(), PooledPixels())
     conditional, unconditional = (_condition(file, text) for text in (texts or (None, None)))
-
-    def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
-        x0 = denoiser(x, sigma_B, conditional).x0_B_C_T_H_W
-        return guide(x0, denoiser(x, sigma_B, unconditional).x0_B_C_T_H_W, guidance) if guidance else x0
-
-    return denoise
+    other = unconditional if guidance else None
+    return world.guided(clean_latents, conditional, other, SamplingOptions(guidance=guidance, is_repeatable=True))
 
 
 @torch.no_grad()

@@ -3,16 +3,20 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import nn
 
 from cosmos_predict2.rl.interfaces import LogProb
 from cosmos_predict2.rl.policies.pi05 import flow, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.inputs import Quantiles, prompt_text, prompt_tokens, resize_with_pad
 from cosmos_predict2.rl.policies.pi05.network import NoiseHead, Pi05Network, PrefixCache, time_embedding
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.vla.config import VLARLConfig
 from cosmos_predict2.rl.vla.episodes import Trajectories
 from cosmos_predict2.rl.vla.minibatches import Decisions, in_minibatches, rows_that_count, with_episodes
@@ -87,49 +91,42 @@ def prefix(network: Pi05Network, golden: Golden) -> PrefixCache:
     return network.prefix(*inputs)
 
 
+def _policy(network: Pi05Network, prefix: PrefixCache, **options: Any) -> Pi05Policy:
+    """The policy of a network that has seen this, and whose actions need no statistics."""
+    policy = Pi05Policy.__new__(Pi05Policy)
+    nn.Module.__init__(policy)
+    policy.network, policy.config = network, replace(network.config, **options)
+    policy.action_stats = SimpleNamespace(restored=lambda actions: actions)  # type: ignore[assignment]
+    policy.register_buffer("trainer_step", torch.zeros((), dtype=torch.int64))
+    policy.seen = lambda observation: {}  # type: ignore[method-assign]
+    policy._prefix = lambda record, pixels=None: prefix  # type: ignore[method-assign]
+    return policy
+
+
 def test_tiny_pi05_supervised(network: Pi05Network, prefix: PrefixCache, golden: Golden) -> None:
     io = golden.tensors(TINY.format("io.safetensors"))
     actions, noise, t = (io[name].use() for name in ("sft_actions", "noise", "time"))
     io["time_emb"].compare(time_embedding(t, network.config.expert.width), **TIME)
-    v, _ = network.velocity(prefix, t[:, None, None] * noise + (1 - t[:, None, None]) * actions, t)
-    io["sft_loss"].compare((noise - actions - v).square(), **NETWORK)
+    io["sft_loss"].compare(_policy(network, prefix).flow_loss({}, actions, noise, t), **NETWORK)
 
 
 def test_tiny_pi05_decisions(network: Pi05Network, prefix: PrefixCache, golden: Golden) -> None:
     io, config = golden.tensors(TINY.format("io.safetensors")), network.config
-    times, x = flow.step_times(config.num_steps), io["noise"].use()
-    chain = [x]
-    for k in range(config.num_steps):
-        mean, _ = _step(network, prefix, flow.EVAL, chain[-1], torch.full((len(x),), k), times)
-        chain.append(mean)
-    io["eval_chains"].compare(torch.stack(chain, dim=1), **NETWORK)
-    io["eval_actions"].compare(chain[-1][..., : config.env_dim], **NETWORK)
-
-    def replayed(chains: Tensor, index_B_K: Tensor) -> list[Tensor]:
-        rows, terms = torch.arange(len(chains)), []
-        for index in index_B_K.unbind(1):
-            mean, std = _step(network, prefix, config.noise_method, chains[rows, index], index, times)
-            terms.append(flow.step_log_prob(chains[rows, index + 1], mean, std))
-        return terms
+    policy, noise = _policy(network, prefix), io["noise"].use()
+    policy._drawn = lambda generators, shape: noise  # type: ignore[method-assign]
+    chains = policy.act({}, mode="greedy", generators=[torch.Generator()] * len(noise)).record["chains"]
+    io["eval_chains"].compare(chains, **NETWORK)
+    io["eval_actions"].compare(chains[:, -1, :, : config.env_dim], **NETWORK)
 
     drawn = io["train_denoise_inds"].use()
     assert (drawn == drawn[:, :1]).all()
-    single = torch.stack(replayed(io["train_chains"].use(), drawn[:, :1]), dim=1)
-    chains = io["joint_chains"].use()
-    every = torch.arange(config.num_steps).expand(len(chains), -1)
-    joint = torch.stack([flow.start_log_prob(chains[:, 0]), *replayed(chains, every)], dim=1)
-    for name, value in {"train": single, "joint": joint}.items():
-        io[f"{name}_replay_log_probs"].compare(value, **NETWORK)
-        of_decision = value.mean(dim=1)[:, : config.chunk, : config.env_dim]
-        io[f"{name}_old_log_probs"].compare(of_decision, **NETWORK)
-
-
-def _step(
-    network: Pi05Network, prefix: PrefixCache, method: str, x: Tensor, index: Tensor, times: Tensor
-) -> tuple[Tensor, Tensor]:
-    v, hidden = network.velocity(prefix, x, times[index])
-    std = network.noise_head(hidden) if method == "flow_noise" else None
-    return flow.flow_step(method, times, index, x, v, torch.full((len(x),), network.config.noise_level), std)
+    every = torch.arange(config.num_steps).expand(len(noise), -1)
+    for name, indices in {"train": drawn, "joint": every}.items():
+        policy = _policy(network, prefix, joint_logprob=name == "joint")
+        level = torch.full((len(noise),), config.noise_level)
+        record = {"chains": io[f"{name}_chains"].use(), "denoise_inds": indices, "noise_level": level}
+        io[f"{name}_replay_log_probs"].compare(policy.replay(record)[0], **NETWORK)
+        io[f"{name}_old_log_probs"].compare(policy.log_prob(record).log_prob_B_K_N, **NETWORK)
 
 
 def test_pictures_in_a_frame(golden: Golden) -> None:

@@ -3,10 +3,12 @@
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.rewards.resnet import THRESHOLD, WIDTHS, SuccessClassifier
+from cosmos_predict2.rl.rewards import resnet
+from cosmos_predict2.rl.rewards.resnet import WIDTHS, ResnetReward, SuccessClassifier
 from imaginaire.checkpoint import weights
 from tests.goldens import Golden
 from tests.parity.action_files import compare_close
@@ -18,7 +20,7 @@ FULL = 1e-4  # of the largest magnitude
 FULL_PICTURES = (2, 3, 64, 80)
 
 
-def test_resnet_reward(golden: Golden) -> None:
+def test_resnet_reward(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, config = golden.tensors(FILE), golden.metadata(FILE)["config"]
     model = SuccessClassifier(config["widths"].use()).eval()
     source = {name: tensors[name].use() for name in tensors if name.startswith("net.")}
@@ -28,8 +30,9 @@ def test_resnet_reward(golden: Golden) -> None:
     with torch.no_grad():
         probability = model(images)
     tensors["out.prob"].compare(probability, atol=PROBABILITY)
-    tensors["out.reward"].compare(probability.round())
-    assert torch.equal(probability.round(), (probability > THRESHOLD).float())
+    monkeypatch.setattr(resnet, "to_unit", lambda pictures_B_H_W_C: pictures_B_H_W_C.permute(0, 3, 1, 2))  # they are
+    judged = ResnetReward(model=model, rounded=True, device="cpu").judge(images.permute(0, 2, 3, 1)[None], {})
+    tensors["out.reward"].compare(judged.value_E_F.reshape(probability.shape))
 
 
 def test_resnet_reward_at_full_size(golden: Golden) -> None:

@@ -18,15 +18,16 @@ from cosmos_predict2.conditioner import (
     DropoutConfig,
     conditioning_frames_mask,
 )
-from cosmos_predict2.diffusion.rectified_flow import noise_level
+from cosmos_predict2.diffusion.rectified_flow import add_noise, noise_level
 from cosmos_predict2.diffusion.schedules import karras_sigmas
-from cosmos_predict2.diffusion.solvers import guide, sample
+from cosmos_predict2.diffusion.solvers import sample
 from cosmos_predict2.models.config import LORA_TARGETS, Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Draws, Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.denoiser import Denoiser
-from cosmos_predict2.world_model.sampling import initial_noise
+from cosmos_predict2.world_model.objectives import clean_latents
+from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
@@ -89,10 +90,10 @@ def test_denoising(golden: Golden) -> None:
     }
     with torch.no_grad():
         for name, (sigma, condition) in cases.items():
-            found = denoise(x0 + epsilon * sigma[:, None, :, None, None], sigma, condition)
+            found = denoise(add_noise(x0, epsilon, sigma), sigma, condition)
             stored[f"{name}.x0_pred"].compare(found.x0_B_C_T_H_W, **close)
             stored[f"{name}.eps_pred"].compare(found.epsilon_B_C_T_H_W, **close)
-        noisy = x0 + epsilon * sigma_B[:, None, None, None, None]
+        noisy = add_noise(x0, epsilon, sigma_B[:, None])
         image = condition_of(stored, is_image=True)
         stored["image.x0_pred"].compare(denoise(noisy[:, :, :1], sigma_B, image).x0_B_C_T_H_W, **close)
 
@@ -150,11 +151,9 @@ def guided(golden: Golden, stored: Value, unconditional_text: Tensor) -> tuple[A
     given = torch.full((gt.shape[0],), settings["ncond"].use())
     condition = condition_of(stored).with_conditioning_frames(gt, given)
     other = replace(condition, crossattn_emb_B_S_E=unconditional_text)
-    denoiser, guidance = Denoiser(network(golden)), settings["guidance"].use()
-
-    def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
-        return guide(denoiser(x, sigma_B, condition).x0_B_C_T_H_W, denoiser(x, sigma_B, other).x0_B_C_T_H_W, guidance)
-
+    world = WorldModel(Video2WorldPipelineConfig(), network(golden), PooledPixels())
+    options = SamplingOptions(guidance=settings["guidance"].use())
+    denoise = world.guided(clean_latents, condition, other, options)
     noise = initial_noise(tuple(gt.shape), settings["seed"].use()) * LEVELS.t_max
     stored["x_sigma_max"].compare(noise, **bounds(golden, "exact"))
     return denoise, noise
