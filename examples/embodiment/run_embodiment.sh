@@ -59,4 +59,9 @@ command=("$python" -m scripts.embodied --config-path "$EMBODIED_PATH/config" --c
     "runner.logger.log_path='$root/$name'" "$@")
 echo "${command[*]}" >"$logs/run_embodiment.log"
 "${command[@]}" 2>&1 | tee -a "$logs/run_embodiment.log"
-exit "${PIPESTATUS[0]}"
+code=${PIPESTATUS[0]}
+if [ "$code" = 2 ] && [ "$(ls -A "$logs")" = run_embodiment.log ]; then
+    rm -r "$logs" # a refused start; the terminal has the message
+    rmdir "${logs%/*}" 2>/dev/null
+fi
+exit "$code"

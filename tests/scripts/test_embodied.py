@@ -100,6 +100,17 @@ def test_a_configuration_that_is_not_there_is_an_error_with_near_names(capsys: p
     assert "algorithm.group_size" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("code", "is_kept"), [(0, True), (1, True), (2, False)])
+def test_a_refused_start_leaves_no_folder(code: int, is_kept: bool, tmp_path: Path) -> None:
+    refusing = tmp_path / "python"
+    refusing.write_text(f"#!/bin/bash\necho said >&2; exit {code}")
+    refusing.chmod(0o755)
+    made = started(tmp_path, "tiny_toy_grpo", PYTHON=str(refusing))
+    assert made.returncode == code and made.stdout == "said\n"
+    logs = list(tmp_path.glob("logs/*/run_embodiment.log"))
+    assert len(logs) == is_kept == (tmp_path / "logs").exists() and all("said\n" in path.read_text() for path in logs)
+
+
 def test_a_run_without_its_weights_is_refused_with_all_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
