@@ -103,12 +103,17 @@ class ImaginaireTrainer:
         torch.backends.cudnn.benchmark = config.trainer.cudnn.benchmark
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
         random.seed_all(config.trainer.seed, 0, "build")  # the same on all ranks, so that they build equal models
-        is_writer = distributed.is_rank0()
-        max_iter = config.trainer.max_iter if config.trainer.max_iter < NEVER else None
-        self.metrics = Metrics(self.run_dir, config.job, is_writer, to_data(config), max_iter)
-        self.callbacks = CallbackGroup(config, self)
-        self.checkpointer = checkpointer.make(config.checkpoint, self.run_dir, self.callbacks)
-        self.watchdog = Watchdog(config.trainer.timeout_period, self.run_dir)
+        try:
+            is_writer = distributed.is_rank0()
+            max_iter = config.trainer.max_iter if config.trainer.max_iter < NEVER else None
+            self.metrics = Metrics(self.run_dir, config.job, is_writer, to_data(config), max_iter)
+            self.callbacks = CallbackGroup(config, self)
+            self.checkpointer = checkpointer.make(config.checkpoint, self.run_dir, self.callbacks)
+            self.watchdog = Watchdog(config.trainer.timeout_period, self.run_dir)
+        except UserError:
+            self._unlock()
+            self.remove_run_dir()
+            raise
 
     @property
     def samples_seen(self) -> int:
@@ -151,6 +156,9 @@ class ImaginaireTrainer:
     def _release_run_dir(self) -> None:
         """After the last write: another process may now use the run folder."""
         self.checkpointer.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock is not None:
             run_folder.unlock(self._lock)
             self._lock = None

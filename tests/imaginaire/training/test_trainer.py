@@ -279,6 +279,7 @@ _MISSING = [f"dataloader_train.dataset._target_={__name__}.Missing", "+dataloade
             ConfigError,
             "dataloader_train.dataset: .*FileNot",
         ),
+        (["+trainer.callbacks.loss_log.logging_iter_multipler=0"], ConfigError, "loss_log.logging_iter_multipler"),
         (_MISSING, DataError, "dataloader_train.dataset: .*/no/such/folder"),
         ([f"model._target_={__name__}.NoBatches", *QUICK], DataError, "NoBatches"),
     ],
