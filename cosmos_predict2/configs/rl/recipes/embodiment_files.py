@@ -85,7 +85,7 @@ def _fill_model_dir(tree: DictConfig) -> None:
     weights = OmegaConf.select(tree, f"{section}.cosmos_ckpt_path")
     if weights is None or OmegaConf.select(tree, f"{section}.cosmos_model_dir") is not None:
         return
-    OmegaConf.update(tree, f"{section}.cosmos_model_dir", os.path.dirname(weights) or ".", force_add=True)
+    OmegaConf.update(tree, f"{section}.cosmos_model_dir", os.path.dirname(str(weights)) or ".", force_add=True)
     OmegaConf.update(tree, f"{section}.world_model_cfg.cosmos.ckpt_path", weights, force_add=True)
 
 

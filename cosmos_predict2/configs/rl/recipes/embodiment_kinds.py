@@ -24,19 +24,20 @@ def require_known(value_at: Callable[[str], Any]) -> None:
     The environment comes first, then the algorithm, then the policy.
     """
     section = "env.train"
-    kind = value_at(f"{section}.env_type") or value_at(f"{section}.simulator_type") or ENVIRONMENTS[0]
-    policy, suite = value_at("actor.model.model_type"), value_at(f"{section}.task_suite_name")
+    kind = str(value_at(f"{section}.env_type") or value_at(f"{section}.simulator_type") or ENVIRONMENTS[0])
+    policy = str(value_at("actor.model.model_type") or "openvla_oft")
+    suite = str(value_at(f"{section}.task_suite_name"))
     if kind not in ENVIRONMENTS:
-        other = "" if policy in (None, *POLICIES) else f' There is no policy "{policy}" here either.'
+        other = "" if policy in POLICIES else f' There is no policy "{policy}" here either.'
         raise ConfigError(f'{section}.env_type = "{kind}": {_not_here(kind, policy, suite)}{other}')
     for path in ("algorithm.adv_type", "algorithm.loss_type"):
         if (value := value_at(path)) is not None:
             require_fit(path, value, FIELDS[path])
-    if policy is not None and policy not in POLICIES:
-        raise ConfigError(f'actor.model.model_type = "{policy}": no policy is called so.{near(str(policy), POLICIES)}')
+    if policy not in POLICIES:
+        raise ConfigError(f'actor.model.model_type = "{policy}": no policy is called so.{near(policy, POLICIES)}')
 
 
-def _not_here(kind: str, policy: Any, suite: Any) -> str:
+def _not_here(kind: str, policy: str, suite: str) -> str:
     simulated = (
         f"python -m scripts.train -- experiment={_experiment(kind, policy, suite)} model.config.policy.path=FOLDER"
     )
@@ -55,7 +56,7 @@ def _not_here(kind: str, policy: Any, suite: Any) -> str:
     return f"there is no such environment here. There are {' and '.join(ENVIRONMENTS)}."
 
 
-def _experiment(kind: str, policy: Any, suite: Any) -> str:
+def _experiment(kind: str, policy: str, suite: str) -> str:
     """The experiment of scripts.train that plays in a simulator; an unknown policy or suite has the usual one."""
     if kind == "behavior":
         return "vla_grpo_pi05_b1k"

@@ -355,7 +355,7 @@ def _libero(fields: Fields) -> dict[str, Any]:
     paths = {name: _file(fields, f"env.train.{name}", what) for name, what in FILES.items()}
     world, scale = "env.train.world_model_cfg", fields["env.train.world_model_cfg.cosmos.action_scaler"]
     named, used = fields["env.train.cosmos_ckpt_path"], paths["world_model_cfg.cosmos.ckpt_path"]
-    if named and os.path.normpath(named) != os.path.normpath(used):
+    if named and os.path.normpath(str(named)) != os.path.normpath(used):
         raise ConfigError(
             f"env.train.cosmos_ckpt_path = {named}, but {world}.cosmos.ckpt_path = {used}, which follows from"
             " cosmos_model_dir: leave one of them out."
