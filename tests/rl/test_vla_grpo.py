@@ -261,6 +261,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path: Path) -> None:
 def test_options_that_contradict_each_other_are_refused() -> None:
     for options, name in (
         (dict(execute=0), f"{RL}.execute"),
+        (dict(draw_tolerance=-1.0), f"{RL}.draw_tolerance"),
         (dict(lower_bound=1.0, upper_bound=0.0), f"{RL}.lower_bound"),
     ):
         with pytest.raises(ConfigError, match=name):

@@ -43,6 +43,8 @@ class VLARLConfig(Section):
         """(field, sentence) of everything that does not fit together."""
         if self.execute is not None and self.execute < 1:
             yield "execute", f"{self.execute}, but at least 1 action of a decision is executed (null: all)"
+        if self.draw_tolerance is not None and not self.draw_tolerance > 0:
+            yield "draw_tolerance", f"{self.draw_tolerance}, but rounding needs more than 0 (null: by the precision)"
         low, high = self.lower_bound, self.upper_bound
         if low is not None and high is not None and low > high:
             yield "lower_bound", f"{low} is above upper_bound={high}: no group would teach anything"
