@@ -109,24 +109,42 @@ def overhead(steps: int, rounds: int) -> None:
         bare.append(statistics.fmean(bare_loop(steps)[skip:]))
         trained.append(statistics.fmean(trainer_loop(steps, "checkpoint.save_iter=1000000")[skip:]))
     added = [t - b for t, b in zip(trained, bare, strict=True)]
+    lowest, median, highest = (f(added) * 1e3 for f in (min, statistics.median, max))
+    if not is_measured(median, lowest, highest):
+        print(
+            f"overhead        not measured here: blocks differ by more than it, {lowest:.3f} to {highest:.3f} ms/step"
+        )
+        return
     print(f"bare loop       {statistics.median(bare) * 1e3:7.3f} ms/step (median of {rounds} blocks of {steps} steps)")
     print(f"trainer         {statistics.median(trained) * 1e3:7.3f} ms/step, default callbacks")
-    lowest, median, highest = (f(added) * 1e3 for f in (min, statistics.median, max))
     print(f"overhead        {median:7.3f} ms/step (blocks: {lowest:.3f} to {highest:.3f})")
 
 
-def saving(pairs: int, step_s: float) -> float:
-    """Print what saving costs; the time of ten steps that begin with a save over that of the ten after them.
+def is_measured(figure: float, lowest: float, highest: float) -> bool:
+    """Whether a figure is larger than what repeated measurements of it differ by."""
+    return highest - lowest < abs(figure)
+
+
+def saving(pairs: int, step_s: float) -> float | None:
+    """Print what saving costs; the time of ten steps that begin with a save over that of the ten after them, or None
+    where other work of the machine hides it.
 
     Both halves of a pair come from one run, seconds apart: what else the machine does meets both.
     """
     heavy = ["model._target_=benchmarks.trainer_overhead.HeavyModel", f"+model.step_s={step_s}"]
     heavy += ["+model.ballast=6.0"]  # weights and average: 2 x 24 MB
     times = trainer_loop(20 * (pairs + 1), *heavy, "checkpoint.save_iter=20", "checkpoint.keep_last=2")[19:]
+    if len(times) < 20 * pairs:
+        print(f"saving          not measured here: the run ended after {len(times) + 20} of {20 * (pairs + 1)} steps")
+        return None
     halves = [sum(times[first : first + 10]) for first in range(0, 20 * pairs, 10)]
     ratios = sorted(with_save / without for with_save, without in zip(halves[::2], halves[1::2], strict=True))
     median = statistics.median(ratios)
-    quarters = f"{ratios[pairs // 4] - 1:+.1%} to {ratios[-1 - pairs // 4] - 1:+.1%}"
+    low, high = ratios[pairs // 4] - 1, ratios[-1 - pairs // 4] - 1
+    quarters = f"{low:+.1%} to {high:+.1%}"
+    if not is_measured(median - 1, low, high):
+        print(f"saving          not measured here: pairs of ten steps differ by more than it, {quarters}")
+        return None
     print(f"saving          {median - 1:+.1%} with a save every 10 steps of {sum(halves) / len(halves) / 10:.2f} s")
     print(f"                (median of {pairs} pairs of ten steps; the middle half: {quarters})")
     return median
@@ -138,9 +156,10 @@ def main() -> None:
     quick = arguments.quick
     machine.quiet_trainer()
     print(machine.described(torch.device("cpu")))
-    overhead(steps=100 if quick else 500, rounds=1 if quick else 5)
-    ratio = saving(pairs=2 if quick else 24, step_s=0.1 if quick else 0.5)
-    machine.compare("trainer_overhead", {"a save every 10 steps": ratio}, torch.device("cpu"), record=arguments.record)
+    overhead(steps=100 if quick else 500, rounds=3 if quick else 5)
+    if (ratio := saving(pairs=4 if quick else 24, step_s=0.1 if quick else 0.5)) is not None:
+        figures = {"a save every 10 steps": ratio}
+        machine.compare("trainer_overhead", figures, torch.device("cpu"), record=arguments.record)
 
 
 if __name__ == "__main__":
