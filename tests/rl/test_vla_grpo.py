@@ -428,6 +428,8 @@ def test_windows_without_motion_are_kept_only_where_no_part_of_the_episodes_has_
 @pytest.mark.parametrize(
     ("option", "named"),
     [
+        ("refinement.temperatures=[]", r"refinement\.temperatures=\[\]: one number at least"),
+        ("refinement.temperatures=[1.0,-0.5]", r"temperatures=\[1\.0, -0\.5\]: .*none below 0"),
         ("refinement.keep=7", r"refinement\.keep=7, .*episodes=4 times windows=2 .*keep=8"),
         ("env.offload=phase", r"env\.offload=phase, .*refinement"),
     ],

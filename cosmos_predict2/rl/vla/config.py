@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of policies that learn from rewards, ``model.config``."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +47,10 @@ class VLARLConfig(Section):
         if self.draw_tolerance is not None and not self.draw_tolerance > 0:
             yield "draw_tolerance", f"{self.draw_tolerance}, but rounding needs more than 0 (null: by the precision)"
         low, high = self.lower_bound, self.upper_bound
+        for name, bound in (("lower_bound", low), ("upper_bound", high)):
+            if bound is not None and not (isinstance(bound, int | float) and math.isfinite(bound)):
+                yield name, f"{bound!r}, but a group's mean return is a number (null: no bound)"
+                return
         if low is not None and high is not None and low > high:
             yield "lower_bound", f"{low} is above upper_bound={high}: no group would teach anything"
 
@@ -69,6 +74,11 @@ class RefinementConfig(Section):
     windows: int = attrs.field(default=2, validator=at_least(1))  # of an episode
 
     def __attrs_post_init__(self) -> None:
+        if not self.temperatures or not all(0 <= value < math.inf for value in self.temperatures):
+            raise ConfigError(
+                f"model.config.refinement.temperatures={list(self.temperatures)}: one number at least, none below 0"
+                " (0 is greedy)."
+            )
         if self.keep < (of_phase := self.episodes * self.windows):
             raise ConfigError(
                 f"model.config.refinement.keep={self.keep}, but a phase has up to episodes={self.episodes} times"
