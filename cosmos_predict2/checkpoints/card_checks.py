@@ -28,7 +28,10 @@ OTHER_TRANSFORM = (
 FILES = ("weights", "vae_pth")  # of a tokenizer
 OF_THIS_MACHINE = {
     "net": (*OF_THE_MACHINE, "min_fps", "max_fps", "pos_emb_learnable", "pos_emb_interpolation"),
-    TOKENIZER: ("device", "temporal_window", "tile_size", "channels_last", "chunk_duration", "load_mean_std", "name"),
+    TOKENIZER: (
+        *("device", "temporal_window", "tile_size", "channels_last", "chunk_duration", "load_mean_std", "name"),
+        "allow_random",  # what a file holds is compared
+    ),
 }
 _TRANSFORMS = {"relative_pose": relative_pose, "controller": controller}
 
@@ -46,11 +49,10 @@ def unregistered(card: ModelCard, part: str = "net") -> str | None:
 
 def part_differences(trained: ModelCard, part: str, node: Mapping[str, Any] | None) -> Iterator[str]:
     """Where a part's lazy node differs from the recorded one in what neither names nor shapes of its weights show."""
-    recorded = trained.pipeline.get(part)
-    if not recorded or node is None:
+    recorded, target = trained.pipeline.get(part), target_of(node)
+    if not recorded:
         return
-    target = target_of(node)
-    if known_class(recorded) is not target:
+    if node is None or known_class(recorded) is not target:
         yield f"{str(recorded.get('_target_')).rpartition('.')[2]}, here {getattr(target, '__name__', target)}"
         return
     theirs, ours = to_data(recorded), to_data(node)

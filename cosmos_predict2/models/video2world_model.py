@@ -204,11 +204,11 @@ class Video2WorldModel(ImaginaireModel):
 
     def _take_over(self, state: Mapping[str, Tensor]) -> None:
         """The actions of a checkpoint are the run's; raise where its latents are of another tokenizer."""
-        card = card_in(state)
+        card = replace(card_in(state), path="The checkpoint")  # for messages
         self.actions.take_over(card)
         if card.digests.get(TOKENIZER, self._tokenizer_digest) != self._tokenizer_digest:
             for problem in other_parts(card, self.pipe_config, self.world.tokenizer):
-                raise CheckpointError(f"The checkpoint: {problem}")
+                raise CheckpointError(problem)
 
     # --- set-up
 

@@ -56,9 +56,10 @@ def part_digest(part: Any) -> str:
 def other_parts(trained: ModelCard, config: Any, tokenizer: Any) -> Iterator[str]:
     """Where the parts of a world model are not those that its network was trained with, as sentences. Weights of
     another tokenizer are told by their digest; of a record without one a warning is logged."""
-    for part, node in (("net", config.net), (TOKENIZER, config.tokenizer)):
-        if part == TOKENIZER and tokenizer is None:
-            continue
+    nodes = {"net": config.net, "objective": config.objective} | (
+        {} if tokenizer is None else {TOKENIZER: config.tokenizer}
+    )
+    for part, node in nodes.items():
         if differences := [*part_differences(trained, part, node)]:
             yield (
                 f"{trained.source} was trained with pipe_config.{part} {'; '.join(differences)}. Build it so"

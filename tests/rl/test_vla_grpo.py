@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.evaluation.reports.run_report import write_report
@@ -29,9 +30,10 @@ from cosmos_predict2.rl.vla.episodes import (
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.vla.refinement import Refinement, chosen_windows
+from cosmos_predict2.tokenizers.tiny import SHIPPED
 from imaginaire import distributed
 from imaginaire.config import L
-from imaginaire.errors import ConfigError, DataError, TrainingError
+from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from tests.multiprocess import run_distributed
 from tests.rl.vla_runs import IMAGINED, RL, SMALL, run
 from tests.training import difference, run_dir, saved
@@ -443,6 +445,14 @@ def test_what_is_wrong_with_a_held_world_model_has_its_place_in_the_configuratio
     key = "model.config.world_model.config.model_manager_config.dit_path"
     with pytest.raises(ConfigError, match=f"- {key}: missing.pt does not exist"):
         run(tmp_path, *SMALL, f"{key}=missing.pt", "trainer.max_iter=1", name=IMAGINED)
+
+
+def test_a_held_world_model_is_imagined_with_the_tokenizer_of_its_training_alone(tmp_path: Path) -> None:
+    tensors = load_file(SHIPPED)
+    save_file({name: value + 0.01 for name, value in tensors.items()}, tmp_path / "own.safetensors")
+    own = f"+model.config.world_model.config.pipe_config.tokenizer.weights={tmp_path / 'own.safetensors'}"
+    with pytest.raises(CheckpointError, match=r"world_model: .*other weights of its tokenizer.*own\.safetensors"):
+        run(tmp_path, *SMALL, own, "trainer.max_iter=1", name=IMAGINED)
 
 
 @pytest.mark.slow
