@@ -100,7 +100,7 @@ class Served:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}
         with open(self.folder / "service.log", "ab") as file:
             self.process = subprocess.Popen([*command, *self.arguments], cwd=ROOT, env=environment, stderr=file)
-        ends = time.monotonic() + 120
+        ends = time.monotonic() + HANG_S
         while is_ready and self.get("/readyz").status != 200:
             assert self.process.poll() is None, self.log()
             if time.monotonic() > ends:
@@ -133,7 +133,7 @@ class Served:
 
         try:
             request = urllib.request.Request(self.url(path), headers=headers)
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=HANG_S) as response:
                 text = response.read().decode()
                 return Answer(response.status, json.loads(text) if text.startswith("{") else {"text": text})
         except urllib.error.HTTPError as error:
@@ -143,16 +143,18 @@ class Served:
             return Answer(0, {})
 
     def enqueue(self, data: bytes, **headers: str) -> Answer:
-        return ask(self.url("/api/reward/enqueue"), data, {"Content-Type": "application/octet-stream", **headers}, 60)
+        return ask(
+            self.url("/api/reward/enqueue"), data, {"Content-Type": "application/octet-stream", **headers}, HANG_S
+        )
 
     def pull(self, ticket: str, reward: str = "mean", wait: float | None = None, **headers: str) -> Answer:
         fields = {"uuid": ticket, "type": reward} | ({} if wait is None else {"wait": str(wait)})
         form = {"Content-Type": "application/x-www-form-urlencoded", **headers}
-        return ask(self.url("/api/reward/pull"), urllib.parse.urlencode(fields).encode(), form, 90)
+        return ask(self.url("/api/reward/pull"), urllib.parse.urlencode(fields).encode(), form, HANG_S)
 
-    def result(self, ticket: str, reward: str = "mean", limit: float = 900.0, **headers: str) -> dict[str, Any]:
+    def result(self, ticket: str, reward: str = "mean", **headers: str) -> dict[str, Any]:
         """What a job gives in the end, through kills of the service."""
-        ends = time.monotonic() + limit
+        ends = time.monotonic() + HANG_S
         while True:
             try:
                 answer = self.pull(ticket, reward, wait=5, **headers)

@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 
 from cosmos_predict2.rl.rewards.service import connections
 from cosmos_predict2.rl.rewards.service.connections import Connections, GuardedProtocol, network_of
+from tests.programs import HANG_S
 from tests.rl.rewards.doubles import HERE, Served, body, served
 
 TOKEN = {"Authorization": "Bearer secret"}
@@ -54,7 +55,7 @@ def is_closed(one: socket.socket) -> bool:
 
 
 def await_closed(attack: list[socket.socket]) -> None:
-    ends = time.monotonic() + 900
+    ends = time.monotonic() + HANG_S
     left = attack
     while left := [one for one in left if not is_closed(one)]:
         if time.monotonic() > ends:

@@ -16,6 +16,7 @@ import pytest
 from cosmos_predict2.rl.rewards.http import NoAnswer
 from cosmos_predict2.rl.rewards.remote import RemoteReward
 from imaginaire.distributed import free_port
+from tests.programs import HANG_S
 from tests.rl.rewards.doubles import HERE, ROOT, Served, body, clips_of, in_threads, served
 
 CONFIG = """
@@ -25,12 +26,12 @@ reward_type = "mean"
 make = "{here}:Noted"
 arguments = {{path = "{folder}/scored", pause_s = {pause}}}
 max_batch = 4
-timeout_s = 2.0
+timeout_s = {timeout}
 """
 
 
-def config(folder: Path, pause: float) -> str:
-    return CONFIG.format(here=HERE, folder=folder, pause=pause)
+def config(folder: Path, pause: float, timeout: float = 60.0) -> str:
+    return CONFIG.format(here=HERE, folder=folder, pause=pause, timeout=timeout)
 
 
 def kill_a_worker(service: Served) -> None:
@@ -40,7 +41,7 @@ def kill_a_worker(service: Served) -> None:
 
 def patient_ticket(service: Served, data: bytes) -> str:
     """The ticket of a request that is posted until the service is there."""
-    ends = time.monotonic() + 120
+    ends = time.monotonic() + HANG_S
     while True:
         if time.monotonic() > ends:
             raise TimeoutError(service.log())
@@ -87,7 +88,7 @@ def test_clips_that_kill_their_worker_fail_alone_and_those_of_another_run_wait(t
 
 @pytest.mark.long
 def test_a_job_that_kills_its_worker_or_hangs_fails_alone(tmp_path: Path) -> None:
-    with served(tmp_path, config=config(tmp_path, 0.0)) as service:
+    with served(tmp_path, config=config(tmp_path, 0.0, timeout=2.0)) as service:
         prompts = ["a", "die", "b", "sleep 60", "c", "raise", "d"]
         tickets = in_threads(len(prompts), lambda k: patient_ticket(service, body(prompts[k])))
         found = [service.result(ticket) for ticket in tickets]
@@ -106,7 +107,7 @@ def test_a_reward_that_cannot_be_loaded_is_out_of_order_and_the_others_go_on(tmp
     try:
         ticket = patient_ticket(service, body("a"))
         assert service.result(ticket)["status"] == "done"
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + HANG_S
         while (answer := service.enqueue(body("a", reward="absent"))).status != 503:
             if time.monotonic() > ends:
                 raise TimeoutError(service.log())
@@ -136,7 +137,7 @@ def test_a_stop_keeps_what_waits_and_the_next_start_finishes_it(tmp_path: Path) 
         assert str(service.port) in second.stderr
         url = service.url("/api/reward/")
         reward = RemoteReward("mean", enqueue_url=f"{url}enqueue", fetch_url=f"{url}pull")
-        scores = reward.fetch(reward.submit(clips_of("a", "b", value=2.5), {}, "id"), 60)
+        scores = reward.fetch(reward.submit(clips_of("a", "b", value=2.5), {}, "id"), HANG_S)
         assert scores.value_B.tolist() == [2.5, 2.5] and scores.is_valid_B.all()
 
 
@@ -153,7 +154,7 @@ def test_many_kills_of_worker_and_server(tmp_path: Path) -> None:
             if draws.random() < 0.02:
                 service.kill()
                 service.start(is_ready=False)
-        found = [service.result(ticket, limit=300) for ticket in tickets]
+        found = [service.result(ticket) for ticket in tickets]
         assert [one["scores"]["mean"] for one in found] == [[float(k)] for k in range(300)]
     finally:
         service.stop()
@@ -182,7 +183,7 @@ def test_two_thousand_queued_videos(tmp_path: Path) -> None:
         service.start()
         for part, of_part in enumerate(tickets):
             for k, ticket in zip(range(part, 2000, 8), of_part, strict=True):
-                assert service.result(ticket, limit=600)["scores"]["mean"] == [float(k % 100)]
+                assert service.result(ticket)["scores"]["mean"] == [float(k % 100)]
         assert service.queue_bytes() < 2.5e9
 
 

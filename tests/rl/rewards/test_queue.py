@@ -19,6 +19,7 @@ from cosmos_predict2.rl.rewards.service.queue import Limits, OtherBody, Queue, Q
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
+from tests.programs import HANG_S
 from tests.rl.rewards.doubles import in_threads
 
 A, AB = {"a": "v1"}, {"a": "v1", "b": "v1"}  # rewards, and their versions
@@ -28,7 +29,7 @@ Open = Callable[[Limits], Queue]
 def await_redis(port: int) -> None:
     import redis
 
-    for _ in range(100):
+    for _ in range(int(10 * HANG_S)):
         try:
             redis.Redis(port=port).ping()
             return
@@ -109,12 +110,11 @@ def test_a_lease_that_ends_gives_the_job_to_another_worker(opened: Open) -> None
     queue.put("t", A, b"body", "d", 1)
     (first,) = queue.lease("a", "w1", 1, 0.05)
     time.sleep(0.1)
-    (second,) = queue.lease("a", "w2", 1, 0.2)
+    (second,) = queue.lease("a", "w2", 1, 2.0)
     assert second.attempt == 2
-    for _ in range(4):
-        time.sleep(0.1)
-        queue.renew([second], "w2", 0.2)
-        queue.renew([first], "w1", 30)
+    queue.renew([second], "w2", 60)
+    queue.renew([first], "w1", 30)
+    time.sleep(2.1)
     assert queue.lease("a", "w3", 1, 30) == []
     assert not queue.finish(first, "w1", "{}", "v1")
     assert queue.finish(second, "w2", "{}", "v1")
@@ -215,12 +215,12 @@ def test_a_full_queue_refuses_and_takes_again(opened: Open) -> None:
 
 
 def test_results_expire_and_may_be_asked_again(opened: Open) -> None:
-    queue = opened(Limits(result_ttl_s=0.3))
+    queue = opened(Limits(result_ttl_s=1.0))
     queue.put("t", A, b"body", "d", 1)
     (job,) = queue.lease("a", "w", 1, 30)
     queue.finish(job, "w", "{}", "v1")
     assert queue.purge() == 0
-    time.sleep(0.4)
+    time.sleep(1.1)
     assert queue.purge() == 1
     status = queue.look("t", "a")
     assert status is not None

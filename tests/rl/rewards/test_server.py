@@ -26,6 +26,7 @@ from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceS
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from cosmos_predict2.rl.rewards.service.supervisor import BROKEN, READY, Supervisor
 from cosmos_predict2.rl.rewards.service.worker import Worker, WorkerSettings
+from tests.programs import HANG_S
 from tests.rl.rewards.doubles import HERE, body, mean
 
 BINARY = {"Content-Type": "application/octet-stream"}
@@ -198,7 +199,7 @@ def test_limits(here: tuple[Here, TestClient]) -> None:
     assert full.status_code == 429 and int(full.headers["Retry-After"]) > 0
     assert client.get("/readyz").status_code == 503
     made.work()
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + HANG_S
     while (again := enqueue(client, body("3"))).status_code == 429 and time.monotonic() < ends:
         time.sleep(0.02)
     ticket = again.json()["uuid"]

@@ -12,12 +12,14 @@ from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.opening import open_queue
 from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import BROKEN, Patience, Supervisor
+from tests.programs import HANG_S
 
 # Without torch, so that a start takes a moment: the lease, the turns and the events are those of a worker.
 WORKER = """
 import json, os, sys, threading, time
 from cosmos_predict2.rl.rewards.service.opening import open_queue
 from cosmos_predict2.rl.rewards.service.queue import Limits
+
 told = json.loads(sys.stdin.readline())
 threading.Thread(target=lambda: (sys.stdin.readline(), os._exit(0)), daemon=True).start()
 queue = open_queue(told["queue"], Limits(**told["limits"]))
@@ -52,7 +54,7 @@ def supervised(folder: Path, *names: str) -> Supervisor:
 
 
 def await_that(holds: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 900
+    ends = time.monotonic() + HANG_S
     while not holds():
         if time.monotonic() > ends:
             raise TimeoutError("it has not come about")
