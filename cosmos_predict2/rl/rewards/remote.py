@@ -219,8 +219,8 @@ class RemoteReward:
             scores = self._scores(asked, time.monotonic() + deadline)
         except (DataError, NoAnswer) as error:
             raise ConfigError(
-                f"The service at {place} gave no score of '{self.reward}' for a first clip: {error}. Check the address,"
-                " WFM_REWARD_TOKEN and the names of reward and score_key; the service's log has what it met."
+                f"The service at {place} gave no score of '{self.reward}' for a first clip: {str(error).rstrip('.')}."
+                " Check the address, WFM_REWARD_TOKEN and the names of reward and score_key; its log has more."
             ) from error
         if not scores.is_valid_B.all():
             log.warning("the reward %s of %s gives a true clip no valid score", self.reward, place)

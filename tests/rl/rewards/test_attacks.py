@@ -120,8 +120,7 @@ def test_unknown_connections_have_a_share_and_the_oldest_of_the_largest_crowd_go
         def end(self) -> None:
             self.is_open = False
 
-    guard = Connections(1.0)
-    guard.most_unknown = 16
+    guard = Connections(1.0, 64)
     crowd = [One("a") for _ in range(6)]
     for one in crowd:
         guard.add(one)  # type: ignore[arg-type]

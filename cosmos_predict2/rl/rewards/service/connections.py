@@ -24,14 +24,10 @@ UNKNOWN_SHARE, ADDRESS_SHARE = 4, 4  # a quarter of all connections may be unkno
 class Connections:
     """The connections that have not shown the token, by address, the oldest first."""
 
-    def __init__(self, idle_s: float) -> None:
+    def __init__(self, idle_s: float, most: int = MOST) -> None:
         self.idle_s = idle_s
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < MOST + OWN_FILES:
-            soft = MOST + OWN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST + OWN_FILES)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        self.most = max(16, min(MOST, soft - OWN_FILES))
-        self.most_unknown = self.most // UNKNOWN_SHARE
+        self.most = most
+        self.most_unknown = most // UNKNOWN_SHARE
         self._unknown: dict[str, dict[GuardedProtocol, None]] = defaultdict(dict)
 
     def add(self, one: "GuardedProtocol") -> None:
@@ -109,6 +105,15 @@ class GuardedProtocol(H11Protocol):
     def _cancel(self, timer: asyncio.TimerHandle | None) -> None:
         if timer is not None:
             timer.cancel()
+
+
+def room_for_connections() -> int:
+    """How many this process may have open, once its limit of open files is as high as it is allowed to set it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < MOST + OWN_FILES:
+        soft = MOST + OWN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST + OWN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(16, min(MOST, soft - OWN_FILES))
 
 
 def network_of(host: str) -> str:

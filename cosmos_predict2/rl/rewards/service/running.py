@@ -25,7 +25,12 @@ def serve(settings: ServiceSettings, patience: Patience | None = None) -> int:
     try:
         import uvicorn
 
-        from cosmos_predict2.rl.rewards.service.connections import Connections, GuardedProtocol, keep_alive
+        from cosmos_predict2.rl.rewards.service.connections import (
+            Connections,
+            GuardedProtocol,
+            keep_alive,
+            room_for_connections,
+        )
         from cosmos_predict2.rl.rewards.service.server import Service, create_app
     except ImportError as error:
         raise missing_package(str(error.name), "reward") from error
@@ -48,7 +53,7 @@ def serve(settings: ServiceSettings, patience: Patience | None = None) -> int:
                 self.should_exit = True
 
         keep_alive(listener)
-        connections = Connections(settings.idle_s)
+        connections = Connections(settings.idle_s, room_for_connections())
         options = uvicorn.Config(
             create_app(service),
             http=partial(GuardedProtocol, connections=connections),  # type: ignore[arg-type]
