@@ -2,6 +2,7 @@
 """The alarm goes off when held-out quality falls while the reward rises, and only then."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
-from cosmos_predict2.rl.rewards.verifiable import Agreement
+from cosmos_predict2.rl.rewards.verifiable import Agreement, Random
 from imaginaire import distributed
 from imaginaire.checkpoint import weights
 from imaginaire.config import L
@@ -46,6 +47,18 @@ def test_what_raises_the_alarm(reward: float, quality: float, is_raised: bool) -
     other = _alarm()
     other.load_state_dict(alarm.state_dict())
     assert other.state_dict() == alarm.state_dict()
+
+
+def test_a_measure_without_a_valid_score_has_no_value() -> None:
+    """Not a number, it would be a best that nothing is above, and below which everything is."""
+    alarm = QualityAlarm({**MEASURES, "chance": Measure(make=L(Random)())}, every_n=1)
+    still = torch.zeros(1, 4, 2, 2, 2)
+    given = SimpleNamespace(gt_frames_B_C_T_H_W=still)
+    clip = SimpleNamespace(conditions=dict, condition_on=lambda device: given, x0_1_C_T_H_W=still, num_given=1, fps=8.0)
+    alarm._clips = [clip]  # type: ignore[list-item]
+    pixels = torch.zeros(1, 3, 5, 8, 8)
+    world = SimpleNamespace(device="cpu", generate_latents=lambda *_, **options: still, decode=lambda latents: pixels)
+    assert set(alarm._measured(SimpleNamespace(world=world))) == {"chance"}
 
 
 # As the experiments have it, but seldom and short.
