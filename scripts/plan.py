@@ -9,6 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
+from cosmos_predict2.configs.rl.planned_policy import is_policy_run, read_policy_run
 from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
 from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
 from cosmos_predict2.configs.rl.recipes.embodiment_translation import sizes_of
@@ -36,6 +37,7 @@ examples:
   python -m scripts.plan --one_card -- experiment=predict2_video2world_training_2b_groot_gr1_480
   python -m scripts.plan --gpu RTX-4090 -- experiment=NAME model.config.train_architecture=lora
   python -m scripts.plan --gpus 4 --gpu A100 --embodied cosmos_libero_spatial_grpo_openvlaoft
+  python -m scripts.plan --gpus 8 -- experiment=vla_grpo_openvla_oft_libero_10
   python -m scripts.plan --recipe configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml
   python -m scripts.plan --gpus 2 --gpu_memory 24 --json plan.json -- experiment=NAME optimizer=adamw
 """
@@ -67,12 +69,16 @@ def run(args: argparse.Namespace) -> int:
     if args.recipe:
         return run_recipe(args, memory)
     config = compose(args.config, args.overrides)
+    num_gpus = gpu.usual_count if args.gpus is None else args.gpus
+    if is_policy_run(config):
+        if args.one_card:
+            raise ConfigError("--one_card plans world models; of a policy's experiment give --gpus 1 and --gpu.")
+        return run_policy(args, read_policy_run(config, num_gpus), memory)
     if args.one_card:
         work = read_workload(config, config.model_parallel.context_parallel_size)
         cards = {size: find_gpu(name) for size, name in CARDS.items()}
         found = {size: on_one_card(work, card, (1 - MARGIN) * card.memory * GB) for size, card in cards.items()}
         return show(cards_text(found), cards_values(found), args.json, fits=any(fits for _, fits in found.values()))
-    num_gpus = gpu.usual_count if args.gpus is None else args.gpus
     plan = make_plan(read_workload(config, num_gpus), args.gpu, gpu, memory)
     return show(as_text(plan), as_values(plan), args.json, fits=plan.fits)
 
@@ -105,12 +111,7 @@ def run_embodied(args: argparse.Namespace, memory: float) -> int:
         offload=fields["env.enable_offload"],
         recomputes=fields["actor.fsdp_config.gradient_checkpointing"],
     )
-    forms = [form for form in embodied.FORMS if form != "sharded" or num_gpus > 1]
-    found = {form: embodied.estimate(run, gpu, form) for form in forms}
-    text = embodied.as_text(run, args.gpu, memory, found)
-    values = embodied.as_values(run, args.gpu, memory, found)
-    fits = any(one.total <= memory * GB for one in found.values())
-    return show(text, values, args.json, fits=fits)
+    return run_policy(args, run, memory)
 
 
 def run_recipe(args: argparse.Namespace, memory: float) -> int:
@@ -138,7 +139,22 @@ def run_recipe(args: argparse.Namespace, memory: float) -> int:
         samples_again=fields["train.train_policy.variant"] == "dapo",
         steps=sizes.iterations,
     )
+    return run_policy(args, run, memory)
+
+
+def run_policy(
+    args: argparse.Namespace, run: simulated.SimulatedRun | embodied.EmbodiedRun | None, memory: float
+) -> int:
+    """The plan of a policy in a simulator or in a world model, or of a tiny one."""
     gpu = find_gpu(args.gpu)
+    if run is None:
+        return show("A tiny policy fits everywhere, a laptop too.", {"fits": True}, args.json, fits=True)
+    if isinstance(run, embodied.EmbodiedRun):
+        forms = [form for form in embodied.FORMS if form != "sharded" or run.gpus > 1]
+        imagined = {form: embodied.estimate(run, gpu, form) for form in forms}
+        fits = any(one.total <= memory * GB for one in imagined.values())
+        values = embodied.as_values(run, args.gpu, memory, imagined)
+        return show(embodied.as_text(run, args.gpu, memory, imagined), values, args.json, fits=fits)
     found = {form: simulated.estimate(run, gpu, form) for form in run.forms}
     text = simulated.as_text(run, args.gpu, memory, found)
     values = simulated.as_values(run, args.gpu, memory, found)

@@ -38,6 +38,38 @@ def test_a_policy_of_7b_fits_8_gpus_where_it_is_sharded(capsys: pytest.CaptureFi
     assert "128 episodes of 64 decisions" in shown and "64 simulators" in shown and "An estimate" in shown
 
 
+def of_experiment(capsys: pytest.CaptureFixture[str], name: str, *overrides: str, gpus: int = 8) -> dict:
+    call(plan, "--gpus", gpus, "--json", "-", "--", f"experiment={name}", *overrides)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_an_experiment_is_planned_as_its_recipe_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """The published one, whose episodes are the same; of PI0.5, in both simulators; apart."""
+    found, recipe = of_experiment(capsys, "vla_grpo_openvla_oft_libero_10"), planned(capsys, OFT)
+    forms, expected = found["forms"], recipe["forms"]
+    assert found["gpus"] == recipe["gpus"] == 8 and forms.keys() == expected.keys()
+    assert {form: one["policy"] for form, one in forms.items()} == {n: one["policy"] for n, one in expected.items()}
+    for name in ("simulating", "deciding", "training"):
+        assert forms["sharded"]["seconds"][name] == pytest.approx(expected["sharded"]["seconds"][name], rel=0.05)
+    apart = of_experiment(
+        capsys,
+        "vla_grpo_openvla_oft_libero_10",
+        'model.config.rollout={_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:8}',
+    )
+    assert apart["players"] == 8 and apart["forms"]["playing"]["policy"] == 2 * WEIGHT
+    for name in ("vla_dapo_pi05_libero_spatial", "vla_grpo_pi05_b1k"):
+        assert of_experiment(capsys, name)["forms"]["whole"]["fits"]
+
+
+def test_a_policy_that_imagines_is_planned_and_a_tiny_one_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    found = of_experiment(capsys, "vla_grpo_recordings", gpus=4)
+    assert found["policy"] == "openvla_oft" and set(found["forms"]) == {"sharded", "whole", "adapters"}
+    for name in ("tiny_vla_grpo_world_model", "tiny_vla_grpo_openvla_oft_lift", "tiny_vla_grpo_pi05_simulator"):
+        assert of_experiment(capsys, name) == {"fits": True}
+    assert call(plan, "--one_card", "--", "experiment=vla_grpo_recordings") == 2
+    assert "--gpus 1" in capsys.readouterr().err
+
+
 def test_episodes_that_find_no_place_take_another_wave() -> None:
     run = SimulatedRun("openvla-oft", "libero", 2, 8, 0, 1, 8, 8, 64, 512, 16, 1, True, False, 100)
     gpu = GPUS["H100"]

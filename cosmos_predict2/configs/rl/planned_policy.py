@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a policy's experiment asks of each GPU, read off its configuration."""
+
+from typing import Any
+
+from cosmos_predict2.rl.envs.simulators import libero_suites
+from cosmos_predict2.rl.envs.simulators.behavior import BehaviorEnv
+from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from cosmos_predict2.rl.vla.config import VLAGRPOConfig
+from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
+from cosmos_predict2.tools.plan.embodied import EmbodiedRun
+from cosmos_predict2.tools.plan.simulated import SIZES, VIEWS, SimulatedRun
+from imaginaire.config.names import target_of
+from imaginaire.config.schema import Config
+from imaginaire.config.typed_nodes import as_config
+from imaginaire.errors import ConfigError
+
+IMAGINED_CHUNK, IMAGINED_SIZE = 12, (256, 320)  # of the published world model of LIBERO, where nothing else is said
+
+
+def is_policy_run(config: Config) -> bool:
+    """Whether a configuration trains a policy, and not a world model."""
+    target = None if config.model is None else target_of(config.model, "model")
+    return isinstance(target, type) and issubclass(target, VLAGRPOModel)
+
+
+def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun | None:
+    """The run of an experiment; None of a tiny policy of the toy world or of Lift, which fits everywhere."""
+    model: VLAGRPOConfig = as_config(VLAGRPOConfig, config.model.config, "model.config")
+    env, rl = model.env, model.rl
+    place, policy = target_of(env, "model.config.env"), _policy(model)
+    task = target_of(env.make, "model.config.env.make") if "make" in env else None
+    is_toy = place is WorldModelEnv and target_of(env.starts, "model.config.env.starts") is ToyStarts
+    if policy is None or is_toy or not (place in (WorldModelEnv, BehaviorEnv) or task is LiberoTask):
+        return None
+    episodes = config.dataloader_train.batch_size * rl.group_size
+    views = int(model.policy.get("num_images_in_input") or model.policy.get("num_images") or 1)
+    if place is WorldModelEnv:
+        chunk = int(env.get("chunk") or IMAGINED_CHUNK)
+        decisions = -(-int(env.max_steps) // int(rl.execute or model.policy.get("action_chunk") or chunk))
+        return EmbodiedRun(
+            policy=SIZES[policy],
+            gpus=num_gpus,
+            envs=env.num_envs,
+            rollouts=-(-episodes // env.num_envs),
+            decisions=decisions,
+            batch_size=int(env.get("batch_size") or env.num_envs),
+            evaluations=int((env.get("sampling") or {}).get("num_steps") or ONE_EVALUATION.num_steps),
+            chunk_size=chunk,
+            image_size=tuple(env.starts.get("size") or IMAGINED_SIZE),  # type: ignore[arg-type]
+            micro_batch=_micro_batch(episodes * decisions, rl),
+            updates=rl.updates,
+            offload=env.get("offload") == "phase",
+            recomputes=model.recompute,
+        )
+    simulator = "b1k" if place is BehaviorEnv else "libero"
+    max_steps = int((env if task is None else env.make).get("max_steps") or _longest(env))
+    decisions = -(-max_steps // int(rl.execute or env.chunk))
+    return SimulatedRun(
+        policy=policy,
+        simulator=simulator,
+        views=min(views, VIEWS[simulator]),
+        gpus=num_gpus,
+        players=0 if model.rollout is None else int(model.rollout.get("num_workers", 2)),
+        shards=num_gpus if model.fsdp_shard_size == -1 else max(1, min(model.fsdp_shard_size, num_gpus)),
+        envs=env.num_envs,
+        episodes=episodes,
+        decisions=decisions,
+        max_steps=max_steps,
+        chunk=_micro_batch(episodes * decisions, rl),
+        updates=rl.updates,
+        recomputes=model.recompute,
+        samples_again=rl.max_rollouts > 1,
+        steps=config.trainer.max_iter // (rl.updates * rl.minibatches),
+    )
+
+
+def _policy(model: VLAGRPOConfig) -> str | None:
+    """The kind of published policy, as recipes of Cosmos-RL call it; None of another."""
+    target = target_of(model.policy, "model.config.policy")
+    if target is Pi05Policy:
+        return "pi05"
+    if target is OpenVLAPolicy:
+        return "openvla" if model.policy.get("variant") == "autoregressive" else "openvla-oft"
+    return None
+
+
+def _micro_batch(decisions: int, rl: Any) -> int:
+    """Decisions that pass the policy together."""
+    return max(1, decisions // (rl.minibatches * rl.micro_batches))
+
+
+def _longest(env: Any) -> int:
+    if "make" not in env:
+        raise ConfigError("model.config.env.max_steps is not set: how long is an episode?")
+    return libero_suites.MAX_STEPS.get(str(env.make.get("suite")), max(libero_suites.MAX_STEPS.values()))
