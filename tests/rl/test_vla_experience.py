@@ -72,12 +72,14 @@ def test_validation_is_greedy_where_it_counts_and_lost_episodes_do_not() -> None
     assert facts["reward_mean"] == pytest.approx(float(played.return_E[:3].mean()))
 
 
+class Imagining(ToyEnv):
+    imagination = object()
+
+
 def judged(**places: Any) -> VLAGRPOModel:
     torch.manual_seed(0)
-    given = dict(policy=L(ToyPolicy)(width=16), env=L(ToyEnv)(num_envs=8), rl=VLARLConfig(group_size=4))
-    one = VLAGRPOModel(VLAGRPOConfig(**given, **places))
-    one.env.imagination = object()  # type: ignore[attr-defined]
-    return one
+    given = dict(policy=L(ToyPolicy)(width=16), env=L(Imagining)(num_envs=8), rl=VLARLConfig(group_size=4))
+    return VLAGRPOModel(VLAGRPOConfig(**given, **places))
 
 
 def test_imagined_success_stands_beside_that_of_eval_env() -> None:

@@ -64,6 +64,8 @@ class DrawEpisodes(Callback):
                 film(env, self._starts, played.actions_M_E_A_D, model.rl.execute)[0]
                 for env in (model.env, self.true_env)
             ]
+        if (offload := getattr(model.env, "offload", None)) is not None:
+            offload()  # the policy may be trained next
         if self.true_env is not getattr(model, "true_env", None):
             release(self.true_env)
         if distributed.is_rank0():
