@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of the trainer in this process, and what is left of them."""
 
+import copy
+import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +17,7 @@ from torch import Tensor
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
 from imaginaire.config.compose import compose
-from imaginaire.training.trainer import launch
+from imaginaire.training.trainer import ImaginaireTrainer, launch
 
 CONFIG = "tests/project/config.py"
 Edit = Callable[[str, Any], Any]  # (kind, tree as read) -> tree that the run gets
@@ -72,3 +75,29 @@ def difference(a: Any, b: Any, place: str = "") -> str | None:
             (d for i, (x, y) in enumerate(zip(a, b, strict=True)) if (d := difference(x, y, f"{place}/{i}"))), None
         )
     return None if a == b else f"{place}: {a!r} and {b!r}"
+
+
+@contextmanager
+def states() -> Iterator[list[dict[str, Any]]]:
+    """Weights and moments after each iteration of the runs inside."""
+    found: list[dict[str, Any]] = []
+    step = ImaginaireTrainer._optimizer_step
+
+    def noted(self: ImaginaireTrainer, model: Any, loss: Tensor) -> None:
+        step(self, model, loss)
+        state = {"weights": dict(model.net.named_parameters()), "moments": self.optimizer.state_dict()["state"]}
+        found.append(copy.deepcopy({**state, "rate": self.optimizer.param_groups[0]["lr"]}))
+
+    with mock.patch.object(ImaginaireTrainer, "_optimizer_step", noted):
+        yield found
+
+
+def steps(found: list[dict[str, Any]]) -> list[bool]:
+    """Whether each iteration but the first changed weights, and moments alike."""
+    pairs = list(itertools.pairwise(found))
+    of_each = [
+        [difference(before[name], after[name]) is not None for before, after in pairs]
+        for name in ("weights", "moments")
+    ]
+    assert of_each[0] == of_each[1]
+    return of_each[0]

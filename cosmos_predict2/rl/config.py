@@ -102,6 +102,12 @@ class RLConfig(Section):
         return objective_of(self.objective).is_ratio
 
     @property
+    def teaches_without_advantage(self) -> bool:
+        """Whether samples with an advantage of 0 have a gradient; one's own objective may have any."""
+        is_by_advantage = self.objective in ("grpo", "guard", "dppo") and not self.exp_reward
+        return not is_by_advantage or self.kl_beta > 0 or self.data_beta > 0
+
+    @property
     def starts_alike(self) -> bool:
         """Whether members of a group start at the same noise."""
         return self.transition != "ode" if self.use_same_seed is None else self.use_same_seed

@@ -65,6 +65,7 @@ class Experience:
     forward: Forward | None = None
     data: Data | None = None
     is_before_update: bool = True  # no step was taken since the rollout, so that ratios are 1
+    teaches: bool = True  # there is something to learn in its update, on any rank
     facts: dict[str, float] = field(default_factory=dict)  # of the whole rollout, to be logged
 
 

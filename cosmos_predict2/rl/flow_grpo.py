@@ -33,6 +33,7 @@ from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, objective_of
 from cosmos_predict2.world_model.sampling import to_uint8
+from imaginaire import distributed
 from imaginaire.data.stream import move_to
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError, TrainingError
@@ -67,6 +68,7 @@ class FlowGRPOModel(Video2WorldModel):
         self._failed_rollouts = 0
         self._has_checked_states = False  # of the first clips of this start
         self._num_groups = 0  # of each batch, once one has come
+        self._has_gradient = False  # of the micro-batches since the last update
         self._is_open = False  # from the beginning of an experience to its last update
 
     @classmethod
@@ -132,12 +134,15 @@ class FlowGRPOModel(Video2WorldModel):
 
     def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
         super().on_before_zero_grad(optimizer, scheduler, iteration)
-        self._is_open = self._left > 0
+        self._is_open, self._has_gradient = self._left > 0, False
         every = self.rl.update_ref_every_iter
         if self._reference is not None and every and (iteration + 1) % every == 0:
             self._reference.follow(self.net)
         if self._old is not None:
             self._old.follow(self.net, objectives.old_policy_decay(self.rl.weight_copy_decay_type, iteration + 1))
+
+    def has_gradient(self) -> bool:
+        return self._has_gradient
 
     # --- experience
 
@@ -366,6 +371,8 @@ class FlowGRPOModel(Video2WorldModel):
         steps = list(samples.kept) if rl.is_ratio else list(samples.forwards)
         parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, draws.shuffled))
         self._left = sum(len(pairs) for _, pairs in parts)
+        teaches = torch.tensor([self._teaches(samples, pairs) for _, pairs in parts]).float()
+        teaches = distributed.all_reduce_(teaches, "max") > 0
         begun: set[int] = set()  # the first rows of clips that were trained on
         for update, pairs in parts:
             for i, (rows, k) in enumerate(pairs):
@@ -384,8 +391,13 @@ class FlowGRPOModel(Video2WorldModel):
                     forward=None if rl.is_ratio else rows_of(samples.forwards[k], rows),
                     data=self._data(samples, data, rows, k, draws, is_of_new_clips),
                     is_before_update=update == 0,
+                    teaches=bool(teaches[update]),
                     facts=samples.facts if is_first else {},
                 )
+
+    def _teaches(self, samples: Samples, pairs: list[tuple[slice, int]]) -> bool:
+        """Whether this rank learns something in an update of these micro-batches."""
+        return self.rl.teaches_without_advantage or any(samples.advantage[rows].any() for rows, _ in pairs)
 
     def _data(
         self,
@@ -414,4 +426,5 @@ class FlowGRPOModel(Video2WorldModel):
     # --- one micro-batch
 
     def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
+        self._has_gradient |= batch.teaches
         return self.losses.of(batch)

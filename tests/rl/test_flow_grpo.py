@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that learn from rewards: exact ratios, exact resumption, the same on any number of processes."""
 
+import itertools
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,12 +13,14 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.rl import flow_grpo, losses
+from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.rewards import verifiable
 from cosmos_predict2.rl.rollout import judge
+from imaginaire import distributed
 from imaginaire.errors import ConfigError, TrainingError
 from tests.multiprocess import run_distributed
 from tests.rl.runs import CONFIG, NAME, RL, rl_options, run
-from tests.training import difference, saved, train
+from tests.training import difference, saved, states, steps, train
 
 FLOW_GRPO, DDRL, NFT = "tiny_flow_grpo_toy_world", "tiny_ddrl_toy_world", "tiny_nft_toy_world"
 LORA = ["model.config.train_architecture=lora", "model.config.lora_rank=4", "model.config.lora_alpha=4"]
@@ -100,6 +104,41 @@ def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path) -> None:
     options = rl_options(FLOW_GRPO, reward, f"{RL}.max_failed_rollouts=2")
     with pytest.raises(TrainingError, match="agreement"):
         train(tmp_path, options, config=CONFIG)
+
+
+def _spread(root: Path, ranks: dict[int, list[int]], *options: str) -> list[bool]:
+    """Whether each iteration but the first changed the weights, where the groups of a rollout have spread on these
+    ranks alone."""
+    score, number = FlowGRPOModel._score, itertools.count()
+
+    def patched(self: FlowGRPOModel, samples: Any, tickets: Any) -> None:
+        score(self, samples, tickets)
+        samples.advantage = torch.where(torch.arange(len(samples)) % 2 == 0, 1.0, -1.0)
+        if distributed.rank() not in ranks.get(next(number), [0, 1]):
+            samples.advantage = torch.zeros(len(samples))
+
+    with mock.patch.object(FlowGRPOModel, "_score", patched), states() as found:
+        run(root, *options, "trainer.max_iter=3")
+    return steps(found)
+
+
+def test_an_update_without_spread_leaves_weights_and_moments(tmp_path: Path) -> None:
+    assert _spread(tmp_path, {1: []}, *rl_options()) == [False, True]
+
+
+@pytest.mark.parametrize(
+    "option", ["objective=nft", "objective=awm", "kl_beta=0.1", "data_beta=0.1", "exp_reward=true"]
+)
+@pytest.mark.long
+def test_what_learns_without_an_advantage_takes_its_step(option: str, tmp_path: Path) -> None:
+    experiment = NFT if "objective" in option else FLOW_GRPO
+    assert _spread(tmp_path, {1: []}, *rl_options(experiment, f"{RL}.{option}")) == [True, True]
+
+
+@pytest.mark.slow
+def test_all_ranks_take_a_step_where_one_has_spread_and_none_where_none_has(tmp_path: Path) -> None:
+    args = (tmp_path, {1: [1], 2: []}, *rl_options(FLOW_GRPO, "dataloader_train.batch_size=2"))
+    assert run_distributed(_spread, world_size=2, args=args, timeout=900) == [[True, False]] * 2
 
 
 Trained = tuple[dict[str, Tensor], dict[str, Any]]

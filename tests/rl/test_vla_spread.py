@@ -2,10 +2,6 @@
 """What an experience does not teach: it is not computed, it counts in the divisor as published, and an update of which
 nothing is learnt leaves the policy as it is."""
 
-import copy
-import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +16,10 @@ from cosmos_predict2.rl.vla.episodes import Trajectories
 from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.policy_losses import AGGREGATIONS, PolicyLossConfig
 from imaginaire import distributed
-from imaginaire.training.trainer import ImaginaireTrainer
 from tests.multiprocess import run_distributed
 from tests.rl.test_vla_grpo import batch, experience, model
 from tests.rl.vla_runs import RL, run
-from tests.training import difference, saved
+from tests.training import difference, saved, states, steps
 
 ADVANTAGE = torch.tensor([[0.0] * 4, [1.5, -0.5, 0.0, -1.0], [0.0] * 4])
 
@@ -115,32 +110,6 @@ def advantages(spread: dict[int, list[int]]) -> Any:
         return found if distributed.rank() in ranks else torch.zeros_like(found)
 
     return mock.patch.object(VLAGRPOModel, "_advantages", patched)
-
-
-@contextmanager
-def states() -> Iterator[list[dict[str, Any]]]:
-    """Weights and moments after each iteration of the runs inside."""
-    found: list[dict[str, Any]] = []
-    step = ImaginaireTrainer._optimizer_step
-
-    def noted(self: ImaginaireTrainer, model: Any, loss: Tensor) -> None:
-        step(self, model, loss)
-        state = {"weights": dict(model.net.named_parameters()), "moments": self.optimizer.state_dict()["state"]}
-        found.append(copy.deepcopy({**state, "rate": self.optimizer.param_groups[0]["lr"]}))
-
-    with mock.patch.object(ImaginaireTrainer, "_optimizer_step", noted):
-        yield found
-
-
-def steps(found: list[dict[str, Any]]) -> list[bool]:
-    """Whether each iteration but the first changed weights, and moments alike."""
-    pairs = list(itertools.pairwise(found))
-    of_each = [
-        [difference(before[name], after[name]) is not None for before, after in pairs]
-        for name in ("weights", "moments")
-    ]
-    assert of_each[0] == of_each[1]
-    return of_each[0]
 
 
 def test_an_update_without_spread_leaves_policy_and_moments_and_the_run_resumes(tmp_path: Path) -> None:

@@ -467,12 +467,13 @@ class VLAGRPOModel(ImaginaireModel):
     # --- one micro-batch
 
     def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
-        self._has_gradient = not isinstance(batch, Decisions) or batch.teaches
         if not isinstance(batch, Decisions):
             output, loss = self.world_model.training_step(batch, iteration)
+            self._has_gradient = self.world_model.has_gradient()
             if isinstance(self.world_model, FlowGRPOModel):
                 return {f"refinement_{name}": value for name, value in output.items()}, loss
             return {"edm_loss": output["edm_loss"]}, loss
+        self._has_gradient = batch.teaches
         log_prob = self.policy.log_prob(batch.record)
         output, loss = self._policy_loss(batch, log_prob)
         return {**output, **batch.facts}, loss * batch.share
