@@ -125,11 +125,12 @@ class _OfASet(Mapping[str, Tensor]):
     """The tensors of a training checkpoint; records and shapes are read without a look at the rest."""
 
     def __init__(self, source: Mapping[str, Tensor], saved: CheckpointSet) -> None:
-        self._source, self._saved = source, saved
+        self._source, self._saved, self._is_checked = source, saved, False
 
     def __getitem__(self, name: str) -> Tensor:
-        if not is_extra(name):
+        if not self._is_checked and not is_extra(name):
             require_unchanged(self._saved, ["model"])
+            self._is_checked = True
         return self._source[name]
 
     def __iter__(self) -> Iterator[str]:

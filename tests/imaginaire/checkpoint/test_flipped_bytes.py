@@ -136,6 +136,15 @@ def test_weights_of_another_run_in_the_place_of_the_saved_ones_are_told(tmp_path
         source["net.w"]
 
 
+def test_files_are_looked_at_once_for_all_tensors_of_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look lists the folder, which over a network takes as long as the tensor itself."""
+    saved, looks = _written(tmp_path, dcp=True), []
+    stamp = checkpoint_layout._stamp
+    monkeypatch.setattr(checkpoint_layout, "_stamp", lambda *arguments: looks.append(1) or stamp(*arguments))
+    assert len(dict(weights.read(saved.path("model")))) > 1
+    assert len(looks) == 1
+
+
 def test_a_record_is_read_to_its_end_however_large_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_layout, "CHUNK_BYTES", 4096)  # of a record of 20 kB
     file = tmp_path / "model.pt"
