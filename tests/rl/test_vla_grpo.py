@@ -262,8 +262,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path: Path) -> None:
 
 def test_options_that_contradict_each_other_are_refused() -> None:
     for options, name in (
-        (dict(execute=0), f"{RL}.execute"),
-        (dict(draw_tolerance=-1.0), f"{RL}.draw_tolerance"),
+        (dict(execute=0), "execute=0"),
+        (dict(draw_tolerance=-1.0), "draw_tolerance"),
+        (dict(draw_tolerance="small"), "draw_tolerance='small'"),
         (dict(lower_bound=1.0, upper_bound=0.0), f"{RL}.lower_bound"),
     ):
         with pytest.raises(ConfigError, match=name):
@@ -275,6 +276,8 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     [
         (f"{RL}.micro_batches=2", "trainer.grad_accum_iter"),
         ("model.config.fsdp_shard_size=2", "trainer.distributed_parallelism"),
+        ("model.config.validation_draws=-1", "model.config.*validation_draws=-1"),
+        (f"{RL}.execute=none", f"{RL}.*execute='none'"),
     ],
 )
 def test_what_the_trainer_does_not_do_is_refused(option: str, named: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ class VLARLConfig(Section):
 
     # rollouts; dataloader_train.batch_size is the number of groups of a rank
     group_size: int = attrs.field(default=8, validator=at_least(2))  # episodes with one start
-    execute: Any = None  # so many actions of each decision are executed; null: all
+    execute: Any = attrs.field(default=None, validator=at_least(1))  # actions of a decision; null: all are executed
     shared_noise: bool = True  # episodes of a group share what the environment draws; else each has its own
     max_rollouts: int = attrs.field(default=1, validator=at_least(1))  # of an update, until enough groups have spread
     max_failed_rollouts: int = attrs.field(default=3, validator=at_least(1))  # in a row, without a valid episode
@@ -37,15 +37,12 @@ class VLARLConfig(Section):
     minibatches: int = attrs.field(default=1, validator=at_least(1))  # optimizer steps of a pass
     micro_batches: int = attrs.field(default=1, validator=at_least(1))  # of a minibatch; trainer.grad_accum_iter
     loss: PolicyLossConfig = attrs.field(factory=PolicyLossConfig)
-    draw_tolerance: Any = None  # of what was drawn with and log_prob, in nats an element; null: by the precision
+    # of what was drawn with and log_prob, in nats an element; null: by the precision
+    draw_tolerance: Any = attrs.field(default=None, validator=above(0))
     ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, sentence) of everything that does not fit together."""
-        if self.execute is not None and self.execute < 1:
-            yield "execute", f"{self.execute}, but at least 1 action of a decision is executed (null: all)"
-        if self.draw_tolerance is not None and not self.draw_tolerance > 0:
-            yield "draw_tolerance", f"{self.draw_tolerance}, but rounding needs more than 0 (null: by the precision)"
         low, high = self.lower_bound, self.upper_bound
         for name, bound in (("lower_bound", low), ("upper_bound", high)):
             if bound is not None and not (isinstance(bound, int | float) and math.isfinite(bound)):
@@ -98,7 +95,7 @@ class VLAGRPOConfig(Section):
     rollout: Any = None  # of a `RolloutSource`, given policy, env and execute; null: in this process
     compare: int = attrs.field(default=200, validator=at_least(0))  # validation starts imagined beside true ones
     # episodes of each start of validation; null: 1, or 4 of a policy whose greedy decisions begin with noise
-    validation_draws: Any = None
+    validation_draws: Any = attrs.field(default=None, validator=at_least(1))
     precision: str = attrs.field(default="float32", validator=one_of(*PRECISIONS))  # of the policy's weights
     fsdp_shard_size: int = 0  # processes that the policy is sharded over; -1: all, 0: each has it whole
     recompute: bool = False  # the policy's blocks are computed anew in backward, which saves memory
