@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rollout leaves to train on is what it did: its noise, its levels, its true clips; and what a loss adds up."""
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,9 +18,9 @@ from torch import Tensor, nn
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import Chain, ChurnChain, FlowChain, Normal
-from cosmos_predict2.rl import losses
+from cosmos_predict2.rl import flow_grpo, losses
 from cosmos_predict2.rl.config import RLConfig, passes_of
-from cosmos_predict2.rl.experience import Experience, joined, mapped, order
+from cosmos_predict2.rl.experience import Conditions, Experience, Forward, Samples, joined, mapped, order
 from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.groups import Groups, RowDraws
 from cosmos_predict2.rl.interfaces import Clips
@@ -191,6 +196,88 @@ def test_the_data_term_of_first_steps_sees_each_clip_once(tmp_path: Path, monkey
         assert sum(len(batch.advantage_B) for batch in having) == 4
         assert len({batch.noise_B_C_T_H_W[0].sum().item() for batch in having}) == 4 // size
     assert norms[0] == pytest.approx(norms[1], rel=0.01)  # 2.2 times apart when the first batch alone had it
+
+
+SHAPE = (2, 1, 3, 3)
+
+
+def _model(monkeypatch: pytest.MonkeyPatch, rl: RLConfig, weights: list[float]) -> Any:
+    """Of a `FlowGRPOModel` what rolls out and predicts, with a network that scales states by the last of the weights.
+
+    Its reference and its sampling policy have the first.
+    """
+
+    def path(world: Any, rl: RLConfig, condition: Any, other: Any, noise: Tensor, window: Any = None) -> ChainPath:
+        churn = ChurnChain(karras_sigmas(5).tolist(), window=window)
+        chain: Chain = churn if rl.transition == "churn" else FlowChain([0.9, 0.7, 0.5, 0.3, 0.1], window=window)
+        return ChainPath(chain, lambda x, level: weights[-1] * x, lambda x: x)
+
+    @contextmanager
+    def with_first() -> Iterator[None]:
+        weights.append(weights[0])
+        yield
+        weights.pop()
+
+    monkeypatch.setattr(flow_grpo, "chain_path", path)
+    ours: Any = mock.MagicMock(rl=rl, reference=with_first, sampling_policy=with_first, _old=None)
+    ours.world.context.split_frames = ours.world.context.gather_frames = ours._kept_at = lambda x: x
+    ours.world.device = torch.device("cpu")
+    ours._velocities = lambda samples, forward: torch.full((len(samples),), weights[-1])
+    ours._with_reference_means = partial(FlowGRPOModel._with_reference_means, ours)
+    ours._chunks = partial(FlowGRPOModel._chunks, ours)
+    return ours
+
+
+def _rolled_out(ours: Any, window: tuple[int, ...] | None, groups: Groups) -> Samples:
+    draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([3])}, 0, groups)
+    condition: Any = mock.Mock(gt_frames_B_C_T_H_W=torch.zeros(1, *SHAPE))
+    rows, _ = draws.all_rows()
+    conditions = Conditions(condition, None, rows)
+    return FlowGRPOModel._roll_out(ours, conditions, slice(0, len(rows)), (0, 1, 2), window, draws)
+
+
+def test_each_step_of_each_member_draws_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = _model(monkeypatch, RLConfig(train_on=[0, 1, 2], use_same_seed=True), [0.5])
+    samples = _rolled_out(ours, None, Groups(2))
+    path = flow_grpo.chain_path(ours.world, ours.rl, None, None, samples.noise)  # type: ignore[arg-type]
+    stds = [flow_grpo.judge(path, one)[0].std for one in samples.kept.values()]
+    noises = [(one.x_next_B_C_T_H_W - one.mean_B_C_T_H_W) / std for one, std in zip(samples.kept.values(), stds)]
+    drawn = [samples.noise[0], *torch.cat(noises)]
+    assert torch.equal(*samples.noise) and len(drawn) == 1 + 3 * 2
+    assert all((one - other).abs().max() > 0.1 for one, other in itertools.combinations(drawn, 2))
+
+
+@pytest.mark.parametrize("transition", ["churn", "sde"])
+def test_the_reference_judges_the_chain_that_was_rolled_out(transition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window decides at which levels churned states are: the reference of equal weights is at distance 0."""
+    for weights, is_near in (([0.5], True), ([0.4, 0.5], False)):
+        rl = RLConfig(transition=transition, train_on=[0, 1, 2], kl_beta=0.1, rollout_batch=1)
+        ours = _model(monkeypatch, rl, weights)
+        samples = _rolled_out(ours, (0, 2), Groups(2))
+        for one in FlowGRPOModel._predicted(ours, samples, None).kept.values():  # type: ignore[arg-type]
+            assert one.reference_mean_B_C_T_H_W is not None
+            assert torch.equal(one.reference_mean_B_C_T_H_W, one.mean_B_C_T_H_W) == is_near
+
+
+PREDICTED = [
+    (dict(), False, None),
+    (dict(updates=2), False, 0.25),
+    (dict(minibatches=2), False, 0.25),
+    (dict(weight_copy_decay_type=1), True, 0.25),
+]
+
+
+@pytest.mark.parametrize(("options", "has_copy", "old"), PREDICTED)
+def test_a_sampling_policy_of_other_weights_predicts_also_before_the_first_update(
+    options: dict[str, int], has_copy: bool, old: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = _model(monkeypatch, RLConfig(objective="nft", transition="ode", **options), [0.25, 0.5])
+    ours._old = object() if has_copy else None
+    x0 = torch.zeros(2, *SHAPE)
+    ours._noised = lambda samples, draws: {1: Forward(x0, x0, torch.full((2,), 0.5))}
+    samples = Samples(None, x0, x0, None, [])  # type: ignore[arg-type]
+    found = FlowGRPOModel._predicted(ours, samples, None).forwards[1].v_old_B_C_T_H_W  # type: ignore[arg-type]
+    assert (None if found is None else found.tolist()) == (None if old is None else [old] * 2)
 
 
 def _normal(seed: int = 0, position: int = 3, member: int = 0, purpose: str = "start") -> Tensor:

@@ -17,6 +17,7 @@ from hydra.core.config_store import ConfigStore
 from torch import Tensor
 
 from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
+from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import KINDS, Chain, ChurnChain, FlowChain, Normal, flow_std
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.rl.config import RLConfig, rl_of
@@ -220,3 +221,27 @@ def test_a_rollout_whose_states_have_other_noise_than_their_levels_ends_the_run(
     times = _path(FAMILIES["predict2p5"], RLConfig()).chain.levels
     with pytest.raises(TrainingError, match=r"After step 0 .* 10 .*sample_steps"):
         _found(ChainPath(ThreeTimesTheNoise(times), lambda y, t: _gain(1 - t, t) * y, lambda y: y))
+
+
+def test_churn_follows_the_steps_of_the_window_with_its_scale() -> None:
+    """The start is always churned; noise behind a step belongs to that step, and not to the one that it precedes."""
+    sigmas = karras_sigmas(6).tolist()
+    whole, some = ChurnChain(sigmas, noise_scale=1.5), ChurnChain(sigmas, noise_scale=1.5, window=(0, 3))
+    steps, one = range(whole.num_steps), torch.ones(1, dtype=torch.float64)
+    assert [k for k in steps if some.is_stochastic(k)] == [0, 3]
+    assert [k for k in steps if some.levels[k] > sigmas[k]] == [0, 1, 4]
+    added = [1.5 * math.sqrt(level**2 - sigma**2) for level, sigma in zip(whole.levels, sigmas, strict=False)]
+    assert whole.start(0 * one, one).item() == pytest.approx(added[0])
+    assert [whole.step(k, one, one, None).std for k in steps] == pytest.approx([*added[1:], 0.0])
+
+
+LENGTHS: list[Chain] = [FlowChain([1.0, 0.8, 0.5, 0.1], "ode"), ChurnChain(karras_sigmas(6).tolist(), solver="1euler")]
+
+
+@pytest.mark.parametrize("chain", LENGTHS)
+def test_the_length_of_a_step_is_what_it_takes_of_its_level(chain: Chain) -> None:
+    """Where the clean latents are 0, a state is in proportion to its level, churned as it is."""
+    one = torch.ones(1, dtype=torch.float64)
+    for k in range(chain.num_steps):
+        left = chain.step(k, one, 0 * one, None).mean_B_C_T_H_W.item()
+        assert chain.length(k) == pytest.approx((1 - left) * chain.levels[k])

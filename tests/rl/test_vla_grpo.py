@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -428,6 +429,37 @@ def test_windows_without_motion_are_kept_only_where_no_part_of_the_episodes_has_
         with mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", side_effect=chosen):
             Refinement.add(ours, chosen, 0, 0)  # type: ignore[arg-type]
         assert ours.windows.begin_phase.call_args.args[0].flatten().tolist() == kept
+
+
+def test_no_two_ranks_or_phases_choose_their_windows_by_the_same_draws() -> None:
+    ours: Any = mock.Mock(_num_frames=13)
+    ours.windows.newest_latents = ours.windows.newest_actions = torch.zeros(0, 1)
+    seeds = []
+
+    def chosen(*arguments: Any) -> tuple[bool, list[Any]]:
+        seeds.append(arguments[-1].initial_seed())
+        return True, [(0, 0)]
+
+    ours._kept.return_value = (torch.zeros(1, 1), torch.zeros(1, 1))
+    ranks = mock.patch.multiple(distributed, world_size=lambda: 2, all_gather_object=lambda value: [value])
+    with ranks, mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", chosen):
+        for phase in range(2):
+            for rank in range(2):
+                with mock.patch.object(distributed, "rank", lambda rank=rank: rank):
+                    Refinement.add(ours, [None], 0, phase)  # type: ignore[list-item]
+    assert len(set(seeds)) == len(seeds) == 4
+
+
+def test_no_two_batches_of_a_refinement_share_a_place_in_its_draws() -> None:
+    config, places = SimpleNamespace(every=2, steps=2, newest=2, earlier=1, old=1), []
+    refinement: Any = mock.Mock(config=config, batch=lambda seed, first: places.append(first))
+    ours: Any = mock.MagicMock()
+    ours.world_model.train_batches = lambda batches: batches
+    for experiences in range(5):  # a refinement is due before every other
+        for rank in range(2):
+            ours.progress_counts, ours._dims = torch.tensor([experiences, 0]), SimpleNamespace(dp_rank=rank, dp_size=2)
+            assert len([*VLAGRPOModel._refined(ours, refinement)]) == (0 if experiences % 2 else 2)
+    assert sorted(places) == list(range(0, 3 * 2 * 2 * 4, 4))
 
 
 @pytest.mark.parametrize(
