@@ -49,6 +49,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """A program that runs inside a test sets variables, such as where its runs go."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def _same_log() -> Iterator[None]:
     """A program that runs inside a test sends the log to a stream that ends with the test."""
     root = logging.getLogger()
