@@ -129,13 +129,13 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--world_model compares with the toy world: it does not go with --suite {args.suite}.")
     if args.num_steps is not None and args.world_model is None:
         raise ConfigError(f"--num_steps {args.num_steps} is of the world model: give --world_model, or leave it out.")
+    args.num_steps = args.num_steps or 1
+    of_place = ("setting", "split", "max_steps", "num_steps_wait", "image_size", "render")
+    place = suites.find(args.suite, args.tasks, **{name: getattr(args, name) for name in of_place})
     if args.workers is not None and (args.batch_size is not None or not suites.has_workers(args.suite)):
         raise ConfigError(
             f"--workers {args.workers} has no meaning for --suite {args.suite}, or beside --batch_size: leave it out."
         )
-    args.num_steps = args.num_steps or 1
-    of_place = ("setting", "split", "max_steps", "num_steps_wait", "image_size", "render")
-    place = suites.find(args.suite, args.tasks, **{name: getattr(args, name) for name in of_place})
     args.tasks, args.episodes, args.fps = place.tasks, args.episodes or place.episodes, args.fps or place.fps
     policy, card = read_policy(args.policy, "net_ema" if args.load_ema else "auto", _options(args.options))
     policy.to(device)
