@@ -200,7 +200,7 @@ PROGRAMS = [  # program, arguments, what the message names; each ends with code 
     ("scripts.fit_tiny_tokenizer", "--out OUT --minutes 0 --seed -1", "--seed"),
     ("scripts.plan", "--gpu_memory nan", "--gpu_memory"),
     ("scripts.evaluate_world_model", "--dit_path RUN --num_clips 0", "--num_clips"),
-    ("scripts.evaluate_world_model", "--dit_path RUN --out /proc/x/y", "in the folder /proc/x/y (No such file"),
+    ("scripts.evaluate_world_model", "--dit_path RUN --out /proc/x/y", "/proc/x/y cannot be written"),
     ("examples.video2world", "--model_size tiny --input_path IN.png --prompt x --seed -1", "seed"),
     ("examples.video2world", "--model_size tiny --input_path IN.png --prompt x --guidance nan", "--guidance"),
 ]
