@@ -21,6 +21,7 @@ FAULTS: dict[str, tuple[str | bytes, str]] = {
     "twice": ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' stands twice"),
     "latin": ('{"a": "é"}'.encode("latin-1"), "utf-8"),
     "half_a_character": (r'{"a": "\ud800"}', "surrogates not allowed"),
+    "its_other_half": (r'{"a": "\udFfF"}', "surrogates not allowed"),
     "trailing": ("{} {}", "Extra data"),
 }
 

@@ -3,6 +3,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -117,6 +118,17 @@ def test_the_same_actions_in_the_same_world_agree() -> None:
     found = evaluate(ToyPolicy(width=32), env, starts, ["push_puck"])
     for comparison in (imagined_along(found, env), played_along(found, env)):
         assert comparison.agreement == 1 and comparison.true_rate == comparison.imagined_rate
+
+
+def test_what_is_imagined_and_what_is_true_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    success, others = torch.tensor([True, True, True, False, True]), torch.tensor([True, False, False, False, True])
+    played: Any = SimpleNamespace(success_E=success, is_valid_E=torch.tensor([1, 1, 1, 1, 0]).bool(), actions_M_E_A_D=0)
+    monkeypatch.setattr(policy_evaluation, "replayed", lambda *_: (others, None, torch.tensor([0, 1, 1, 1, 1]).bool()))
+    found = Evaluation("greedy", {}, played, held_out_starts(5, 1, seed=0))
+    env: Any = None
+    for comparison, rates in ((imagined_along(found, env), (2 / 3, 0.0)), (played_along(found, env), (0.0, 2 / 3))):
+        assert (comparison.true_rate, comparison.imagined_rate) == pytest.approx(rates)
+        assert comparison.episodes == 3  # that neither lost
 
 
 def test_a_film_has_the_first_picture_and_one_for_each_action() -> None:

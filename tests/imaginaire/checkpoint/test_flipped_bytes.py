@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A byte that a disk changes in a checkpoint is found when the run resumes, or changes nothing that is read."""
 
+import os
 import random
 import shutil
 import threading
@@ -124,6 +125,19 @@ def test_every_reader_of_weights_checks_what_a_resume_checks(tmp_path: Path, dcp
     assert difference(dict(weights.read(run)), expected) is None, "weights need no optimizer"
     saved.remove("trainer")
     assert difference(dict(weights.read(saved.path("model"))), expected) is None, "nor, copied alone, their record"
+
+
+@pytest.mark.parametrize("dcp", [False, True])
+def test_weights_that_were_read_are_checked_again_once_their_file_changes(tmp_path: Path, dcp: bool) -> None:
+    saved = _written(tmp_path, dcp)
+    path, numbers = saved.path("model"), _trees(2)["model"]["net.b"].numpy().tobytes()
+    assert len(weights.read(path)["net.b"]) == 3
+    file = next(file for file in _files(saved) if file.is_relative_to(path) and numbers in file.read_bytes())
+    facts = file.stat()
+    file.write_bytes(file.read_bytes().replace(numbers, bytes([numbers[0] ^ 1]) + numbers[1:]))  # of the same size
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1_000_000_000))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        weights.read(path)["net.b"]
 
 
 def test_weights_of_another_run_in_the_place_of_the_saved_ones_are_told(tmp_path: Path) -> None:

@@ -187,6 +187,32 @@ def test_each_wait_for_a_client_ends(waits_for: str, monkeypatch: pytest.MonkeyP
     asyncio.run(asyncio.wait_for(wait(), 900))
 
 
+@pytest.mark.parametrize("waited_for", ["a head", "a reader"])
+def test_a_wait_that_is_over_ends_no_connection(waited_for: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pull may wait longer than a client may send nothing, and a slow reader pauses often."""
+    monkeypatch.setattr(connections, "WRITE_S", 0.0)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def wait() -> None:
+        idle_s = 0.0 if waited_for == "a head" else 900.0  # 0: over at the loop's next turn
+        config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_keep_alive=900)
+        options = dict(config=config, server_state=ServerState(), app_state={}, connections=Connections(idle_s))
+        protocol, transport = GuardedProtocol(**options), Transport()
+        protocol.connection_made(transport)
+        protocol.data_received(NOT_READ)
+        if waited_for == "a reader":
+            protocol.pause_writing()
+            protocol.resume_writing()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert transport.is_open
+        protocol.connection_lost(None)
+
+    asyncio.run(wait())
+
+
 @pytest.mark.parametrize(
     ("host", "network"),
     [

@@ -243,6 +243,21 @@ def test_many_threads_lease_each_job_once(opened: Open) -> None:
     assert len(found) == len(set(found)) == 60
 
 
+def test_the_age_of_the_oldest_open_job_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = open_queue(str(tmp_path / "queue.sqlite3"), Limits())
+    for ticket, accepted in (("t0", 100.0), ("t1", 107.0)):
+        monkeypatch.setattr(sqlite_queue, "now", lambda accepted=accepted: accepted)
+        queue.put(ticket, A, b"body", "d", 1)
+    jobs = queue.lease("a", "w", 1, 30)
+    monkeypatch.setattr(sqlite_queue, "now", lambda: 110.0)
+    assert queue.depth()["a"].oldest_s == 10  # it runs: nobody has its result yet
+    jobs += queue.lease("a", "w", 1, 30)
+    for job, age in zip(jobs, (3, 0), strict=True):
+        queue.finish(job, "w", "{}", "v1")
+        assert queue.depth()["a"].oldest_s == age
+    queue.close()
+
+
 def test_a_file_of_sqlite_survives_its_process(tmp_path: Path) -> None:
     path = str(tmp_path / "queue.sqlite3")
     queue = open_queue(path, Limits())
@@ -367,6 +382,23 @@ def test_the_time_of_redis_counts_not_that_of_the_machine(redis_url: str, monkey
     assert queue.purge() == 0 and queue.depth()["a"].oldest_s < 1000
     assert queue.finish(first, "w1", "{}", "v1")
     assert queue.purge() == 0
+    queue.close()
+
+
+@pytest.mark.slow
+def test_a_request_that_is_asked_again_ends_with_its_jobs_alone(redis_url: str) -> None:
+    """Not when what was forgotten of it ends: who pulls must find the number of its clips, and its bytes count once."""
+    import redis
+
+    server = redis.Redis.from_url(redis_url)
+    server.flushdb()
+    queue = open_queue(redis_url, Limits(result_ttl_s=0.0))
+    queue.put("t", A, b"body", "d", 1)
+    (job,) = queue.lease("a", "w", 1, 30)
+    queue.finish(job, "w", "{}", "v1")
+    assert queue.purge() == 1
+    assert queue.put("t", A, b"body", "d", 1)
+    assert {server.ttl(key) for key in server.scan_iter("*:t*")} == {-1}
     queue.close()
 
 

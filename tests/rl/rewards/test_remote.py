@@ -4,9 +4,11 @@
 import json
 import random
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -205,6 +207,15 @@ def test_errors_that_may_pass_are_tried_again(scripted: Any) -> None:
     state = random.getstate()
     assert reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30).is_valid_B.all()
     assert random.getstate() == state, "a retry moves the random state of the run, so that it cannot be resumed exactly"
+
+
+def test_a_service_that_says_when_to_ask_again_is_asked_then(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = scripted(enqueue=[(429, '{"message": "full"}', {"Retry-After": "7"}), TICKET], pull=[SCORES])
+    slept: list[float] = []
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
+    reward = server.reward(submit_deadline_s=900.0)
+    assert reward.fetch(reward.submit(clips_of("a"), {}, "id"), 900).is_valid_B.all()
+    assert len(slept) == 1 and 7 <= slept[0] <= 7 + remote.LONGEST_WAIT_S  # and a moment, so that not all come at once
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 409, 413])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens inside a worker: portions, decoding, faulty requests, and the settings of a service."""
 
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -44,6 +45,18 @@ def test_requests_of_one_form_are_scored_together_and_others_apart() -> None:
     found = scorer(counting, max_clips=4).score(bodies)
     assert sizes == [4, 2, 1]
     assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[1.0, 1.0], [2.0], [1.0], [1.0] * 3]
+
+
+def test_clips_of_several_rates_are_scored_apart() -> None:
+    def rate(clips: Clips, context: Mapping[str, Any]) -> Tensor:
+        return torch.full((len(clips.prompts),), clips.fps)
+
+    bodies = [
+        wire.encode(Clips(torch.ones(1, 16, 1, 2, 2), None, ["a"], fps), {"x": 1.0}, media="latent")
+        for fps in (16.0, 8.0, 16.0)
+    ]
+    found = scorer(rate).score(bodies)
+    assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[16.0], [8.0], [16.0]]
 
 
 def test_a_faulty_request_fails_alone() -> None:
@@ -127,6 +140,13 @@ def test_shared_clips_are_decoded_by_one_worker_at_a_time_and_kept_for_a_while(
             patch.setattr(decodeds, limit, -1)
             Decoded(tmp_path, limit).get(latent, decode)
         assert not [*tmp_path.iterdir()]
+    with monkeypatch.context() as patch:
+        patch.setattr(decodeds, "KEPT_BYTES", 1000)  # of one clip, of 896 bytes
+        Decoded(tmp_path, "v").get(latent, decode)
+        (old,) = tmp_path.iterdir()
+        os.utime(old, (time.time() - 100,) * 2)
+        Decoded(tmp_path, "v").get(2 * latent, decode)
+        assert old not in (kept := [*tmp_path.iterdir()]) and len(kept) == 1
     shared = Decoded(tmp_path, "v")
     shutil.rmtree(tmp_path)  # under it
     assert torch.equal(shared.get(latent, decode), found[0])

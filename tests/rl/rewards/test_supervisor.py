@@ -41,12 +41,13 @@ while True:
 """
 
 
-def supervised(folder: Path, *names: str) -> Supervisor:
+def supervised(folder: Path, *names: str, timeout_s: float = 1.0) -> Supervisor:
     (folder / "worker.py").write_text(WORKER)
     python = folder / "python"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} {folder / 'worker.py'}\n")
     python.chmod(0o755)
-    rewards = [RewardSettings(reward_type=f"{name}=no:thing", venv_python=str(python), timeout_s=1.0) for name in names]
+    options = dict(venv_python=str(python), timeout_s=timeout_s)
+    rewards = [RewardSettings(reward_type=f"{name}=no:thing", **options) for name in names]
     settings = ServiceSettings(queue=str(folder / "queue.sqlite3"), rewards=rewards)
     queue = open_queue(settings.queue, settings.limits())
     patience = Patience(first_wait_s=0.01, longest_wait_s=0.05, deaths=3, pause_s=900.0)
@@ -100,4 +101,16 @@ def test_a_reward_that_does_not_start_is_broken_and_what_it_was_given_waits(tmp_
         assert status is not None and status.state == "queued"
     finally:
         supervisor.stop()
+    supervisor.queue.close()
+
+
+@pytest.mark.slow
+def test_a_stop_speaks_against_no_job_that_it_cuts_short(tmp_path: Path) -> None:
+    supervisor = supervised(tmp_path, "mine", timeout_s=900.0)
+    supervisor.queue.put("t", {"mine": "v"}, b"hang", "d", 1)
+    supervisor.start()
+    await_that(lambda: supervisor.queue.depth()["mine"].counts.get("running") == 1)
+    supervisor.stop()
+    (job,) = supervisor.queue.lease("mine", "next", 1, 30.0)
+    assert not job.is_suspect
     supervisor.queue.close()
