@@ -79,8 +79,9 @@ WAITS_OF_A_STEP = {
     "imaginaire/training/trainer.py:_optimizer_step reads a number": 1,
 }
 # The last step of a run that is shorter than trainer.logging_iter is logged, as the first is.
+REPORT = "imaginaire/training/callbacks/report.py:on_before_optimizer_step reads a number"
 WAITS_OF_THE_LAST_STEP = {
-    "imaginaire/training/callbacks/report.py:on_before_optimizer_step reads a number": 1,
+    REPORT: 1,
     "imaginaire/training/callbacks/running_mean.py:_fold copies to the host": 5,
 }
 # A text must not be ignored in silence by a network that reads none: once a micro-batch.
@@ -112,8 +113,9 @@ WAITS_OF_REWARDS = {
     "cosmos_predict2/nn/dit.py:prepare reads a number",
     "cosmos_predict2/rl/flow_grpo.py:_reward_context copies to the host",
     "cosmos_predict2/rl/flow_grpo.py:_roll_out copies to the device and waits",
-    "cosmos_predict2/rl/flow_grpo.py:_submit copies to the host",
-    "cosmos_predict2/rl/flow_grpo.py:_submit reads a number",  # frames a second
+    "cosmos_predict2/rl/flow_grpo.py:_clips copies to the host",
+    "cosmos_predict2/rl/flow_grpo.py:_clips reads a number",  # frames a second
+    "cosmos_predict2/rl/flow_grpo.py:<listcomp> reads a number",  # and of each clip
     "cosmos_predict2/rl/flow_grpo.py:noise_of copies to the device and waits",
     "imaginaire/training/callbacks/running_mean.py:_fold copies to the host",
     *WAITS_OF_A_STEP,
@@ -164,7 +166,7 @@ def _trained(overrides: list[str], resumes: bool, root: Path) -> tuple[Waits, Lo
         waits = dict(
             Counter(waits) + Counter(_on_the_device(train, root / NAME, [*overrides, *RUN, end], config=CONFIG))
         )
-    return waits, losses(root / NAME, "far"), losses(root / "cpu", "far")
+    return waits, losses(root / NAME, "far", ("val/loss",)), losses(root / "cpu", "far", ("val/loss",))
 
 
 def _on_the_device(trained: Callable[..., Any], *args: Any, **options: Any) -> Waits:
@@ -231,7 +233,8 @@ def _records(folder: Path) -> list[Any]:
 def test_training_adapters_stays_on_the_device(tmp_path: Path) -> None:
     overrides = [f"experiment={ACTION}", "model.config.train_architecture=lora", "model.config.precision=float32"]
     waits, found, expected = _alone(_trained, overrides, False, tmp_path)
-    assert waits == {**WAITS_OF_A_STEP, **WAITS_OF_THE_LAST_STEP, **UNREAD_TEXT}
+    rates = {REPORT: 2}  # those of two groups of parameters
+    assert waits == {**WAITS_OF_A_STEP, **WAITS_OF_THE_LAST_STEP, **UNREAD_TEXT, **rates}
     assert found == [(at, pytest.approx(loss, rel=1e-4)) for at, loss in expected]
 
 

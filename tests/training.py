@@ -51,11 +51,13 @@ def saved(root: Path, name: str = "restless") -> dict[str, Any]:
     return trees
 
 
-def losses(root: Path, name: str = "restless") -> list[tuple[int, float]]:
+def losses(
+    root: Path, name: str = "restless", keys: Sequence[str] = ("train/loss", "val/loss")
+) -> list[tuple[int, float]]:
     """(iteration, value) of every logged training and validation loss."""
     lines = (run_dir(root, name) / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    return [(r["iteration"], r[key]) for r in records for key in ("train/loss", "val/loss") if key in r]
+    return [(r["iteration"], r[key]) for r in records for key in keys if key in r]
 
 
 def difference(a: Any, b: Any, place: str = "") -> str | None:
