@@ -191,8 +191,10 @@ class OpenVLAPolicy(nn.Module):
             return Decision(self._executed(self._regressed(seen, record)), record)
         heat = self.temperature * temperature if mode == "sample" else 0.0
         num = self.num_actions * self.action_dim
-        draws = [torch.rand(num, generator=each, device=each.device) for each in generators]
-        draws_E_KN = torch.stack(draws).to(seen.device)
+        draws_E_KN = seen.new_zeros(len(seen), num, dtype=torch.float32)  # of a greedy decision, which draws nothing
+        if heat > 0:
+            draws = [torch.rand(num, generator=each, device=each.device) for each in generators]
+            draws_E_KN = torch.stack(draws).to(seen.device)
         if self.variant == "oft":
             logits = self.model.parallel_logits(seen, record["ids"], record["length"], num)
             chosen, log_prob = _chosen(logits[..., self.tokens.ids], draws_E_KN, heat)
