@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from imaginaire import storage
+
 CREDENTIAL_VARIABLES = [
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -51,8 +53,8 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def s3_bucket(s3_server: str, no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh bucket as ``s3://name``, reachable through the standard variables."""
+def s3_bucket(s3_server: str, no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A fresh bucket as ``s3://name``, reachable through the standard variables; copies of its files end with it."""
     import boto3
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
@@ -61,4 +63,5 @@ def s3_bucket(s3_server: str, no_credentials: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     name = f"test-{uuid.uuid4().hex[:12]}"
     boto3.client("s3", endpoint_url=s3_server).create_bucket(Bucket=name)
-    return f"s3://{name}"
+    yield f"s3://{name}"
+    storage.forget_copies()
