@@ -513,7 +513,8 @@ class VLAGRPOModel(ImaginaireModel):
         greedy, each with actions of its own."""
         tasks, trials = ([int(i) for i in batch[key]] for key in ("task_id", "trial_id"))
         once = validation_starts(tasks, trials)
-        starts = once.repeated(draws_of(self.policy, "greedy", self.config.validation_draws))
+        draws = draws_of(self.policy, "greedy", self.config.validation_draws)
+        starts = once.repeated(draws)
         if self.eval_env is not self.env:
             release(self.env, self.source)
         greedy = self._judged(self.eval_env, starts, "greedy")
@@ -532,8 +533,10 @@ class VLAGRPOModel(ImaginaireModel):
             if self.true_env is not None:
                 output |= self._compared(first)
             elif kind == "greedy":
-                imagined = self._judged(self.env, first, "greedy").success_E.float().mean()
-                output |= {"imagined_success": imagined, "true_success": success, "gap": imagined - success}
+                played, rows = self._judged(self.env, first, "greedy"), slice(0, len(first) * draws)
+                imagined = played.success_E[played.is_valid_E].float().mean()
+                true = greedy.success_E[rows][valid[rows]].float().mean()
+                output |= {"imagined_success": imagined, "true_success": true, "gap": imagined - true}
         self._offload()
         return output, 1 - success
 
