@@ -371,8 +371,11 @@ class FlowGRPOModel(Video2WorldModel):
         steps = list(samples.kept) if rl.is_ratio else list(samples.forwards)
         parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, draws.shuffled))
         self._left = sum(len(pairs) for _, pairs in parts)
-        teaches = torch.tensor([self._teaches(samples, pairs) for _, pairs in parts]).float()
-        teaches = distributed.all_reduce_(teaches, "max") > 0
+        is_taught = [
+            rl.teaches_without_advantage or any(samples.advantage[rows].any() for rows, _ in pairs)
+            for _, pairs in parts
+        ]
+        teaches = distributed.all_reduce_(torch.tensor(is_taught).float(), "max") > 0  # of each update, on any rank
         begun: set[int] = set()  # the first rows of clips that were trained on
         for update, pairs in parts:
             for i, (rows, k) in enumerate(pairs):
@@ -394,10 +397,6 @@ class FlowGRPOModel(Video2WorldModel):
                     teaches=bool(teaches[update]),
                     facts=samples.facts if is_first else {},
                 )
-
-    def _teaches(self, samples: Samples, pairs: list[tuple[slice, int]]) -> bool:
-        """Whether this rank learns something in an update of these micro-batches."""
-        return self.rl.teaches_without_advantage or any(samples.advantage[rows].any() for rows, _ in pairs)
 
     def _data(
         self,
