@@ -261,6 +261,29 @@ def test_success_is_confirmed_over_pictures_of_several_chunks(imagination: Imagi
     assert [bool(env.chunk_step(steps)[4]["success"]) for _ in range(3)] == [False, False, True]
 
 
+def test_another_episode_begins_without_the_values_of_the_one_before(imagination: Imagination) -> None:
+    """Neither its last reward, from which differences are taken, nor its successes in a row go on."""
+    scoring = dict(use_rel_reward=True, confirm=3, terminate_on_success=True)
+    env = make(imagination, 1, scoring=scoring, reward=Listed([[0.0, 0, 1, 1]], [[1.0, 0, 0, 0]]))
+    for expected in ([0, 0, 1, 0], [1, -1, 0, 0]):
+        begin(env)
+        _, reward, _, _, info = env.chunk_step(actions(env, num_actions=4))
+        assert reward.tolist() == [expected] and info["success"].tolist() == [False]
+
+
+def test_frames_behind_an_episodes_last_action_repeat_its_last_picture(imagination: Imagination) -> None:
+    """Also where others of the batch go on, for which further pictures are imagined."""
+    env = make(imagination, 2, max_steps=10, keep_frames=True)
+    begin(env)
+    steps = actions(env, num_actions=8)
+    env.chunk_step(steps[:1], env_ids=[0])
+    observed, _, _, _, info = env.chunk_step(steps)
+    frames, last = info["frames"], observed["full_image"]
+    assert info["executed"].sum(dim=1).tolist() == [2, 8]
+    assert all(torch.equal(frames[0, k], last[0]) for k in range(1, 8)) and torch.equal(frames[1, 7], last[1])
+    assert not torch.equal(frames[0, 0], frames[0, 1]) and not torch.equal(frames[1, 6], frames[1, 7])
+
+
 def test_of_two_noises_the_worse_one_counts(imagination: Imagination) -> None:
     listed = Listed([[1.0], [0.2], [0.6], [0.9]])
     env = make(imagination, 2, scoring=LAST, reward=listed, num_noises=2, max_steps=12)
