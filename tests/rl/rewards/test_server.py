@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -268,6 +269,25 @@ def test_a_worker_outlives_a_queue_that_does_not_answer(
     tickets = [enqueue(client, body(prompt)).json()["uuid"] for prompt in ("a", "b", "c")]
     made.work()
     assert [pull(client, ticket, wait="30").json()["status"] for ticket in tickets] == ["done"] * 3
+
+
+def test_a_suspect_is_scored_alone_and_in_turn_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    passes = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: clock.append(clock.pop() + seconds))
+    monkeypatch.setattr(workers, "time", passes)
+    made = Here(tmp_path)
+    queue, worker = made.queue, made.worker
+    worker.settings = replace(worker.settings, max_batch=2, max_wait_s=0.05, lease_s=HANG_S)
+    for ticket in ("s0", "s1", "t0", "t1", "t2", "t3"):
+        queue.put(ticket, {"mean": "v"}, b"body", ticket, 1)
+        if ticket == "s1":
+            queue.lease("mean", "dead", 2, HANG_S)
+            queue.release("dead", "signal 9", has_died=True)
+    for expected in (["t0", "t1"], ["s0"], ["t2", "t3"], ["s1"]):
+        jobs = worker._next_portion()
+        assert [job.ticket for job in jobs] == expected
+        assert all(queue.finish(job, "w", "{}", "v") for job in jobs)
+    made.close()
 
 
 def test_many_who_ask_for_health_look_at_the_queue_once(
