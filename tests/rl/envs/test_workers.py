@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments in processes of their own: they keep the contract, and what goes wrong in one is said or mended."""
 
+import itertools
 import pickle
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.contract import check_environment
-from cosmos_predict2.rl.envs.simulators import rendering
+from cosmos_predict2.rl.envs.simulators import rendering, workers
+from cosmos_predict2.rl.envs.simulators.worker_process import STEPPED
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv, WorkerError
 from cosmos_predict2.rl.interfaces import Decision
 from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts
@@ -114,6 +117,17 @@ def test_a_worker_that_dies_in_a_reset_is_replaced_and_its_episode_begins(tmp_pa
         seen, *_, info = env.chunk_step(torch.full((2, 3, 4), 0.5))
         assert info["executed"][:, 0].all() and not torch.equal(seen["full_image"][1], observed["full_image"][1])
     env.close()
+
+
+def test_the_time_of_a_worker_is_for_one_action_however_many_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    ours: Any = mock.Mock(_heard=lambda deadlines: [*deadlines], _bury=mock.Mock(return_value=[]))
+    answers = [(STEPPED, k, False, None) for k in range(20)] + [("done", "its result")]
+    ours._workers = {0: mock.Mock(receive=mock.Mock(side_effect=answers))}
+    seen: list[int] = []
+    found = WorkerEnv._ask(ours, {0: ("play",)}, 5.0, lambda env, reward, *_: seen.append(int(reward)))
+    assert found == {0: "its result"} and seen == [*range(20)] and not ours._bury.called
 
 
 @pytest.mark.slow
