@@ -2,6 +2,7 @@
 """A policy that learns in an environment: exact ratios and resumption, groups, what is left out, several processes."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cosmos_predict2.conditioner import ACTION_KEY
+from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.envs.recorded_starts import FILE, write_starts
@@ -19,7 +22,7 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.vla.episodes import (
     LocalRollout,
     Starts,
@@ -32,6 +35,7 @@ from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.vla.refinement import Refinement, chosen_windows
 from cosmos_predict2.tokenizers.tiny import SHIPPED
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed
 from imaginaire.config import L
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
@@ -429,6 +433,27 @@ def test_windows_without_motion_are_kept_only_where_no_part_of_the_episodes_has_
         with mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", side_effect=chosen):
             Refinement.add(ours, chosen, 0, 0)  # type: ignore[arg-type]
         assert ours.windows.begin_phase.call_args.args[0].flatten().tolist() == kept
+
+
+def test_old_data_is_the_same_to_a_refinement_as_video_and_as_latents() -> None:
+    clips = torch.rand(3, 3, 5, 4, 4) * 2 - 1
+    tokenizer = SimpleNamespace(to=lambda device: None, encode=lambda video: 3 * video)
+    world: Any = SimpleNamespace(
+        tokenizer=tokenizer,
+        config=SimpleNamespace(sigma_data=0.5),
+        net=SimpleNamespace(dtype=torch.float32),
+        device=torch.device("cpu"),
+        _offload_tokenizer=False,
+    )
+    world.encode = partial(WorldModel.encode, world)
+    found = []
+    for key, values in (("video", clips), (LATENTS_KEY, 3 * clips)):
+        data = [{key: value, ACTION_KEY: torch.full((4, 2), float(i))} for i, value in enumerate(values)]
+        ours: Any = mock.Mock(_held=(None, None, data), config=RefinementConfig(old=4), _model=mock.Mock(world=world))
+        ours.windows.newest_latents = torch.zeros(0)
+        found.append(Refinement._old(ours, 0, 0))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_no_two_ranks_or_phases_choose_their_windows_by_the_same_draws() -> None:
