@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -271,10 +270,7 @@ def test_a_worker_outlives_a_queue_that_does_not_answer(
     assert [pull(client, ticket, wait="30").json()["status"] for ticket in tickets] == ["done"] * 3
 
 
-def test_a_suspect_is_scored_alone_and_in_turn_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    passes = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: clock.append(clock.pop() + seconds))
-    monkeypatch.setattr(workers, "time", passes)
+def test_a_suspect_is_scored_alone_and_in_turn_with_the_others(tmp_path: Path) -> None:
     made = Here(tmp_path)
     queue, worker = made.queue, made.worker
     worker.settings = replace(worker.settings, max_batch=2, max_wait_s=0.05, lease_s=HANG_S)
