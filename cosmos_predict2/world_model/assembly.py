@@ -55,7 +55,7 @@ def part_digest(part: Any) -> str:
 
 def other_parts(trained: ModelCard, config: Any, tokenizer: Any) -> Iterator[str]:
     """Where the parts of a world model are not those that its network was trained with, as sentences. Weights of
-    another tokenizer are told by their digest; of a record without one a warning is logged."""
+    another tokenizer are found by their digest; a record without one gives a warning."""
     nodes = {"net": config.net, "objective": config.objective} | (
         {} if tokenizer is None else {TOKENIZER: config.tokenizer}
     )

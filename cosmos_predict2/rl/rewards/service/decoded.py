@@ -29,8 +29,8 @@ class Decoded:
     def get(self, latent: Tensor, decode: Callable[[], Tensor]) -> Tensor:
         """uint8 pixels of a latent, which one worker at a time decodes; without the folder's help where that fails."""
         numbers = latent.contiguous().view(torch.uint8).numpy().tobytes()
-        told = f"{self.decoding} {latent.dtype} {tuple(latent.shape)} ".encode()
-        path = self.folder / f"{hashlib.blake2b(told + numbers, digest_size=16).hexdigest()}.npy"
+        form = f"{self.decoding} {latent.dtype} {tuple(latent.shape)} ".encode()
+        path = self.folder / f"{hashlib.blake2b(form + numbers, digest_size=16).hexdigest()}.npy"
         pixels: Tensor | None = None
         try:
             with path.open("a+b") as file:

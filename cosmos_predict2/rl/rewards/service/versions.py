@@ -24,8 +24,8 @@ def version_of(reward: RewardSettings, decode: DecodeSettings) -> str:
     A path among them counts by what is there. Code that a reward imports and models of the hub, which are known by
     their names, do not count.
     """
-    told = [reward.path, reward.arguments, reward.model_path, reward.dtype, attrs.asdict(decode)]
-    return _digest(told, _source(reward.path.partition(":")[0]))
+    parts = [reward.path, reward.arguments, reward.model_path, reward.dtype, attrs.asdict(decode)]
+    return _digest(parts, _source(reward.path.partition(":")[0]))
 
 
 def decoding_of(decode: DecodeSettings) -> str:
@@ -33,9 +33,9 @@ def decoding_of(decode: DecodeSettings) -> str:
     return _digest(attrs.asdict(decode))
 
 
-def _digest(told: Any, *files: str) -> str:
-    digest = hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=16)
-    for path in (*files, *_texts(told)):
+def _digest(parts: Any, *files: str) -> str:
+    digest = hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=16)
+    for path in (*files, *_texts(parts)):
         for file in islice(_files(path), MOST_FILES):
             digest.update(_identity(file))
     return digest.hexdigest()

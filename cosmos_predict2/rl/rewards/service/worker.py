@@ -104,8 +104,8 @@ class Worker:
         return jobs
 
     def _lease(self, limit: int) -> list[Job]:
-        told = self.settings
-        jobs = self.queue.lease(told.reward, told.name, limit, told.lease_s, self._suspect_first)
+        settings = self.settings
+        jobs = self.queue.lease(settings.reward, settings.name, limit, settings.lease_s, self._suspect_first)
         self._held = [*self._held, *jobs]
         return jobs
 
