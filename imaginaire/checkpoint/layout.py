@@ -433,7 +433,8 @@ def _damage_of(archives: Sequence[Archive], share: tuple[int, int] = (0, 1)) -> 
 
         checks = [check for archive in archives for check in _checks(archive, opened)]
         found = pool.map(lambda check: check(), checks[share[0] :: share[1]])
-        return [sentence for sentence in found if sentence]
+        damaged = [sentence for sentence in found if sentence]
+    return damaged if len(damaged) <= 4 else [*damaged[:3], f"So are {len(damaged) - 3} more parts."]
 
 
 def _checks(archive: Archive, opened: Callable[[Path, int], zipfile.ZipFile]) -> list[Callable[[], str]]:
@@ -459,8 +460,10 @@ def _damage_of_part(archive: Archive) -> str:
             found = [_damage_of_record(archive, opened, info) for info in opened.infolist()]
         load_plain(io.BytesIO(content))  # torch's reader of zips looks at more fields
         return next((sentence for sentence in found if sentence), "")
-    except Exception as error:  # a damaged pickle raises nearly anything
+    except FAULTS as error:
         return _sentence(archive, error)
+    except Exception:  # a damaged pickle raises nearly anything, with torch's advice to load it without its restrictions
+        return _sentence(archive, "its pickle cannot be read")
 
 
 def _damage_of_record(archive: Archive, opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
@@ -473,5 +476,5 @@ def _damage_of_record(archive: Archive, opened: zipfile.ZipFile, info: zipfile.Z
     return ""
 
 
-def _sentence(archive: Archive, error: BaseException) -> str:
-    return f"{archive.name} is damaged: its bytes are not those that were saved ({error})."
+def _sentence(archive: Archive, cause: BaseException | str) -> str:
+    return f"{archive.name} is damaged: its bytes are not those that were saved ({cause})."
