@@ -29,10 +29,10 @@ from cosmos_predict2.rl.advantages import group_advantages
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig, policy_loss
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
-from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig, policy_loss
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.sampling import to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel

@@ -29,6 +29,9 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.codec import ActionTokens, token_log_probs
 from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes, Tower
@@ -37,9 +40,6 @@ from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from imaginaire.config import L
 
 PARTS = ("policy", "transfer", "simulator", "update")

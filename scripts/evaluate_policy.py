@@ -111,14 +111,14 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.world_model import require_state
-    from cosmos_predict2.rl.policies.files import read_policy
-    from cosmos_predict2.rl.vla.policy_evaluation import (
+    from cosmos_predict2.rl.episodes.policy_evaluation import (
         draws_of,
         evaluate,
         held_out_starts,
         imagined_along,
         played_along,
     )
+    from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.world_model.assembly import check_device
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -238,7 +238,7 @@ def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, ima
     import torch
 
     from cosmos_predict2.data.video.media import write_video
-    from cosmos_predict2.rl.vla.policy_evaluation import film
+    from cosmos_predict2.rl.episodes.policy_evaluation import film
 
     rows = list(range(len(found.starts)))[:: args.draws][: args.videos]  # the first episode of each start
     num, part = len(rows), found.starts.part(slice(0, rows[-1] + 1, args.draws))

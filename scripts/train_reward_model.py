@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _poor(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
     """What is too low, if anything: of pictures that are labelled by what they show. Shares of nothing are unknown."""
-    from cosmos_predict2.rl.vla.labelled_rollouts import OUTCOME
+    from cosmos_predict2.rl.episodes.labelled_rollouts import OUTCOME
 
     for kind, quality in qualities.items():
         for name in ("precision", "recall"):
@@ -161,9 +161,9 @@ def _poor(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
 def _of_toy(args: argparse.Namespace, device: str) -> tuple[list[Any], Any, Mapping[str, Any]]:
     """What to learn from, what calibrates, and what is measured by its source."""
     from cosmos_predict2.configs.rl.imagination import imagination_of
+    from cosmos_predict2.rl.episodes import labelled_rollouts
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.rewards.success_training import LabelledPictures
-    from cosmos_predict2.rl.vla import labelled_rollouts
     from cosmos_predict2.toy_world.scene import SETTINGS
     from imaginaire.errors import near
 

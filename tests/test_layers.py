@@ -169,7 +169,7 @@ def test_a_planted_import_is_found(module: str, source: str) -> None:
         ("imaginaire.training.trainer", "from . import data\nimport torch.distributed"),
         ("imaginaire.training.callbacks.trackers", "def f():\n    import wandb"),
         ("cosmos_predict2.nn.dit", "import math\nfrom einops import rearrange\nfrom cosmos_predict2.nn import blocks"),
-        ("cosmos_predict2.rl.flow_grpo", "from cosmos_predict2.rl.rewards import client"),
+        ("cosmos_predict2.rl.clips.flow_grpo", "from cosmos_predict2.rl.rewards import client"),
         ("cosmos_predict2.rl.rewards.client", "from cosmos_predict2.rl.interfaces import Reward"),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_folder_that_asks_for_code_of_its_own_runs_none(
 # Files that read what this process, its own children or this repository wrote.
 OWN_CHANNELS = {
     "cosmos_predict2/rl/envs/simulators/worker_process.py",
-    "cosmos_predict2/rl/vla/ray_rollout.py",
+    "cosmos_predict2/rl/episodes/ray_rollout.py",
     "imaginaire/data/workers.py",
     "scripts/list_config_fields.py",
 }

@@ -24,14 +24,14 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.episodes import LocalRollout
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import Judgement
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.episodes import LocalRollout
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
@@ -111,29 +111,29 @@ WAITS_OF_REWARDS = {
     "cosmos_predict2/conditioner.py:<lambda> copies to the device and waits",  # which rows
     "cosmos_predict2/conditioner.py:conditioning_frames_mask copies to the device and waits",
     "cosmos_predict2/nn/dit.py:prepare reads a number",
-    "cosmos_predict2/rl/flow_grpo.py:_reward_context copies to the host",
-    "cosmos_predict2/rl/flow_grpo.py:_roll_out copies to the device and waits",
-    "cosmos_predict2/rl/flow_grpo.py:_clips copies to the host",
-    "cosmos_predict2/rl/flow_grpo.py:_clips reads a number",  # frames a second
-    "cosmos_predict2/rl/flow_grpo.py:<listcomp> reads a number",  # and of each clip
-    "cosmos_predict2/rl/flow_grpo.py:noise_of copies to the device and waits",
+    "cosmos_predict2/rl/clips/flow_grpo.py:_reward_context copies to the host",
+    "cosmos_predict2/rl/clips/flow_grpo.py:_roll_out copies to the device and waits",
+    "cosmos_predict2/rl/clips/flow_grpo.py:_clips copies to the host",
+    "cosmos_predict2/rl/clips/flow_grpo.py:_clips reads a number",  # frames a second
+    "cosmos_predict2/rl/clips/flow_grpo.py:<listcomp> reads a number",  # and of each clip
+    "cosmos_predict2/rl/clips/flow_grpo.py:noise_of copies to the device and waits",
     "imaginaire/training/callbacks/running_mean.py:_fold copies to the host",
     *WAITS_OF_A_STEP,
 }
 WAITS_OF_RATIOS = {
-    "cosmos_predict2/rl/losses.py:_watched reads a number",
-    "cosmos_predict2/rl/experience.py:mapped copies to the host",  # offload_trajectories
+    "cosmos_predict2/rl/clips/losses.py:_watched reads a number",
+    "cosmos_predict2/rl/clips/experience.py:mapped copies to the host",  # offload_trajectories
 }
 WAITS_OF_FRESH_NOISE = {
-    "cosmos_predict2/rl/flow_grpo.py:_noised copies to the device and waits",
-    "cosmos_predict2/rl/flow_grpo.py:_data copies to the device and waits",
+    "cosmos_predict2/rl/clips/flow_grpo.py:_noised copies to the device and waits",
+    "cosmos_predict2/rl/clips/flow_grpo.py:_data copies to the device and waits",
 }
 
 
 # Where it may wait when a policy learns from decisions that were played before: once a minibatch, a pass of the policy.
 WAITS_OF_DECISIONS = {
-    "cosmos_predict2/rl/vla/grpo.py:_in_order reads a number",  # of experiences, when one is over
-    "cosmos_predict2/rl/vla/grpo.py:_in_order copies and waits",
+    "cosmos_predict2/rl/episodes/grpo.py:_in_order reads a number",  # of experiences, when one is over
+    "cosmos_predict2/rl/episodes/grpo.py:_in_order copies and waits",
     "imaginaire/training/callbacks/running_mean.py:_fold copies to the host",
     *WAITS_OF_A_STEP,
 }

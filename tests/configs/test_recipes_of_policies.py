@@ -239,11 +239,11 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe
     (dict(policy__parallelism__n_init_replicas=2), "dataloader_train.batch_size", "4"),
     (dict(train__train_policy__dataset={}), "experiment", "tiny_vla_grpo_openvla_oft_simulator"),
     (dict(mode="disaggregated", rollout__parallelism__dp_shard_size=2), "config.rollout",
-     '{_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:2,num_gpus:0.0}'),
+     '{_target_:"cosmos_predict2.rl.episodes.ray_rollout.RayRollout",num_workers:2,num_gpus:0.0}'),
     (dict(mode="disaggregated", policy__parallelism__n_init_replicas=2, rollout__parallelism__dp_shard_size=3),
-     "config.rollout", '{_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:3,num_gpus:0.0}'),
+     "config.rollout", '{_target_:"cosmos_predict2.rl.episodes.ray_rollout.RayRollout",num_workers:3,num_gpus:0.0}'),
     (dict(mode="disaggregated", policy__parallelism__dp_shard_size=2, rollout__parallelism__dp_shard_size=4),
-     "config.rollout", '{_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:4,num_gpus:0.0}'),
+     "config.rollout", '{_target_:"cosmos_predict2.rl.episodes.ray_rollout.RayRollout",num_workers:4,num_gpus:0.0}'),
 ]  # fmt: skip
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig, policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
 from cosmos_predict2.rl.policies.openvla.codec import ActionTokens, Statistics, token_log_probs, with_gripper
 from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes
 from cosmos_predict2.rl.policies.openvla.layout import from_public, to_public
 from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.openvla.pictures import center_crop
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig, policy_loss
 from tests.goldens import Golden
 
 AREA = "vla"

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
+from cosmos_predict2.rl.episodes.config import VLARLConfig
+from cosmos_predict2.rl.episodes.episodes import Trajectories
+from cosmos_predict2.rl.episodes.minibatches import Decisions, in_minibatches, rows_that_count, with_episodes
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig, policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
 from cosmos_predict2.rl.policies.pi05 import flow, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.inputs import Quantiles, prompt_text, prompt_tokens, resize_with_pad
 from cosmos_predict2.rl.policies.pi05.network import NoiseHead, Pi05Network, PrefixCache, time_embedding
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.rl.vla.config import VLARLConfig
-from cosmos_predict2.rl.vla.episodes import Trajectories
-from cosmos_predict2.rl.vla.minibatches import Decisions, in_minibatches, rows_that_count, with_episodes
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig, policy_loss
 from tests.goldens import Golden, Value
 
 AREA = "vla"

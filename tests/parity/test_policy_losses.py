@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages
-from cosmos_predict2.rl.interfaces import LogProb
-from cosmos_predict2.rl.vla.policy_losses import (
+from cosmos_predict2.rl.episodes.policy_losses import (
     PolicyLossConfig,
     choose_groups,
     episode_scores,
@@ -14,6 +13,7 @@ from cosmos_predict2.rl.vla.policy_losses import (
     policy_loss,
     valid_actions,
 )
+from cosmos_predict2.rl.interfaces import LogProb
 from tests.goldens import Golden
 
 AREA = "action"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl import advantages, objectives
+from cosmos_predict2.rl.clips.experience import Forward
+from cosmos_predict2.rl.clips.losses import Losses
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
-from cosmos_predict2.rl.experience import Forward
-from cosmos_predict2.rl.losses import Losses
 from cosmos_predict2.rl.objective_table import OBJECTIVES, RatioStep
 from imaginaire.optim.adamw import lambda_linear
 from imaginaire.optim.ema import PowerEMA

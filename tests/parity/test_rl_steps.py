@@ -22,10 +22,10 @@ from cosmos_predict2.diffusion.transitions import (
     sde_coefficient,
 )
 from cosmos_predict2.rl import objectives
+from cosmos_predict2.rl.clips.experience import Data
+from cosmos_predict2.rl.clips.losses import Losses
+from cosmos_predict2.rl.clips.rollout import ChainPath, Kept
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
-from cosmos_predict2.rl.experience import Data
-from cosmos_predict2.rl.losses import Losses
-from cosmos_predict2.rl.rollout import ChainPath, Kept
 from tests.goldens import Golden, Value
 
 AREA = "rl"

@@ -23,8 +23,8 @@ from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig, Video2WorldModel
 from cosmos_predict2.pipelines.asked import VideoModel
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.config import Predict2RLConfig
-from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.trained_text import TrainedText, text_facts
 from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyTokenizer

@@ -15,9 +15,9 @@ from cosmos_predict2.data.latent_cache import cache_latents
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video.media import iterate_frames, write_image
+from cosmos_predict2.rl.clips.data_checks import check_conditions, check_rewards, lacks, require_true_frames
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.config import KEY, RewardConfig, RLConfig
-from cosmos_predict2.rl.data_checks import check_conditions, check_rewards, lacks, require_true_frames
-from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.rewards.verifiable import Agreement, LatentAgreement, Smoothness
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tools.prepare.toy.folder import write_folder

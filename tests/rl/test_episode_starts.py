@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts, settle_num_tasks
+from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts, settle_num_tasks
 from imaginaire.errors import ConfigError
 
 TASKS = ["push_puck", "touch_puck"]

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cosmos_predict2.rl.envs.book import Book, Chunk
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, replayed
 from cosmos_predict2.rl.interfaces import Decision
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories, replayed
 
 CHUNK = 2
 

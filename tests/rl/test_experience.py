@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import Chain, ChurnChain, FlowChain, Normal
-from cosmos_predict2.rl import flow_grpo, losses
+from cosmos_predict2.rl.clips import flow_grpo, losses
+from cosmos_predict2.rl.clips.experience import Conditions, Experience, Forward, Samples, joined, mapped, order
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.clips.groups import Groups, RowDraws
+from cosmos_predict2.rl.clips.losses import Losses
+from cosmos_predict2.rl.clips.rollout import ChainPath, Kept, chain_path, roll_out, sigma_of
 from cosmos_predict2.rl.config import RLConfig, passes_of
-from cosmos_predict2.rl.experience import Conditions, Experience, Forward, Samples, joined, mapped, order
-from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.groups import Groups, RowDraws
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.losses import Losses
-from cosmos_predict2.rl.rollout import ChainPath, Kept, chain_path, roll_out, sigma_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from imaginaire.data.stream import POSITION_KEY

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
-from cosmos_predict2.rl import flow_grpo, losses
-from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.clips import flow_grpo, losses
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.clips.rollout import judge
 from cosmos_predict2.rl.rewards import verifiable
-from cosmos_predict2.rl.rollout import judge
 from imaginaire import distributed
 from imaginaire.errors import ConfigError, TrainingError
 from tests.multiprocess import run_distributed

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
-from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.groups import Groups
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.clips.groups import Groups
 from cosmos_predict2.rl.interfaces import Scores
 from imaginaire import distributed
 from imaginaire.distributed.parallel import ParallelDims, current_dims

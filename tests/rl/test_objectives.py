@@ -12,9 +12,9 @@ from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, ChurnChain, FlowChain, log_ratio
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.advantages import group_advantages, has_spread
+from cosmos_predict2.rl.clips.rollout import check_chain
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.objective_table import OBJECTIVES, objective_of
-from cosmos_predict2.rl.rollout import check_chain
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import EDM
 from imaginaire.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import Scores
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.tools.plan.workload import read_workload

@@ -14,12 +14,9 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.policies import files
-from cosmos_predict2.rl.policies.files import PolicyCard, write_policy
-from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.vla import policy_evaluation
-from cosmos_predict2.rl.vla.episodes import LocalRollout, replayed
-from cosmos_predict2.rl.vla.policy_evaluation import (
+from cosmos_predict2.rl.episodes import policy_evaluation
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, replayed
+from cosmos_predict2.rl.episodes.policy_evaluation import (
     Comparison,
     Evaluation,
     Rate,
@@ -30,6 +27,9 @@ from cosmos_predict2.rl.vla.policy_evaluation import (
     imagined_along,
     played_along,
 )
+from cosmos_predict2.rl.policies import files
+from cosmos_predict2.rl.policies.files import PolicyCard, write_policy
+from cosmos_predict2.rl.policies.toy import ToyPolicy
 from scripts import evaluate_policy
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages
-from cosmos_predict2.rl.interfaces import LogProb
-from cosmos_predict2.rl.vla.policy_losses import (
+from cosmos_predict2.rl.episodes.policy_losses import (
     PolicyLossConfig,
     aggregate,
     at_level,
@@ -19,6 +18,7 @@ from cosmos_predict2.rl.vla.policy_losses import (
     rows_of_actions,
     valid_actions,
 )
+from cosmos_predict2.rl.interfaces import LogProb
 from imaginaire.errors import ConfigError
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.evaluation.reports.run_report import write_report
+from cosmos_predict2.rl.clips.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.rewards.verifiable import Agreement, Random
 from imaginaire import distributed
 from imaginaire.checkpoint import weights

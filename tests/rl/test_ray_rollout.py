@@ -22,16 +22,16 @@ from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.ray_rollout import RayRollout, _modules, _packed, _Player, _unpacked
+from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from cosmos_predict2.rl.policies.parallelize import deciding
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts, Trajectories
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
-from cosmos_predict2.rl.vla.ray_rollout import RayRollout, _modules, _packed, _Player, _unpacked
-from cosmos_predict2.rl.vla.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from imaginaire import distributed
 from imaginaire.config import L
 from imaginaire.distributed.parallel import init_dims

@@ -20,8 +20,8 @@ from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import KINDS, Chain, ChurnChain, FlowChain, Normal, flow_std
 from cosmos_predict2.models.config import model_config
+from cosmos_predict2.rl.clips.rollout import ChainPath, chain_path, check_chain, roll_out
 from cosmos_predict2.rl.config import RLConfig, rl_of
-from cosmos_predict2.rl.rollout import ChainPath, chain_path, check_chain, roll_out
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import clean_latents, objective_of
 from imaginaire.config.compose import compose, experiment_names

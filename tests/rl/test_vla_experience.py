@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episodes import draw_episodes
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
+from cosmos_predict2.rl.episodes.episodes import validation_starts
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.imagination_gap import ImaginationGap
+from cosmos_predict2.rl.episodes.policy_evaluation import Rate
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.vla import draw_episodes
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts
-from cosmos_predict2.rl.vla.episodes import validation_starts
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
-from cosmos_predict2.rl.vla.imagination_gap import ImaginationGap
-from cosmos_predict2.rl.vla.policy_evaluation import Rate
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import TrainingError
@@ -55,7 +55,7 @@ def test_validation_is_greedy_where_it_counts_and_lost_episodes_do_not() -> None
     )
     one.env.imagination, one.config.compare = object(), 2  # type: ignore[attr-defined]
     with (
-        mock.patch("cosmos_predict2.rl.vla.grpo.LocalRollout") as rollout,
+        mock.patch("cosmos_predict2.rl.episodes.grpo.LocalRollout") as rollout,
         mock.patch.object(one, "_compared", return_value={"gap": 0.5}) as compared,
     ):
         rollout.return_value.collect.return_value = played

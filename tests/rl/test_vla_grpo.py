@@ -19,11 +19,8 @@ from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.envs.recorded_starts import FILE, write_starts
 from cosmos_predict2.rl.envs.starts import RecordedStart, ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
-from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
-from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.episodes import (
+from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
     Starts,
     Trajectories,
@@ -31,9 +28,12 @@ from cosmos_predict2.rl.vla.episodes import (
     replayed,
     validation_starts,
 )
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
-from cosmos_predict2.rl.vla.refinement import Refinement, chosen_windows
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
+from cosmos_predict2.rl.episodes.refinement import Refinement, chosen_windows
+from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.tokenizers.tiny import SHIPPED
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed
@@ -430,7 +430,7 @@ def test_windows_without_motion_are_kept_only_where_no_part_of_the_episodes_has_
     ours._kept = lambda played, places: (torch.tensor([places[0]])[:, :1].float(), torch.zeros(1, 1))
     for moves, kept in (([False, False], [0, 1]), ([False, True, False, True], [1, 3])):
         chosen = [(has_moved, [(i, 0)]) for i, has_moved in enumerate(moves)]
-        with mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", side_effect=chosen):
+        with mock.patch("cosmos_predict2.rl.episodes.refinement.chosen_windows", side_effect=chosen):
             Refinement.add(ours, chosen, 0, 0)  # type: ignore[arg-type]
         assert ours.windows.begin_phase.call_args.args[0].flatten().tolist() == kept
 
@@ -467,7 +467,7 @@ def test_no_two_ranks_or_phases_choose_their_windows_by_the_same_draws() -> None
 
     ours._kept.return_value = (torch.zeros(1, 1), torch.zeros(1, 1))
     ranks = mock.patch.multiple(distributed, world_size=lambda: 2, all_gather_object=lambda value: [value])
-    with ranks, mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", chosen):
+    with ranks, mock.patch("cosmos_predict2.rl.episodes.refinement.chosen_windows", chosen):
         for phase in range(2):
             for rank in range(2):
                 with mock.patch.object(distributed, "rank", lambda rank=rank: rank):
@@ -554,7 +554,7 @@ def _refined_run(root: Path, ranks_with_windows: int) -> None:
     def chosen(*arguments: Any) -> tuple[bool, list[tuple[int, int]]]:
         return chosen_windows(*arguments) if distributed.rank() < ranks_with_windows else (False, [])
 
-    with mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", chosen):
+    with mock.patch("cosmos_predict2.rl.episodes.refinement.chosen_windows", chosen):
         run(root, *SMALL, "dataloader_train.batch_size=1", "trainer.max_iter=4", name=IMAGINED)
 
 
@@ -569,6 +569,6 @@ def test_two_processes_refine_on_the_windows_of_both(tmp_path: Path) -> None:
 
 
 def test_a_phase_without_any_window_ends_the_run(tmp_path: Path) -> None:
-    nothing = mock.patch("cosmos_predict2.rl.vla.refinement.chosen_windows", return_value=(False, []))
+    nothing = mock.patch("cosmos_predict2.rl.episodes.refinement.chosen_windows", return_value=(False, []))
     with nothing, pytest.raises(DataError, match="None of the true episodes is valid"):
         run(tmp_path, *SMALL, "trainer.max_iter=1", name=IMAGINED)

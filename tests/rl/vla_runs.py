@@ -11,14 +11,14 @@ from torch import Tensor
 
 from cosmos_predict2.configs.base.config import make_config as base
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.interfaces import LogProb
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from imaginaire.config import L, register_experiment
 from imaginaire.data.stream import ResumableLoader
 from tests.training import run_dir, train

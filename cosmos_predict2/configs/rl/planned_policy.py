@@ -8,10 +8,10 @@ from cosmos_predict2.rl.envs.simulators.behavior import BehaviorEnv
 from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from cosmos_predict2.tools.plan.embodied import EmbodiedRun
 from cosmos_predict2.tools.plan.simulated import SIZES, VIEWS, SimulatedRun
 from imaginaire.config.names import target_of

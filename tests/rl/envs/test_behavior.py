@@ -15,8 +15,8 @@ from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.simulators import omnigibson
 from cosmos_predict2.rl.envs.simulators.behavior import BehaviorEnv
+from cosmos_predict2.rl.episodes.policy_evaluation import evaluate, film, held_out_starts
 from cosmos_predict2.rl.interfaces import Decision
-from cosmos_predict2.rl.vla.policy_evaluation import evaluate, film, held_out_starts
 from imaginaire.errors import ConfigError, DataError
 from tests.rl.envs import fake_omnigibson as fake
 

@@ -17,9 +17,9 @@ from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.simulators import rendering, workers
 from cosmos_predict2.rl.envs.simulators.worker_process import STEPPED
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv, WorkerError
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts
+from cosmos_predict2.rl.episodes.policy_evaluation import evaluate
 from cosmos_predict2.rl.interfaces import Decision
-from cosmos_predict2.rl.vla.episodes import LocalRollout, Starts
-from cosmos_predict2.rl.vla.policy_evaluation import evaluate
 from imaginaire.config import L
 from imaginaire.config.lazy_config import instantiate
 from imaginaire.errors import ConfigError, DataError

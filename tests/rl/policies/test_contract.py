@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import ContractError, Decision, LogProb, Observation
 from cosmos_predict2.rl.policies.contract import check_policy, tolerance_of
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
@@ -20,8 +22,6 @@ from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.policies.weights import cast
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from imaginaire.config import L
 from imaginaire.errors import TrainingError
 

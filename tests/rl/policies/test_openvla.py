@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.openvla import layout
@@ -22,8 +24,6 @@ from cosmos_predict2.rl.policies.openvla.codec import Statistics, statistics_for
 from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor, Resize, center_crop
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from imaginaire import command_line
 from imaginaire.config import L
 from imaginaire.errors import CheckpointError, ConfigError, DataError

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
+from cosmos_predict2.rl.episodes.ray_rollout import RayRollout
+from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, fill, shards_of, without_weights
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.parallelize import parallelize_policy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
-from cosmos_predict2.rl.vla.ray_rollout import RayRollout
-from cosmos_predict2.rl.vla.weight_shards import CHANGING, FROZEN, fill, shards_of, without_weights
 from imaginaire import distributed
 from imaginaire.config import L, lazy_config
 from imaginaire.distributed.parallel import GradientAverager, full_tensor, init_dims

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.pi05.inputs import augmented, prompt_tokens, resize_with_pad
@@ -21,8 +23,6 @@ from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
 from cosmos_predict2.rl.policies.pi05.lerobot import BEFORE, BEHIND
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from imaginaire.config import L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 

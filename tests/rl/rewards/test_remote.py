@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 import pytest
 import torch
 
-from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import remote, wire
 from cosmos_predict2.rl.rewards.local import LocalReward

@@ -54,7 +54,7 @@ def test_an_experiment_is_planned_as_its_recipe_is(capsys: pytest.CaptureFixture
     apart = of_experiment(
         capsys,
         "vla_grpo_openvla_oft_libero_10",
-        'model.config.rollout={_target_:"cosmos_predict2.rl.vla.ray_rollout.RayRollout",num_workers:8}',
+        'model.config.rollout={_target_:"cosmos_predict2.rl.episodes.ray_rollout.RayRollout",num_workers:8}',
     )
     assert apart["players"] == 8 and apart["forms"]["playing"]["policy"] == 2 * WEIGHT
     for name in ("vla_dapo_pi05_libero_spatial", "vla_grpo_pi05_b1k"):

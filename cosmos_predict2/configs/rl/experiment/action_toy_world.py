@@ -12,8 +12,8 @@ from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
 from cosmos_predict2.configs.base.post_training import group_choices
 from cosmos_predict2.configs.rl.experiment.toy_world import toy_run
+from cosmos_predict2.rl.clips.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.config import RewardConfig
-from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.rewards.toy import CommandedPath, Permanence, Positions
 from imaginaire.config import L, register_experiment
 

@@ -16,11 +16,11 @@ from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
 from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from imaginaire.config import L, register_experiment
 
 NUM_TASKS = {

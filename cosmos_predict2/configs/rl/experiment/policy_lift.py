@@ -13,10 +13,10 @@ from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
 from cosmos_predict2.rl.envs.simulators.lift import LiftTask
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.rl.vla.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
 from imaginaire.config import L, register_experiment
 
 GROUPS, MEMBERS, MINIBATCHES = 4, 8, 2

@@ -19,17 +19,17 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.draw_episodes import DrawEpisodes
+from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.imagination_gap import ImaginationGap
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.verifiable import Agreement
-from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.vla.draw_episodes import DrawEpisodes
-from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts
-from cosmos_predict2.rl.vla.grpo import VLAGRPOModel
-from cosmos_predict2.rl.vla.imagination_gap import ImaginationGap
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.config import PLACEHOLDER, L, register_experiment
 from imaginaire.data.stream import ResumableLoader

@@ -11,8 +11,8 @@ from typing import Any
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.post_training import group_choices, job, linear, tiny_run, tiny_twin
+from cosmos_predict2.rl.clips.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.config import RewardConfig
-from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.rewards.toy import Contact, Permanence, Positions, PuckNearRing
 from cosmos_predict2.rl.rewards.verifiable import Agreement, Random, StaticBackground
 from imaginaire.config import L, register_experiment

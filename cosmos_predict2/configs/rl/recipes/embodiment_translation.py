@@ -469,5 +469,5 @@ def _workers(placement: Placement, gpus_here: int) -> dict[str, Any]:
     """Rollouts on Ray, where they have GPUs of their own."""
     if not placement.play:
         return {}
-    target = {"_target_": "cosmos_predict2.rl.vla.ray_rollout.RayRollout", "num_workers": placement.play}
+    target = {"_target_": "cosmos_predict2.rl.episodes.ray_rollout.RayRollout", "num_workers": placement.play}
     return {f"{CONFIG}.rollout": {**target, "num_gpus": 1.0 if gpus_here else 0.0}}

@@ -383,7 +383,7 @@ def _players(fields: Fields, gpus_here: int) -> dict[str, Any]:
             f"rollout.parallelism: {play} GPUs play, but {train} train, each of which needs at least one that plays for"
             ' it. Raise it, or set mode = "colocated".'
         )
-    target = {"_target_": "cosmos_predict2.rl.vla.ray_rollout.RayRollout", "num_workers": play}  # of all ranks
+    target = {"_target_": "cosmos_predict2.rl.episodes.ray_rollout.RayRollout", "num_workers": play}  # of all ranks
     return {f"{CONFIG}.rollout": {**target, "num_gpus": 1.0 if gpus_here else 0.0}}
 
 

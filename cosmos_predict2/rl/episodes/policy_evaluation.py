@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Mode, Starts, Trajectories, frames_of, replayed
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
-from cosmos_predict2.rl.vla.episodes import LocalRollout, Mode, Starts, Trajectories, frames_of, replayed
 from imaginaire.random import derive_seed
 
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases

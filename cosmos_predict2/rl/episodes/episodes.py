@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.experience import joined
+from cosmos_predict2.rl.clips.experience import joined
 from cosmos_predict2.rl.interfaces import Decision, Info, Observation, Policy, VecEnv
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cosmos_predict2.rl.vla.reference_table import ReferenceTable
+from cosmos_predict2.rl.episodes.reference_table import ReferenceTable
 from imaginaire import distributed
 from imaginaire.distributed.parallel import local_part, reshard
 from imaginaire.errors import ConfigError, TrainingError

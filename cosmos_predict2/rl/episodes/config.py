@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from cosmos_predict2.rl.vla.policy_losses import PolicyLossConfig
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError

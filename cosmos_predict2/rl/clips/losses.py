@@ -17,10 +17,10 @@ from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.diffusion.transitions import log_ratio
 from cosmos_predict2.rl import objectives
+from cosmos_predict2.rl.clips.experience import Data, Experience, Forward
+from cosmos_predict2.rl.clips.rollout import ChainPath, chain_path, judge, of_whole_clip
 from cosmos_predict2.rl.config import KEY, RLConfig
-from cosmos_predict2.rl.experience import Data, Experience, Forward
 from cosmos_predict2.rl.objective_table import FreshNoise, RatioStep, Weighed, objective_of
-from cosmos_predict2.rl.rollout import ChainPath, chain_path, judge, of_whole_clip
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.errors import TrainingError
 

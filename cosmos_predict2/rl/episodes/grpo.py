@@ -20,16 +20,12 @@ from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.advantages import group_advantages
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.world_model import require_state
-from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
-from cosmos_predict2.rl.policies.contract import tolerance_of
-from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallelize_policy
-from cosmos_predict2.rl.policies.weights import cast
-from cosmos_predict2.rl.vla import policy_losses
-from cosmos_predict2.rl.vla.config import RefinementConfig, VLAGRPOConfig
-from cosmos_predict2.rl.vla.episode_starts import EpisodeStarts, settle_num_tasks
-from cosmos_predict2.rl.vla.episodes import (
+from cosmos_predict2.rl.episodes import policy_losses
+from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig
+from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts, settle_num_tasks
+from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
     Mode,
     RolloutSource,
@@ -40,7 +36,7 @@ from cosmos_predict2.rl.vla.episodes import (
     replayed,
     validation_starts,
 )
-from cosmos_predict2.rl.vla.minibatches import (
+from cosmos_predict2.rl.episodes.minibatches import (
     Decisions,
     Facts,
     decisions_of,
@@ -50,9 +46,13 @@ from cosmos_predict2.rl.vla.minibatches import (
     rows_that_count,
     with_episodes,
 )
-from cosmos_predict2.rl.vla.policy_evaluation import Comparison, Rate, draws_of
-from cosmos_predict2.rl.vla.policy_losses import choose_groups
-from cosmos_predict2.rl.vla.refinement import Refinement, require_refinable
+from cosmos_predict2.rl.episodes.policy_evaluation import Comparison, Rate, draws_of
+from cosmos_predict2.rl.episodes.policy_losses import choose_groups
+from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
+from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
+from cosmos_predict2.rl.policies.contract import tolerance_of
+from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallelize_policy
+from cosmos_predict2.rl.policies.weights import cast
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from cosmos_predict2.rl.episodes.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, concatenated, release
+from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
-from cosmos_predict2.rl.vla.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, concatenated, release
-from cosmos_predict2.rl.vla.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from imaginaire import distributed
 from imaginaire.errors import ConfigError, TrainingError, UserError, missing_package
 from imaginaire.progress import LINES_S, Progress

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.rl.rollout import Kept
+from cosmos_predict2.rl.clips.rollout import Kept
 
 
 @dataclass(frozen=True)

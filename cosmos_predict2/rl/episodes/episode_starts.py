@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from cosmos_predict2.rl.episodes.episodes import release
 from cosmos_predict2.rl.interfaces import VecEnv
-from cosmos_predict2.rl.vla.episodes import release
 from imaginaire.data.stream import data_sets
 from imaginaire.errors import ConfigError
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.experience import mapped
+from cosmos_predict2.rl.clips.experience import mapped
+from cosmos_predict2.rl.episodes import policy_losses
+from cosmos_predict2.rl.episodes.config import VLARLConfig
+from cosmos_predict2.rl.episodes.episodes import Trajectories
 from cosmos_predict2.rl.interfaces import Policy
 from cosmos_predict2.rl.policies.contract import difference
-from cosmos_predict2.rl.vla import policy_losses
-from cosmos_predict2.rl.vla.config import VLARLConfig
-from cosmos_predict2.rl.vla.episodes import Trajectories
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError, TrainingError
 

@@ -16,11 +16,11 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.episodes.episodes import Starts
+from cosmos_predict2.rl.episodes.policy_evaluation import evaluate, film, held_out_starts
 from cosmos_predict2.rl.interfaces import Policy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.success_training import LabelledPictures
-from cosmos_predict2.rl.vla.episodes import Starts
-from cosmos_predict2.rl.vla.policy_evaluation import evaluate, film, held_out_starts
 from cosmos_predict2.toy_world.episodes import Mix, make_episodes
 from cosmos_predict2.toy_world.tasks import REWARD_RANGE
 from cosmos_predict2.world_model.imagination import Imagination

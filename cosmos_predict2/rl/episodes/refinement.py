@@ -17,9 +17,9 @@ from cosmos_predict2.data.latent_cache import LATENTS_KEY, PROBE_KEY, probe
 from cosmos_predict2.data.samples import frame_item, text_item
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.vla.config import RefinementConfig
-from cosmos_predict2.rl.vla.episodes import Trajectories
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.episodes.config import RefinementConfig
+from cosmos_predict2.rl.episodes.episodes import Trajectories
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import distributed, random
 from imaginaire.data.stream import POSITION_KEY

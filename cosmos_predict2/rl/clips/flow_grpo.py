@@ -21,13 +21,13 @@ from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl import objectives
+from cosmos_predict2.rl.clips.data_checks import check_conditions, check_rewards, require_true_frames
+from cosmos_predict2.rl.clips.experience import Conditions, Data, Experience, Forward, Samples, joined, order, rows_of
+from cosmos_predict2.rl.clips.groups import Groups, RowDraws
+from cosmos_predict2.rl.clips.losses import Losses
+from cosmos_predict2.rl.clips.rollout import chain_path, check_chain, judge, roll_out, sigma_of
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, check_steps, passes_of, rl_of
-from cosmos_predict2.rl.data_checks import check_conditions, check_rewards, require_true_frames
-from cosmos_predict2.rl.experience import Conditions, Data, Experience, Forward, Samples, joined, order, rows_of
-from cosmos_predict2.rl.groups import Groups, RowDraws
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
-from cosmos_predict2.rl.losses import Losses
-from cosmos_predict2.rl.rollout import chain_path, check_chain, judge, roll_out, sigma_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.text.trained_text import with_tokens
