@@ -98,6 +98,7 @@ RENAMED = {
     "cosmos_predict2.planning.report": "cosmos_predict2.tools.plan.report",
     "cosmos_predict2.planning.speed": "cosmos_predict2.tools.plan.speed",
     "cosmos_predict2.planning.workload": "cosmos_predict2.tools.plan.workload",
+    "cosmos_predict2.rl.envs.reference": "cosmos_predict2.compat.rlinf.environment",
     "cosmos_predict2.recompute": "cosmos_predict2.world_model.recompute",
     "cosmos_predict2.rl.flow_grpo": "cosmos_predict2.rl.clips.flow_grpo",
     "cosmos_predict2.rl.quality_alarm": "cosmos_predict2.rl.clips.quality_alarm",

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the file also runs as a program
 
-from cosmos_predict2.configs.rl.recipes.translation import Translation, translate
+from cosmos_predict2.compat.cosmos_rl.recipes import Translation, translate
 from imaginaire import command_line
 from imaginaire.errors import ConfigError, near
 from scripts import train

@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
-from cosmos_predict2.configs.rl.recipes.embodiment_translation import translate_embodiment
+from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
+from cosmos_predict2.compat.rlinf.files import load_embodiment
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 from scripts import train

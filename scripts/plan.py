@@ -9,13 +9,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
+from cosmos_predict2.compat.cosmos_rl.policies import num_gpus, read_recipe
+from cosmos_predict2.compat.cosmos_rl.policies import sizes_of as sizes_of_recipe
+from cosmos_predict2.compat.fields import read_fields
+from cosmos_predict2.compat.rlinf.configurations import sizes_of
+from cosmos_predict2.compat.rlinf.fields import FIELDS
+from cosmos_predict2.compat.rlinf.files import load_embodiment
 from cosmos_predict2.configs.rl.planned_policy import is_policy_run, read_policy_run
-from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
-from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
-from cosmos_predict2.configs.rl.recipes.embodiment_translation import sizes_of
-from cosmos_predict2.configs.rl.recipes.rows import read_fields
-from cosmos_predict2.configs.rl.recipes.vla_translation import num_gpus, read_recipe
-from cosmos_predict2.configs.rl.recipes.vla_translation import sizes_of as sizes_of_recipe
 from cosmos_predict2.tools.plan import embodied, simulated
 from cosmos_predict2.tools.plan.advice import on_one_card
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, as_text, as_values, cards_text, cards_values, make_plan

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller
+from cosmos_predict2.compat.rlinf.environment import RLinfWorldModelEnv
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
-from cosmos_predict2.rl.envs.reference import RLinfWorldModelEnv
 from cosmos_predict2.rl.interfaces import Judgement
 from cosmos_predict2.world_model.options import SamplingOptions
 from tests.goldens import Golden

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
+from cosmos_predict2.compat.rlinf.files import load_embodiment
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 

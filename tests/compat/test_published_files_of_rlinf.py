@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_predict2.compat.fields import Translation
+from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
+from cosmos_predict2.compat.rlinf.files import load_embodiment
+from cosmos_predict2.compat.rlinf.kinds import require_known
 from cosmos_predict2.configs.rl.experiment import policy_behavior, policy_libero
-from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
-from cosmos_predict2.configs.rl.recipes.embodiment_kinds import require_known
-from cosmos_predict2.configs.rl.recipes.embodiment_translation import translate_embodiment
-from cosmos_predict2.configs.rl.recipes.rows import Translation
 from imaginaire.errors import ConfigError
 from tests.guides import write_published
 

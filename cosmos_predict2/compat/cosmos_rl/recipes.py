@@ -8,10 +8,10 @@ compose(CONFIG, translation.overrides)
 from collections.abc import Mapping
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes.nft import translate_nft
-from cosmos_predict2.configs.rl.recipes.rows import Translation
-from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
-from cosmos_predict2.configs.rl.recipes.wfm_translation import translate_wfm
+from cosmos_predict2.compat.cosmos_rl.diffusion_nft import translate_nft
+from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
+from cosmos_predict2.compat.cosmos_rl.world_models import translate_wfm
+from cosmos_predict2.compat.fields import Translation
 from imaginaire.config.files import load_toml
 
 WFM, NFT, VLA = "wfm", "nft", "vla"  # schemas: world models, DiffusionNFT, policies

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from cosmos_predict2.configs.base.config_predict2p5 import RELEASES, get_predict2p5_dit_path
-from cosmos_predict2.configs.rl.recipes.rows import (
+from cosmos_predict2.compat.cosmos_rl.world_model_fields import NET, PIPE, RL
+from cosmos_predict2.compat.cosmos_rl.world_models import refuse_wan, remote_node
+from cosmos_predict2.compat.fields import (
     OF_RL,
     Fields,
     Given,
@@ -22,8 +23,7 @@ from cosmos_predict2.configs.rl.recipes.rows import (
     shown_value,
     under,
 )
-from cosmos_predict2.configs.rl.recipes.wfm import NET, PIPE, RL
-from cosmos_predict2.configs.rl.recipes.wfm_translation import refuse_wan, remote_node
+from cosmos_predict2.configs.base.config_predict2p5 import RELEASES, get_predict2p5_dit_path
 from imaginaire.errors import ConfigError, near
 
 SIZES = {"nvidia/Cosmos-Predict2.5-2B": "2B", "nvidia/Cosmos-Predict2.5-14B": "14B"}

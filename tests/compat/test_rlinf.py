@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from cosmos_predict2.configs.rl.recipes import embodiment_policy, embodiment_translation
-from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
-from cosmos_predict2.configs.rl.recipes.embodiment_files import load_embodiment
-from cosmos_predict2.configs.rl.recipes.embodiment_translation import (
+from cosmos_predict2.compat.fields import Only, Read, To, Translation, read_fields
+from cosmos_predict2.compat.rlinf import configurations, policies
+from cosmos_predict2.compat.rlinf.configurations import (
     Placement,
     placement_of,
     sizes_of,
     translate_embodiment,
 )
-from cosmos_predict2.configs.rl.recipes.rows import Only, Read, To, Translation, read_fields
+from cosmos_predict2.compat.rlinf.fields import FIELDS
+from cosmos_predict2.compat.rlinf.files import load_embodiment
 from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError
 
@@ -334,8 +334,8 @@ def test_each_row_accepts_its_default_and_gives_its_reason() -> None:
 
 def test_every_field_that_is_read_is_used() -> None:
     """Read rows promise that the translation looks at them."""
-    text = Path(str(embodiment_translation.__file__)).read_text()
-    text += Path(str(embodiment_policy.__file__)).read_text()
+    text = Path(str(configurations.__file__)).read_text()
+    text += Path(str(policies.__file__)).read_text()
     elsewhere = ("env.eval.", "env.train.init_params.", "actor.fsdp_config.mixed_precision.")
     for path, row in FIELDS.items():
         if isinstance(row, Read) and not path.startswith(elsewhere):

@@ -4,7 +4,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes.rows import Fields, shown_value
+from cosmos_predict2.compat.fields import Fields, shown_value
 from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
 from imaginaire.errors import ConfigError
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes.rows import OF_RL, SUPERVISED, Given, Only, Read, Row, To, Unused, under
+from cosmos_predict2.compat.fields import OF_RL, SUPERVISED, Given, Only, Read, Row, To, Unused, under
 from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
 
 PIPE, RL, NET = "model.config.pipe_config", "model.config.rl", "model.config.pipe_config.net"

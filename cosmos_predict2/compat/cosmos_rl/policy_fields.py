@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes.rows import Given, Only, Read, Row, To, Unused, under
+from cosmos_predict2.compat.fields import Given, Only, Read, Row, To, Unused, under
 
 CONFIG, RL = "model.config", "model.config.rl"
 LOSS, POLICY, ENV = f"{RL}.loss", f"{CONFIG}.policy", f"{CONFIG}.env"

@@ -12,9 +12,9 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
-from cosmos_predict2.configs.rl.recipes.embodiment_kinds import require_known
-from cosmos_predict2.configs.rl.recipes.rows import unknown_field
+from cosmos_predict2.compat.fields import unknown_field
+from cosmos_predict2.compat.rlinf.fields import FIELDS
+from cosmos_predict2.compat.rlinf.kinds import require_known
 from imaginaire.config.lazy_yaml import plain_data
 from imaginaire.config.registry import forgiving_store
 from imaginaire.errors import ConfigError, near

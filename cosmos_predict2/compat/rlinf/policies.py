@@ -5,9 +5,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes.embodiment import CONFIG, POLICY, RL
-from cosmos_predict2.configs.rl.recipes.embodiment_kinds import POLICIES
-from cosmos_predict2.configs.rl.recipes.rows import Fields, require_same, shown_value
+from cosmos_predict2.compat.fields import Fields, require_same, shown_value
+from cosmos_predict2.compat.rlinf.fields import CONFIG, POLICY, RL
+from cosmos_predict2.compat.rlinf.kinds import POLICIES
 from cosmos_predict2.released import EMBODIED_DIR, describe_missing
 from imaginaire import storage
 from imaginaire.errors import ConfigError, near

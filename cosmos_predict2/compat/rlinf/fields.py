@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes.rows import (
+from cosmos_predict2.compat.fields import (
     Given,
     Leftover,
     Moved,

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes import vla
-from cosmos_predict2.configs.rl.recipes.rows import (
+from cosmos_predict2.compat.cosmos_rl import policy_fields as vla
+from cosmos_predict2.compat.cosmos_rl.policy_fields import CONFIG, POLICY, RL, TRAINERS, VLA_TYPES
+from cosmos_predict2.compat.fields import (
     ALWAYS,
     Fields,
     Translation,
@@ -16,7 +17,6 @@ from cosmos_predict2.configs.rl.recipes.rows import (
     read_fields,
     shown_value,
 )
-from cosmos_predict2.configs.rl.recipes.vla import CONFIG, POLICY, RL, TRAINERS, VLA_TYPES
 from cosmos_predict2.rl.policies.pi05.flow import METHODS
 from imaginaire.errors import ConfigError, near
 

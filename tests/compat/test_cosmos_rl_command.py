@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.configs.rl.recipes.rows import Translation
-from cosmos_predict2.configs.rl.recipes.translation import translate
+from cosmos_predict2.compat.cosmos_rl.recipes import translate
+from cosmos_predict2.compat.fields import Translation
 from cosmos_predict2.data.video_folder import list_captioned
 from scripts import cosmos_rl
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.compat.rlinf.environment import RLinfWorldModelEnv
 from cosmos_predict2.configs.rl.imagination import imagination_of
-from cosmos_predict2.rl.envs.reference import RLinfWorldModelEnv
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.world_model.imagination import Imagination

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
+from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
 from imaginaire.config.files import load_toml
 from scripts import cosmos_rl
 from tests.guides import ROOT, follow, linked

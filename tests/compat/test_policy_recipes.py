@@ -7,17 +7,21 @@ from typing import Any
 import pytest
 import yaml
 
+from cosmos_predict2.compat.cosmos_rl import diffusion_nft as nft
+from cosmos_predict2.compat.cosmos_rl import policies as vla_translation
+from cosmos_predict2.compat.cosmos_rl import policy_fields as vla
+from cosmos_predict2.compat.cosmos_rl import world_model_fields as wfm
+from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
+from cosmos_predict2.compat.cosmos_rl.recipes import translate, translate_content
+from cosmos_predict2.compat.fields import Read, Translation, Unused
+from cosmos_predict2.compat.rlinf import fields as embodiment
 from cosmos_predict2.configs.rl.experiment import policy_behavior
-from cosmos_predict2.configs.rl.recipes import embodiment, nft, vla, vla_translation, wfm
-from cosmos_predict2.configs.rl.recipes.rows import Read, Translation, Unused
-from cosmos_predict2.configs.rl.recipes.translation import translate, translate_content
-from cosmos_predict2.configs.rl.recipes.vla_translation import translate_vla
 from imaginaire.config import registry
 from imaginaire.config.compose import compose, experiment_names
 from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError
 from scripts import evaluate_policy
-from tests.configs.test_recipes_of_cosmos_rl import BASE, at_the_root, edited
+from tests.compat.test_world_model_recipes import BASE, at_the_root, edited
 
 ROOT = Path(__file__).resolve().parents[2]
 OFT, PI05 = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r", "configs/pi05/pi05-{}-grpo-colocate"

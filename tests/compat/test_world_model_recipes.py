@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from cosmos_predict2.configs.rl.recipes import nft, vla, wfm
-from cosmos_predict2.configs.rl.recipes.nft import translate_nft
-from cosmos_predict2.configs.rl.recipes.rows import Given, Only, Table, To, Translation, read_fields
-from cosmos_predict2.configs.rl.recipes.translation import translate
-from cosmos_predict2.configs.rl.recipes.wfm_callbacks import CALLBACKS
-from cosmos_predict2.configs.rl.recipes.wfm_translation import translate_wfm
+from cosmos_predict2.compat.cosmos_rl import diffusion_nft as nft
+from cosmos_predict2.compat.cosmos_rl import policy_fields as vla
+from cosmos_predict2.compat.cosmos_rl import world_model_fields as wfm
+from cosmos_predict2.compat.cosmos_rl.callbacks import CALLBACKS
+from cosmos_predict2.compat.cosmos_rl.diffusion_nft import translate_nft
+from cosmos_predict2.compat.cosmos_rl.recipes import translate
+from cosmos_predict2.compat.cosmos_rl.world_models import translate_wfm
+from cosmos_predict2.compat.fields import Given, Only, Table, To, Translation, read_fields
 from imaginaire.config.compose import compose
 from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError

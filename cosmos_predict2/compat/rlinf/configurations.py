@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes.embodiment import CONFIG, FIELDS, KL_KINDS, LOSS, PUBLISHED, RL
-from cosmos_predict2.configs.rl.recipes.embodiment_policy import policy_kind, policy_settings
-from cosmos_predict2.configs.rl.recipes.rows import (
+from cosmos_predict2.compat.cosmos_rl.policies import SUITES, WAIT
+from cosmos_predict2.compat.fields import (
     ALWAYS,
     Fields,
     Translation,
@@ -23,7 +22,8 @@ from cosmos_predict2.configs.rl.recipes.rows import (
     require_same,
     shown_value,
 )
-from cosmos_predict2.configs.rl.recipes.vla_translation import SUITES, WAIT
+from cosmos_predict2.compat.rlinf.fields import CONFIG, FIELDS, KL_KINDS, LOSS, PUBLISHED, RL
+from cosmos_predict2.compat.rlinf.policies import policy_kind, policy_settings
 from cosmos_predict2.released import EMBODIED, describe_missing
 from imaginaire import storage
 from imaginaire.errors import ConfigError, near

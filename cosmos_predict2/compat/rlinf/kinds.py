@@ -7,9 +7,9 @@ A file of another environment has fields of its own, which would otherwise be re
 from collections.abc import Callable
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes.embodiment import FIELDS
-from cosmos_predict2.configs.rl.recipes.rows import require_fit
-from cosmos_predict2.configs.rl.recipes.vla_translation import SUITES
+from cosmos_predict2.compat.cosmos_rl.policies import SUITES
+from cosmos_predict2.compat.fields import require_fit
+from cosmos_predict2.compat.rlinf.fields import FIELDS
 from imaginaire.errors import ConfigError, near
 
 POLICIES = {"toy": "toy", "openvla_oft": "openvla_oft", "openvla": "openvla", "openpi": "pi05"}  # -> as called here

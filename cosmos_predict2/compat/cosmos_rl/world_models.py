@@ -5,8 +5,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cosmos_predict2.configs.rl.recipes import wfm
-from cosmos_predict2.configs.rl.recipes.rows import (
+from cosmos_predict2.compat.cosmos_rl import world_model_fields as wfm
+from cosmos_predict2.compat.cosmos_rl.callbacks import callback_settings
+from cosmos_predict2.compat.cosmos_rl.loaders import data_settings
+from cosmos_predict2.compat.fields import (
     OF_RL,
     SUPERVISED,
     Fields,
@@ -16,8 +18,6 @@ from cosmos_predict2.configs.rl.recipes.rows import (
     read_fields,
     shown_value,
 )
-from cosmos_predict2.configs.rl.recipes.wfm_callbacks import callback_settings
-from cosmos_predict2.configs.rl.recipes.wfm_data import data_settings
 from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
 from cosmos_predict2.released import PREDICT25, get_cosmos_predict25_checkpoint
 from cosmos_predict2.rl.rewards.remote import RemoteReward
