@@ -13,7 +13,6 @@ ANNOTATIONS = ("annotation", "annotations")
 
 _KNOWN = """\
   videos/*.mp4                        clips, with metas/*.txt and t5_xxl/*.pickle
-  videos/<camera>/*.mp4               the same from several cameras
   latents/*.safetensors               cached latents of clips, with metas/*.txt and t5_xxl/*.pickle
   images/*.jpg                        pictures, with metas/*.txt and t5_xxl/*.pickle
   annotation/<split>/*.json           recordings of a robot, with videos/<split>/<name>/*.mp4
@@ -22,7 +21,7 @@ _KNOWN = """\
 
 
 def form_of(folder: Path) -> str:
-    """ "video", "multiview", "image", "latents", "bridge", "lerobot", or "splits" for a folder of such folders."""
+    """ "video", "image", "latents", "bridge", "lerobot", or "splits" for a folder of such folders."""
     if folder.is_file():
         raise DataError(f"{folder} is a file; give the data set's folder.")
     if not folder.is_dir():
@@ -51,19 +50,17 @@ def annotation_folders(folder: Path) -> list[Path]:
     return ([top] if any(top.glob("*.json")) else []) + below
 
 
-def cameras(folder: Path) -> list[str]:
-    """The cameras of a "multiview" data set."""
-    return sorted(path.name for path in (folder / "videos").iterdir() if _holds(path, VIDEO_SUFFIXES))
-
-
 def _form(folder: Path) -> str | None:
     if any(_has_recordings(folder / name) for name in ANNOTATIONS):
         return "bridge"
     videos, images = folder / "videos", folder / "images"
     if _holds(videos, VIDEO_SUFFIXES):
         return "video"
-    if videos.is_dir() and any(_holds(path, VIDEO_SUFFIXES) for path in videos.iterdir()):
-        return "multiview"
+    if videos.is_dir() and (cameras := sorted(path.name for path in videos.iterdir() if _holds(path, VIDEO_SUFFIXES))):
+        raise DataError(
+            f"{videos} has a folder of clips for each camera ({', '.join(cameras)}), but multiview is not here: move"
+            f" those of one camera to {videos}."
+        )
     if _holds(images, IMAGE_SUFFIXES):
         return "image"
     if _holds(folder / FOLDER, (SUFFIX,)):

@@ -31,7 +31,6 @@ _SMALL = 64 * 2**20  # bytes of clips that one process looks through sooner than
 _DISTORTED = 1.1  # ratio of aspect ratios from which on it shows
 _SAMPLES = {  # form: folder, suffixes, what they are
     "video": ("videos", VIDEO_SUFFIXES, "clips"),
-    "multiview": ("videos", VIDEO_SUFFIXES, "clips"),
     "image": ("images", IMAGE_SUFFIXES, "pictures"),
     "latents": (latent_cache.FOLDER, (latent_cache.SUFFIX,), "latents"),
 }
@@ -121,10 +120,8 @@ def check_dataset(folder: Path, wanted: Wanted) -> Report:
         _check_recordings(report, folder, wanted)
     elif form == "lerobot":
         _check_lerobot(report, folder, wanted)
-    elif form == "multiview":
-        _check_cameras(report, folder, wanted)
     else:
-        _check_samples(report, folder, "", wanted)
+        _check_samples(report, folder, wanted)
     _compare_rates(report, wanted)
     _compare_sizes(report, wanted)
     if form == "video" and files_by_stem(folder / "images", IMAGE_SUFFIXES):
@@ -135,16 +132,16 @@ def check_dataset(folder: Path, wanted: Wanted) -> Report:
 # Samples: a clip or picture, its caption and its embedding ------------------------------------------------------------
 
 
-def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) -> None:
-    """Clips (or pictures) of a folder, or of one camera of it, with what has their names elsewhere."""
+def _check_samples(report: Report, folder: Path, wanted: Wanted) -> None:
+    """Clips (or pictures, latents) of a folder, with what has their names elsewhere."""
     name, suffixes, what = _SAMPLES[report.form]
-    place = folder / name / camera
+    place = folder / name
     clips = _files(report, place, suffixes)
-    captions = _files(report, folder / "metas" / camera, (".txt",))
-    embeddings, record = _embeddings(report, folder, camera, wanted)
+    captions = _files(report, folder / "metas", (".txt",))
+    embeddings, record = _embeddings(report, folder, wanted)
     if not clips:
         report.fault(place, "empty", f"{place} holds no {what}.")
-    _compare_stems(report, folder, camera, set(clips), captions, embeddings, record, wanted)
+    _compare_stems(report, folder, set(clips), captions, embeddings, record, wanted)
     jobs = [
         ClipJob(
             stem=stem,
@@ -195,13 +192,10 @@ def _files(report: Report, folder: Path, suffixes: tuple[str, ...]) -> dict[str,
     return found
 
 
-def _embeddings(
-    report: Report, folder: Path, camera: str, wanted: Wanted
-) -> tuple[dict[str, Path], EncoderRecord | None]:
+def _embeddings(report: Report, folder: Path, wanted: Wanted) -> tuple[dict[str, Path], EncoderRecord | None]:
     place = find_embedding_dir(folder)
-    if place is None or not (place / camera).is_dir():
+    if place is None:
         return {}, None
-    place = place / camera
     embeddings = {}
     for stem, paths in embedding_files(place).items():
         embeddings[stem] = paths[0]
@@ -228,23 +222,22 @@ def _embeddings(
 def _compare_stems(
     report: Report,
     folder: Path,
-    camera: str,
     clips: set[str],
     captions: dict[str, Path],
     embeddings: dict[str, Path],
     record: EncoderRecord | None,
     wanted: Wanted,
 ) -> None:
-    """Faults for what has no counterpart. A camera without embeddings is allowed if another one has them."""
-    place = folder / _SAMPLES[report.form][0] / camera
+    """Faults for what has no counterpart."""
+    place = folder / _SAMPLES[report.form][0]
     for files in (captions, embeddings):
         for stem in sorted(set(files) - clips):
             report.fault(files[stem], "no_clip", f"{files[stem]} has no counterpart in {place}.")
     if captions:
         for stem in sorted(clips - set(captions)):
-            path = folder / "metas" / camera / f"{stem}.txt"
+            path = folder / "metas" / f"{stem}.txt"
             report.fault(path, "no_caption", f"{path} is missing: '{stem}' has no caption.")
-    elif clips and not camera:
+    elif clips:
         text = f"{folder / 'metas'} holds no captions (*.txt)"
         if embeddings:
             report.note(f"{text}; training does not need them where there are embeddings")
@@ -255,7 +248,7 @@ def _compare_stems(
             path = next(iter(embeddings.values())).parent / f"{stem}.pickle"
             cure = wanted.command(folder, record)
             report.fault(path, "no_embedding", f"{path} is missing: training leaves '{stem}' out. Write it: {cure}")
-    elif clips and wanted.needs_embeddings and not camera:
+    elif clips and wanted.needs_embeddings:
         message = f"{folder / 't5_xxl'} holds no embeddings: {wanted.command(folder)}"
         report.fault(folder / "t5_xxl", "no_embedding", message)
 
@@ -325,31 +318,7 @@ def _has_latent_record(report: Report, place: Path) -> bool:
     return False
 
 
-# Several cameras, recordings, splits ----------------------------------------------------------------------------------
-
-
-def _check_cameras(report: Report, folder: Path, wanted: Wanted) -> None:
-    """Each camera as a folder of clips, and the cameras against one another."""
-    names = forms.cameras(folder)
-    by_camera: dict[str, dict[str, ClipFacts]] = {}
-    for camera in names:
-        start = len(report.clips)
-        _check_samples(report, folder, camera, wanted)
-        by_camera[camera] = {facts.stem: facts for facts in report.clips[start:]}
-    report.counts["cameras"] = len(names)
-    stems = sorted({stem for facts in by_camera.values() for stem in facts})
-    for stem in stems:
-        for camera in (camera for camera in names if stem not in by_camera[camera]):
-            place = folder / "videos" / camera / f"{stem}.mp4"
-            report.fault(place, "missing_video", f"{place} is missing: other cameras have '{stem}'.")
-        found = [by_camera[camera][stem] for camera in names if stem in by_camera[camera]]
-        lengths = Counter(facts.num_frames for facts in found if facts.height)
-        for facts in found:
-            if facts.height and facts.num_frames != (usual := lengths.most_common(1)[0][0]):
-                message = f"{facts.path} has {facts.num_frames} frames, other cameras have {usual}."
-                report.fault(facts.path, "too_short", message)
-    if wanted.needs_embeddings and not report.counts["embeddings"]:
-        report.fault(folder / "t5_xxl", "no_embedding", f"{folder / 't5_xxl'} holds no camera's embeddings.")
+# Recordings, splits --------------------------------------------------------------------------------------------------
 
 
 def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.dataset_forms import form_of
+from cosmos_predict2.data.dataset_multiview import MultiviewDataset
 from cosmos_predict2.data.latent_cache import cache_latents
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.data.video import media
@@ -23,6 +25,7 @@ from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tools.check.dataset import Report
 from cosmos_predict2.tools.check.report import as_text
+from imaginaire.errors import ConfigError, DataError
 from scripts import check_dataset as script
 from scripts import get_t5_embeddings, prepare_lerobot_data
 from tests.data import sources_lerobot as made
@@ -351,29 +354,12 @@ def test_cached_latents_are_checked_with_their_clips_and_without(folder: Path) -
     assert "record" in dict(check(folder)[1]["found"])
 
 
-@pytest.fixture
-def cameras(tmp_path: Path) -> Path:
-    folder = tmp_path / "multiview"
-    for camera in ("front", "left", "right"):
-        for stem in ("a", "b"):
-            _video(folder / "videos" / camera / f"{stem}.mp4")
-    captions = {stem: CAPTIONS[stem] for stem in ("a", "b")}
-    embed_captions(folder / "t5_xxl" / "front", captions, ENCODER)
-    return folder
-
-
-def test_several_cameras_are_checked_against_each_other(cameras: Path) -> None:
-    code, record = check(cameras)
-    assert code == 0 and record["form"] == "multiview"
-    assert record["counts"] == {"clips": 6, "captions": 0, "embeddings": 2, "cameras": 3}
-    (cameras / "videos" / "left" / "b.mp4").unlink()
-    _video(cameras / "videos" / "right" / "a.mp4", num_frames=6)
-    (cameras / "t5_xxl" / "front" / "a.pickle").unlink()
-    code, record = check(cameras)
-    found = {"missing_video": "left/b.mp4", "too_short": "right/a.mp4", "no_embedding": "front/a.pickle"}
-    assert code == 1 and {kind: "/".join(Path(file).parts[-2:]) for kind, file in record["found"]} == found
-    shutil.rmtree(cameras / "t5_xxl")
-    assert ("no_embedding", "t5_xxl") in check(cameras)[1]["found"]
+def test_clips_of_several_cameras_are_refused_by_name(tmp_path: Path) -> None:
+    _video(tmp_path / "videos" / "front" / "a.mp4")
+    with pytest.raises(DataError, match=r"each camera \(front\), but multiview is not here"):
+        form_of(tmp_path)
+    with pytest.raises(ConfigError, match="multiview is not here"):
+        MultiviewDataset(str(tmp_path))
 
 
 @pytest.fixture
