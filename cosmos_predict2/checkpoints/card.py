@@ -7,7 +7,7 @@
 The path is anything that holds weights: a .pt or safetensors file, a run's folder or an iteration of it, a DCP or
 diffusers folder, adapters, a released file, a hub id. The record comes from the config.yaml and runs.jsonl of the run
 that the weights lie in, and from the weights themselves, which count more. Nothing that it names is imported; classes
-that may be built for it are those of `register`.
+that may be built for it are registered as `buildable("part")`: networks, tokenizers and objectives.
 """
 
 import json
@@ -39,6 +39,7 @@ from cosmos_predict2.text.trained_text import TrainedText
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import foreign_json, storage
+from imaginaire.buildable import buildable, recorded, shipped
 from imaginaire.checkpoint.weight_files import below, is_hub, local_file, names_at, shape_of
 from imaginaire.config.lazy_yaml import refuse_interpolations, to_data
 from imaginaire.errors import CheckpointError, DataError
@@ -66,7 +67,8 @@ _RELEASED: list[tuple[str, ActionTransform]] = [
     (r"(^|/)libero-\w+-2b-\d+k\.pt$", controller()),
 ]
 
-KNOWN: dict[str, type] = {}  # by dotted name
+
+KNOWN = shipped("part", {})
 
 
 def name_of(cls: type) -> str:
@@ -75,7 +77,8 @@ def name_of(cls: type) -> str:
 
 def register(*classes: type) -> None:
     """Add networks, tokenizers and objectives that may be built for weights whose record names them."""
-    KNOWN.update({name_of(cls): cls for cls in classes})
+    for cls in classes:
+        buildable("part")(cls)
 
 
 register(Video2WorldDiT, FlatActionDiT, ChunkActionDiT, TinyTokenizer, WanTokenizer)
@@ -204,8 +207,8 @@ class ModelCard:
 
 
 def known_class(node: Mapping[str, Any]) -> type | None:
-    """The class of a recorded node, if it is one of `register`; also by the name that it had in older versions."""
-    return KNOWN.get(_renamed(str(node.get("_target_"))))
+    """The class of a recorded node, if it is registered; also by the name that it had in older versions."""
+    return recorded(_renamed(str(node.get("_target_"))), "part")
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

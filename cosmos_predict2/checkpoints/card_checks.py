@@ -42,8 +42,8 @@ def unregistered(card: ModelCard, part: str = "net") -> str | None:
     if not (name := str(node.get("_target_", ""))) or known_class(node) is not None:
         return None
     return (
-        f"{card.source}: model.config.pipe_config.{part} is {name}, which is not registered here. Import the module"
-        f" that calls cosmos_predict2.checkpoints.card.register({name.rpartition('.')[2]}): --import MODULE."
+        f"{card.source}: model.config.pipe_config.{part} is {name}, which is not registered here. Decorate the class"
+        f' with @buildable("part"), and import its module: --import {name.rpartition(".")[0]}.'
     )
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.objectives import Clipped
-from cosmos_predict2.rl.rewards.registry import imported
-from imaginaire.errors import ConfigError, near
+from imaginaire.buildable import resolve, shipped
+from imaginaire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +109,12 @@ def awm(fresh: FreshNoise) -> Clipped:
     return objectives.clipped(fresh.of_clip(log_ratio), fresh.advantage_B, fresh.limit)
 
 
-OBJECTIVES = {"grpo": grpo, "guard": guard, "dppo": dppo, "nft": nft, "awm": awm}
+OBJECTIVES = shipped("objective", {"grpo": grpo, "guard": guard, "dppo": dppo, "nft": nft, "awm": awm})
 
 
 def objective_of(name: str) -> Objective:
     """The objective of a name, or at module:name."""
-    if ":" not in name:
-        if name not in OBJECTIVES:
-            raise ConfigError(
-                f"No objective is called '{name}'.{near(name, OBJECTIVES)} One of your own: module:function."
-            )
-        return OBJECTIVES[name]
-    found = imported(name, "objective")
+    found = resolve(name, "objective")
     if not isinstance(found, Objective):
         raise ConfigError(f"'{name}' is no objective: decorate it with ratio_objective or forward_objective.")
     return found

@@ -31,12 +31,15 @@ from cosmos_predict2.diffusion.solvers import SOLVERS, SameNoise
 from cosmos_predict2.diffusion.step import Denoise, Stepper
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.world_model.denoiser import Denoiser, with_given
+from imaginaire.buildable import resolve, shipped
 from imaginaire.config import lazy_config
 from imaginaire.config.names import describe, target_of
 from imaginaire.errors import ConfigError, near
 
 if TYPE_CHECKING:
     from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+
+shipped("solver", SOLVERS)
 
 OBJECTIVE_KEY = "model.config.pipe_config.objective"
 FLOW_SOLVER = "unipc"
@@ -90,7 +93,7 @@ class Objective(Protocol):
 
 
 def solvers_of_noise_levels() -> tuple[str, ...]:
-    """Those of SOLVERS, to which other modules may add their own."""
+    """Those of SOLVERS, to which other modules may add their own, as ``buildable("solver", name)`` does."""
     return tuple(name for name in SOLVERS if name != FLOW_SOLVER)
 
 
@@ -124,11 +127,13 @@ def objective_problem(node: Any) -> str | None:
 
 def chosen_solver(objective: Objective, name: str | None) -> str:
     """The solver of that name; without one the objective's default."""
+    if name is not None and ":" in name:
+        SOLVERS[name] = resolve(name, "solver")
     known = objective.solvers
     if name is not None and name not in known:
         raise ConfigError(
             f"--solver {name}: the objective {type(objective).__name__} of this model has no solver of that name."
-            f"{near(name, known)} A solver of your own is there after --import MODULE."
+            f"{near(name, known)} One of your own: module:Name, or the name that it has after --import MODULE."
         )
     return name or known[0]
 

@@ -22,7 +22,6 @@ from cosmos_predict2.checkpoints.card import (
     card_in,
     card_tensors,
     name_of,
-    register,
     text_tensor,
 )
 from cosmos_predict2.checkpoints.card_checks import parse_transform, require_transform, resume_differences
@@ -191,8 +190,7 @@ def test_a_class_of_other_code_is_built_once_it_is_registered(tmp_path: Path, mo
     pipeline = {"net": {"_target_": name_of(OwnNet)}, "state_t": 3, "fps": 4, "resolution": "48"}
     path = _saved(tmp_path, **{KEY: text_tensor(json.dumps({"pipeline": pipeline}))})
     assert not read_card(path).has_pipeline
-    monkeypatch.setattr("cosmos_predict2.checkpoints.card.KNOWN", dict(KNOWN))
-    register(OwnNet)
+    monkeypatch.setitem(KNOWN, name_of(OwnNet), OwnNet)
     card = read_card(path)
     assert card.has_pipeline and card.takes_actions and card.network_class is OwnNet
 

@@ -7,9 +7,9 @@ from typing import Any
 from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
 from cosmos_predict2.models.model_checks import declared
 from cosmos_predict2.rl.config import KEY, RLConfig, reward_configs
-from cosmos_predict2.rl.rewards import registry
 from cosmos_predict2.rl.rewards.remote import LAST_LOOK_S
 from imaginaire import distributed
+from imaginaire.buildable import resolve
 from imaginaire.config.names import target_of
 from imaginaire.errors import DataError
 from imaginaire.findings import CheckContext, Finding, error
@@ -26,7 +26,7 @@ def check_rewards(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
         if reward.deadline + LAST_LOOK_S >= limit:
             text = f"{reward.deadline:g} s, but ranks that wait, and the watchdog, give up after {limit:g} s"
             yield error(f"{KEY}.rewards.{name}.deadline", text, "Lower it, or raise trainer.timeout_period")
-        required = getattr(registry.target_of(reward.make), "requires", ())
+        required = getattr(resolve(reward.make, "reward"), "requires", ())
         for key, data in context.training.items():
             for missing in (one for one in required if lacks(data, one)):
                 yield error(

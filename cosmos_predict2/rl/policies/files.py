@@ -3,7 +3,7 @@
 
 A policy is also read from the folder or the checkpoint of a run that trained one: its config.yaml names the class, its
 weights are below ``net.``. A published policy is a folder in its public layout, and stays one when it is written; what
-is recorded of it lies beside. Nothing that a file names is imported; only classes of `POLICIES` are built.
+is recorded of it lies beside. Nothing that a file names is imported; only registered classes are built.
 """
 
 import importlib.metadata
@@ -20,11 +20,9 @@ from cosmos_predict2.checkpoints.adapters.adapters import Adapter
 from cosmos_predict2.checkpoints.card import name_of, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.rl.policies.low_rank import trained_adapter
-from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.policies.weights import PUBLIC_CONFIG, load_weights
 from imaginaire import foreign_json, storage
+from imaginaire.buildable import path_of, recorded, shipped
 from imaginaire.checkpoint.weight_files import below, latest, local_file, names_at, open_address
 from imaginaire.errors import CheckpointError, ConfigError, near
 
@@ -32,11 +30,16 @@ KEY = "policy_card"  # in the header
 FILE = "policy.safetensors"
 WEIGHTS = (".safetensors", ".pt", ".pth")  # suffixes of files; a folder may be called pi0.5
 CARD = "policy_card.json"  # of folders in a public layout
-PUBLIC: dict[str, type] = {
-    "openvla": OpenVLAPolicy,
-    "pi05": Pi05Policy,
-}  # by model_type of config.json; these read and `save` folders
-POLICIES: dict[str, type] = {name_of(each): each for each in (ToyPolicy, *PUBLIC.values())}  # more may be added
+_HERE = "cosmos_predict2.rl.policies"
+POLICIES = shipped(
+    "policy",
+    {
+        "toy": f"{_HERE}.toy:ToyPolicy",
+        "openvla_oft": f"{_HERE}.openvla.policy:OpenVLAPolicy",
+        "pi05": f"{_HERE}.pi05.policy:Pi05Policy",
+    },
+)
+PUBLIC = {"openvla": POLICIES["openvla_oft"], "pi05": POLICIES["pi05"]}  # by model_type of config.json; `save` folders
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def file_of(path: Path) -> Path:
 
 def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> None:
     """Write a policy, complete or not at all, to the file of this path; a published one to the folder."""
-    is_public = isinstance(policy, tuple(PUBLIC.values()))
+    is_public = path_of(type(policy)) in PUBLIC.values()
     if is_public and path.suffix in WEIGHTS:
         raise ConfigError(f"{path}: a {type(policy).__name__} is a folder in its public layout: give a folder.")
     path = path if is_public else file_of(path)
@@ -82,7 +85,7 @@ def holds_policy(address: str) -> bool:
     """Whether a policy can be read from a file, a folder or a run; raises where there is nothing."""
     address = latest(address)
     try:
-        return _card(address).policy in POLICIES
+        return recorded(_card(address).policy, "policy") is not None
     except CheckpointError:
         open_address(address)
         return False
@@ -95,12 +98,13 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
     """
     address = latest(address)  # once: a run may save another checkpoint meanwhile
     card = _card(address)
-    if card.policy not in POLICIES:
+    if (cls := recorded(card.policy, "policy")) is None:
         raise CheckpointError(
-            f"{address} holds a policy of class '{card.policy}', which is not known here.{near(card.policy, POLICIES)}"
+            f"{address} holds a policy of class '{card.policy}', which is not registered here. Decorate the class with"
+            f' @buildable("policy"), and import its module: --import {card.policy.rpartition(".")[0]}.'
         )
     try:
-        policy = POLICIES[card.policy](**{**card.arguments, **(options or {})})
+        policy = cls(**{**card.arguments, **(options or {})})
     except TypeError as error:
         given = f" and {', '.join(options)}" if options else ""
         raise CheckpointError(f"{address}: its policy cannot be built from what it records{given}: {error}.") from error
@@ -138,7 +142,7 @@ def _public_card(address: str) -> PolicyCard | None:
         raise CheckpointError(
             f"{address} holds a model of type '{kind}', which is no policy known here.{near(kind, PUBLIC)}"
         )
-    return PolicyCard(name_of(PUBLIC[kind]), arguments, recorded.get("about", {}), is_public=True)
+    return PolicyCard(PUBLIC[kind].replace(":", "."), arguments, recorded.get("about", {}), is_public=True)
 
 
 def _card(address: str) -> PolicyCard:
@@ -160,11 +164,10 @@ def _card(address: str) -> PolicyCard:
             f"{address} records no policy: its header has no {KEY}, and no run's config.yaml names model.config.policy."
             " Give the policy's own file, or the run that trained it."
         )
-    starts_from = () if POLICIES.get(str(tree["_target_"])) in PUBLIC.values() else ("path",)  # their sizes are there
-    arguments = {name: value for name, value in tree.items() if name not in ("_target_", *starts_from)}
-    return PolicyCard(
-        str(tree["_target_"]), arguments, {"run": folder, "execute": _section(config, "rl").get("execute")}
-    )
+    policy = str(tree["_target_"])
+    is_public = policy in [path.replace(":", ".") for path in PUBLIC.values()]  # whose sizes are at its path
+    arguments = {name: value for name, value in tree.items() if name != "_target_" and (name != "path" or is_public)}
+    return PolicyCard(policy, arguments, {"run": folder, "execute": _section(config, "rl").get("execute")})
 
 
 def _section(tree: Any, *keys: str) -> Mapping[str, Any]:

@@ -147,7 +147,10 @@ def test_a_policy_is_read_from_a_run(tmp_path: Path) -> None:
     [
         ({}, "records no policy"),
         ({KEY: "{"}, "policy_card cannot be read"),
-        ({KEY: '{"policy": "os.system", "arguments": {}, "about": {}}'}, "class 'os.system', which is not known here"),
+        (
+            {KEY: '{"policy": "os.system", "arguments": {}, "about": {}}'},
+            "class 'os.system', which is not registered",
+        ),
         (
             {KEY: '{"policy": "cosmos_predict2.rl.policies.toy.ToyPolicy", "arguments": {"depth": 3}, "about": {}}'},
             r"cannot be built.*'depth'",

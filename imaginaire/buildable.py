@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes and functions by name: what flags, configurations and files may ask for.
+
+# my_robot.py: what it registers has its name after --import my_robot
+@buildable("suite", "my_arm")
+class MyArm: ...
+
+resolve("my_arm", "suite")
+resolve("my_robot:MyArm", "suite")  # imports it
+resolve({"_target_": "my_robot.MyArm"}, "suite")
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from imaginaire.config.names import locate, target_of
+from imaginaire.errors import ConfigError, near
+
+T = TypeVar("T")
+
+_TABLES: dict[str, dict[str, Any]] = {}  # by kind
+
+
+def shipped(kind: str, names: dict[str, Any]) -> dict[str, Any]:
+    """The table of a kind: ``names``, whose paths "module:Thing" are imported when resolved, and what is registered."""
+    for name, thing in _TABLES.get(kind, {}).items():
+        _require_free(kind, name, thing, names)
+        names[name] = thing
+    _TABLES[kind] = names
+    return names
+
+
+def buildable(kind: str, name: str = "") -> Callable[[T], T]:
+    """Decorator that gives a class, a function or an object a name; by default "module.Thing"."""
+
+    def register(thing: T) -> T:
+        own, table = name or path_of(thing).replace(":", "."), _TABLES.setdefault(kind, {})
+        _require_free(kind, own, thing, table)
+        table[own] = thing
+        return thing
+
+    return register
+
+
+def _require_free(kind: str, name: str, thing: Any, table: Mapping[str, Any]) -> None:
+    if name in table and path_of(table[name]) != path_of(thing):  # an equal one: its module was imported anew
+        raise ConfigError(f"Two of the kind {kind} are called '{name}': {path_of(table[name])}, {path_of(thing)}.")
+
+
+def find(name: str, kind: str) -> Any:
+    """What is registered under a name, or the name itself where it is a path; nothing is imported."""
+    table = _TABLES.get(kind, {})
+    if name not in table and not {":", "."} & {*name}:
+        raise ConfigError(
+            f"No {kind} is called '{name}'.{near(name, table)} One of your own: module:Name, or the name that it has"
+            " after --import MODULE."
+        )
+    return table.get(name, name)
+
+
+def resolve(value: Any, kind: str) -> Any:
+    """The class or function of a registered name, of module:Thing or module.Thing, or of a lazy node.
+
+    What is none of these is the value itself.
+    """
+    if isinstance(value, Mapping):
+        return target_of(value, kind)
+    found = find(value, kind) if isinstance(value, str) else value
+    if isinstance(found, str):
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        found = locate(found.replace(":", "."), f"The {kind}")
+    return found
+
+
+def recorded(name: str, kind: str) -> Any | None:
+    """What a file calls module.Thing, if it is registered; nothing else that a file names is imported."""
+    table = _TABLES.get(kind, {})
+    return next((resolve(own, kind) for own in table if path_of(table[own]).replace(":", ".") == name), None)
+
+
+def path_of(thing: Any) -> str:
+    """The path "module:Thing" of a class or function, or of what `find` gives for one."""
+    if isinstance(thing, str):
+        return thing
+    return f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', repr(thing))}"
