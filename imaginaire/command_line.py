@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -41,9 +41,20 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong flag in one line with near names, and accepts older spellings of flags."""
+    """Has ``--import``, reports a wrong flag in one line with near names, and accepts older spellings of flags."""
 
     older: Mapping[str, str] = {}  # older and published spellings -> the flags that the help lists
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.add_argument(
+            "--import",
+            default=[],
+            action="append",
+            type=imported,
+            metavar="MODULE",
+            help="a module of your own to import first, for what it makes buildable; may be repeated",
+        )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_known_args(self._renamed(sys.argv[1:] if args is None else list(args)), namespace)
@@ -177,20 +188,6 @@ def flag(default: Any, help: str, **options: Any) -> Any:
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Imports:
-    """Code of the user's own, for programs that build what weights name."""
-
-    imports: list[str] = flag(  # noqa: RUF009
-        [],
-        "a module of your own to import first, which registers networks or adds solvers; may be repeated",
-        name="import",
-        action="append",
-        type=imported,
-        metavar="MODULE",
-    )
 
 
 def add_flags(add: Callable[..., Any], cls: Any, **own: Mapping[str, Any]) -> None:

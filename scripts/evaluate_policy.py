@@ -46,7 +46,11 @@ def _parser() -> command_line.Parser:
     add("--policy", required=True, metavar="PATH", help="a policy's file or folder, or a run that trained one")
     add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
     add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of a run")
-    add("--suite", default="toy", help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, or MODULE:CLASS")
+    add(
+        "--suite",
+        default="toy",
+        help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, or yours: its name, or MODULE:CLASS",
+    )
     add(
         "--tasks",
         nargs="+",
@@ -132,7 +136,7 @@ def run(args: argparse.Namespace) -> None:
     args.num_steps = args.num_steps or 1
     of_place = ("setting", "split", "max_steps", "num_steps_wait", "image_size", "render")
     place = suites.find(args.suite, args.tasks, **{name: getattr(args, name) for name in of_place})
-    if args.workers is not None and (args.batch_size is not None or not suites.has_workers(args.suite)):
+    if args.workers is not None and (args.batch_size is not None or not place.has_workers):
         raise ConfigError(
             f"--workers {args.workers} has no meaning for --suite {args.suite}, or beside --batch_size: leave it out."
         )

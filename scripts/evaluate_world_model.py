@@ -76,7 +76,6 @@ def _parser() -> command_line.Parser:
         help="the folder of the page and its videos",
     )
     add("--json", type=command_line.local_output, metavar="FILE", help="write the figures to this file too")
-    command_line.add_flags(add, command_line.Imports)
     actions = parser.add_argument_group(WITH_ACTIONS).add_argument
     actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
     actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")

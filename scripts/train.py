@@ -58,7 +58,7 @@ class _Parser(command_line.Parser):
 def parser() -> argparse.ArgumentParser:
     made = _Parser(
         prog="python -m scripts.train",
-        usage="%(prog)s [--config PATH] [--list [--long] | --dryrun] [--debug] [-- OVERRIDE ...]",
+        usage="%(prog)s [--import MODULE] [--config PATH] [--list [--long] | --dryrun] [--debug] [-- OVERRIDE ...]",
         description="Train a model: compose a configuration and run it. One process, or as many as torchrun starts.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

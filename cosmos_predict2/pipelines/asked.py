@@ -9,7 +9,7 @@ from typing import Any
 from cosmos_predict2.actions.transforms import COMBINATIONS, ActionTransform
 from cosmos_predict2.released import not_yet_here
 from cosmos_predict2.world_model.options import UNGUIDED, SamplingOptions
-from imaginaire.command_line import Imports, above_zero, at_least, flag
+from imaginaire.command_line import above_zero, at_least, flag
 from imaginaire.errors import ConfigError
 
 LoadActions = Callable[[dict[str, Any], str, Any], dict[str, Any]]
@@ -35,7 +35,7 @@ _SIZE = "default 2B, or that of the run that --dit_path lies in; tiny: the toy w
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model(Imports):
+class Model:
     """Which weights; what no flag says is as their card records it."""
 
     model_size: str | None = flag(None, _SIZE, type=_model_name, choices=["2B", "14B", "tiny"])

@@ -462,7 +462,7 @@ def _damage_of_part(archive: Archive) -> str:
         return next((sentence for sentence in found if sentence), "")
     except FAULTS as error:
         return _sentence(archive, error)
-    except Exception:  # a damaged pickle raises nearly anything, with torch's advice to load it without its restrictions
+    except Exception:  # a damaged pickle raises nearly anything, with torch's advice to load it without restrictions
         return _sentence(archive, "its pickle cannot be read")
 
 

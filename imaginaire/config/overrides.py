@@ -11,8 +11,8 @@ from hydra.errors import HydraException
 
 from imaginaire.errors import ConfigError, near
 
-FLAGS = ("--config", "--list", "--dryrun", "--debug", "--help", "-h")
-WITH_VALUE = ("--config",)
+FLAGS = ("--import", "--config", "--list", "--dryrun", "--debug", "--help", "-h")
+WITH_VALUE = ("--import", "--config")
 # What published commands remove, and is not there to be removed: loaders here have no such list.
 ABSENT_ALREADY = ("dataloader_train.dataloaders", "dataloader_val.dataloaders")
 RENAMED = {"data_train": "dataloader_train", "data_val": "dataloader_val"}  # both spellings are in guides

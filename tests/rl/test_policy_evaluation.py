@@ -267,9 +267,9 @@ def test_a_policy_is_measured_in_an_environment_of_ones_own(tmp_path: Path, caps
     assert _command(*words, "cosmos_predict2.rl.envs.toy:ToyEnv") == 0
     assert capsys.readouterr().out.startswith("ToyEnv: ")
     for suite, named in [
-        ("nowhere:Env", "No module named 'nowhere'"),
-        ("cosmos_predict2.rl.envs.toy:TeaEnv", "no attribute 'TeaEnv'"),
-        ("nowhere", "MODULE:CLASS"),
+        ("nowhere:Env", "no module 'nowhere'"),
+        ("cosmos_predict2.rl.envs.toy:TeaEnv", "has no 'TeaEnv'"),
+        ("nowhere", "No suite is called 'nowhere'"),
     ]:
         assert _command(*words, suite) == 2
         assert named in capsys.readouterr().err

@@ -5,8 +5,8 @@ place = find("libero_10", tasks=["0", "4"], render="osmesa")
 env = place.env(8, policy)
 """
 
-import importlib
 import importlib.metadata
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,15 +19,14 @@ from cosmos_predict2.rl.envs.simulators.lift import LiftTask
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import VecEnv
-from imaginaire.errors import ConfigError, near
+from imaginaire.buildable import buildable, resolve
+from imaginaire.errors import ConfigError
 
-TOY, LIFT, BEHAVIOR = "toy", "lift", "b1k"
-SUITES = (TOY, LIFT, *libero_suites.SUITES, BEHAVIOR)
+TOY, LIFT = "toy", "lift"
 TOY_TASK, TOY_EPISODES, TOY_AT_ONCE = "push_puck", 800, 200
 LIFT_TRIALS, AT_ONCE = 50, 8
 OWN_EPISODES = 100
 _PACKAGES = ("mujoco", "robosuite", "hf-libero", "omnigibson", "isaacsim")
-_OF_TOY = {"setting": "default", "split": "val"}
 
 
 @dataclass(frozen=True)
@@ -41,91 +40,99 @@ class Place:
     in_blocks: bool  # an environment that goes to another task is built anew
     conditions: Callable[[], Mapping[str, Any]]  # what figures depend on
     fps: float
-
-
-def has_workers(name: str) -> bool:
-    """Whether each place of a suite is a process of its own."""
-    return name == LIFT or name in libero_suites.SUITES
+    has_workers: bool = False  # each place is a process of its own
 
 
 def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> Place:
     """The suite of this name with all ``tasks`` or these. ``settings`` are setting and split of the toy world, or
-    image_size, max_steps, num_steps_wait and render of a simulator; None is the published value."""
-    if name not in SUITES and ":" not in name:
-        raise ConfigError(f"--suite {name}: nothing is called so.{near(name, SUITES)} Your own: MODULE:CLASS.")
+    image_size, max_steps, num_steps_wait and render of a simulator; None is the published value.
+
+    A suite is a function of tasks and settings that gives a `Place`, or the class of an environment.
+    """
+    make = resolve(name, "suite")
     if repeated := [task for task in tasks if tasks.count(task) > 1]:
         raise ConfigError(f"--tasks names {repeated[0]} twice: give each task once.")
     given = {key: value for key, value in settings.items() if value is not None}
-    if ":" in name:
-        if given:
-            raise ConfigError(f"--{min(given)} has no meaning for --suite {name}: leave it out.")
-        return _own(name, list(tasks))
-    allowed = tuple(_OF_TOY) if name == TOY else ("image_size", "max_steps")
-    allowed += ("render",) if has_workers(name) else ()
-    allowed += ("num_steps_wait",) if name in libero_suites.SUITES else ()
-    if wrong := [key for key in given if key not in allowed]:
+    if isinstance(make, type):
+        make = partial(_own, make)
+    if wrong := [key for key in given if key not in inspect.signature(make).parameters]:
         raise ConfigError(f"--{wrong[0]} has no meaning for --suite {name}: leave it out.")
-    if name == TOY:
-        return _toy(list(tasks) or [TOY_TASK], {**_OF_TOY, **given})
-    render = given.pop("render", "auto")
-    if name == LIFT:
-        if tasks and list(tasks) != [LIFT]:
-            raise ConfigError(f"--tasks {' '.join(tasks)}: the suite lift has one task, {LIFT}.")
-        return _simulated([LIFT], LIFT_TRIALS, partial(LiftTask, **given), render, given)
-    if name == BEHAVIOR:
-        return _behavior(list(tasks), given)
-    names = [task.name for task in libero_suites.chosen_tasks(name, tasks)]
-    make = partial(LiberoTask, name, tasks=names, **given)
-    return _simulated(names, libero_suites.TRIALS, make, render, given)
+    place: Place = make(list(tasks), **given)
+    return place
 
 
-def _toy(tasks: list[str], given: Mapping[str, Any]) -> Place:
+@buildable("suite", TOY)
+def _toy(tasks: list[str], setting: str = "default", split: str = "val") -> Place:
+    given = {"setting": setting, "split": split}
+    tasks = tasks or [TOY_TASK]
+
     def env(num_envs: int, policy: Any) -> VecEnv:
-        return ToyEnv(num_envs, action_dim=policy.action_dim, tasks=tasks, **given)
+        return ToyEnv(num_envs, action_dim=policy.action_dim, tasks=tasks, setting=setting, split=split)
 
     return Place(tasks, TOY_EPISODES, TOY_AT_ONCE, env, False, lambda: given, fps=8.0)
 
 
-def _own(name: str, tasks: list[str]) -> Place:
-    """The class of "MODULE:CLASS", called with the number of environments; it keeps `VecEnv`."""
-    module, _, attribute = name.partition(":")
-    try:
-        make = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"--suite {name}: {error}. MODULE:CLASS names an environment's class that Python finds from here, as in"
-            " my_robot:MyEnv of my_robot.py in this folder."
-        ) from error
+@buildable("suite", LIFT)
+def _lift(tasks: list[str], render: str = "auto", image_size: int | None = None, max_steps: int | None = None) -> Place:
+    if tasks and tasks != [LIFT]:
+        raise ConfigError(f"--tasks {' '.join(tasks)}: the suite lift has one task, {LIFT}.")
+    return _simulated([LIFT], LIFT_TRIALS, LiftTask, render, image_size=image_size, max_steps=max_steps)
+
+
+def _libero(
+    suite: str,
+    tasks: list[str],
+    render: str = "auto",
+    image_size: int | None = None,
+    max_steps: int | None = None,
+    num_steps_wait: int | None = None,
+) -> Place:
+    names = [task.name for task in libero_suites.chosen_tasks(suite, tasks)]
+    make, settings = partial(LiberoTask, suite, tasks=names), {"image_size": image_size, "max_steps": max_steps}
+    return _simulated(names, libero_suites.TRIALS, make, render, **settings, num_steps_wait=num_steps_wait)
+
+
+for _name in libero_suites.SUITES:
+    buildable("suite", _name)(partial(_libero, _name))
+
+
+def _own(cls: type, tasks: list[str]) -> Place:
+    """A class that is called with the number of environments and keeps `VecEnv`, or one of a `TaskEnv`."""
+    name = cls.__name__
 
     def env(num_envs: int, policy: Any) -> VecEnv:
-        found: VecEnv = make(num_envs)
-        if (needed := found.metadata["action_dim"]) != policy.action_dim:
-            raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, {name} takes {needed}.")
+        found: VecEnv = cls(num_envs) if hasattr(cls, "chunk_step") else WorkerEnv(cls, num_envs, chunk=policy.chunk)
+        _require_action_dim(found, policy, name)
         return found
 
-    return Place(tasks or [attribute], OWN_EPISODES, AT_ONCE, env, False, dict, fps=10.0)
+    return Place(tasks or [name], OWN_EPISODES, AT_ONCE, env, False, dict, fps=10.0)
 
 
-def _simulated(tasks: list[str], trials: int, make: Any, render: str, given: Mapping[str, Any]) -> Place:
+def _require_action_dim(env: VecEnv, policy: Any, name: str) -> None:
+    if (needed := env.metadata["action_dim"]) != policy.action_dim:
+        env.close()
+        raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, {name} takes {needed}.")
+
+
+def _simulated(tasks: list[str], trials: int, make: Any, render: str, **settings: Any) -> Place:
+    given = {key: value for key, value in settings.items() if value is not None}
+
     def env(num_envs: int, policy: Any) -> VecEnv:
-        found = WorkerEnv(make, num_envs, render=render, chunk=policy.chunk)
-        if (needed := found.metadata["action_dim"]) != policy.action_dim:
-            found.close()
-            raise ConfigError(
-                f"The policy decides on {policy.action_dim} numbers per action, but the simulator's have {needed}."
-            )
+        found = WorkerEnv(partial(make, **given), num_envs, render=render, chunk=policy.chunk)
+        _require_action_dim(found, policy, "the simulator")
         return found
 
     def conditions() -> Mapping[str, Any]:
         return {**given, "renderer": rendering.works(render)[0], "packages": _versions()}
 
-    return Place(tasks, trials * len(tasks), AT_ONCE, env, True, conditions, fps=20.0)
+    return Place(tasks, trials * len(tasks), AT_ONCE, env, True, conditions, 20.0, has_workers=True)
 
 
-def _behavior(tasks: list[str], given: Mapping[str, Any]) -> Place:
+@buildable("suite", "b1k")
+def _behavior(tasks: list[str], image_size: int | None = None, max_steps: int | None = None) -> Place:
     """Its places share one simulator, which takes a GPU: one episode at a time, unless more are asked for."""
-    size = given.get("image_size")
-    options: dict[str, Any] = dict(tasks=tasks or None, max_steps=given.get("max_steps"), height=size, width=size)
+    given = {key: value for key, value in dict(image_size=image_size, max_steps=max_steps).items() if value is not None}
+    options: dict[str, Any] = dict(tasks=tasks or None, max_steps=max_steps, height=image_size, width=image_size)
 
     def env(num_envs: int, policy: Any) -> VecEnv:
         if policy.action_dim != ACTION_DIM:
