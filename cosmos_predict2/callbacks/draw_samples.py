@@ -27,7 +27,7 @@ from torch import Tensor
 
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, first_clips
 from cosmos_predict2.callbacks.side_by_side import side_by_side
-from cosmos_predict2.data.sizes import frame_rate, pixel_frames
+from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.data.video import media
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.evaluation.metrics.held_out import Clips, moving_psnr, repeated
@@ -35,6 +35,7 @@ from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed, random, storage
 from imaginaire.config import lazy_config
+from imaginaire.data.facts import facts_of
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.progress import tracked
@@ -145,7 +146,7 @@ class DrawSamples(EveryN):
     def _fps(self, clips: Sequence[FixedClip]) -> float:
         """That of the data's frames, whose label may be another."""
         sets = preflight.data_sets(self.config.dataloader_val or self.config.dataloader_train)
-        return self.fps or next(filter(None, map(frame_rate, sets)), clips[0].fps)
+        return self.fps or next(filter(None, (facts_of(data).rate for data in sets)), clips[0].fps)
 
     def _kinds(self, model: Any) -> list[str]:
         both = ["reg"] if model.ema is None else ["ema", "reg"]

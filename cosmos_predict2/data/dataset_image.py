@@ -11,7 +11,8 @@ from cosmos_predict2.data.samples import BadSamples, frame_item
 from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.video.clips import scaled
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, read_image
-from cosmos_predict2.data.video_folder import CaptionedFolder, list_captioned
+from cosmos_predict2.data.video_folder import OF_FOLDER, CaptionedFolder, list_captioned
+from imaginaire.data.facts import DataFacts
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error, errors
 
@@ -25,8 +26,6 @@ class ImageDataset(Dataset[dict[str, Any]]):
     A picture is scaled straight to ``image_size`` (height, width). A bad one is an error that names it, or with
     ``skip_bad_samples`` replaced by the next good one; `image_name` names the picture.
     """
-
-    data_kind = "a folder of clips or pictures"
 
     def __init__(
         self,
@@ -59,6 +58,10 @@ class ImageDataset(Dataset[dict[str, Any]]):
             list_captioned(arguments.get("dataset_dir", ""), *FILES, **text)
         except DataError as problem:
             yield error(context.key, str(problem))
+
+    @classmethod
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        return DataFacts(kind=OF_FOLDER, has_actions=False)
 
     def __len__(self) -> int:
         return len(self.folder)

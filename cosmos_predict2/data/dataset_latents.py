@@ -21,7 +21,14 @@ from cosmos_predict2.data.latent_cache import (
 )
 from cosmos_predict2.data.samples import BadSamples, frame_item
 from cosmos_predict2.data.sizes import latent_frames
-from cosmos_predict2.data.video_folder import CaptionedFolder, existing_folder, list_captioned, media_by_stem
+from cosmos_predict2.data.video_folder import (
+    OF_FOLDER,
+    CaptionedFolder,
+    existing_folder,
+    list_captioned,
+    media_by_stem,
+)
+from imaginaire.data.facts import DataFacts
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error, errors
 
@@ -37,8 +44,6 @@ class LatentDataset(Dataset[dict[str, Any]]):
     beginning of a window. The draw is from NumPy's global generator, which the loader seeds per sample. The clips
     themselves need not be there; one that is must be the one that was encoded.
     """
-
-    data_kind = "a folder of clips or pictures"
 
     def __init__(
         self,
@@ -80,12 +85,14 @@ class LatentDataset(Dataset[dict[str, Any]]):
             yield error(context.key, str(problem))
 
     @classmethod
-    def declared_rate(cls, dataset_dir: str = "", **_: Any) -> float:
-        """Frames per second of a window, by the first clip's latents."""
-        folder, _record = _opened(dataset_dir)
-        first = next(iter(media_by_stem(folder / FOLDER, (SUFFIX,)).values()))
-        with open_latents(folder / FOLDER / first) as clip:
-            return clip.fps
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        def rate() -> float:
+            folder, _ = _opened(arguments["dataset_dir"])
+            first = next(iter(media_by_stem(folder / FOLDER, (SUFFIX,)).values()))
+            with open_latents(folder / FOLDER / first) as clip:
+                return clip.fps
+
+        return DataFacts(kind=OF_FOLDER, has_actions=False, read_rate=rate)
 
     def __len__(self) -> int:
         return len(self.folder)

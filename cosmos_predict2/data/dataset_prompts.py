@@ -22,6 +22,7 @@ from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.clip_windows import crop_problem
 from cosmos_predict2.data.video.media import read_image
 from imaginaire import foreign_json, storage
+from imaginaire.data.facts import DataFacts, known
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors
 
@@ -36,8 +37,6 @@ class PromptDataset(Dataset[dict[str, Any]]):
     Prompts are encoded in training (``model.config.text.encoder``). ``action_transform``: the one that the actions of
     the file have been through, which makes them an ``action`` [num_frames - 1, d] of the sample.
     """
-
-    data_kind = "prompts"
 
     def __init__(
         self,
@@ -82,15 +81,15 @@ class PromptDataset(Dataset[dict[str, Any]]):
             yield error(context.key, str(problem))
 
     @classmethod
-    def declared_true_frames(cls, **arguments: Any) -> int:
-        """How many frames of a sample are true, by the first line of the file."""
-        return int("image" in read_prompts(arguments.get("path", ""))[0][1])
-
-    @classmethod
-    def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
-        """The transform of the actions, where there are some."""
-        transform = arguments.get("action_transform")
-        return None if transform is None else ActionTransform.from_dict(transform)
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        given = arguments.get("action_transform")
+        return DataFacts(
+            kind="prompts",
+            has_actions=given is not None,
+            transform=known(lambda: None if given is None else ActionTransform.from_dict(given)),
+            num_true_frames=known(lambda: int("image" in read_prompts(arguments["path"])[0][1])),
+            read_rate=lambda: float(arguments.get("fps", 16.0)),
+        )
 
     def __len__(self) -> int:
         return len(self._lines)

@@ -13,11 +13,13 @@ from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.clip_windows import Windows
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.video_folder import (
+    OF_FOLDER,
     CaptionedFolder,
     existing_folder,
     list_captioned,
     media_by_stem,
 )
+from imaginaire.data.facts import DataFacts
 from imaginaire.errors import DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
@@ -30,8 +32,6 @@ class Dataset(MapDataset[dict[str, Any]]):
     text_encoder: which one the embeddings must be of (None: any); ``none`` where the model encodes captions itself,
     metas/NAME.txt, or with caption_format ``json`` those of captions/NAME.json that are called ``prompt_type``.
     """
-
-    data_kind = "a folder of clips or pictures"
 
     def __init__(
         self,
@@ -80,12 +80,15 @@ class Dataset(MapDataset[dict[str, Any]]):
             yield error(key, str(problem))
 
     @classmethod
-    def declared_rate(cls, dataset_dir: str = "", *, fps: float | None = None, stride: int = 1, **_: Any) -> float:
-        """Frames per second of an item, by the header of the first clip."""
-        if fps is not None:
-            return float(fps)
-        place = existing_folder(dataset_dir, "videos") / "videos"
-        return clips.probe(place / next(iter(media_by_stem(place, VIDEO_SUFFIXES).values())))[1] / stride
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        def rate() -> float:
+            if (fps := arguments.get("fps")) is not None:
+                return float(fps)
+            place = existing_folder(arguments["dataset_dir"], "videos") / "videos"
+            first = next(iter(media_by_stem(place, VIDEO_SUFFIXES).values()))
+            return clips.probe(place / first)[1] / int(arguments.get("stride", 1))
+
+        return DataFacts(kind=OF_FOLDER, has_actions=False, read_rate=rate)
 
     def __len__(self) -> int:
         return len(self.folder)

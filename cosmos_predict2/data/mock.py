@@ -4,26 +4,26 @@
 The values of item i follow from (seed, i) alone, so they repeat, in any number of processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.actions.transforms import ActionTransform, controller
+from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.data.samples import frame_item, place_of, text_item
 from imaginaire import random
+from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError
 
 NUM_ITEMS = 32768
+KIND = "mock data"
 
 
 class MockVideos(Dataset[dict[str, Any]]):
     """Noise in the form of video clips: ``video`` uint8 [3, num_frames, height, width]."""
-
-    data_kind = "mock data"
 
     def __init__(
         self,
@@ -46,10 +46,15 @@ class MockVideos(Dataset[dict[str, Any]]):
         self._seed = seed
 
     @classmethod
-    def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
-        """The transform of the actions, where it is asked for some."""
-        shape = arguments.get("action_shape")
-        return None if shape is None else controller(int(shape[-1]), scale=1.0)
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        options = with_defaults(cls, arguments)
+        shape = options["action_shape"]
+        return DataFacts(
+            kind=KIND,
+            has_actions=shape is not None,
+            transform=known(lambda: None if shape is None else controller(int(shape[-1]), scale=1.0)),
+            read_rate=lambda: float(options["fps"]),
+        )
 
     def __len__(self) -> int:
         return self.num_items
@@ -82,8 +87,6 @@ class MockVideos(Dataset[dict[str, Any]]):
 class MockImages(Dataset[dict[str, Any]]):
     """Noise in the form of images: ``images`` float32 [3, height, width] in [-1, 1]."""
 
-    data_kind = "mock data"
-
     def __init__(
         self,
         num_items: int = NUM_ITEMS,
@@ -97,6 +100,10 @@ class MockImages(Dataset[dict[str, Any]]):
         self.size = _size(image_size, "image_size")
         self._text = (num_tokens, width)
         self._seed = seed
+
+    @classmethod
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        return DataFacts(kind=KIND, has_actions=False)
 
     def __len__(self) -> int:
         return self.num_items

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolutions by name and aspect ratio, how many frames a model of each rate handles, and the rate of a data set."""
+"""Resolutions by name and aspect ratio, and how many frames a model of each rate handles."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from imaginaire.config.lazy_config import signature
-from imaginaire.config.names import target_of
-from imaginaire.errors import ConfigError, UserError, near
+from imaginaire.errors import ConfigError, near
 
 # (width, height) in pixels, all multiples of 16: 8 of the tokenizer, 2 of the network's patches. "48" is the toy world.
 VIDEO_SIZES = {
@@ -62,22 +57,6 @@ def latent_frames(num_pixel_frames: int) -> int:
             f" The nearest are {below} and {below + 4}."
         )
     return (num_pixel_frames - 1) // 4 + 1
-
-
-def frame_rate(data: Mapping[str, Any]) -> float | None:
-    """Frames per second of the clips of a data set with these arguments, its class as ``_target_``: by its
-    ``declared_rate`` where it has one, else its ``fps``; None where it is unknown."""
-    target = target_of(data)
-    arguments = {str(key): value for key, value in data.items() if not str(key).startswith("_")}
-    if (declared := getattr(target, "declared_rate", None)) is not None:
-        try:
-            rate: float | None = declared(**arguments)
-        except (UserError, TypeError):  # TypeError: without an argument that it must have
-            return None  # building it reports why
-        return rate
-    default = signature(target)["fps"].default if "fps" in signature(target) else None
-    fps = arguments.get("fps", default)
-    return float(fps) if isinstance(fps, int | float) else None
 
 
 def swapped_size(name: str, wanted: tuple[int, int], have: tuple[int, int], what: str) -> str | None:

@@ -37,6 +37,7 @@ SHOWN = 5  # names in a message
 THREADS = 16  # that open files, which is mostly waiting for the disk
 SAME_RATE = 0.01  # relative: 29.97 and 30 count as equal
 SPLITS = ("train", "val", "test")
+OF_FOLDER = "a folder of clips or pictures"  # kind of data sets, as DataFacts has it
 NO_ENCODER = "none"  # captions are encoded in training
 CAPTION_FORMATS = {"text": ("metas", ".txt"), "json": ("captions", ".json")}
 

@@ -30,7 +30,8 @@ from cosmos_predict2.world_model.recompute import checked_policy
 from imaginaire import distributed, storage
 from imaginaire.checkpoint.weight_files import is_hub
 from imaginaire.config.names import target_of
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.data.facts import facts_of
+from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 PIPE = "model.config.pipe_config"
@@ -149,7 +150,7 @@ def check_data(key: str, data: Mapping[str, Any], config: Mapping[str, Any]) -> 
 def check_true_clips(data_sets: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     """Data without true clips, such as prompts alone, where a loss compares with them."""
     for key, data in data_sets.items():
-        if declared(data, "declared_true_frames") is not None:
+        if facts_of(data).num_true_frames is not None:
             text = "its samples have no true clips, but a supervised loss compares with them"
             yield error(key, text, "Choose data of clips; prompts serve reinforcement learning without a data term")
 
@@ -179,7 +180,7 @@ def check_actions(config: Mapping[str, Any], context: CheckContext) -> Iterator[
     where = CONFIG_KEY
     for key, data in {**context.training, **context.validation}.items():
         yield from check_data_actions(key, data, pipe, size, transform, where)
-        if transform is None and (transform := declared(data, "declared_transform")) is not None:
+        if transform is None and (transform := facts_of(data).transform) is not None:
             where = key
     yield from check_start(config, context, transform)
 
@@ -196,26 +197,15 @@ def check_data_actions(
     target = target_of(data)
     if isinstance(target, type) and issubclass(target, (ImageDataset, MockImages)):
         yield error(key, NO_IMAGES)
-    own = declared(data, "declared_transform")
-    width = declared(data, "declared_width") if own is None else own.dim
+    facts = facts_of(data)
+    own: ActionTransform | None = facts.transform
+    width = facts.action_dim if own is None else own.dim
     if width is not None and size not in (None, width):
         fitting = pipe["net"]["action_dim"] // size * width  # of some networks it counts all actions of a clip
         text = f"its actions have {width} numbers, but the network reads {size}"
         yield error(key, text, f"Set {PIPE}.net.action_dim={fitting}, or choose other data")
     elif own is not None and transform is not None and not (own.yields_to(transform) or transform.yields_to(own)):
         yield error(key, f"its actions are {own}, but those of {where} {transform}", ONE_RUN.rstrip("."))
-
-
-def declared(data: Mapping[str, Any], method: str) -> Any:
-    """What a class method of a data set returns for these arguments; None without one, and where they are wrong, which
-    the data set's own check reports."""
-    asked = getattr(target_of(data), method, None)
-    if not callable(asked):
-        return None
-    try:
-        return asked(**{key: value for key, value in data.items() if key != "_target_"})
-    except (ConfigError, DataError):
-        return None
 
 
 def check_start(

@@ -33,6 +33,7 @@ from imaginaire import storage
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
 from imaginaire.config.schema import Section, at_least
+from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.findings import Finding, error
 
@@ -216,9 +217,9 @@ def data_text(data: Mapping[str, Any]) -> TrainedText | None:
     if not isinstance(num_tokens, int):
         return None  # a class from elsewhere, which means something else by it
     made = data_text_width(data)
-    if callable(declared := getattr(target, "declared_encoder", None)):
+    if (encoder := facts_of(data).encoder) is not None:
         assert made is not None
-        return TrainedText(declared(**_arguments(data)), num_tokens, num_tokens, made[1])
+        return TrainedText(encoder, num_tokens, num_tokens, made[1])
     if "load_t5_embeddings" in parameters and not data.get("load_t5_embeddings"):
         return None if made is None else TrainedText(NO_TEXT, num_tokens, num_tokens, made[1])
     place = data.get("dataset_dir") or data.get("root")

@@ -31,7 +31,7 @@ from cosmos_predict2.checkpoints.card_checks import alpha_differences
 from cosmos_predict2.checkpoints.runs import RATE_KEY
 from cosmos_predict2.conditioner import TEXT_KEY, Condition
 from cosmos_predict2.data.latent_cache import LATENTS_KEY, check_tokenizer
-from cosmos_predict2.data.sizes import frame_rate, pixel_frames
+from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.models import model_checks
 from cosmos_predict2.models.actions import actions_of
@@ -52,6 +52,7 @@ from cosmos_predict2.world_model.parallelize import parallelize_dit
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire import distributed
 from imaginaire.checkpoint import weights
+from imaginaire.data.facts import facts_of
 from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
 from imaginaire.distributed.meta_device import has_meta
 from imaginaire.distributed.parallel import ParallelDims, current_dims
@@ -139,7 +140,7 @@ class Video2WorldModel(ImaginaireModel):
         return {f"config.{key}": value for key, value in read_card(path).switches.items()}
 
     def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        rates = [rate for data in data_sets if (rate := frame_rate(data)) is not None]
+        rates = [rate for data in data_sets if (rate := facts_of(data).rate) is not None]
         if self.config.text.is_set:
             text = text_of_config(self.config.text)
             texts = [] if text is None else [text]

@@ -140,7 +140,7 @@ def recordings_of_run(
     cls = ActionConditionedDataset if target == BRIDGE else OF_FILES[target]
     for name in ("num_action_per_chunk", "num_frames"):
         arguments.pop(name, None)
-    declared = cls.declared_transform(**arguments)
+    declared = cls.facts(arguments).transform
     if declared is None or (declared.proposed and declared.yields_to(transform)):
         arguments["action_transform"] = transform  # in place of what they would propose
     dataset = cls(**arguments, num_frames=num_actions + 1)

@@ -14,6 +14,7 @@ from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints.card import mappings
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.pipelines.action_inputs import Episode, chosen_frames, require_sixteenths
 from cosmos_predict2.pipelines.asked import Reading
@@ -41,7 +42,9 @@ class LeRobotRecordings:
             own.pop("embodiment", None)
         if "stride" in given:
             own.pop("frame_rate", None)
-        if (width := LeRobotActionDataset.declared_width(root=root, **own)) != transform.dim:
+        source = LeRobotSource.open(root)
+        parts = source.action_parts(own.get("action_keys"), own.get("embodiment"))
+        if (width := source.width(parts)) != transform.dim:
             raise DataError(
                 f"{root}: an action has {width} numbers, but this model was trained with {transform.dim}: --action_key."
             )

@@ -2,8 +2,8 @@
 """Check a composed configuration before anything heavy is built: weights, data, number of processes.
 
 Every class that ``model`` or a loader names may have a class method ``check`` (`imaginaire.findings`); a model also has
-``checkpoint_switches`` (`ImaginaireModel`). A data set may have a ``data_kind``, a word for what its items are:
-training on one kind and validating on another is a warning.
+``checkpoint_switches`` (`ImaginaireModel`). Training on one kind of data and validating on another, by the facts of the
+data sets (`imaginaire.data.facts`), is a warning.
 """
 
 import logging
@@ -24,6 +24,7 @@ from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config, registry
 from imaginaire.config.names import target_of
 from imaginaire.config.schema import Config
+from imaginaire.data.facts import facts_of
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, warning
@@ -199,7 +200,7 @@ def data_sets(section: Any) -> list[dict[str, Any]]:
 def _other_kind(config: Config) -> Iterator[Finding]:
     """Validation on data of another kind than those of training, as where only the latter were chosen."""
     trained, validated = _kinds(config.dataloader_train), _kinds(config.dataloader_val)
-    is_known = any(hasattr(cls, "data_kind") for cls in (*trained.values(), *validated.values()))
+    is_known = any(hasattr(cls, "facts") for cls in (*trained.values(), *validated.values()))
     if not trained or not validated or trained.keys() & validated.keys() or not is_known:
         return
     yield warning(
@@ -211,10 +212,9 @@ def _other_kind(config: Config) -> Iterator[Finding]:
 
 
 def _kinds(section: Any) -> dict[str, type]:
-    """The kinds of data sets in a loader's section, each with its class; that of a class without one is its name."""
-    targets = (target_of(node, key) for key, node in config_checks.nodes(section))
-    classes = [cls for cls in targets if isinstance(cls, type) and issubclass(cls, Dataset)]
-    return {str(getattr(cls, "data_kind", cls.__name__)): cls for cls in classes}
+    """The kinds of data sets in a loader's section, each with its class."""
+    nodes = [(target_of(node), node) for node in data_sets(section)]
+    return {facts_of(node).kind: cls for cls, node in nodes if isinstance(cls, type) and issubclass(cls, Dataset)}
 
 
 def _listed(kinds: dict[str, type]) -> str:

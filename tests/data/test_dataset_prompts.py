@@ -45,7 +45,7 @@ def test_lines_of_geneval_and_first_frames_with_actions(tmp_path: Path) -> None:
     path = _lines(tmp_path / "b.jsonl", {"prompt": "push", "image": "frames/0.png", "action": action})
     data = _dataset(path, action_transform=TRANSFORM)
     item = data[0]
-    assert data.declared_true_frames(path=path) == item["num_true_frames"] == 1
+    assert data.facts(dict(path=path)).num_true_frames == item["num_true_frames"] == 1
     assert item["action"].tolist() == action and json.loads(item["action_transform"])["kind"] == "controller"
     assert all(torch.equal(item["video"][:, k], item["video"][:, 0]) for k in range(5)) and item["video"].any()
 

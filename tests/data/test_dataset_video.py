@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from cosmos_predict2.data.dataset_video import Dataset
-from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import resize_and_crop
 from cosmos_predict2.data.video_folder import CaptionedFolder
@@ -22,6 +21,7 @@ from cosmos_predict2.text.embeddings import folder as embedding_folder
 from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.folder import EncoderRecord, write_record
+from imaginaire.data.facts import facts_of
 from imaginaire.data.stream import DataStream, ResumableLoader
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
@@ -52,8 +52,8 @@ def test_a_sample_has_the_published_form(folder: Path) -> None:
     dataset = _dataset(folder)
     assert len(dataset) == 3
     node = dict(_target_=Dataset, dataset_dir=str(folder), num_frames=13, video_size=SIZE)
-    assert [frame_rate({**node, **own}) for own in ({}, dict(stride=2), dict(fps=5.0))] == [20, 10, 5]
-    assert frame_rate({**node, "dataset_dir": "elsewhere"}) is None
+    assert [facts_of({**node, **own}).rate for own in ({}, dict(stride=2), dict(fps=5.0))] == [20, 10, 5]
+    assert facts_of({**node, "dataset_dir": "elsewhere"}).rate is None
     for i, stem in enumerate(LENGTHS):
         item = dataset[i]
         assert item["video"].dtype == torch.uint8 and item["video"].shape == (3, 13, *SIZE)

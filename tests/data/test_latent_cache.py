@@ -13,11 +13,11 @@ from cosmos_predict2.data import latent_cache
 from cosmos_predict2.data.dataset_latents import LatentDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.latent_cache import cache_latents, is_same_tokenizer, probe, window_starts
-from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from imaginaire.data.facts import facts_of
 from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from scripts import cache_latents as script
@@ -59,7 +59,7 @@ def test_latents_are_what_the_tokenizer_makes_of_the_same_frames(cached: Path) -
     tokenizer = TinyTokenizer()
     dataset = LatentDataset(str(cached), num_tokens=4)
     assert len(dataset) == 3 and dataset.num_frames == 9
-    assert frame_rate(dict(_target_=LatentDataset, dataset_dir=str(cached))) == dataset[0]["fps"]
+    assert facts_of(dict(_target_=LatentDataset, dataset_dir=str(cached))).rate == dataset[0]["fps"]
     for stem, starts in (("clip_0", [0]), ("clip_1", [0, 2, 5]), ("clip_2", [0, 10, 21])):
         with latent_cache.open_latents(cached / "latents" / f"{stem}.safetensors") as clip:
             assert clip.num_windows == len(starts) and clip.fps == 10

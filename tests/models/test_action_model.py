@@ -2,6 +2,7 @@
 """Training with actions: what of a batch is required, what it starts from, and the transform that it keeps."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from imaginaire import distributed
 from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.data.facts import DataFacts
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import Finding
 from tests.checkpoints.nets import transform_tensor
@@ -414,5 +416,6 @@ def test_actions_of_data_that_do_not_fit_are_found(
 
 class Declaring(MockVideos):
     @classmethod
-    def declared_transform(cls, *, scale: list[float], **_: Any) -> ActionTransform:
-        return controller(len(scale), scale[0])
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        scale = arguments["scale"]
+        return DataFacts(kind="declaring", transform=controller(len(scale), scale[0]))

@@ -36,6 +36,7 @@ from cosmos_predict2.data.action_conditioned.items import (
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording, read_recordings
 from cosmos_predict2.data.video.clips import probe, read_frames, stretch
 from cosmos_predict2.text.embeddings.pickles import padded
+from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.findings import CheckContext, Finding, error, errors
 
@@ -64,8 +65,6 @@ class ActionConditionedDataset(ActionDataset):
 
     ``num_action_per_chunk`` and ``fps_downsample_ratio`` are the newer names of num_frames - 1 and sequence_interval.
     """
-
-    data_kind = "recordings in Bridge's layout"
 
     def __init__(
         self,
@@ -175,7 +174,7 @@ class ActionConditionedDataset(ActionDataset):
                 arguments.get("fps_downsample_ratio"),
             )
             yield from errors(key, shape_problems(num_frames, arguments.get("video_size", (480, 640))))
-            cls.declared_transform(**{**arguments, "load_action": True})
+            _transform_of(with_defaults(cls, arguments))
         except ConfigError as problem:
             yield error(key, str(problem))
         if mode in MODES:
@@ -187,32 +186,26 @@ class ActionConditionedDataset(ActionDataset):
             yield error(f"{key}.video_path", f"the folder {arguments.get('video_path', '')} does not exist")
 
     @classmethod
-    def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
-        """The transform of the actions with these arguments; None without actions, or where it depends on the files."""
-        if not arguments.get("load_action", True):
-            return None
-        form = {
-            "accumulate": _accumulate(arguments.get("accumulate_action", False)),
-            "quaternion": arguments.get("quaternion", False),
-        }
-        scales = arguments.get("action_scale", ACTION_SCALE), arguments.get("gripper_rescale_factor", 1.0)
-        return _transform(arguments.get("action_transform"), *scales, form)
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        options = with_defaults(cls, arguments)
 
-    @classmethod
-    def declared_width(cls, **arguments: Any) -> int:
-        """How many numbers an action of a data set with these arguments has."""
-        return 8 if arguments.get("quaternion", False) else 7
+        def rate() -> float:
+            """By the header of the first video."""
+            first = annotation_files(Path(options[f"{options['mode']}_annotation_path"]))[0]
+            camera = options["cam_ids"][0] if options["cam_id"] is None else options["cam_id"]
+            keys = {key: options[key] for key in ("state_key", "gripper_key")}
+            recording = read_recording(first, camera_ids=(camera,), **keys)
+            assert recording is not None  # no choice of rollouts was asked for
+            stride = options["fps_downsample_ratio"] or options["sequence_interval"]
+            return probe(Path(options["video_path"]) / recording.videos[0])[1] / stride
 
-    @classmethod
-    def declared_rate(cls, **arguments: Any) -> float:
-        """Frames per second of the frames of an item, by the header of the first video."""
-        first = annotation_files(Path(arguments.get(f"{arguments.get('mode', 'train')}_annotation_path", "")))[0]
-        camera = arguments["cam_id"] if arguments.get("cam_id") is not None else arguments.get("cam_ids", (0,))[0]
-        keys = {key: arguments[key] for key in ("state_key", "gripper_key") if key in arguments}
-        recording = read_recording(first, camera_ids=(camera,), **keys)
-        assert recording is not None  # no choice of rollouts was asked for
-        stride = arguments.get("fps_downsample_ratio") or arguments.get("sequence_interval", 1)
-        return probe(Path(arguments.get("video_path", "")) / recording.videos[0])[1] / stride
+        return DataFacts(
+            kind="recordings in Bridge's layout",
+            has_actions=options["load_action"],
+            transform=known(lambda: _transform_of(options)) if options["load_action"] else None,
+            action_dim=8 if options["quaternion"] else 7,
+            read_rate=rate,
+        )
 
     def _item(self, index: int) -> dict[str, Any]:
         i, frames = self.windows[index]
@@ -302,6 +295,13 @@ def _accumulate(value: bool | Accumulate) -> Accumulate:
     if isinstance(value, bool):
         return "window" if value else None
     return value
+
+
+def _transform_of(options: Mapping[str, Any]) -> ActionTransform | None:
+    """The transform of the actions of a data set with these arguments; None where it depends on the files."""
+    form = {"accumulate": _accumulate(options["accumulate_action"]), "quaternion": options["quaternion"]}
+    scales = options["action_scale"], options["gripper_rescale_factor"]
+    return _transform(options["action_transform"], *scales, form)
 
 
 def _transform(

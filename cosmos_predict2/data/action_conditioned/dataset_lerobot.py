@@ -43,26 +43,13 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, ch
 from cosmos_predict2.data.video.clips import choose_decoder, stretch
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
+from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.findings import CheckContext, Finding, error, errors
 
 log = logging.getLogger(__name__)
 
 HELD_OUT = ("val", "test")
-
-_CHECKED: dict[str, Any] = dict(  # arguments that the check reads, with their defaults
-    root="",
-    camera=None,
-    num_frames=13,
-    video_size=(256, 320),
-    data_split="train",
-    action_keys=None,
-    embodiment=None,
-    stride=1,
-    frame_rate=None,
-    combine_actions=None,
-    start_interval=1,
-)
 
 
 class LeRobotActionDataset(ActionDataset):
@@ -81,8 +68,6 @@ class LeRobotActionDataset(ActionDataset):
     ``load_t5_embeddings`` reads the text from episode_000000.pickle and so on in ``embedding_dir`` (ROOT/t5_xxl by
     default); without it the text is zeros. ``fps`` is the label in the items, whatever the rate of the recording.
     """
-
-    data_kind = "LeRobot recordings"
 
     def __init__(
         self,
@@ -164,7 +149,7 @@ class LeRobotActionDataset(ActionDataset):
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments, without reading the episodes."""
-        options = {**_CHECKED, **arguments}
+        options = with_defaults(cls, {"root": "", **arguments})
         stride, combine = options["stride"], options["combine_actions"]
         problems = _problems(options["data_split"], options["embodiment"], stride, options["start_interval"], combine)
         yield from errors(context.key, problems)
@@ -174,32 +159,34 @@ class LeRobotActionDataset(ActionDataset):
             parts = choose_action(info, options["action_keys"], options["embodiment"])
             _combination(combine, _stride(info.fps, stride, options["frame_rate"]), info, parts)
             choose_camera(info, options["camera"])
-            cls.declared_width(**arguments)
+            sum(part_width(info, part) for part in parts)
         except (ConfigError, DataError) as problem:
             yield error(context.key, str(problem))
         try:
-            cls.declared_transform(**arguments)
+            _declared_transform(options["action_transform"])
         except (ConfigError, DataError) as problem:
             yield error(context.key, str(problem))
 
     @classmethod
-    def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
-        """The transform of the actions with these arguments; None where it depends on the files."""
-        given = arguments.get("action_transform")
-        return None if given in (None, STATISTICS) else transform_of(given)
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        options = with_defaults(cls, arguments)
 
-    @classmethod
-    def declared_width(cls, **arguments: Any) -> int:
-        """How many numbers an action has with these arguments, by meta/info.json."""
-        info = read_info(Path(arguments.get("root", "")))
-        parts = choose_action(info, arguments.get("action_keys"), arguments.get("embodiment"))
-        return sum(part_width(info, part) for part in parts)
+        def action_dim() -> int:
+            info = read_info(Path(options["root"]))
+            parts = choose_action(info, options["action_keys"], options["embodiment"])
+            return sum(part_width(info, part) for part in parts)
 
-    @classmethod
-    def declared_rate(cls, **arguments: Any) -> float:
-        """Frames per second of the frames of an item, whatever its label ``fps`` is."""
-        info = read_info(Path(arguments.get("root", "")))
-        return info.fps / _stride(info.fps, arguments.get("stride", 1), arguments.get("frame_rate"))
+        def rate() -> float:
+            info = read_info(Path(options["root"]))
+            return info.fps / _stride(info.fps, options["stride"], options["frame_rate"])
+
+        return DataFacts(
+            kind="LeRobot recordings",
+            has_actions=True,
+            transform=known(lambda: _declared_transform(options["action_transform"])),
+            action_dim=known(action_dim),
+            read_rate=rate,
+        )
 
     def _item(self, index: int) -> dict[str, Any]:
         place, frames = self.windows[index]
@@ -311,6 +298,11 @@ def _combination(wanted: str | Sequence[str] | None, stride: int, info: Info, pa
             ' word for each number, [sum,sum,last]. meta/modality.json of the data set has no "absolute" for them.'
         )
     return ["last" if kind else "sum" for kind in kinds]
+
+
+def _declared_transform(given: ActionTransform | Mapping[str, Any] | str | None) -> ActionTransform | None:
+    """None where it depends on the files."""
+    return None if given in (None, STATISTICS) else transform_of(given)
 
 
 def _given_transform(given: ActionTransform | Mapping[str, Any] | str | None, width: int) -> ActionTransform | None:

@@ -34,6 +34,7 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
 from cosmos_predict2.data.samples import PackedStrings
 from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.text.trained_text import encode_commands
+from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.findings import CheckContext, Finding, error, errors
 
@@ -57,8 +58,6 @@ class LiberoDataset(ActionDataset):
     a transform fitted to them); with a stride, moves in between are added up and the gripper's number is the last.
     ``load_t5_embeddings`` takes the text from ROOT/t5_xxl/<task>.pickle; without it the text is zeros.
     """
-
-    data_kind = "LIBERO's files"
 
     def __init__(
         self,
@@ -123,35 +122,27 @@ class LiberoDataset(ActionDataset):
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments, without opening the files."""
-        problems = _problems(
-            arguments.get("cameras", ("agentview_rgb",)),
-            arguments.get("mode", "train"),
-            arguments.get("val_every", 10),
-            arguments.get("stride", 1),
-            arguments.get("start_interval", 1),
-            arguments.get("outcome"),
-        )
-        yield from errors(context.key, problems)
-        shape = arguments.get("num_frames", 13), arguments.get("video_size", (256, 320))
-        yield from errors(context.key, shape_problems(*shape))
+        options = with_defaults(cls, {"root": "", **arguments})
+        names = ("cameras", "mode", "val_every", "stride", "start_interval", "outcome")
+        yield from errors(context.key, _problems(*(options[name] for name in names)))
+        yield from errors(context.key, shape_problems(options["num_frames"], options["video_size"]))
         try:
-            find_suites(Path(arguments.get("root", "")), arguments.get("suites"))
+            find_suites(Path(options["root"]), options["suites"])
         except DataError as problem:
             yield error(context.key, str(problem))
         try:
-            cls.declared_transform(**arguments)
+            _transform(options["action_transform"])
         except (ConfigError, DataError) as problem:
             yield error(context.key, str(problem))
 
     @classmethod
-    def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
-        """The transform of the actions with these arguments; None where it depends on the files."""
-        return _transform(arguments.get("action_transform"))
-
-    @classmethod
-    def declared_rate(cls, **arguments: Any) -> float:
-        """Frames per second of the frames of an item, whatever its label ``fps`` is."""
-        return FPS / int(arguments.get("stride", 1))
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        return DataFacts(
+            kind="LIBERO's files",
+            has_actions=True,
+            transform=known(lambda: _transform(arguments.get("action_transform"))),
+            read_rate=lambda: FPS / int(arguments.get("stride", 1)),
+        )
 
     def demo(self, i: int) -> Demo:
         """Demonstration i of those that are used."""

@@ -18,6 +18,7 @@ from cosmos_predict2.data.video_folder import NO_ENCODER, exclude
 from cosmos_predict2.text.embeddings.folder import SUFFIXES, embedding_in, masked
 from cosmos_predict2.text.embeddings.pickles import LARGEST_BYTES
 from imaginaire import foreign_json, storage
+from imaginaire.data.facts import DataFacts
 from imaginaire.errors import DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors
 
@@ -34,8 +35,6 @@ class ShardedVideos(Dataset[dict[str, Any]]):
     without is an error, or with ``skip_bad_samples`` excluded; a clip that cannot be read names its shard and member.
     ``index_dir`` keeps where samples lie in their shards; default: a folder of the user's.
     """
-
-    data_kind = "shards of clips"
 
     def __init__(
         self,
@@ -79,6 +78,10 @@ class ShardedVideos(Dataset[dict[str, Any]]):
                 yield error(context.key, f"{shards[0]} does not exist")
         except UserError as problem:
             yield error(context.key, str(problem))
+
+    @classmethod
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        return DataFacts(kind="shards of clips", has_actions=False, read_rate=lambda: float(arguments["fps"]))
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -10,6 +10,8 @@ and the encoder again. ``handed_over`` is the share of the later windows that be
 Windows in which no object gets ``least_travel`` pixels far are excluded, unless the episode has no others.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -21,6 +23,7 @@ from cosmos_predict2.data.latent_cache import LATENTS_KEY, PROBE_KEY, probe
 from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.interfaces import VideoTokenizer
+from imaginaire.data.facts import DataFacts
 from imaginaire.errors import ConfigError
 
 GROUP = 4  # pixel frames of a latent one
@@ -33,10 +36,7 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
     The window is drawn from NumPy's global generator, which the loader seeds per sample.
     """
 
-    declared_transform = ToyWorldVideos.declared_transform
     check = ToyWorldVideos.check
-
-    data_kind = "the toy world"
 
     def __init__(
         self,
@@ -63,6 +63,11 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
         ]
         # [N, 1 or 2, windows, C, h, w] (true first frames; those handed over, if any are) and [N, C, groups, h, w]
         self._firsts, self._groups = (torch.cat(part) for part in zip(*parts, strict=True))
+
+    @classmethod
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        # Without a rate, so that its runs imagine at that of the model's config, as they always did.
+        return replace(ToyWorldVideos.facts(arguments), read_rate=lambda: None)
 
     def __len__(self) -> int:
         return len(self.videos)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.actions.transforms import ActionTransform, controller
+from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY, no_text
 from cosmos_predict2.data.samples import frame_item, place_of, text_item
 from cosmos_predict2.data.toy.states import PATTERN, action_width, read_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import NO_TEXT
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
+from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, near
 from imaginaire.findings import CheckContext, Finding, error, errors
 
@@ -65,9 +66,20 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
         self._hides_actions = hide_actions
 
     @classmethod
-    def declared_encoder(cls, *, captions: bool = True, num_tokens: int = 64, width: int = 64, **_: Any) -> str:
-        """The name of the encoder of its captions with these arguments; "none" where the text is zeros."""
-        return BytesEncoder(num_tokens, width).name if captions else NO_TEXT
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        options = with_defaults(cls, arguments)
+        has_text = options.get("captions", True)
+        return DataFacts(
+            kind="the toy world",
+            has_actions=True,
+            transform=known(lambda: controller(cls._action_dim(options), scale=1.0)),
+            encoder=known(lambda: BytesEncoder(options["num_tokens"], options["width"]).name) if has_text else NO_TEXT,
+            read_rate=lambda: float(options["fps"]),
+        )
+
+    @classmethod
+    def _action_dim(cls, options: Mapping[str, Any]) -> int:
+        return int(options["action_dim"])
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -99,8 +111,6 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
 
 class ToyWorldVideos(EpisodeVideos):
     """``num_episodes`` simulated episodes. Only compact states are kept, so a large data set costs little memory."""
-
-    data_kind = "the toy world"
 
     def __init__(
         self,
@@ -160,16 +170,9 @@ class ToyWorldVideos(EpisodeVideos):
         """What is wrong with the arguments, before any episode is made."""
         return errors(context.key, count_problems(arguments))
 
-    @classmethod
-    def declared_transform(cls, **arguments: Any) -> ActionTransform:
-        """The transform of the actions of a data set with these arguments."""
-        return controller(arguments.get("action_dim", 4), scale=1.0)
-
 
 class ToyWorldStates(EpisodeVideos):
     """Episodes from a folder with the states of the toy world (``OUT/train`` of the form "states")."""
-
-    data_kind = "the toy world"
 
     def __init__(
         self,
@@ -203,9 +206,8 @@ class ToyWorldStates(EpisodeVideos):
             )
 
     @classmethod
-    def declared_transform(cls, **arguments: Any) -> ActionTransform:
-        """The transform of the actions of a data set with these arguments."""
-        return controller(action_width(Path(arguments.get("folder", ""))), scale=1.0)
+    def _action_dim(cls, options: Mapping[str, Any]) -> int:
+        return action_width(Path(options["folder"]))
 
 
 def count_problems(arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.dit_weights import described_weights
-from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics import held_out
 from cosmos_predict2.evaluation.reports.evaluation_page import (
@@ -30,6 +29,7 @@ from cosmos_predict2.pipelines.composed_run import dataset_node, described_datas
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.checkpoint.weight_files import latest
 from imaginaire.config import lazy_config
+from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ def evaluate(
         num_steps=num_steps,
         cautions=(caution,) if caution else (),
     )
-    fps = frame_rate(node) or pipe_config.fps
+    fps = facts_of(node).rate or pipe_config.fps
     movement = held_out.movement(clips)
     shown = sorted(range(len(clips)), key=lambda i: -movement[i])[:NUM_SHOWN]
     return HeldOutEvaluation(figures, {TRUTH: clips.video_B_C_F_H_W, **videos}, shown, fps)

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
-from cosmos_predict2.models.model_checks import declared
 from cosmos_predict2.rl.config import KEY, RLConfig, reward_configs
 from cosmos_predict2.rl.rewards.remote import LAST_LOOK_S
 from imaginaire import distributed
 from imaginaire.buildable import resolve
 from imaginaire.config.names import target_of
+from imaginaire.data.facts import facts_of
 from imaginaire.errors import DataError
 from imaginaire.findings import CheckContext, Finding, error
 
@@ -39,7 +39,7 @@ def check_rewards(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
 def check_conditions(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
     """Conditioning frames that data without true clips do not have."""
     for key, data in context.training.items():
-        true_frames = declared(data, "declared_true_frames")
+        true_frames = facts_of(data).num_true_frames
         if true_frames is not None and rl.max_num_conditional_frames > true_frames:
             text = f"{rl.max_num_conditional_frames}, but samples of {key} have {true_frames} true frames"
             yield error(f"{KEY}.max_num_conditional_frames", text, f"Set it to {true_frames}, and the smallest too")
@@ -47,12 +47,10 @@ def check_conditions(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
 
 def lacks(data: Mapping[str, Any], name: str) -> bool:
     """Whether a data set is known to have no such thing in its samples."""
+    facts = facts_of(data)
     if name in OF_TRUE_CLIPS:
-        return declared(data, "declared_true_frames") is not None
-    target = target_of(data)
-    if name != "actions" or not hasattr(target, "data_kind") or hasattr(target, "declared_width"):
-        return False  # of data from elsewhere nothing is known
-    return declared(data, "declared_transform") is None
+        return facts.num_true_frames is not None
+    return name == "actions" and facts.has_actions is False
 
 
 def require_true_frames(batch: Mapping[str, Any], num_latent_frames: int) -> None:

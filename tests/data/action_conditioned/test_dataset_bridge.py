@@ -14,8 +14,8 @@ import torch
 from cosmos_predict2.actions.transforms import actions_from_field, pose_differences, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.recordings import read_recording
-from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.data.video.clips import probe
+from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError
 from tests.data.sources_bridge import bridge_tree, frame_value, recording
 from tests.findings import problems
@@ -137,7 +137,7 @@ def test_the_newer_names_mean_the_same(bridge: Path) -> None:
     new = _dataset(bridge, num_action_per_chunk=4, fps_downsample_ratio=2)
     assert len(old) == len(new) and torch.equal(old[3]["video"], new[3]["video"])
     node = dict(_target_=ActionConditionedDataset, train_annotation_path=str(bridge / "annotation/train"))
-    rates = [frame_rate({**node, "video_path": str(bridge), name: 2}) for name in RATIOS]
+    rates = [facts_of({**node, "video_path": str(bridge), name: 2}).rate for name in RATIOS]
     assert rates == [probe(bridge / "videos/train/0/rgb.mp4")[1] / 2] * 2
     with pytest.raises(ConfigError, match="num_frames=5"):
         _dataset(bridge, num_frames=5, num_action_per_chunk=12)

@@ -14,9 +14,9 @@ from cosmos_predict2.actions.statistics import other_range
 from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.writer import write_table
-from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
+from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError
 from tests.data import sources_lerobot as made
 from tests.data.sources_lerobot import FRONT, LENGTHS, grey
@@ -62,7 +62,7 @@ def test_a_stride_takes_frames_and_one_row_of_actions(combine: str, rows: list, 
         data = dataset(original, num_frames=3, combine_actions=combine, action_transform=controller(3, 1.0), **stride)
         assert len(data) == sum(length - 4 for length in LENGTHS)
         assert numpy.array_equal(data[0]["action"].numpy(), made.action(0)[rows])
-        assert frame_rate(dict(_target_=LeRobotActionDataset, root=str(original), fps=4.0, **stride)) == made.FPS / 2
+        assert facts_of(dict(_target_=LeRobotActionDataset, root=str(original), fps=4.0, **stride)).rate == made.FPS / 2
         assert data[0]["video"].float().mean((0, 2, 3)).tolist() == pytest.approx([20, 40, 60], abs=5)
 
 

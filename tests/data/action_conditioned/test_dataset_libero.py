@@ -12,9 +12,9 @@ from cosmos_predict2.actions.rotations import axis_angle_to_matrix, euler_to_mat
 from cosmos_predict2.configs.action_conditioned.defaults.data import libero_with_rollouts
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.action_conditioned.libero_files import caption, find_suites, list_demos, read_poses
-from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.text.embeddings import pickles
 from imaginaire.config import lazy_config
+from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError
 from tests.data.action_conditioned.test_dataset_bridge import KEYS
 from tests.data.sources_libero import demo, libero_tree
@@ -68,7 +68,7 @@ def test_with_a_stride_moves_add_up_and_the_gripper_is_the_last(libero: Path) ->
     actions = demo(0, 16)["actions"][1:10].reshape(3, 3, 7)
     expected = numpy.concatenate([actions[:, :, :6].sum(1), actions[:, -1, 6:]], axis=1) * 20
     assert numpy.allclose(item["action"], expected, atol=1e-5)
-    assert frame_rate(dict(_target_=LiberoDataset, root=str(libero), stride=4)) == 5
+    assert facts_of(dict(_target_=LiberoDataset, root=str(libero), stride=4)).rate == 5
     assert item["video"][0, :, 15, 0].tolist() == [20 + 5 * k for k in (1, 4, 7, 10)]
 
 

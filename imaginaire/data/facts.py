@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about the samples of a data set that are needed before it is built, from its arguments.
+
+    @classmethod
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts: ...
+
+A data set that a lazy call of the configuration names may have this method. It reads headers and names, never samples,
+and does not raise: what its arguments or files leave unknown is None, and its ``check`` reports why.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from imaginaire.config.names import signature, target_of
+from imaginaire.errors import UserError
+
+Fact = TypeVar("Fact")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFacts:
+    """The facts of a data set with certain arguments; None where they are unknown."""
+
+    kind: str  # in words; training on one kind and validating on another is a warning
+    has_actions: bool | None = None
+    transform: Any = None  # of its actions (ActionTransform); None too where it depends on the files
+    action_dim: int | None = None
+    num_true_frames: int | None = None  # where samples are no true clips: how many of their frames are true
+    encoder: str | None = None  # name of the encoder of texts that the data set makes itself
+    read_rate: Callable[[], float | None] = lambda: None  # may open a file
+
+    @property
+    def rate(self) -> float | None:
+        """Frames per second of a sample's frames, whatever its label ``fps`` is."""
+        return known(self.read_rate)
+
+
+def facts_of(node: Mapping[str, Any]) -> DataFacts:
+    """The facts of a lazy node; of a class without ``facts`` its name as kind, and its argument ``fps`` as rate."""
+    target = target_of(node)
+    arguments = {str(key): value for key, value in node.items() if not str(key).startswith("_")}
+    if (declared := getattr(target, "facts", None)) is not None:
+        facts: DataFacts = declared(arguments)
+        return facts
+    parameters = signature(target)
+    fps = arguments.get("fps", parameters["fps"].default if "fps" in parameters else None)
+    rate = float(fps) if isinstance(fps, int | float) else None
+    return DataFacts(kind=getattr(target, "__name__", str(target)), read_rate=lambda: rate)
+
+
+def known(read: Callable[[], Fact]) -> Fact | None:
+    """What ``read`` finds; None where arguments or files are wrong or missing."""
+    try:
+        return read()
+    except (UserError, TypeError, KeyError):  # the last two: without an argument that it must have
+        return None
+
+
+def with_defaults(target: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, and the default of every other parameter that has one."""
+    defaults = {key: one.default for key, one in signature(target).items() if one.default is not one.empty}
+    return {**defaults, **arguments}
