@@ -60,14 +60,14 @@ def _same_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _same_log() -> Iterator[None]:
-    """A program that runs inside a test sends the log to a stream that ends with the test."""
+    """A program that runs inside a test, or in a fixture of its module, sends the log to a stream that ends with it."""
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers = list(root.handlers)
+    root.setLevel(logging.WARNING)
     yield
     for handler in [h for h in root.handlers if h not in handlers and getattr(h, "of_imaginaire", False)]:
         root.removeHandler(handler)
         handler.close()
-    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
