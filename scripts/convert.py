@@ -39,7 +39,7 @@ another layout. DESTINATION is the folder to write. Both layouts can be given to
 adapters of a policy (--to peft) to model.config.policy.lora_path.
 
 --to public: a policy that has a published layout (OpenVLA, PI0.5) as its folder; adapters are added to the weights.
-SOURCE is a run or a folder. --from RUN --to FOLDER writes the same.
+Another is written as scripts.train_policy does. SOURCE is a run or a folder. --from RUN --to FOLDER writes the same.
 
 examples:
   python -m scripts.convert checkpoints/examples/minimal/minimal checkpoints/examples/minimal/as_dcp --to dcp
@@ -161,8 +161,8 @@ def _words(args: argparse.Namespace) -> tuple[str, str, str | None]:
 
 
 def _to_public(args: argparse.Namespace) -> None:
-    """Write a policy as the folder that it was published as."""
-    from cosmos_predict2.rl.policies.files import read_policy, write_policy
+    """Write a policy as the folder that it was published as; one without a published layout as training does."""
+    from cosmos_predict2.rl.policies.files import is_public, read_policy, write_policy
 
     folder, part = Path(args.destination), Path(args.destination.rstrip("/") + ".part")
     if storage.is_remote(args.destination):
@@ -170,10 +170,12 @@ def _to_public(args: argparse.Namespace) -> None:
     if folder.is_file() or (folder.exists() and not args.overwrite):
         raise ConfigError(f"{args.destination} exists: give another folder, or --overwrite.")
     policy, card = read_policy(args.source, _WHICH[args.weights])
-    if not hasattr(policy, "save"):
-        raise ConfigError(f"{args.source} holds a {type(policy).__name__}, which has no public layout.")
+    about = {**card.about, "converted_from": args.source}
+    if not is_public(type(policy)):
+        log.info("wrote %s", write_policy(folder, policy, about))
+        return
     shutil.rmtree(part, ignore_errors=True)
-    write_policy(part, policy, {**card.about, "converted_from": args.source})
+    write_policy(part, policy, about)
     if folder.is_dir():  # of which no file may be left among the new ones
         shutil.rmtree(folder)
     part.replace(folder)

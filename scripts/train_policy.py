@@ -21,15 +21,8 @@ from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# What makes a clone that succeeds about every second time, so that reinforcement learning has something to begin with
-# and to improve. Those that see with transformers take two to six minutes of a core.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "toy": dict(demonstrations=20, windows=[0, 12], steps=1500, lr=1e-3, batch_size=64),
-    "openvla_oft": dict(demonstrations=2000, windows="all", steps=3000, lr=1.5e-3, batch_size=32),
-    "pi05": dict(demonstrations=2000, windows="all", steps=3000, lr=2e-3, batch_size=32),
-}
-
-BINS = 32  # of a tiny OpenVLA: with the 256 of the published ones it takes many times as long to learn
+# Given to those policies that take them, and errors for others.
+_OF_SOME = ("base", "keep_statistics", "lora_rank", "variant", "expert_only", "augment")
 
 _EPILOG = """\
 examples:
@@ -38,6 +31,7 @@ examples:
   python -m scripts.train_policy --data datasets/toy_states/train --demonstrations 100 --out policy_mine
   python -m scripts.train_policy --policy openvla_oft --out checkpoints/policies/tiny_openvla_oft
   python -m scripts.train_policy --policy pi05 --out checkpoints/policies/tiny_pi05
+  python -m scripts.train_policy --policy my_robot:MyPolicy --data datasets/my_robot --out policy_mine
   python -m scripts.evaluate_policy --suite toy --policy policy
 """
 
@@ -55,12 +49,6 @@ def _starts(text: str) -> list[int] | str:
     return starts
 
 
-def _help(text: str, option: str) -> str:
-    """With the default of each policy, or the one of all."""
-    of_each = {name: defaults[option] for name, defaults in _DEFAULTS.items()}
-    return f"{text} (default: {', '.join(f'{value} for {name}' for name, value in of_each.items())})"
-
-
 def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.train_policy", __doc__, _EPILOG)
     add, count = parser.add_argument, command_line.at_least(1)
@@ -73,9 +61,9 @@ def _parser() -> command_line.Parser:
     )
     add(
         "--policy",
-        choices=["toy", "openvla_oft", "pi05"],
+        metavar="NAME",
         default="toy",
-        help="what is trained; toy acts in the toy world alone",
+        help="what is trained: openvla_oft, pi05, toy, which acts in the toy world alone, or a class of yours",
     )
     add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
     add(
@@ -95,15 +83,14 @@ def _parser() -> command_line.Parser:
     add(
         "--variant",
         choices=["oft", "l1"],
-        default="oft",
-        help="of openvla_oft: tokens, or numbers, for imitation alone",
+        help="of openvla_oft: tokens, or numbers, for imitation alone (default: oft)",
     )
     add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
     add(
         "--demonstrations",
         type=command_line.at_least(1, 10**6),
         metavar="N",
-        help=_help("how many; the first ones of --data", "demonstrations"),
+        help="how many; the first ones of --data (default: the policy's `cloning`)",
     )
     add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
     add("--camera", metavar="NAME", help="of --data, whose pictures (default: the only one; LIBERO: agentview_rgb)")
@@ -118,14 +105,14 @@ def _parser() -> command_line.Parser:
     add(
         "--windows",
         type=_starts,
-        help=_help("steps at which the windows of a demonstration begin, or 'all'; few make a weaker clone", "windows"),
+        help="steps at which the windows of a demonstration begin, or 'all' (default: likewise)",
     )
     add("--chunk", type=command_line.at_least(1, 10**4), default=12, help="actions that are decided at once")
     add("--knots", type=count, default=4, help="motions of a chunk, each held for chunk / knots actions")
     add("--noise", type=command_line.above_zero, default=0.2, help="standard deviation of what the policy draws")
-    add("--steps", type=command_line.at_least(1, 10**8), help=_help("of the optimizer", "steps"))
-    add("--lr", type=command_line.above_zero, help=_help("learning rate, which falls to 0", "lr"))
-    add("--batch_size", type=command_line.at_least(1, 10**5), help=_help("windows of a step", "batch_size"))
+    add("--steps", type=command_line.at_least(1, 10**8), help="of the optimizer (default: likewise)")
+    add("--lr", type=command_line.above_zero, help="learning rate, which falls to 0 (default: likewise)")
+    add("--batch_size", type=command_line.at_least(1, 10**5), help="windows of a step (default: likewise)")
     add("--seed", type=command_line.at_least(0), default=0, help="of demonstrations, first weights and batches")
     add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
     add("--overwrite", action="store_true", help="replace a policy that is there")
@@ -140,32 +127,25 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.toy_world.scene import SETTINGS
     from cosmos_predict2.world_model.assembly import check_device
     from imaginaire import random
+    from imaginaire.buildable import resolve
     from imaginaire.errors import near
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
-    for option, default in _DEFAULTS[args.policy].items():
+    cls = resolve(args.policy, "policy")
+    for option, default in {**cloning.DEFAULTS, **getattr(cls, "cloning", {})}.items():
         if getattr(args, option) is None:
             setattr(args, option, default)
     starts = None if args.windows == "all" else args.windows
-    path = Path(args.out) / files.PUBLIC_CONFIG if args.policy != "toy" else files.file_of(Path(args.out))
-    if args.base and args.policy == "toy":
-        raise ConfigError("--base is for policies with published weights: give --policy openvla_oft.")
+    path = Path(args.out) / files.PUBLIC_CONFIG if files.is_public(cls) else files.file_of(Path(args.out))
+    asked = {name: value for name in _OF_SOME if (value := getattr(args, name))}
     if args.keep_statistics and not args.base:
         raise ConfigError("--keep_statistics keeps those of --base: name it, or leave --keep_statistics out.")
-    if args.lora_rank and args.policy == "toy":
-        raise ConfigError("--lora_rank is for policies with published weights: give --policy openvla_oft or pi05.")
-    if args.variant != "oft" and args.policy != "openvla_oft":
-        raise ConfigError(f"--variant {args.variant} is for --policy openvla_oft, not {args.policy}.")
-    if args.expert_only and args.policy != "pi05":
-        raise ConfigError(f"--expert_only is for --policy pi05: {args.policy} has no action expert.")
-    if args.augment and args.policy != "pi05":
-        raise ConfigError(f"--augment is for --policy pi05: {args.policy} is cloned on the pictures as they are.")
     if path.exists() and not args.overwrite:
         raise ConfigError(f"--out {path} exists: give another path, or --overwrite.")
     if args.setting not in SETTINGS:
         raise ConfigError(f"--setting {args.setting}: the toy world has none.{near(args.setting, SETTINGS)}")
-    if args.base:  # before demonstrations are made, which may take long
+    if args.base and files.is_public(cls):  # before demonstrations are made, which may take long
         require_public(args.base, args.policy)
     if args.data:
         if args.action_dim is not None:
@@ -183,7 +163,9 @@ def run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as beginning:  # nothing is at --out before it is trained
         with random.preserved():
             torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
-            policy = _policy(args, windows, Path(beginning))
+            sizes = {name: getattr(args, name) for name in ("action_dim", "chunk", "noise", "seed")}
+            sizes |= dict(num_knots=args.knots, windows=windows, beginning=Path(beginning))
+            policy = cloning.begun(cls, asked, **sizes)
         if args.keep_statistics:
             cloning.warn_of_outside(policy, windows, args.base)
         policy.to(device)
@@ -196,77 +178,13 @@ def _clone(args: argparse.Namespace, policy: Any, windows: Any, demonstrations: 
 
     options = cloning.CloningOptions(args.steps, args.lr, args.batch_size)
     losses = cloning.clone(policy, windows, options, args.seed)
-    about = dict(
-        suite=args.suite,
-        setting=args.setting,
-        data=demonstrations.source,
-        demonstrations=len(demonstrations.actions),
-        windows=args.windows,
-        seed=args.seed,
-        steps=args.steps,
-        lr=args.lr,
-        batch_size=args.batch_size,
-        lora_rank=args.lora_rank,
-        loss=losses[-1],
-        command=shlex.join(["python", "-m", "scripts.train_policy", *sys.argv[1:]]),
-    )
-    files.write_policy(Path(args.out), policy, about)
-    path = Path(args.out) if args.policy != "toy" else files.file_of(Path(args.out))
+    names = ("suite", "setting", "windows", "seed", "steps", "lr", "batch_size", "lora_rank")
+    about = {name: getattr(args, name) for name in names}
+    about |= dict(data=demonstrations.source, demonstrations=len(demonstrations.actions), loss=losses[-1])
+    about["command"] = shlex.join(["python", "-m", "scripts.train_policy", *sys.argv[1:]])
+    path = files.write_policy(Path(args.out), policy, about)
     log.info("wrote %s; the loss fell from %.3f to %.3f", path, losses[0], losses[-1])
     print(f"policy: {path}")
-
-
-def _policy(args: argparse.Namespace, windows: Any, beginning: Path) -> Any:
-    """What is to be trained, with random weights, which are laid out in ``beginning``, or those of --base."""
-    from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy, recorded_settings
-    from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
-    from cosmos_predict2.rl.policies.toy import ToyPolicy
-    from cosmos_predict2.toy_world.physics import ACTION_LAYOUTS
-
-    if args.policy == "toy":
-        if args.action_dim not in ACTION_LAYOUTS:
-            raise ConfigError(
-                f"--data {args.data}: its actions have {args.action_dim} numbers, but --policy toy acts in the toy"
-                " world alone, whose things it finds by their colours. Give --policy openvla_oft or pi05."
-            )
-        return ToyPolicy(args.action_dim, args.chunk, args.knots, noise=args.noise)
-    if args.chunk % args.knots:
-        raise ConfigError(f"--chunk {args.chunk} is no multiple of --knots {args.knots}: choose one that is.")
-    hold = args.chunk // args.knots
-    if args.policy == "pi05":
-        return _pi05(args, windows, hold, beginning)
-    if args.base:
-        sizes: dict[str, Any] = dict(action_chunk=args.knots, action_dim=args.action_dim, hold=hold)
-        sizes |= recorded_settings(args.base, windows.actions_B_A_D, keep_statistics=args.keep_statistics)
-        return OpenVLAPolicy(args.base, **sizes, lora_rank=args.lora_rank, variant=args.variant)
-    write_tiny(
-        beginning,
-        seed=args.seed,
-        statistics={"action": windows.statistics()},
-        sentences=sorted(set(windows.observation["task_description"])),
-        action_chunk=args.knots,
-        action_dim=args.action_dim,
-        hold=hold,
-        bins=BINS,
-    )
-    return OpenVLAPolicy(str(beginning), lora_rank=args.lora_rank, variant=args.variant)
-
-
-def _pi05(args: argparse.Namespace, windows: Any, hold: int, beginning: Path) -> Any:
-    from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-    from cosmos_predict2.rl.policies.pi05.tiny import STATISTICS, write_tiny
-
-    sizes: dict[str, Any] = dict(action_horizon=args.knots, action_env_dim=args.action_dim, hold=hold)
-    trained: dict[str, Any] = dict(lora_rank=args.lora_rank, augment=args.augment)
-    trained |= dict(train_expert_only=True) if args.expert_only else {}  # else as --base has it
-    if args.base:
-        own = {} if args.keep_statistics else dict(statistics=windows.statistics())
-        return Pi05Policy(args.base, **sizes, **trained, **own)
-    statistics = {**STATISTICS, "actions": windows.statistics()}
-    sentences = windows.observation["task_description"]
-    return Pi05Policy(
-        str(write_tiny(beginning, seed=args.seed, norm_stats=statistics, sentences=sentences, **sizes)), **trained
-    )
 
 
 if __name__ == "__main__":

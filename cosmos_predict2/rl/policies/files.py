@@ -57,28 +57,34 @@ def file_of(path: Path) -> Path:
     return path if path.suffix else path / FILE
 
 
-def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> None:
-    """Write a policy, complete or not at all, to the file of this path; a published one to the folder."""
-    is_public = path_of(type(policy)) in PUBLIC.values()
-    if is_public and path.suffix in WEIGHTS:
+def is_public(cls: type) -> bool:
+    """Whether policies of a class are folders in a public layout."""
+    return path_of(cls) in PUBLIC.values()
+
+
+def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> Path:
+    """Write a policy, complete or not at all, to the file of this path, a published one to the folder; gives which."""
+    public = is_public(type(policy))
+    if public and path.suffix in WEIGHTS:
         raise ConfigError(f"{path}: a {type(policy).__name__} is a folder in its public layout: give a folder.")
-    path = path if is_public else file_of(path)
+    path = path if public else file_of(path)
     versions = {"torch": torch.__version__, "cosmos-posttrain": importlib.metadata.version("cosmos-posttrain")}
     card = {
         "policy": name_of(type(policy)),
         # where a published one is read from is its path
-        "arguments": {name: value for name, value in policy.arguments.items() if not (is_public and name == "path")},
+        "arguments": {name: value for name, value in policy.arguments.items() if not (public and name == "path")},
         "about": {**about, "versions": versions},
     }
-    if is_public:
+    if public:
         policy.save(path)
         text = json.dumps(card, indent=1, sort_keys=True) + "\n"
         storage.write_atomically(path / CARD, lambda file: file.write(text.encode()))
-        return
+        return path
     tensors = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
     content = safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(card, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.write_atomically(path, lambda file: file.write(content))
+    return path
 
 
 def holds_policy(address: str) -> bool:

@@ -8,7 +8,7 @@ P pixels, C the features of a picture.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
 from cosmos_predict2.rl.policies.weights import load_weights
 from cosmos_predict2.toy_world.detector import BITS, THINGS, shares
-from cosmos_predict2.toy_world.physics import action_layout
+from cosmos_predict2.toy_world.physics import ACTION_LAYOUTS, action_layout
 from imaginaire.errors import ConfigError
 
 LOOKS_FOR = ("gripper", "puck", "ring")
@@ -34,6 +34,7 @@ class ToyPolicy(nn.Module):
     to begin with: a policy's file, or a run that trained one.
     """
 
+    cloning: ClassVar[dict[str, Any]] = dict(demonstrations=20, windows=[0, 12], steps=1500, lr=1e-3, batch_size=64)
     shares: Tensor
 
     def __init__(
@@ -47,6 +48,11 @@ class ToyPolicy(nn.Module):
         path: str = "",
     ) -> None:
         super().__init__()
+        if action_dim not in ACTION_LAYOUTS:
+            raise ConfigError(
+                f"its actions have {action_dim} numbers, but a ToyPolicy acts in the toy world alone, whose things it"
+                " finds by their colours. Give --policy openvla_oft or pi05."
+            )
         if num_knots < 1 or chunk % num_knots:
             raise ConfigError(
                 f"policy.chunk={chunk} is no multiple of policy.num_knots={num_knots}: choose one that is."

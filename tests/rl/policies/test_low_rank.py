@@ -246,10 +246,10 @@ def test_words_that_do_not_go_together_are_refused(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--lora_rank", "4"], "--lora_rank is for"),
-        (["--policy", "openvla_oft", "--expert_only"], "--expert_only is for --policy pi05"),
-        (["--policy", "openvla_oft", "--augment"], "--augment is for --policy pi05"),
-        (["--policy", "pi05", "--variant", "l1"], "--variant l1 is for --policy openvla_oft"),
+        (["--lora_rank", "4"], "--lora_rank has no meaning"),
+        (["--policy", "openvla_oft", "--expert_only"], "--expert_only has no meaning"),
+        (["--policy", "openvla_oft", "--augment"], "--augment has no meaning"),
+        (["--policy", "pi05", "--variant", "l1"], "--variant has no meaning"),
     ],
 )
 def test_what_a_policy_has_not_is_refused(words: list[str], named: str, tmp_path: Path, capsys: Any) -> None:

@@ -9,13 +9,14 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
+from cosmos_predict2.rl.policies.cloning import Windows, held
 from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.openvla import pictures
 from cosmos_predict2.rl.policies.openvla.codec import (
@@ -32,6 +33,7 @@ from cosmos_predict2.rl.policies.openvla.config import MODEL_TYPE, OpenVLASizes
 from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, from_public, to_public, write_folder
 from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.openvla.prompts import Prompts
+from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.policies.weights import check_public, require_public
 from cosmos_predict2.text import pretrained
 from imaginaire import storage
@@ -42,6 +44,7 @@ from imaginaire.findings import CheckContext, Finding
 log = logging.getLogger(__name__)
 
 MOST = 10_000  # of actions, numbers or pictures: more is a damaged config.json
+TINY_BINS = 32  # of a tiny one that is cloned: with the 256 of the published ones it takes many times as long to learn
 VARIANTS = ("oft", "autoregressive", "l1")
 OWN = "recordings"  # the name of statistics that are not the folder's
 RECORDED = ("action_chunk", "action_dim", "hold", "num_images_in_input", "use_proprio", "gripper", "center_crop")
@@ -61,6 +64,8 @@ class OpenVLAPolicy(nn.Module):
     LIBERO. ``statistics`` of actions take the place of the folder's, also where it is saved. With ``lora_rank``
     adapters are trained in place of the weights, after those of ``lora_path`` were added for good.
     """
+
+    cloning: ClassVar[dict[str, Any]] = dict(demonstrations=2000, windows="all", steps=3000, lr=1.5e-3, batch_size=32)
 
     def __init__(
         self,
@@ -162,6 +167,31 @@ class OpenVLAPolicy(nn.Module):
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         return check_public(arguments, context, "openvla_oft")
+
+    @classmethod
+    def to_clone(
+        cls,
+        windows: Windows,
+        beginning: Path,
+        base: str = "",
+        keep_statistics: bool = False,
+        lora_rank: int = 0,
+        variant: str = "oft",
+        *,
+        chunk: int,
+        num_knots: int,
+        seed: int,
+    ) -> "OpenVLAPolicy":
+        """One with the weights of ``base``, or a tiny random one, which is written to the folder ``beginning``."""
+        action_dim = windows.actions_B_A_D.shape[2]
+        sizes: dict[str, Any] = dict(action_chunk=num_knots, action_dim=action_dim, hold=held(chunk, num_knots))
+        if base:
+            sizes |= recorded_settings(base, windows.actions_B_A_D, keep_statistics=keep_statistics)
+            return cls(base, **sizes, lora_rank=lora_rank, variant=variant)
+        sentences = sorted(set(windows.observation["task_description"]))
+        statistics = {"action": windows.statistics()}
+        write_tiny(beginning, seed=seed, statistics=statistics, sentences=sentences, bins=TINY_BINS, **sizes)
+        return cls(str(beginning), lora_rank=lora_rank, variant=variant)
 
     @property
     def network(self) -> OpenVLAModel:

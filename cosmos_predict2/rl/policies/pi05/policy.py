@@ -9,17 +9,19 @@ probability is that of the decision. Letters: B decisions, V views, H the model'
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
+from cosmos_predict2.rl.policies.cloning import Windows, held
 from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
+from cosmos_predict2.rl.policies.pi05.tiny import STATISTICS, write_tiny
 from cosmos_predict2.rl.policies.weights import check_public, require_public
 from cosmos_predict2.text import pretrained
 from imaginaire.errors import ConfigError, DataError
@@ -40,6 +42,7 @@ class Pi05Policy(nn.Module):
     good; a noise head is trained whole.
     """
 
+    cloning: ClassVar[dict[str, Any]] = dict(demonstrations=2000, windows="all", steps=3000, lr=2e-3, batch_size=32)
     trainer_step: Tensor
 
     def __init__(
@@ -82,6 +85,33 @@ class Pi05Policy(nn.Module):
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         return check_public(arguments, context, "pi05")
+
+    @classmethod
+    def to_clone(
+        cls,
+        windows: Windows,
+        beginning: Path,
+        base: str = "",
+        keep_statistics: bool = False,
+        lora_rank: int = 0,
+        expert_only: bool = False,
+        augment: bool = False,
+        *,
+        chunk: int,
+        num_knots: int,
+        seed: int,
+    ) -> "Pi05Policy":
+        """One with the weights of ``base``, or a tiny random one, which is written to the folder ``beginning``."""
+        action_dim = windows.actions_B_A_D.shape[2]
+        sizes: dict[str, Any] = dict(action_horizon=num_knots, action_env_dim=action_dim, hold=held(chunk, num_knots))
+        trained: dict[str, Any] = dict(lora_rank=lora_rank, augment=augment)
+        trained |= dict(train_expert_only=True) if expert_only else {}  # else as base has it
+        if base:
+            return cls(base, **sizes, **trained, statistics=None if keep_statistics else windows.statistics())
+        statistics = {**STATISTICS, "actions": windows.statistics()}
+        sentences = windows.observation["task_description"]
+        write_tiny(beginning, seed=seed, norm_stats=statistics, sentences=sentences, **sizes)
+        return cls(str(beginning), **trained)
 
     @property
     def action_dim(self) -> int:
