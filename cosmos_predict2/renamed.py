@@ -101,6 +101,7 @@ RENAMED = {
     "cosmos_predict2.rl.envs.reference": "cosmos_predict2.compat.rlinf.environment",
     "cosmos_predict2.recompute": "cosmos_predict2.world_model.recompute",
     "cosmos_predict2.rl.flow_grpo": "cosmos_predict2.rl.clips.flow_grpo",
+    "cosmos_predict2.rl.objective_table": "cosmos_predict2.rl.objectives",
     "cosmos_predict2.rl.quality_alarm": "cosmos_predict2.rl.clips.quality_alarm",
     "cosmos_predict2.rl.vla": "cosmos_predict2.rl.episodes",
     "cosmos_predict2.rl.vla.config": "cosmos_predict2.rl.episodes.config",

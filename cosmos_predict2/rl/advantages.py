@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewards to advantages: how much better a sample is than the others of its group.
 
-Groups are rows, [N, G]. Invalid samples are left out of means and deviations, and have advantage 0. The published
+Groups are rows, [N, G]. Invalid samples are excluded from means and deviations, and have advantage 0. The published
 variants, which fill invalid rewards in or group by the text of a prompt, are functions of their own.
 """
 
@@ -55,8 +55,31 @@ def group_advantages(
 
 
 def has_spread(rewards_N_G: Tensor, is_valid_N_G: Tensor, min_std: float = 0.0) -> Tensor:
-    """The rows from which something can be learnt, [N]."""
+    """The rows with an advantage that is not 0, [N]."""
     return group_advantages(rewards_N_G, is_valid_N_G, norm="none", min_std=min_std).ne(0).any(dim=1)
+
+
+def groups_within(
+    rewards_N_G: Tensor,
+    is_valid_N_G: Tensor,
+    *,
+    lower: float | None = None,
+    upper: float | None = None,
+    min_std: float | None = None,
+) -> Tensor:
+    """Dynamic sampling (DAPO): the groups with a mean reward in the bounds, both included, that are not all alike, [N].
+
+    Alike is a deviation of at most ``min_std``; None keeps groups that are alike, as the published filter does, and
+    their advantages are 0.
+    """
+    count_N = is_valid_N_G.sum(dim=1)
+    mean_N = (rewards_N_G * is_valid_N_G).sum(dim=1) / count_N.clamp(min=1)
+    is_kept_N = count_N > 0
+    if lower is not None:
+        is_kept_N &= mean_N >= lower
+    if upper is not None:
+        is_kept_N &= mean_N <= upper
+    return is_kept_N if min_std is None else is_kept_N & has_spread(rewards_N_G, is_valid_N_G, min_std)
 
 
 def filled_in(rewards_G: Tensor, is_valid_G: Tensor) -> tuple[Tensor, Tensor]:

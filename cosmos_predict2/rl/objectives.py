@@ -1,18 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reinforcement learning minimises, as pure functions of a batch; each returns one value per sample.
+"""The objectives of reinforcement learning, as pure functions of a batch, and the table of their names.
 
-Ratio objectives ("grpo", "guard", "dppo") take the log-ratio of a stochastic step; forward-process objectives ("nft",
-"awm") take predictions at freshly noised samples, whatever sampler made them. Advantages are clamped by the caller.
+A ratio objective ("grpo", "guard", "dppo") takes the log-ratio of new to old probability: of a stochastic step of a
+world model's sampler, or of a policy's decision. A forward-process objective ("nft", "awm") takes predictions at
+generated clips with fresh noise, whatever sampler made them. Advantages are clamped by the caller.
+
+# my_objectives.py:  model.config.rl.objective=my_objectives:better_or_worse
+@ratio_objective
+def better_or_worse(step: RatioStep) -> Clipped:
+    return clipped(step.log_ratio_B, step.advantage_B.sign(), step.limit)
+
+Letters: B clips, or decisions, of which K rows stand for their actions and N are a row's elements; K' and N' are what
+the level of a ratio leaves of them. Of decisions, what is called _B below is [B, K', N'].
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from imaginaire.buildable import resolve, shipped
+from imaginaire.errors import ConfigError
+
 SMALLEST_ERROR = 1e-5  # nft divides by a sample's error
+# What one ratio of a decision stands for, and the published name of that.
+RATIO_LEVELS = {"element": "token_level", "action": "action_level", "chunk": "chunk_level"}
+OF_EPISODES = ("episode-mean", "slice-mean", "token-mean-of-steps")  # aggregations that need whole episodes
+AGGREGATIONS = ("element-mean", "token-mean", *OF_EPISODES)
+KL_KINDS = ("k1", "k2", "k3")
+LARGEST_D, LARGEST_K3 = 20.0, 10.0  # as published
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +42,75 @@ class Clipped:
     ratio_B: Tensor
     is_above_B: Tensor  # ratios above 1 + clip
     is_below_B: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RatioStep:
+    """Some stochastic steps, or decisions, judged again: the log-ratio of new to old probability, and the drift.
+
+    ``mean_drift_B`` is the mean of (mean - old mean)^2, ``std`` the step's standard deviation, ``dt`` how far its level
+    falls (a flow time; of churn a noise level). Of a decision the divergence is estimated from its draw, and stands
+    there as a drift with a deviation of 1. The ratio is clipped at 1 - ``limit`` and 1 + ``limit_high`` (the same
+    where it is None), the loss at ``dual_clip`` times the advantage.
+    """
+
+    log_ratio_B: Tensor
+    advantage_B: Tensor
+    mean_drift_B: Tensor
+    std: float
+    limit: float
+    dt: float = 1.0
+    limit_high: float | None = None
+    dual_clip: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FreshNoise:
+    """Generated clips with fresh noise at times t, and the velocities there: the network's, and that which sampled.
+
+    Under context parallelism frames are this rank's; ``of_clip`` takes means over them, [B], to those of whole clips.
+    """
+
+    x0_B_C_T_H_W: Tensor
+    epsilon_B_C_T_H_W: Tensor
+    t_B: Tensor
+    v_B_C_T_H_W: Tensor
+    v_old_B_C_T_H_W: Tensor
+    advantage_B: Tensor
+    limit: float  # rl.clip_ratio
+    beta: float  # rl.nft_beta
+    largest_advantage: float
+    of_clip: Callable[[Tensor], Tensor]
+    limit_high: float | None = None
+    dual_clip: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutRatio:
+    """Losses of a forward-process objective that has no ratios [B], and what to log."""
+
+    loss_B: Tensor
+    watched: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``function`` of a `RatioStep`, or of `FreshNoise`. ``is_of_clips``: not for decisions of a policy."""
+
+    function: Callable[[Any], Any]
+    is_ratio: bool
+    is_of_clips: bool = False
+
+
+def ratio_objective(function: Callable[[RatioStep], Clipped]) -> Objective:
+    return Objective(function, is_ratio=True)
+
+
+def forward_objective(function: Callable[[FreshNoise], Clipped | WithoutRatio]) -> Objective:
+    return Objective(function, is_ratio=False, is_of_clips=True)
+
+
+# --- formulas
 
 
 def clipped(
@@ -49,22 +137,24 @@ def gaussian_kl(mean_drift_B: Tensor, std: float | Tensor) -> Tensor:
     return mean_drift_B / (2 * std**2)
 
 
-def guard(
-    log_ratio_B: Tensor, advantage_B: Tensor, mean_drift_B: Tensor, std: float, dt: float, clip: float
-) -> Clipped:
+def grpo(step: RatioStep) -> Clipped:
+    return clipped(step.log_ratio_B, step.advantage_B, step.limit, step.limit_high, step.dual_clip)
+
+
+def guard(step: RatioStep) -> Clipped:
     """GRPO-Guard: ratios exp(q (l - l_old + b)), clipped, and the loss divided by dt, so that all steps weigh alike.
 
     b is the expected decrease, drift / (2 q^2), and q the diffusion coefficient times sqrt(dt): the standard deviation.
     """
-    guarded_B = std * (log_ratio_B + gaussian_kl(mean_drift_B, std))
-    found = clipped(guarded_B, advantage_B, clip)
-    return replace(found, loss_B=found.loss_B / dt)
+    guarded_B = step.std * (step.log_ratio_B + gaussian_kl(step.mean_drift_B, step.std))
+    found = clipped(guarded_B, step.advantage_B, step.limit, step.limit_high, step.dual_clip)
+    return replace(found, loss_B=found.loss_B / step.dt)
 
 
-def dppo(log_ratio_B: Tensor, advantage_B: Tensor, mean_drift_B: Tensor, std: float, limit: float) -> Clipped:
+def dppo(step: RatioStep) -> Clipped:
     """Flow-DPPO: no clipping; updates that lead further away are left out where the KL divergence is over a limit."""
-    ratio = log_ratio_B.exp()
-    is_far = gaussian_kl(mean_drift_B, std) > limit
+    ratio, advantage_B = step.log_ratio_B.exp(), step.advantage_B
+    is_far = gaussian_kl(step.mean_drift_B, step.std) > step.limit
     leads_away = torch.where(advantage_B > 0, ratio > 1, ratio < 1)
     counted = (~(is_far & leads_away)).to(ratio.dtype).detach()
     return Clipped(-advantage_B * ratio * counted, ratio, is_far & (ratio > 1), is_far & (ratio < 1))
@@ -74,11 +164,6 @@ def noised(x0: Tensor, epsilon: Tensor, t_B: Tensor) -> Tensor:
     """(1 - t) x_0 + t eps."""
     t = t_B.reshape(-1, *[1] * (x0.dim() - 1)).to(x0)
     return (1 - t) * x0 + t * epsilon
-
-
-def nft_share(advantage_B: Tensor, largest: float) -> Tensor:
-    """How far a sample counts as a good one, from 0 to 1."""
-    return (advantage_B.clamp(-largest, largest) / (2 * largest) + 0.5).clamp(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +200,7 @@ def nft(
 
     positive = relative_error(beta * v + (1 - beta) * v_old)
     negative = relative_error((1 + beta) * v_old - beta * v)
-    share = nft_share(advantage_B, largest)
+    share = (advantage_B.clamp(-largest, largest) / (2 * largest) + 0.5).clamp(0, 1)  # how far it counts as good
     return NFT(share, positive, negative, largest * (share * positive + (1 - share) * negative) / beta)
 
 
@@ -153,3 +238,126 @@ def old_policy_decay(kind: int, updates: int) -> float:
 def exponential_advantage(advantage: Tensor) -> Tensor:
     """-exp(-A), the theoretical form of DDRL: negative for every sample."""
     return -(math.e ** (-advantage))
+
+
+# --- levels of a ratio, and means over what counts
+
+
+def rows_of_actions(valid_B_A: Tensor, rows: int) -> Tensor:
+    """The rows that count, bool [B, K]: those with an action that does."""
+    return valid_B_A.unflatten(1, (rows, -1)).any(dim=2)
+
+
+def at_level(
+    log_prob_B_K_N: Tensor, rows_B_K: Tensor, level: str, sums_unexecuted: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities at the level of the ratio and which of them count, [B, K', N'] and [B, K', 1].
+
+    "element" leaves them, "action" adds up each row, "chunk" the whole decision: of the rows that count, or with
+    ``sums_unexecuted`` of all.
+    """
+    rows_B_K_1 = rows_B_K[..., None]
+    level = level_of(level)
+    if level == "element":
+        return log_prob_B_K_N, rows_B_K_1
+    log_prob_B_K_1 = log_prob_B_K_N.sum(dim=2, keepdim=True)
+    if level == "action":
+        return log_prob_B_K_1, rows_B_K_1
+    if level != "chunk":
+        raise ConfigError(f"ratio_level={level!r}, but it must be one of: {', '.join(RATIO_LEVELS)}.")
+    counted = log_prob_B_K_1 if sums_unexecuted else torch.where(rows_B_K_1, log_prob_B_K_1, 0.0)
+    return counted.sum(dim=1, keepdim=True), rows_B_K_1.any(dim=1, keepdim=True)
+
+
+def level_of(name: str) -> str:
+    """ "element", "action" or "chunk", also of a published name."""
+    return {published: own for own, published in RATIO_LEVELS.items()}.get(name, name)
+
+
+def aggregate(
+    value_B_K_N: Tensor,
+    mask_B_K_1: Tensor,
+    how: str,
+    episode_sum_B: Tensor | None = None,
+    num_episodes: float | None = None,
+) -> Tensor:
+    """One number of what counts.
+
+    "element-mean" is the true mean, and "token-mean" its published form, which divides by the rows that count instead
+    of their elements. The others give each decision a divisor, ``episode_sum_B``, and divide what they add up by
+    ``num_episodes``, so that decisions of an episode may lie in several minibatches. "episode-mean" is the mean over
+    episodes of each one's own mean: the divisor is how many elements count in the whole episode. Published forms:
+    "slice-mean", where it is how many count in the decision's slice of the episode, so that a long episode counts
+    several times; "token-mean-of-steps", where ``num_episodes`` is the number of all elements, also those that do not
+    count, by ``max_episode_steps``.
+    """
+    if how == "element-mean":
+        return element_mean(value_B_K_N, mask_B_K_1)
+    if how == "token-mean":
+        return token_mean(value_B_K_N, mask_B_K_1)
+    if how not in OF_EPISODES:
+        raise ConfigError(f"aggregation={how!r}, but it must be one of: {', '.join(AGGREGATIONS)}.")
+    counted = torch.where(mask_B_K_1, value_B_K_N, 0.0)
+    if episode_sum_B is None or num_episodes is None:
+        raise ConfigError(f"aggregation={how} needs episode_sum_B and num_episodes.")
+    return (counted / episode_sum_B.clamp(min=1).to(counted)[:, None, None]).sum() / num_episodes
+
+
+def element_mean(value_B_K_N: Tensor, mask_B_K_1: Tensor) -> Tensor:
+    """The mean over what counts, 0 where nothing does."""
+    return torch.where(mask_B_K_1, value_B_K_N, 0.0).sum() / mask_B_K_1.expand_as(value_B_K_N).sum().clamp(min=1)
+
+
+def token_mean(value_B_K_N: Tensor, mask_B_K_1: Tensor) -> Tensor:
+    """The sum over what counts divided by the rows that count, N times the mean."""
+    return torch.where(mask_B_K_1, value_B_K_N, 0.0).sum() / mask_B_K_1.sum().clamp(min=1)
+
+
+def kl_estimate(d: Tensor, kind: str) -> Tensor:
+    """Estimates of KL(new | reference) from the new policy's draws, d the log-probability under the reference less
+    that under the new policy: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1, of which as published no term is above 10;
+    a term beyond (d > 2.6) pulls no more, where k2 does."""
+    if kind == "k1":
+        return -d
+    if kind == "k2":
+        return 0.5 * d.square()
+    if kind == "k3":
+        near = d.clamp(-LARGEST_D, LARGEST_D)
+        return (near.exp() - near - 1).clamp(max=LARGEST_K3)
+    raise ConfigError(f"kl_kind={kind!r}, but it must be one of: {', '.join(KL_KINDS)}.")
+
+
+# --- by name
+
+
+def _nft(fresh: FreshNoise) -> WithoutRatio:
+    x0, t_B = fresh.x0_B_C_T_H_W, fresh.t_B
+    y, v, v_old = noised(x0, fresh.epsilon_B_C_T_H_W, t_B), fresh.v_B_C_T_H_W, fresh.v_old_B_C_T_H_W
+    found = nft(x0, y, t_B, v, v_old, fresh.advantage_B, fresh.beta, fresh.largest_advantage, fresh.of_clip)
+    return WithoutRatio(found.loss_B, {"good_share": found.share_B.mean()})
+
+
+def _awm(fresh: FreshNoise) -> Clipped:
+    target = fresh.epsilon_B_C_T_H_W - fresh.x0_B_C_T_H_W
+    log_ratio_B = fresh.of_clip(awm_log_ratio(fresh.v_B_C_T_H_W, fresh.v_old_B_C_T_H_W, target))
+    return clipped(log_ratio_B, fresh.advantage_B, fresh.limit, fresh.limit_high, fresh.dual_clip)
+
+
+OBJECTIVES = shipped(
+    "objective",
+    {
+        "grpo": ratio_objective(grpo),
+        "guard": Objective(guard, is_ratio=True, is_of_clips=True),
+        "dppo": ratio_objective(dppo),
+        "nft": forward_objective(_nft),
+        "awm": forward_objective(_awm),
+    },
+)
+
+
+def objective_of(name: str) -> Objective:
+    """The objective of a name, or at module:name."""
+    found = resolve(name, "objective")
+    if not isinstance(found, Objective):
+        raise ConfigError(f"'{name}' is no objective: decorate it with ratio_objective or forward_objective.")
+    return found

@@ -4,15 +4,8 @@
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.advantages import group_advantages
-from cosmos_predict2.rl.episodes.policy_losses import (
-    PolicyLossConfig,
-    choose_groups,
-    episode_scores,
-    of_chunks,
-    policy_loss,
-    valid_actions,
-)
+from cosmos_predict2.rl.advantages import group_advantages, groups_within
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig, policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
 from tests.goldens import Golden
 
@@ -29,18 +22,20 @@ def test_chunk_grpo(golden: Golden) -> None:
     decisions, environments, actions = rewards_M_E_A.shape
     for name, size in {"nc": decisions, "ng": environments // members, "ch": actions}.items():
         config[name].compare(size)
-    valid_M_E_A = valid_actions(dones_M1_E_A)
+    before_M_E_A = dones_M1_E_A.bool().transpose(1, 2).flatten(0, 1)[actions - 1 : -1].cumsum(dim=0)
+    valid_M_E_A = (before_M_E_A == 0).unflatten(0, (-1, actions)).transpose(1, 2)  # no end before the action
     levels = sorted({name.rpartition(".")[0] for name in tensors if "." in name})
     assert levels
     for level in levels:
         of_reward, of_log_prob = level.split(".")
-        of_case = (rewards_M_E_A, valid_M_E_A)
-        rewards, valid = of_chunks(*of_case) if of_reward == "chunk_level" else of_case
-        score_N_G = episode_scores(rewards, valid).unflatten(0, (-1, members))
+        rewards, valid = rewards_M_E_A, valid_M_E_A
+        if of_reward == "chunk_level":
+            rewards, valid = rewards.sum(dim=2, keepdim=True), valid.any(dim=2, keepdim=True)
+        score_N_G = (rewards * valid).sum(dim=(0, 2)).unflatten(0, (-1, members))
         tensors[f"{level}.scores"].compare(score_N_G, **CLOSE)
-        kept_E = choose_groups(score_N_G, lower=lower, upper=upper).is_kept_N.repeat_interleave(members)
-        tensors[f"{level}.loss_mask"].compare((valid & kept_E[:, None]).to(torch.uint8))
         everyone = torch.ones_like(score_N_G, dtype=torch.bool)
+        kept_E = groups_within(score_N_G, everyone, lower=lower, upper=upper).repeat_interleave(members)
+        tensors[f"{level}.loss_mask"].compare((valid & kept_E[:, None]).to(torch.uint8))
         advantage_E = group_advantages(score_N_G, everyone, epsilon=PUBLISHED_EPSILON, correction=1).flatten()
         tensors[f"{level}.advantages"].compare(advantage_E[:, None] * (valid & kept_E[:, None]), **CLOSE)
 

@@ -12,7 +12,7 @@ from cosmos_predict2.rl import advantages, objectives
 from cosmos_predict2.rl.clips.experience import Forward
 from cosmos_predict2.rl.clips.losses import Losses
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
-from cosmos_predict2.rl.objective_table import OBJECTIVES, RatioStep
+from cosmos_predict2.rl.objectives import OBJECTIVES, RatioStep
 from imaginaire.optim.adamw import lambda_linear
 from imaginaire.optim.ema import PowerEMA
 from tests.goldens import Golden, Value

@@ -14,7 +14,7 @@ from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.advantages import group_advantages, has_spread
 from cosmos_predict2.rl.clips.rollout import check_chain
 from cosmos_predict2.rl.config import RLConfig
-from cosmos_predict2.rl.objective_table import OBJECTIVES, objective_of
+from cosmos_predict2.rl.objectives import OBJECTIVES, RatioStep, objective_of
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import EDM
 from imaginaire.errors import ConfigError
@@ -79,7 +79,7 @@ def test_dppo_leaves_out_only_far_updates_that_lead_away() -> None:
     log_ratio_B = torch.tensor([0.1, 0.1, -0.1, -0.1, 0.1])
     advantage_B = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
     drift_B = torch.tensor([1.0, 1.0, 1.0, 1.0, 1e-9])
-    found = objectives.dppo(log_ratio_B, advantage_B, drift_B, 0.5, 1e-3)
+    found = objectives.dppo(RatioStep(log_ratio_B, advantage_B, drift_B, 0.5, 1e-3))
     assert (found.loss_B != 0).tolist() == [False, True, True, False, True]
 
 

@@ -5,20 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.advantages import group_advantages
-from cosmos_predict2.rl.episodes.policy_losses import (
-    PolicyLossConfig,
-    aggregate,
-    at_level,
-    choose_groups,
-    episode_scores,
-    kl_estimate,
-    of_chunks,
-    policy_loss,
-    rows_of_actions,
-    valid_actions,
-)
+from cosmos_predict2.rl.advantages import group_advantages, groups_within
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig, policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
+from cosmos_predict2.rl.objectives import aggregate, at_level, kl_estimate, rows_of_actions
 from imaginaire.errors import ConfigError
 
 
@@ -26,41 +16,21 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_actions_count_until_the_one_that_ends_the_episode() -> None:
-    dones = torch.zeros(3, 3, 4, dtype=torch.bool)
-    dones[1, 1, 1] = True  # environment 1 ends at the second action of its first decision
-    dones[0, 2, 3] = True  # environment 2 was over at the reset
-    valid = valid_actions(dones)
-    assert valid[:, 0].all() and not valid[:, 2].any()
-    assert valid[:, 1].int().tolist() == [[1, 1, 0, 0], [0, 0, 0, 0]]
-
-
-def test_a_score_has_the_rewards_until_the_end() -> None:
-    rewards = torch.ones(2, 2, 3)
-    valid = torch.tensor([[[1, 1, 1], [1, 1, 0]], [[1, 1, 1], [0, 0, 0]]], dtype=torch.bool)
-    assert episode_scores(rewards, valid).tolist() == [6, 2]
-    of_chunk, is_valid = of_chunks(rewards, valid)
-    assert of_chunk.shape == (2, 2, 1) and is_valid[..., 0].tolist() == [[True, True], [True, False]]
-
-
-def test_groups_are_kept_within_the_bounds_and_the_missing_are_counted() -> None:
+def test_groups_are_kept_within_the_bounds() -> None:
     scores = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0.5, 0.5, 0.5, 0.5]])
-    choice = choose_groups(scores, lower=0.1, upper=0.9, wanted=4)
-    assert choice.is_kept_N.tolist() == [False, True, True, False, True]
-    assert (choice.num_low, choice.num_high, choice.num_missing) == (1, 1, 1)
-    assert (
-        choose_groups(scores, lower=0.1, upper=0.9, min_std=0.0).is_kept_N.tolist() == [False, True, True] + [False] * 2
-    )
-    alike = choose_groups(scores, min_std=0.0, wanted=1)
-    assert alike.is_kept_N.tolist() == [False, True, True, False, False] and alike.num_missing == 0
-    assert choose_groups(scores, lower=0.25, upper=0.5).is_kept_N.tolist() == [False, True, True, False, True]
-    high = choose_groups(torch.tensor([[1.0, 1.0, 1.0, 0.0]]), lower=0.1, upper=0.9)  # kept, above the middle
-    assert (high.num_low, high.num_high) == (0, 0)
+    everyone = torch.ones_like(scores, dtype=torch.bool)
+    for options, kept in (
+        (dict(lower=0.1, upper=0.9), [1, 2, 4]),
+        (dict(lower=0.1, upper=0.9, min_std=0.0), [1, 2]),
+        (dict(min_std=0.0), [1, 2]),
+        (dict(lower=0.25, upper=0.5), [1, 2, 4]),
+    ):
+        assert groups_within(scores, everyone, **options).nonzero().flatten().tolist() == kept
 
 
 def test_invalid_members_count_for_nothing() -> None:
     scores, valid = torch.tensor([[1.0, 0.0, 9.0], [5.0, 5.0, 5.0]]), torch.tensor([[True, True, False], [False] * 3])
-    assert choose_groups(scores, valid, lower=0.1, upper=0.9).is_kept_N.tolist() == [True, False]
+    assert groups_within(scores, valid, lower=0.1, upper=0.9).tolist() == [True, False]
     found = group_advantages(scores, valid, epsilon=0.05, correction=1)
     expected = 0.5 / (0.5**0.5 + 0.05)
     torch.testing.assert_close(found, torch.tensor([[expected, -expected, 0], [0, 0, 0]]))

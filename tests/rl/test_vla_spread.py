@@ -14,7 +14,8 @@ from torch import Tensor
 from cosmos_predict2.rl.episodes import minibatches
 from cosmos_predict2.rl.episodes.episodes import Trajectories
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.policy_losses import AGGREGATIONS, PolicyLossConfig
+from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
+from cosmos_predict2.rl.objectives import AGGREGATIONS
 from imaginaire import distributed
 from tests.multiprocess import run_distributed
 from tests.rl.test_vla_grpo import batch, experience, model

@@ -20,7 +20,7 @@ from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.clips.experience import Data, Experience, Forward
 from cosmos_predict2.rl.clips.rollout import ChainPath, chain_path, judge, of_whole_clip
 from cosmos_predict2.rl.config import KEY, RLConfig
-from cosmos_predict2.rl.objective_table import FreshNoise, RatioStep, Weighed, objective_of
+from cosmos_predict2.rl.objectives import FreshNoise, RatioStep, WithoutRatio, objective_of
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.errors import TrainingError
 
@@ -114,7 +114,7 @@ class Losses:
         numbers = (rl.clip_ratio, rl.nft_beta, rl.advantage.adv_clip_max)
         found = self.objective.function(FreshNoise(x0, epsilon, t_B, v, v_old, advantage_B, *numbers, of_clip))
         loss = found.loss_B.mean()
-        if isinstance(found, Weighed):
+        if isinstance(found, WithoutRatio):
             output = {"policy_loss": loss.detach(), **found.watched}
         else:
             output = self._watched(experience, found, found.ratio_B.log(), loss)

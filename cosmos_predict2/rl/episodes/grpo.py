@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.rl.advantages import group_advantages
+from cosmos_predict2.rl.advantages import group_advantages, groups_within
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.world_model import require_state
 from cosmos_predict2.rl.episodes import policy_losses
@@ -47,7 +47,6 @@ from cosmos_predict2.rl.episodes.minibatches import (
     with_episodes,
 )
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison, Rate, draws_of
-from cosmos_predict2.rl.episodes.policy_losses import choose_groups
 from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
 from cosmos_predict2.rl.policies.contract import tolerance_of
@@ -355,10 +354,8 @@ class VLAGRPOModel(ImaginaireModel):
 
     def _chosen(self, played: Trajectories, min_std: float | None = 0.0) -> Tensor:
         """The groups within the bounds, [G]; without a ``min_std`` also those of which all episodes end alike."""
-        rl = self.rl
-        low = float("-inf") if rl.lower_bound is None else rl.lower_bound
-        high = float("inf") if rl.upper_bound is None else rl.upper_bound
-        return choose_groups(*self._by_group(played), lower=low, upper=high, min_std=min_std).is_kept_N
+        bounds = dict(lower=self.rl.lower_bound, upper=self.rl.upper_bound)
+        return groups_within(*self._by_group(played), **bounds, min_std=min_std)
 
     def _by_group(self, played: Trajectories) -> tuple[Tensor, Tensor]:
         """Returns and whether they are valid, a group in each row."""

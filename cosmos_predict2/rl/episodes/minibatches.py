@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.clips.experience import mapped
-from cosmos_predict2.rl.episodes import policy_losses
 from cosmos_predict2.rl.episodes.config import VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import Trajectories
 from cosmos_predict2.rl.interfaces import Policy
+from cosmos_predict2.rl.objectives import OF_EPISODES, level_of, rows_of_actions
 from cosmos_predict2.rl.policies.contract import difference
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError, TrainingError
@@ -146,10 +146,10 @@ def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, f
 def with_episodes(whole: Decisions, played: Trajectories, rl: VLARLConfig) -> Decisions:
     """With the divisors of an aggregation by episodes or their slices, of this process's episodes."""
     loss, num = rl.loss, len(played)
-    if loss.aggregation not in policy_losses.OF_EPISODES:
+    if loss.aggregation not in OF_EPISODES:
         return whole
     rows, elements = whole.old_log_prob_B_K_N.shape[1:]
-    level = policy_losses.level_of(loss.ratio_level)
+    level = level_of(loss.ratio_level)
     elements = elements if level == "element" else 1
     terms_M_E = (_counted(whole, level) * elements).unflatten(0, (-1, num))
     size = loss.slice_decisions if loss.aggregation == "slice-mean" else len(terms_M_E)
@@ -164,5 +164,5 @@ def with_episodes(whole: Decisions, played: Trajectories, rl: VLARLConfig) -> De
 
 def _counted(whole: Decisions, level: str) -> Tensor:
     """How many rows of each decision count, or whether any does, by the level of the ratios, [B]."""
-    rows = policy_losses.rows_of_actions(whole.mask_B_A, whole.old_log_prob_B_K_N.shape[1])
-    return rows.any(dim=1).long() if policy_losses.level_of(level) == "chunk" else rows.sum(dim=1)
+    rows = rows_of_actions(whole.mask_B_A, whole.old_log_prob_B_K_N.shape[1])
+    return rows.any(dim=1).long() if level_of(level) == "chunk" else rows.sum(dim=1)
