@@ -97,6 +97,8 @@ class RLConfig(Section):
     use_same_forward_noise: bool = False  # a group's clips get the same fresh noise, which cancels in comparing them
     weight_copy_decay_type: int = attrs.field(default=0, validator=at_least(0, at_most=2))
 
+    max_rollouts: int = attrs.field(default=1, validator=at_least(1))  # of an update, until enough groups have spread
+
     @property
     def is_ratio(self) -> bool:
         return objective_of(self.objective).is_ratio

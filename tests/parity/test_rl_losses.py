@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl import advantages, objectives
-from cosmos_predict2.rl.clips.experience import Forward
 from cosmos_predict2.rl.clips.losses import Losses
+from cosmos_predict2.rl.clips.samples import Forward
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
 from cosmos_predict2.rl.objectives import OBJECTIVES, RatioStep
 from imaginaire.optim.adamw import lambda_linear

@@ -19,11 +19,11 @@ from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import Chain, ChurnChain, FlowChain, Normal
 from cosmos_predict2.rl.clips import flow_grpo, losses
-from cosmos_predict2.rl.clips.experience import Conditions, Experience, Forward, Samples, joined, mapped, order
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.clips.groups import Groups, RowDraws
 from cosmos_predict2.rl.clips.losses import Losses
 from cosmos_predict2.rl.clips.rollout import ChainPath, Kept, chain_path, roll_out, sigma_of
+from cosmos_predict2.rl.clips.samples import Conditions, Forward, MicroBatch, Samples, joined, mapped, order
 from cosmos_predict2.rl.config import RLConfig, passes_of
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.scoring import Scoring
@@ -35,9 +35,9 @@ from tests.training import run_dir
 FLOW_GRPO, DDRL, NFT = (f"tiny_{name}_toy_world" for name in ("flow_grpo", "ddrl", "nft"))
 
 
-def _seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FlowGRPOModel, Experience]]:
+def _seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FlowGRPOModel, MicroBatch]]:
     """Fills with what is trained on, and by which model."""
-    found: list[tuple[FlowGRPOModel, Experience]] = []
+    found: list[tuple[FlowGRPOModel, MicroBatch]] = []
     step = FlowGRPOModel.training_step
 
     def noted(self: FlowGRPOModel, batch: Any, iteration: int) -> Any:
@@ -231,7 +231,7 @@ def _model(monkeypatch: pytest.MonkeyPatch, rl: RLConfig, weights: list[float]) 
 def _rolled_out(ours: Any, window: tuple[int, ...] | None, groups: Groups) -> Samples:
     draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([3])}, 0, groups)
     condition: Any = mock.Mock(gt_frames_B_C_T_H_W=torch.zeros(1, *SHAPE))
-    rows, _ = draws.all_rows()
+    rows = draws.rows
     conditions = Conditions(condition, None, rows)
     return FlowGRPOModel._roll_out(ours, conditions, slice(0, len(rows)), (0, 1, 2), window, draws)
 
@@ -311,3 +311,30 @@ def test_a_copy_follows_by_its_decay_and_gives_the_own_weights_back() -> None:
         assert module.weight.item() == 0.25
         raise RuntimeError
     assert module.weight.item() == 1
+
+
+@pytest.mark.slow
+def test_groups_of_further_batches_take_the_places_of_those_without_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ratios of 1 show that each clip kept its condition, noise and step; its true clip has its conditioning frames."""
+    seen, rollouts = _seen(monkeypatch), itertools.count()
+
+    def scored(self: FlowGRPOModel, tickets: Any) -> Any:
+        advantage = torch.zeros(2, 2)
+        advantage[next(rollouts) % 2] = torch.tensor([1.0, -1.0])  # of each rollout another group
+        return advantage, {}
+
+    monkeypatch.setattr(FlowGRPOModel, "_score", scored)
+    options = [f"{RL}.max_rollouts=4", f"{RL}.use_rl_sigma_and_noise=false", "trainer.max_iter=1"]
+    (record,) = run(tmp_path, *rl_options(DDRL, *options))
+    assert next(rollouts) == 2 and record["train/rollouts"] == 2 and record["train/groups_with_spread"] == 1
+    assert (record["train/log_prob_ratio"], record["train/ratio_std"]) == (1.0, 0.0)
+    conditions = set()
+    for _, batch in seen:
+        assert batch.data is not None and batch.advantage_B.tolist() == [1.0, -1.0]
+        given = batch.condition.gt_frames_B_C_T_H_W
+        assert given is not None
+        torch.testing.assert_close(batch.data.x0_B_C_T_H_W[:, :, 0], given[:, :, 0])
+        conditions.add(float(given[0].sum()))
+    assert len(conditions) == 2

@@ -111,11 +111,12 @@ def _spread(root: Path, ranks: dict[int, list[int]], *options: str) -> list[bool
     ranks alone."""
     score, number = FlowGRPOModel._score, itertools.count()
 
-    def patched(self: FlowGRPOModel, samples: Any, tickets: Any) -> None:
-        score(self, samples, tickets)
-        samples.advantage = torch.where(torch.arange(len(samples)) % 2 == 0, 1.0, -1.0)
+    def patched(self: FlowGRPOModel, tickets: Any) -> Any:
+        advantage, facts = score(self, tickets)
+        advantage[:, ::2], advantage[:, 1::2] = 1.0, -1.0
         if distributed.rank() not in ranks.get(next(number), [0, 1]):
-            samples.advantage = torch.zeros(len(samples))
+            advantage = torch.zeros_like(advantage)
+        return advantage, facts
 
     with mock.patch.object(FlowGRPOModel, "_score", patched), states() as found:
         run(root, *options, "trainer.max_iter=3")

@@ -20,6 +20,7 @@ from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationGap
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
+from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
@@ -150,7 +151,8 @@ def test_every_rollout_of_dynamic_sampling_may_have_what_is_missing() -> None:
         rewards[-1, 4 * (i % 3) : 4 * (i % 3) + 4, -1] = torch.tensor([0.0, 1.0, 0.0, 0.0])
         parts.append(replace(played, reward_M_E_A=rewards))
     with mock.patch.object(one.source, "collect", side_effect=parts):
-        played, advantage, facts = one._experience(batch(), iter([batch()] * 4))
+        found = one.experience(batch(), iter([batch()] * 4))
+    played, advantage, facts = found.record, found.advantage_G_M, found.group_facts
     assert facts["rollouts"] == 3 and facts["groups_with_spread"] == 1
     assert played.return_E.tolist() == [0.0, 1.0, 0.0, 0.0] * 3 and (advantage.argmax(dim=1) == 1).all()
     for i in range(3):
@@ -164,7 +166,9 @@ def test_each_update_has_minibatches_of_its_own() -> None:
     played.record["number"] = torch.arange(24).reshape(2, 12)
     halves = []
     for position in (0, 3):
-        found = one._in_order(played, torch.ones(3, 4), {}, {"sample_position": torch.tensor([position])})
+        _, found = one.minibatches(
+            Experience(played, torch.ones(3, 4), {}), {"sample_position": torch.tensor([position])}
+        )
         halves += [frozenset(part.record["number"].tolist()) for part in found]
     assert all(halves[i] | halves[i + 1] == set(range(24)) for i in range(0, 8, 2))
     assert len(set(halves)) == 8
@@ -197,9 +201,9 @@ def test_rollouts_in_a_row_without_a_valid_episode_end_the_run() -> None:
     played = one.source.collect(one.starts(batch()))
     lost = replace(played, is_valid_E=torch.zeros(12, dtype=torch.bool))
     for each in (lost, played, lost):
-        one._require_valid(each)
-    with pytest.raises(TrainingError, match="No episode of 2 rollouts in a row was valid"):
-        one._require_valid(lost)
+        experience(one, each)
+    with pytest.raises(TrainingError, match="No episode was valid in 2 rollouts in a row"):
+        experience(one, lost)
 
 
 def test_films_are_of_the_greedy_policy_and_of_the_same_actions_in_both_worlds(monkeypatch: pytest.MonkeyPatch) -> None:

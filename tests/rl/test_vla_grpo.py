@@ -31,6 +31,7 @@ from cosmos_predict2.rl.episodes.episodes import (
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.episodes.refinement import Refinement, chosen_windows
+from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
@@ -115,7 +116,7 @@ def test_frames_show_every_step_and_the_first() -> None:
 
 def experience(one: VLAGRPOModel, played: Trajectories, advantage: torch.Tensor | None = None) -> list[Any]:
     advantage = one._advantages(played) if advantage is None else advantage
-    return list(one._in_order(played, advantage, {"reward_mean": 1.0}, batch()))
+    return list(one.minibatches(Experience(played, advantage, {"reward_mean": 1.0}), batch())[1])
 
 
 def test_groups_share_their_start_and_the_world_but_not_the_policys_draws() -> None:
@@ -147,7 +148,7 @@ def test_each_episode_counts_alike_in_an_episode_mean() -> None:
     played.executed_M_E_A[1, ::3] = False  # episodes of one decision among others of two
     played.is_valid_E[[1, 3]] = False  # and two that were lost
     advantage = torch.arange(12.0).reshape(3, 4) ** 2
-    parts = list(one._in_order(played, advantage, {}, batch()))
+    parts = experience(one, played, advantage)
     assert parts[0].old_log_prob_B_K_N.shape[2] > 1
     total = sum(one.training_step(part, 0)[1].item() for part in parts) / 4  # by the trainer, which adds them up
     assert total == pytest.approx(-float(advantage.flatten()[played.is_valid_E].mean()), rel=1e-5)  # ratios are 1
@@ -161,7 +162,7 @@ def test_slices_are_divided_by_what_counts_in_them_whatever_the_order() -> None:
     played.executed_M_E_A[1, ::3] = False  # episodes of one decision among others of two
     played.executed_M_E_A[1, 1::3, 1:] = False  # a second decision of which one action was executed, as heavy as whole
     advantage = torch.arange(12.0).reshape(3, 4) ** 2
-    parts = list(one._in_order(played, advantage, {}, batch()))
+    parts = experience(one, played, advantage)
     total = sum(one.training_step(part, 0)[1].item() for part in parts) / 4
     slices = 1 + played.executed_M_E_A[1].any(dim=1).float()
     assert total == pytest.approx(-float((advantage.flatten() * slices).mean()), rel=1e-5)
@@ -173,7 +174,7 @@ def test_a_mean_of_steps_counts_an_episode_by_its_share_of_all_elements() -> Non
     played = one.source.collect(one.starts(batch()))
     played.executed_M_E_A[1, ::3] = False
     advantage = torch.arange(12.0).reshape(3, 4) ** 2
-    parts = list(one._in_order(played, advantage, {}, batch()))
+    parts = experience(one, played, advantage)
     total = sum(one.training_step(part, 0)[1].item() for part in parts) / 4
     rows = 2 * parts[0].old_log_prob_B_K_N.shape[1]  # of an episode
     assert total == pytest.approx(-float(advantage.mean()) * 24 / rows, rel=1e-5)
@@ -227,14 +228,15 @@ def test_dynamic_sampling_takes_further_starts_until_groups_have_spread() -> Non
     plain = model()
     means = plain.source.collect(plain.starts(batch())).return_E.unflatten(0, (3, 4)).mean(dim=1)
     bound = float(means.max()) - 1e-3  # which one of three groups reaches
-    assert model(lower_bound=bound)._experience(batch(), iter(()))[2]["groups_with_spread"] == pytest.approx(1 / 3)
+    found = model(lower_bound=bound).experience(batch(), iter(()))
+    assert found.group_facts["groups_with_spread"] == pytest.approx(1 / 3)
     one = model(lower_bound=bound, max_rollouts=5)
-    played, advantage, facts = one._experience(batch(), iter([batch(first) for first in (100, 200, 300, 400)]))
-    assert len(played) == 12
-    assert advantage.shape == (3, 4)
-    assert facts["rollouts"] > 1
-    assert facts["groups_with_spread"] > 0.5
-    kept = played.return_E.unflatten(0, (3, 4)).mean(dim=1)
+    found = one.experience(batch(), iter([batch(first) for first in (100, 200, 300, 400)]))
+    assert len(found.record) == 12
+    assert found.advantage_G_M.shape == (3, 4)
+    assert found.group_facts["rollouts"] > 1
+    assert found.group_facts["groups_with_spread"] > 0.5
+    kept = found.record.return_E.unflatten(0, (3, 4)).mean(dim=1)
     assert (kept - means.max()).abs().min() < 1e-5
 
 
@@ -312,7 +314,7 @@ def _returns(root: Path) -> tuple[list[float], str]:
     returns = played.return_E.tolist()
     played.is_valid_E[:] = distributed.rank() != 1
     with pytest.raises(TrainingError) as raised:
-        one._require_valid(played)
+        experience(one, played)
     return returns, str(raised.value)
 
 
@@ -323,7 +325,7 @@ def test_two_processes_play_what_one_does_and_end_together(tmp_path: Path) -> No
     of_ranks = run_distributed(_returns, world_size=2, args=(tmp_path,))
     assert [value for values, _ in of_ranks for value in values] == alone
     for _, text in of_ranks:
-        assert "No episode of 1 rollouts in a row was valid on a rank" in text
+        assert "No episode was valid in 1 rollouts in a row on a rank" in text
 
 
 @pytest.mark.slow
@@ -478,12 +480,12 @@ def test_no_two_ranks_or_phases_choose_their_windows_by_the_same_draws() -> None
 def test_no_two_batches_of_a_refinement_share_a_place_in_its_draws() -> None:
     config, places = SimpleNamespace(every=2, steps=2, newest=2, earlier=1, old=1), []
     refinement: Any = mock.Mock(config=config, batch=lambda seed, first: places.append(first))
-    ours: Any = mock.MagicMock()
+    ours: Any = mock.MagicMock(refinement=refinement)
     ours.world_model.train_batches = lambda batches: batches
     for experiences in range(5):  # a refinement is due before every other
         for rank in range(2):
             ours.progress_counts, ours._dims = torch.tensor([experiences, 0]), SimpleNamespace(dp_rank=rank, dp_size=2)
-            assert len([*VLAGRPOModel._refined(ours, refinement)]) == (0 if experiences % 2 else 2)
+            assert len([*VLAGRPOModel.between_experiences(ours)]) == (0 if experiences % 2 else 2)
     assert sorted(places) == list(range(0, 3 * 2 * 2 * 4, 4))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reinforcement learning of a world model: its sampler is the policy, a clip's reward its return.
 
-`train_batches` turns each batch of the loader into groups of generated clips that share their conditions, has them
-scored, and yields them a step at a time; `training_step` computes a step anew, with gradients. The trainer's
+`collect` turns a batch of the loader into groups of generated clips that share their conditions, and has them scored;
+`minibatches` yields them a step at a time, and `part_loss` computes a step anew, with gradients. The trainer's
 ``grad_accum_iter`` is the number of micro-batches of one update.
 """
 
@@ -22,12 +22,23 @@ from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.clips.data_checks import check_conditions, check_rewards, require_true_frames
-from cosmos_predict2.rl.clips.experience import Conditions, Data, Experience, Forward, Samples, joined, order, rows_of
 from cosmos_predict2.rl.clips.groups import Groups, RowDraws
 from cosmos_predict2.rl.clips.losses import Losses
 from cosmos_predict2.rl.clips.rollout import chain_path, check_chain, judge, roll_out, sigma_of
-from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, check_steps, passes_of, rl_of
-from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
+from cosmos_predict2.rl.clips.samples import (
+    Conditions,
+    Data,
+    Forward,
+    MicroBatch,
+    Rollout,
+    Samples,
+    joined,
+    order,
+    rows_of,
+)
+from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, RLConfig, check_steps, passes_of, rl_of
+from cosmos_predict2.rl.interfaces import Clips, Ticket
+from cosmos_predict2.rl.learner import Experience, Facts, RLModel
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.text.trained_text import with_tokens
@@ -36,7 +47,7 @@ from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire import distributed
 from imaginaire.data.stream import move_to
 from imaginaire.distributed.parallel import ParallelDims
-from imaginaire.errors import ConfigError, DataError, TrainingError
+from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error
 
 log = logging.getLogger(__name__)
@@ -46,12 +57,14 @@ PUBLISHED_METRICS = {"reward_mean", "log_prob_ratio", "kl_loss", "policy_loss", 
 SMALLEST_TIME = 1e-3  # forward-process objectives divide by nothing, but a clip without noise teaches nothing
 
 
-class FlowGRPOModel(Video2WorldModel):
+class FlowGRPOModel(RLModel, Video2WorldModel):
     """A `Video2WorldModel` that learns from rewards. Its validation is that of supervised training."""
 
     config_class = Predict2RLConfig
     learns_from_clips = False
     config: Predict2RLConfig
+    rl: RLConfig
+    rl_key = KEY
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -62,14 +75,9 @@ class FlowGRPOModel(Video2WorldModel):
         self.groups = Groups(self.rl.num_rollout, self.rl.ranks_per_group)
         self.ranks_per_sample = self.rl.ranks_per_group
         self.losses = Losses(self.world, self.rl)
-        self._reference: WeightCopy | None = None
         self._old: WeightCopy | None = None
-        self._left = 0  # micro-batches of the present experience that are still to come
-        self._failed_rollouts = 0
         self._has_checked_states = False  # of the first clips of this start
         self._num_groups = 0  # of each batch, once one has come
-        self._has_gradient = False  # of the micro-batches since the last update
-        self._is_open = False  # from the beginning of an experience to its last update
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
@@ -110,21 +118,13 @@ class FlowGRPOModel(Video2WorldModel):
         self.scoring.shared_by(dims.cp_group)
         self.groups = replace(self.groups, dims=dims)
         if self.rl.kl_beta > 0 or not self.rl.on_policy:
-            self._reference = WeightCopy(self.net)  # of the adapters, where they alone are trained
+            self.keep_reference()
         if self.rl.weight_copy_decay_type:
             self._old = WeightCopy(self.net)
 
     def saved_weights(self) -> dict[str, Tensor]:
-        state = super().saved_weights()
-        for name, copy in {"net_ref": self._reference, "net_old": self._old}.items():
-            if copy is not None:
-                state |= {f"{name}.{key}": weight for key, weight in copy.weights.items()}
-        return state
-
-    def reference(self) -> AbstractContextManager[Any]:
-        """Inside, the network is the reference: it has the weights that were kept."""
-        assert self._reference is not None
-        return self._reference.scope(self.net)
+        old = {} if self._old is None else self._old.weights
+        return {**super().saved_weights(), **self.reference_weights(), **{f"net_old.{n}": w for n, w in old.items()}}
 
     def sampling_policy(self) -> AbstractContextManager[Any]:
         """Inside, the network is what rolls out."""
@@ -134,44 +134,30 @@ class FlowGRPOModel(Video2WorldModel):
 
     def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
         super().on_before_zero_grad(optimizer, scheduler, iteration)
-        self._is_open, self._has_gradient = self._left > 0, False
-        every = self.rl.update_ref_every_iter
-        if self._reference is not None and every and (iteration + 1) % every == 0:
-            self._reference.follow(self.net)
         if self._old is not None:
             self._old.follow(self.net, objectives.old_policy_decay(self.rl.weight_copy_decay_type, iteration + 1))
 
-    def has_gradient(self) -> bool:
-        return self._has_gradient
-
     # --- experience
 
-    def at_boundary(self) -> bool:
-        return not self._is_open
-
-    def train_batches(self, dataloader: Any) -> Iterator[Experience]:
-        for batch in dataloader:
-            if self.is_image_batch(batch):
-                raise DataError("A batch has pictures, but rewards are of clips: choose data of clips alone.")
-            self._require_groups(len(batch["fps"]))
-            self._is_open = True
-            batch = move_to(batch, self.world.device)
-            draws = RowDraws(batch, self.seed, self.groups)
-            with self.phase("rollout"), self.autocast(self.world.device):  # as training_step has it
-                samples, data, tickets = self._rolled_out(batch, draws)
-                samples = self._predicted(samples, draws)  # rewards that score elsewhere do so meanwhile
-            with self.phase("reward_wait"):
-                self._score(samples, tickets)
-            yield from self._in_order(samples, data, draws)
-
-    def _require_groups(self, size: int) -> None:
-        """Raise for a batch with another number of conditions than the first."""
+    def collect(self, batch: Mapping[str, Any], first: Rollout | None = None) -> Experience:
+        if self.is_image_batch(batch):
+            raise DataError("A batch has pictures, but rewards are of clips: choose data of clips alone.")
+        size = len(batch["fps"])
         self._num_groups = self._num_groups or size
         if size != self._num_groups:
             raise DataError(
                 f"A batch has {size} conditions and others {self._num_groups}, but every update has"
                 " trainer.grad_accum_iter micro-batches: set drop_last=True of the loader, or take a ResumableLoader."
             )
+        batch = move_to(batch, self.world.device)
+        draws = RowDraws(batch, self.seed, self.groups, None if first is None else first.draws.first)
+        with self.phase("rollout"), self.autocast(self.world.device):  # as training_step has it
+            samples, data, tickets = self._rolled_out(batch, draws)
+            samples = self._predicted(samples, draws)  # rewards that score elsewhere do so meanwhile
+        with self.phase("reward_wait"):
+            self.progress(f"waiting for the rewards of {len(samples)} clips")
+            advantage_G_M, facts = self._score(tickets)
+        return Experience(Rollout(samples, *data, draws), advantage_G_M, facts)
 
     @torch.no_grad()
     def _rolled_out(
@@ -189,7 +175,7 @@ class FlowGRPOModel(Video2WorldModel):
         unconditional = self._unconditional(batch, condition) if rl.guidance else None
         steps = self._trained_steps(draws)
         window = tuple(steps) if rl.noise_on_trained_steps_only else None
-        rows, _ = draws.all_rows()
+        rows = draws.rows
         conditions = Conditions(condition, unconditional, rows)
         context = self._reward_context(batch, x0, numbers)
         if self.scoring.needs_probe:
@@ -204,24 +190,13 @@ class FlowGRPOModel(Video2WorldModel):
                 parts.append(self._kept_at(part))
         return joined(parts), (x0, data_condition), tickets
 
-    def _score(self, samples: Samples, tickets: list[dict[str, Ticket]]) -> None:
-        """Give the samples their advantages."""
-        self.progress(f"waiting for the rewards of {len(samples)} clips")
+    def _score(self, tickets: list[dict[str, Ticket]]) -> tuple[Tensor, Facts]:
+        """The advantages of this rank's groups, and what to log of rewards."""
         scores = self.groups.gathered(self.scoring.fetch(tickets, len(self.groups.members)))
         advantage, facts = self.scoring.advantages(scores)
-        self._require_scores(scores)
-        samples.advantage, samples.facts = self.groups.own(advantage).flatten(), facts
-
-    def _require_scores(self, scores: Mapping[str, Scores]) -> None:
-        """Raise where a reward has failed altogether, several times in a row: nothing is learnt then."""
         failed = [name for name, one in scores.items() if not one.is_valid_B.any()]
-        self._failed_rollouts = self._failed_rollouts + 1 if failed else 0
-        if self._failed_rollouts >= self.rl.max_failed_rollouts:
-            raise TrainingError(
-                f"No score of {', '.join(failed)} was valid in {self._failed_rollouts} rollouts, so nothing can be"
-                " learnt. The log has the error of each; see that the reward runs, or raise"
-                f" {KEY}.max_failed_rollouts={self.rl.max_failed_rollouts}."
-            )
+        self.count_failure(bool(failed), f"score of {', '.join(failed or scores)}")
+        return self.groups.own(advantage), facts
 
     def _roll_out(
         self,
@@ -234,7 +209,7 @@ class FlowGRPOModel(Video2WorldModel):
         given = conditions.condition.gt_frames_B_C_T_H_W
         assert given is not None
         shape, world = tuple(given.shape[1:]), self.world
-        rows, members = (value[chunk] for value in draws.all_rows())
+        rows, members = draws.rows[chunk], draws.members[chunk]
         starts = torch.zeros_like(members) if self.rl.starts_alike else members
         noise = draws.normal(shape, rows, starts, "start").to(given)
 
@@ -328,7 +303,7 @@ class FlowGRPOModel(Video2WorldModel):
     def _noised(self, samples: Samples, draws: RowDraws) -> dict[int, Forward]:
         """The clips with fresh noise at the sampler's levels, or at some of them."""
         found = {}
-        rows, members = draws.all_rows()
+        rows, members = draws.rows, draws.members
         if self.rl.use_same_forward_noise:
             members = torch.zeros_like(members)
         drawn = draws.permutation(self.rl.sample_steps, "levels")[: self.rl.num_timesteps or self.rl.sample_steps]
@@ -366,64 +341,52 @@ class FlowGRPOModel(Video2WorldModel):
 
     # --- the order of training
 
-    def _in_order(self, samples: Samples, data: tuple[Tensor, Condition], draws: RowDraws) -> Iterator[Experience]:
-        rl = self.rl
+    def minibatches(self, experience: Experience, batch: Mapping[str, Any]) -> tuple[int, Iterator[MicroBatch]]:
+        rl, samples, advantage_B = self.rl, experience.record.samples, experience.advantage_G_M.flatten()
         steps = list(samples.kept) if rl.is_ratio else list(samples.forwards)
-        parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, draws.shuffled))
-        self._left = sum(len(pairs) for _, pairs in parts)
+        shuffled = experience.record.draws.shuffled
+        parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, shuffled))
         is_taught = [
-            rl.teaches_without_advantage or any(samples.advantage[rows].any() for rows, _ in pairs)
-            for _, pairs in parts
+            rl.teaches_without_advantage or any(advantage_B[rows].any() for rows, _ in pairs) for _, pairs in parts
         ]
         teaches = distributed.all_reduce_(torch.tensor(is_taught).float(), "max") > 0  # of each update, on any rank
-        begun: set[int] = set()  # the first rows of clips that were trained on
-        for update, pairs in parts:
-            for i, (rows, k) in enumerate(pairs):
-                self._left -= 1
-                is_first = update == 0 and i == 0
-                is_of_new_clips = rows.start not in begun
-                begun.add(rows.start)
+        facts = experience.facts | (experience.group_facts if rl.max_rollouts > 1 else {})
+
+        def micro_batches() -> Iterator[MicroBatch]:
+            begun: set[int] = set()  # the first rows of clips that were trained on
+            for number, (update, (rows, k)) in enumerate((update, pair) for update, pairs in parts for pair in pairs):
                 condition, unconditional = samples.conditions.of(rows)
-                yield Experience(
+                yield MicroBatch(
                     condition=condition,
                     unconditional=unconditional,
                     noise_B_C_T_H_W=samples.noise[rows],
-                    advantage_B=samples.advantage[rows],
+                    advantage_B=advantage_B[rows],
                     window=samples.window,
                     kept=rows_of(samples.kept[k], rows) if rl.is_ratio else None,
                     forward=None if rl.is_ratio else rows_of(samples.forwards[k], rows),
-                    data=self._data(samples, data, rows, k, draws, is_of_new_clips),
+                    data=self._data(experience.record, rows, k, rows.start not in begun),
                     is_before_update=update == 0,
                     teaches=bool(teaches[update]),
-                    facts=samples.facts if is_first else {},
+                    facts=facts if number == 0 else {},
                 )
+                begun.add(rows.start)
 
-    def _data(
-        self,
-        samples: Samples,
-        data: tuple[Tensor, Condition],
-        rows: slice,
-        k: int,
-        draws: RowDraws,
-        is_of_new_clips: bool,
-    ) -> Data | None:
+        return sum(len(pairs) for _, pairs in parts), micro_batches()
+
+    def _data(self, rollout: Rollout, rows: slice, k: int, is_of_new_clips: bool) -> Data | None:
         """The true clips of these samples for the data term, at the step's level or at one drawn as in training."""
-        rl = self.rl
+        rl, samples, draws = self.rl, rollout.samples, rollout.draws
         if not rl.data_beta or (rl.data_on_first_only and not is_of_new_clips):
             return None
-        x0, condition = data
-        of_rows, members = (value[rows] for value in draws.all_rows())
-        x0 = x0[of_rows.to(x0.device)]
+        of_rows, members = draws.rows[rows], draws.members[rows]
+        x0 = rollout.true_latents[of_rows.to(rollout.true_latents.device)]
         if rl.use_rl_sigma_and_noise:
             epsilon, sigma_B = samples.noise[rows].to(x0), torch.full((len(x0),), samples.levels[k])
         else:
             epsilon = draws.normal(tuple(x0.shape[1:]), of_rows, members, f"data{k}").to(x0)
             uniform = draws.uniform(3, of_rows, members, f"data_sigma{k}")
             sigma_B = self.config.draw_sigma(uniform, is_image=False)
-        return Data(x0, epsilon, sigma_B[:, None].to(x0), condition.rows(of_rows))
+        return Data(x0, epsilon, sigma_B[:, None].to(x0), rollout.data_condition.rows(of_rows))
 
-    # --- one micro-batch
-
-    def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
-        self._has_gradient |= batch.teaches
-        return self.losses.of(batch)
+    def part_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
+        return self.losses.of(part)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which members of which groups a rank rolls out, their random numbers, and how the scores of groups come together.
+"""The members of groups that a rank rolls out, their random numbers, and the scores of groups from all ranks.
 
 A group has the same conditions. It is rolled out by ``ranks`` neighbouring data-parallel ranks, which read the same
 samples, each some of its members; with 1, every rank has whole groups of its own.
 """
 
-from collections.abc import Iterator, Mapping
+import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +31,7 @@ class Groups:
 
     @property
     def batch_number(self) -> int:
-        """Which of the batches of all ranks this rank has; ranks that share groups have the same."""
+        """The number of this rank's batch among those of all ranks; ranks that share groups have the same."""
         return self.dims.dp_rank // self.ranks
 
     @property
@@ -67,18 +69,32 @@ class Groups:
 class RowDraws:
     """Draws of a rollout: each follows from the run's seed, the condition's place in the stream and the member."""
 
-    def __init__(self, batch: Mapping[str, Any], seed: int, groups: Groups) -> None:
-        self.size = len(batch["fps"])
+    def __init__(self, batch: Mapping[str, Any], seed: int, groups: Groups, first: int | None = None) -> None:
+        """``first`` is that of a rollout to which this one adds groups; else the first place of the first rank."""
         self.seed = seed
-        self.groups = groups
         self.positions: list[int] = batch[POSITION_KEY].tolist()
-        with places.at("agreeing on the draws of a rollout"):
-            self.first = distributed.broadcast_object(self.positions[0])
+        if first is None:
+            with places.at("agreeing on the draws of a rollout"):
+                first = distributed.broadcast_object(self.positions[0])
+        self.first = first
+        members = torch.tensor(groups.members)  # the condition and the member of each sample of this rank
+        self.rows = torch.arange(len(batch["fps"])).repeat_interleave(len(members))
+        self.members = members.repeat(len(batch["fps"]))
 
-    def all_rows(self) -> tuple[Tensor, Tensor]:
-        """The condition and the member of each sample of this rank."""
-        members = torch.tensor(self.groups.members)
-        return torch.arange(self.size).repeat_interleave(len(members)), members.repeat(self.size)
+    def of(self, samples: Tensor) -> "RowDraws":
+        """Those of some of the samples."""
+        found = copy.copy(self)
+        found.rows, found.members = self.rows[samples], self.members[samples]
+        return found
+
+    def with_others(self, others: Sequence["RowDraws"]) -> "RowDraws":
+        """Those of several batches, one after the other."""
+        found, parts = copy.copy(self), [self, *others]
+        found.positions = [position for part in parts for position in part.positions]
+        starts = itertools.accumulate((len(part.positions) for part in parts), initial=0)
+        found.rows = torch.cat([part.rows + start for part, start in zip(parts, starts)])
+        found.members = torch.cat([part.members for part in parts])
+        return found
 
     def _generators(self, rows: Tensor, members: Tensor, purpose: str) -> Iterator[torch.Generator]:
         for row, member in zip(rows.tolist(), members.tolist(), strict=True):
@@ -92,7 +108,7 @@ class RowDraws:
         return torch.stack(drawn)
 
     def permutation(self, count: int, purpose: str) -> list[int]:
-        """The same for the batches of all ranks: it follows from the first place of the first rank."""
+        """The same for the batches of all ranks and for all rollouts of an experience: it follows from ``first``."""
         generator = random.generator(self.seed, self.first, f"rl/{purpose}")
         drawn: list[int] = torch.randperm(count, generator=generator).tolist()
         return drawn

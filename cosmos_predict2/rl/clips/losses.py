@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a micro-batch of experience teaches: the objective, the distance to the reference, and the data term.
+"""The loss of a micro-batch of clips: the objective, the distance to the reference, and the data term.
 
     output, loss = Losses(world, rl).of(experience)
 
@@ -17,9 +17,10 @@ from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.diffusion.transitions import log_ratio
 from cosmos_predict2.rl import objectives
-from cosmos_predict2.rl.clips.experience import Data, Experience, Forward
 from cosmos_predict2.rl.clips.rollout import ChainPath, chain_path, judge, of_whole_clip
-from cosmos_predict2.rl.config import KEY, RLConfig
+from cosmos_predict2.rl.clips.samples import Data, Forward, MicroBatch
+from cosmos_predict2.rl.config import RLConfig
+from cosmos_predict2.rl.learner import require_ratio_one
 from cosmos_predict2.rl.objectives import FreshNoise, RatioStep, WithoutRatio, objective_of
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.errors import TrainingError
@@ -33,15 +34,14 @@ class Losses:
         self.rl = rl
         self.objective = objective_of(rl.objective)
 
-    def of(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
-        """What to log, and the loss."""
-        is_ratio = experience.kept is not None
-        output, loss = self._ratio_loss(experience) if is_ratio else self._forward_loss(experience)
+    def of(self, experience: MicroBatch) -> tuple[dict[str, Any], Tensor]:
+        """Numbers to log, and the loss."""
+        output, loss = self._forward_loss(experience) if experience.kept is None else self._ratio_loss(experience)
         if experience.data is not None:
             data_loss = self._data_loss(experience.data)
             output["data_loss"] = data_loss.detach()
             loss = loss + self.rl.data_beta * data_loss
-        return output | experience.facts, self.rl.loss_scale * loss
+        return output, self.rl.loss_scale * loss
 
     def velocity(self, condition: Condition, forward: Forward) -> Tensor:
         """The network's velocity at the samples' times for this rank's frames, eps - x_0 where it is right."""
@@ -49,7 +49,7 @@ class Losses:
         predicted = self._clean(x0, epsilon, (t_B / (1 - t_B))[:, None], condition)
         return (objectives.noised(self._part(x0), self._part(epsilon), t_B) - predicted) / _wide(t_B, x0)
 
-    def _ratio_loss(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
+    def _ratio_loss(self, experience: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         rl, kept = self.rl, experience.kept
         assert kept is not None
         path = self._path(experience)
@@ -74,36 +74,31 @@ class Losses:
         return output, loss
 
     def _watched(
-        self, experience: Experience, policy: objectives.Clipped, log_ratio_B: Tensor, loss: Tensor
+        self, experience: MicroBatch, policy: objectives.Clipped, log_ratio_B: Tensor, loss: Tensor
     ) -> dict[str, Any]:
-        ratio_B = policy.ratio_B.detach()
+        ratio_B, k = policy.ratio_B.detach(), None if experience.kept is None else experience.kept.k
         if experience.is_before_update and self.rl.on_policy:
             off = float((log_ratio_B.detach()).abs().max())
-            if not off <= self.rl.ratio_tolerance:
-                at = "" if experience.kept is None else f" at step {experience.kept.k}"
-                if math.isnan(off):
-                    raise TrainingError(
-                        f"A rollout's states are not finite{at}, nor is what training computes from them. In float16"
-                        " numbers end at 65504: set model.config.precision=bfloat16; else lower optimizer.lr."
-                    )
+            at = "" if k is None else f" at step {k}"
+            if math.isnan(off):
                 raise TrainingError(
-                    f"Before the first update the ratio of new to old probability is off by {off:.3g}{at}, but it must"
-                    f" be 1 within {KEY}.ratio_tolerance={self.rl.ratio_tolerance}: training does not compute what the"
-                    " rollout did. Use the same precision and attention for both."
+                    f"A rollout's states are not finite{at}, nor is what training computes from them. In float16"
+                    " numbers end at 65504: set model.config.precision=bfloat16; else lower optimizer.lr."
                 )
+            why = f"training does not compute what the rollout did{at}. Use the same precision and attention for both."
+            require_ratio_one(off, self.rl.ratio_tolerance, why)
         std = ratio_B.std(correction=0)
-        kept = None if experience.is_before_update else experience.kept  # of which step, once ratios have moved
         return {
             "policy_loss": loss.detach(),
             "log_prob_ratio": ratio_B.mean(),
             "ratio_std": std,
-            **({} if kept is None else {f"ratio_std_step{kept.k}": std}),
+            **({} if k is None or experience.is_before_update else {f"ratio_std_step{k}": std}),  # once ratios move
             "clip_fraction_above": policy.is_above_B.float().mean(),
             "clip_fraction_below": policy.is_below_B.float().mean(),
             "approx_kl": objectives.approximate_kl(log_ratio_B.detach()),
         }
 
-    def _forward_loss(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
+    def _forward_loss(self, experience: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         rl, forward = self.rl, experience.forward
         assert forward is not None
         v = self.velocity(experience.condition, forward)
@@ -141,7 +136,7 @@ class Losses:
     def _part(self, x: Tensor) -> Tensor:
         return self.world.context.split_frames(x)
 
-    def _path(self, experience: Experience) -> ChainPath:
+    def _path(self, experience: MicroBatch) -> ChainPath:
         of = experience
         return chain_path(self.world, self.rl, of.condition, of.unconditional, of.noise_B_C_T_H_W, of.window)
 

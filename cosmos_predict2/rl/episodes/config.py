@@ -40,6 +40,7 @@ class VLARLConfig(Section):
     # of what was drawn with and log_prob, in nats an element; null: by the precision
     draw_tolerance: Any = attrs.field(default=None, validator=above(0))
     ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
+    update_ref_every_iter: int = attrs.field(default=0, validator=at_least(0))  # 0: the reference stays
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, sentence) of everything that does not fit together."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.clips.experience import joined
+from cosmos_predict2.rl.clips.samples import joined
 from cosmos_predict2.rl.interfaces import Decision, Info, Observation, Policy, VecEnv
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError
@@ -97,6 +97,10 @@ class Trajectories:
     def groups(self, numbers: Tensor, size: int) -> "Trajectories":
         """Some of the groups of so many episodes, which are neighbours."""
         return self.rows((numbers[:, None] * size + torch.arange(size)).flatten())
+
+    def with_others(self, others: Sequence["Trajectories"]) -> "Trajectories":
+        """The episodes of several collections, one after the other."""
+        return concatenated([self, *others])
 
     @property
     def return_E(self) -> Tensor:

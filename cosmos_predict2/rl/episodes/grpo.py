@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A policy learns from rewards: in a simulator, or in what a world model imagines.
 
-`train_batches` plays groups of episodes that share their start, compares each with its group, and yields the decisions
-in minibatches; `training_step` computes their probabilities anew, with gradients. With a refinement, the world model is
+`collect` plays groups of episodes that share their start and compares each with its group, `minibatches` yields their
+decisions, and `part_loss` computes their probabilities anew, with gradients. With a refinement, the world model is
 trained in turn on what the policy really does: supervised, or from rewards where it is a `FlowGRPOModel`. The policy
 is ``net``; a world model that is trained is ``world_model``, one that is only held is in no checkpoint.
 """
@@ -22,8 +22,7 @@ from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.advantages import group_advantages, groups_within
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.world_model import require_state
-from cosmos_predict2.rl.episodes import policy_losses
-from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig
+from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts, settle_num_tasks
 from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
@@ -31,14 +30,12 @@ from cosmos_predict2.rl.episodes.episodes import (
     RolloutSource,
     Starts,
     Trajectories,
-    concatenated,
     release,
     replayed,
     validation_starts,
 )
 from cosmos_predict2.rl.episodes.minibatches import (
     Decisions,
-    Facts,
     decisions_of,
     in_minibatches,
     log_probs,
@@ -47,25 +44,25 @@ from cosmos_predict2.rl.episodes.minibatches import (
     with_episodes,
 )
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison, Rate, draws_of
+from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
-from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
+from cosmos_predict2.rl.interfaces import Policy, VecEnv
+from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.policies.contract import tolerance_of
 from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.policies.weights import cast
-from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
-from imaginaire import distributed, random
+from imaginaire import random
 from imaginaire.config import lazy_config
 from imaginaire.config.typed_nodes import as_config
 from imaginaire.data.stream import POSITION_KEY, data_sets
 from imaginaire.distributed.parallel import ParallelDims
-from imaginaire.errors import CheckpointError, ConfigError, TrainingError
+from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.optim import schedules
 from imaginaire.optim.parts import PartsOptimizer, PartsScheduler
-from imaginaire.training.model import ImaginaireModel
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +86,7 @@ POLICY, WORLD_MODEL = "policy", "world_model"
 WAVES = 4  # of a refinement's episodes whose pictures are kept together: fewer let environments wait at the ends
 
 
-class VLAGRPOModel(ImaginaireModel):
+class VLAGRPOModel(RLModel):
     """Group-relative policy optimization of a policy in an environment."""
 
     batch_kinds = (POLICY, WORLD_MODEL)
@@ -100,6 +97,9 @@ class VLAGRPOModel(ImaginaireModel):
         " with as many in trainer.grad_accum_iter (actor.micro_batch_size), and see by nvidia-smi that no other process"
         " holds the GPU."
     )
+    published_metrics = PUBLISHED_METRICS
+    rl: VLARLConfig
+    rl_key = f"{KEY}.rl"
     progress_counts: Tensor
 
     def __init__(self, config: Any) -> None:
@@ -137,11 +137,6 @@ class VLAGRPOModel(ImaginaireModel):
         self.register_buffer("progress_counts", torch.zeros(2, dtype=torch.int64))
         self._train_starts: Any = None  # the data set of training, from `on_data`
         self._num_held_out = 0  # starts of validation, likewise
-        self._reference: WeightCopy | None = None
-        self._left = 0  # batches that are still to come before the run may stop
-        self._is_open = False
-        self._failed_rollouts = 0
-        self._has_gradient = True  # of the last batch
         self._dims = ParallelDims()
 
     # --- parts
@@ -227,7 +222,7 @@ class VLAGRPOModel(ImaginaireModel):
             )
         parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
         if self.rl.loss.kl_beta:
-            self._reference = WeightCopy(self.net)
+            self.keep_reference()
 
     def on_data(self, *loaders: Any) -> None:
         if self.refinement is not None:
@@ -249,82 +244,40 @@ class VLAGRPOModel(ImaginaireModel):
         return optimizers, PartsScheduler(optimizers, {POLICY: schedule, WORLD_MODEL: repeated})
 
     def checkpoint_state(self) -> dict[str, Tensor]:
-        state = super().checkpoint_state()
-        if self._reference is not None:
-            state |= {f"net_ref.{name}": weight for name, weight in self._reference.weights.items()}
-        return state
+        return {**super().checkpoint_state(), **self.reference_weights()}
 
     # --- experience
 
     def at_boundary(self) -> bool:
-        return not self._is_open and (self.refinement is None or self.world_model.at_boundary())
+        return super().at_boundary() and (self.refinement is None or self.world_model.at_boundary())
 
     def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
         super().on_before_zero_grad(optimizer, scheduler, iteration)
-        self._is_open = self._left > 0
         on_step: Any = getattr(self.net, "on_trainer_step", None)  # of policies whose noise is annealed
         if on_step is not None:
             on_step(iteration)
         if self.refinement is not None:
             self.world_model.on_before_zero_grad(optimizer, scheduler, iteration)
 
-    def has_gradient(self) -> bool:
-        return self._has_gradient
-
-    def published_name(self, name: str) -> str | None:
-        return PUBLISHED_METRICS.get(name)
-
     def batch_kind(self, batch: Any) -> str:
         is_of_policy = isinstance(batch, Decisions) or (isinstance(batch, Mapping) and "trial_id" in batch)
         return POLICY if is_of_policy else WORLD_MODEL
 
-    def train_batches(self, dataloader: Any) -> Iterator[Any]:
-        starts = iter(dataloader)
-        while True:
-            if self.refinement is not None:
-                yield from self._refined(self.refinement)
-            if (batch := next(starts, None)) is None:
-                return
-            self._is_open = True
-            with self.phase("rollout"):
-                played, advantage_G_M, facts = self._experience(batch, starts)
-            yield from self._in_order(played, advantage_G_M, facts, batch)
-
-    def _experience(self, batch: Mapping[str, Any], others: Iterator[Any]) -> tuple[Trajectories, Tensor, Facts]:
-        """Episodes with their advantages [G, M]; with ``max_rollouts``, until enough groups have spread."""
-        wanted = len(batch["trial_id"])
+    def before_rollouts(self) -> None:
         if hasattr(self.env, "release"):  # simulators of two kinds at once may not fit into the host's memory
             release(*(one for one in (self.eval_env, self.true_env) if one is not self.env))
         if self._is_elsewhere:
             self._offload()
-        self.source.sync(self.policy)
-        for number in range(self.rl.max_rollouts):
-            with nullcontext() if self._is_elsewhere else deciding(self.net):
-                played = self.source.collect(self.starts(batch), "sample", self.progress)
-            if number == 0:
-                parts, facts = [played], self._facts(played)
-            elif (is_chosen := self._chosen(played)).any():  # the first rollout has enough of the others
-                parts.append(played.groups(is_chosen.nonzero().flatten(), self.rl.group_size))
-            if number + 1 == self.rl.max_rollouts or self._on_all_ranks(self._num_with_spread(parts) >= wanted):
-                break
-            batch = next(others)
+        with self.phase("rollout"):
+            self.source.sync(self.policy)
+
+    def collect(self, batch: Mapping[str, Any], first: Trajectories | None = None) -> Experience:
+        with self.phase("rollout"), nullcontext() if self._is_elsewhere else deciding(self.net):
+            played = self.source.collect(self.starts(batch), "sample", self.progress)
+        return Experience(played, self._advantages(played), self._facts(played))
+
+    def after_rollouts(self) -> None:
         self._offload()
-        advantage = torch.cat([self._advantages(part) for part in parts])
-        if len(parts) > 1:  # first those that teach something; every rank has equally many
-            order = torch.argsort((advantage == 0).all(dim=1).long(), stable=True)[:wanted].sort().values
-            advantage = advantage[order]
-            for i, count in enumerate([len(part) // self.rl.group_size for part in parts]):  # pictures are large
-                parts[i] = parts[i].groups(order[(order >= 0) & (order < count)], self.rl.group_size)
-                order = order - count
-        played = concatenated(parts)
-        self._require_valid(played)
-        facts |= {
-            "groups_with_spread": float((advantage != 0).any(dim=1).float().mean()),
-            "rollouts": float(number + 1),
-            "advantage_max": float(advantage.max()),
-            "advantage_min": float(advantage.min()),
-        }
-        return played, advantage, facts
 
     def _offload(self) -> None:
         """The environment leaves the GPU to the policy, where it is asked to."""
@@ -364,22 +317,6 @@ class VLAGRPOModel(ImaginaireModel):
         )
         return tuple(of_groups)
 
-    def _num_with_spread(self, parts: list[Trajectories]) -> int:
-        return sum(int(self._chosen(part).sum()) for part in parts)
-
-    def _on_all_ranks(self, value: bool) -> bool:
-        return bool(distributed.all_reduce_(torch.tensor(float(value)), "min"))
-
-    def _require_valid(self, played: Trajectories) -> None:
-        """Raise on all ranks where one played no episode to its end, several times in a row."""
-        self._failed_rollouts = 0 if played.is_valid_E.any() else self._failed_rollouts + 1
-        if not self._on_all_ranks(self._failed_rollouts < self.rl.max_failed_rollouts):
-            raise TrainingError(
-                f"No episode of {self.rl.max_failed_rollouts} rollouts in a row was valid"
-                f"{' on a rank' if distributed.world_size() > 1 else ''}, so nothing can be learnt. The log has the"
-                f" error of each; see that the environments run, or raise {KEY}.rl.max_failed_rollouts."
-            )
-
     def _facts(self, played: Trajectories) -> Facts:
         valid = played.is_valid_E
         returns = played.return_E[valid]
@@ -392,13 +329,13 @@ class VLAGRPOModel(ImaginaireModel):
             "valid_rate": float(valid.float().mean()),
         }
 
-    def _in_order(
-        self, played: Trajectories, advantage_G_M: Tensor, facts: Facts, batch: Mapping[str, Any]
-    ) -> Iterator[Decisions]:
+    def minibatches(self, experience: Experience, batch: Mapping[str, Any]) -> tuple[int, Iterator[Decisions]]:
         """Every decision that teaches something ``updates`` times, in ``minibatches`` of chance."""
-        rl, is_within_E = self.rl, self._chosen(played, min_std=None).repeat_interleave(self.rl.group_size)
+        rl, played = self.rl, experience.record
+        self.count_failure(not played.is_valid_E.any(), "episode")
+        is_within_E = self._chosen(played, min_std=None).repeat_interleave(rl.group_size)
         played = replace(played, is_valid_E=played.is_valid_E & is_within_E)  # out of bounds, as if they were lost
-        whole = decisions_of(played, advantage_G_M)
+        whole = decisions_of(played, experience.advantage_G_M)
         rows = rows_that_count(whole, rl)
         size, device = -(-len(rows) // (rl.minibatches * rl.micro_batches)), next(self.net.parameters()).device
         part = (whole.record, rows, size, device)
@@ -406,23 +343,23 @@ class VLAGRPOModel(ImaginaireModel):
             whole = replace(whole, old_log_prob_B_K_N=log_probs(self.policy, *part))
         tolerance = tolerance_of(self.net) if rl.draw_tolerance is None else rl.draw_tolerance
         away = require_drawn(played.log_prob_M_E_K_N, whole, rows, tolerance)
-        whole = replace(whole, facts={**facts, "draw_difference": away})
+        whole = replace(whole, facts={**experience.facts, **experience.group_facts, "draw_difference": away})
         if self._reference is not None:
-            with self._reference.scope(self.net), deciding(self.net):
+            with self.reference(), deciding(self.net):
                 whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, *part))
         whole = with_episodes(whole, played, rl)
         first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
-        self._left = rl.updates * rl.minibatches * rl.micro_batches
-        for decisions in in_minibatches(whole, rows, rl, self.seed, first):
-            self._left -= 1
-            if self._left == 0:
-                self.progress_counts.copy_(torch.tensor([int(self.progress_counts[0]) + 1, 0]))
-            yield decisions
+        return rl.updates * rl.minibatches * rl.micro_batches, in_minibatches(whole, rows, rl, self.seed, first)
+
+    def at_end_of_experience(self) -> None:
+        self.progress_counts.copy_(torch.tensor([int(self.progress_counts[0]) + 1, 0]))
 
     # --- refinement of the world model
 
-    def _refined(self, refinement: Refinement) -> Iterator[Mapping[str, Any]]:
+    def between_experiences(self) -> Iterator[Mapping[str, Any]]:
         """The batches that are left of a refinement, where one is due."""
+        if (refinement := self.refinement) is None:
+            return
         config = refinement.config
         experiences, steps = self.progress_counts.tolist()
         if experiences % config.every or steps >= config.steps:
@@ -464,42 +401,33 @@ class VLAGRPOModel(ImaginaireModel):
     # --- one micro-batch
 
     def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
-        if not isinstance(batch, Decisions):
-            output, loss = self.world_model.training_step(batch, iteration)
-            self._has_gradient = self.world_model.has_gradient()
-            if isinstance(self.world_model, FlowGRPOModel):
-                return {f"refinement_{name}": value for name, value in output.items()}, loss
-            return {"edm_loss": output["edm_loss"]}, loss
-        self._has_gradient = batch.teaches
-        log_prob = self.policy.log_prob(batch.record)
-        output, loss = self._policy_loss(batch, log_prob)
-        return {**output, **batch.facts}, loss * batch.share
+        if isinstance(batch, Decisions):
+            return super().training_step(batch, iteration)
+        output, loss = self.world_model.training_step(batch, iteration)
+        self._has_gradient = self.world_model.has_gradient()
+        if isinstance(self.world_model, FlowGRPOModel):
+            return {f"refinement_{name}": value for name, value in output.items()}, loss
+        return {"edm_loss": output["edm_loss"]}, loss
 
-    def _policy_loss(self, batch: Decisions, log_prob: LogProb) -> tuple[dict[str, Any], Tensor]:
-        found = policy_losses.policy_loss(
-            log_prob,
-            batch.old_log_prob_B_K_N,
-            batch.advantage_B,
-            batch.mask_B_A,
+    def part_loss(self, part: Decisions) -> tuple[dict[str, Any], Tensor]:
+        found = policy_loss(
+            self.policy.log_prob(part.record),
+            part.old_log_prob_B_K_N,
+            part.advantage_B,
+            part.mask_B_A,
             self.rl.loss,
-            reference_B_K_N=batch.reference_log_prob_B_K_N,
-            episode_sum_B=batch.episode_sum_B,
-            num_episodes=batch.num_episodes,
+            reference_B_K_N=part.reference_log_prob_B_K_N,
+            episode_sum_B=part.episode_sum_B,
+            num_episodes=part.num_episodes,
         )
-        if batch.is_before_update:
-            self._require_ratio_one(found.watched)
-        return found.watched, found.loss
-
-    def _require_ratio_one(self, watched: Mapping[str, Tensor]) -> None:
-        """Raise where training does not compute the probabilities that the rollout drew with."""
-        away = float(torch.stack([1 - watched["ratio_min"], watched["ratio_max"] - 1]).max())
-        if away > self.rl.ratio_tolerance:
-            raise TrainingError(
-                f"Before the first update the ratio of new to old probability is 1 by definition, but it differs by"
-                f" {away:.3g} ({KEY}.rl.ratio_tolerance={self.rl.ratio_tolerance}): the policy's log_prob does not"
-                " compute what it decided by. Look for dropout, for state that act changes, or for a record that lacks"
-                " something."
+        if part.is_before_update:
+            away = torch.stack([1 - found.watched["ratio_min"], found.watched["ratio_max"] - 1]).max()
+            why = (
+                "the policy's log_prob does not compute what it decided by. Look for dropout, for state that act"
+                " changes, or for a record that lacks something."
             )
+            require_ratio_one(float(away), self.rl.ratio_tolerance, why)
+        return found.watched, found.loss * part.share
 
     # --- the policy as it counts
 

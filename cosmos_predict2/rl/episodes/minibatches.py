@@ -10,16 +10,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.clips.experience import mapped
+from cosmos_predict2.rl.clips.samples import mapped
 from cosmos_predict2.rl.episodes.config import VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import Trajectories
 from cosmos_predict2.rl.interfaces import Policy
+from cosmos_predict2.rl.learner import Facts
 from cosmos_predict2.rl.objectives import OF_EPISODES, level_of, rows_of_actions
 from cosmos_predict2.rl.policies.contract import difference
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError, TrainingError
-
-Facts = dict[str, float]  # of a rollout, to be logged
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,9 @@ def policy_loss(
     log_ratio = torch.where(mask, new - old, 0.0).clamp(-config.largest_log_ratio, config.largest_log_ratio)
     advantage = advantage_B.to(new)[:, None, None]
     divergence = log_ratio.exp() - 1 - log_ratio  # of the old policy from the new one, by what the old one drew
-    limits = dict(limit=config.clip_low, limit_high=config.clip_high, dual_clip=config.dual_clip)
-    terms = objective.function(RatioStep(log_ratio, advantage, 2 * divergence, 1.0, **limits))
+    low, high, dual = config.clip_low, config.clip_high, config.dual_clip
+    step = RatioStep(log_ratio, advantage, 2 * divergence, 1.0, low, limit_high=high, dual_clip=dual)
+    terms = objective.function(step)
 
     def mean(value: Tensor) -> Tensor:
         return aggregate(value, mask, config.aggregation, episode_sum_B, num_episodes)

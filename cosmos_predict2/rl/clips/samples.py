@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout leaves to train on, and the order in which it is trained on."""
+"""The samples of a rollout of clips, the micro-batches that are made of them, and their order."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.rl.clips.groups import RowDraws
 from cosmos_predict2.rl.clips.rollout import Kept
+from imaginaire.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Data:
 
 
 class Conditions:
-    """The conditions of a batch, and which of them each sample has: a group's text is not copied for its members.
+    """The conditions of a batch, and the row of each sample's: a group's text is not copied for its members.
 
     No dataclass, so that `joined` and `mapped` leave it as it is.
     """
@@ -53,8 +55,8 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Experience:
-    """One micro-batch: some samples at one trained step (`kept`) or level (`forward`)."""
+class MicroBatch:
+    """Some samples at one trained step (`kept`) or level (`forward`)."""
 
     condition: Condition
     unconditional: Condition | None
@@ -80,16 +82,53 @@ class Samples:
     levels: list[float]  # noise levels sigma of the steps
     kept: dict[int, Kept] = field(default_factory=dict)  # of ratio objectives, by step
     forwards: dict[int, Forward] = field(default_factory=dict)  # of forward-process objectives, by level
-    advantage: Tensor = field(default_factory=lambda: torch.empty(0))  # once they are scored
-    facts: dict[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.noise)
+
+    def rows(self, rows: Tensor) -> "Samples":
+        """Some of the samples."""
+        kept, of = mapped(self, lambda tensor: tensor[rows.to(tensor.device)]), self.conditions
+        return dataclasses.replace(kept, conditions=Conditions(of.condition, of.unconditional, of.rows_B[rows]))
 
     def on_host(self) -> "Samples":
         """The same with what is kept of the trained steps or levels in the host's memory."""
         kept, forwards = mapped(self.kept, Tensor.cpu), mapped(self.forwards, Tensor.cpu)
         return dataclasses.replace(self, kept=kept, forwards=forwards)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The samples of a batch's conditions, with the true latents and conditions of the data term, a row for each
+    condition."""
+
+    samples: Samples
+    true_latents: Tensor
+    data_condition: Condition
+    draws: RowDraws
+
+    def groups(self, numbers: Tensor, size: int) -> "Rollout":
+        """Some of the groups of so many samples, with the conditions of all."""
+        rows = (numbers[:, None] * size + torch.arange(size)).flatten()
+        return dataclasses.replace(self, samples=self.samples.rows(rows), draws=self.draws.of(rows))
+
+    def with_others(self, others: Sequence["Rollout"]) -> "Rollout":
+        """The samples of several rollouts at the same steps, one after the other."""
+        parts = [self, *others]
+        lengths = {part.data_condition.crossattn_emb_B_S_E.shape[1] for part in parts}
+        if len(lengths) > 1:
+            raise DataError(
+                f"max_rollouts joins groups of several batches, but their texts have {sorted(lengths)} tokens: give all"
+                " embeddings one length."
+            )
+        draws = self.draws.with_others([part.draws for part in others])
+        conditions = [part.samples.conditions for part in parts]
+        condition = joined([one.condition for one in conditions])
+        unconditional = joined([one.unconditional for one in conditions])
+        samples = joined([part.samples for part in parts])
+        samples.conditions = Conditions(condition, unconditional, draws.rows)
+        latents = torch.cat([part.true_latents for part in parts])
+        return Rollout(samples, latents, joined([part.data_condition for part in parts]), draws)
 
 
 Shuffle = Callable[[list[int], int], list[int]]

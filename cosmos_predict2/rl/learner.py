@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of reinforcement learning, once for world models and for policies: collect, compare, minibatches, loss.
+
+Experience is of one of two kinds. **Clips** (`FlowGRPOModel`): a world model samples them, a denoise step is a
+decision, and rewards score the clip. **Episodes** (`VLAGRPOModel`): a policy decides in an environment, whose return is
+the reward. Each kind defines `collect`, `minibatches` and `part_loss`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.weight_copy import WeightCopy
+from imaginaire import distributed
+from imaginaire.errors import TrainingError
+from imaginaire.training.model import ImaginaireModel
+
+Facts = dict[str, float]  # of a rollout, to be logged
+R = TypeVar("R", bound="Record")
+
+
+class Record(Protocol):
+    """What training needs of the samples of a rollout, those of a group one after the other."""
+
+    def groups(self: R, numbers: Tensor, size: int) -> R:
+        """Some of the groups of so many samples."""
+
+    def with_others(self: R, others: Sequence[R]) -> R:
+        """The samples of several rollouts, one after the other."""
+
+
+@dataclass
+class Experience:
+    """The groups of a rollout with their advantages; groups of which nothing is learnt have zeros."""
+
+    record: Any  # a Record
+    advantage_G_M: Tensor
+    facts: Facts
+    num_rollouts: int = 1
+
+    @property
+    def teaches_G(self) -> Tensor:
+        """The groups that have an advantage."""
+        return (self.advantage_G_M != 0).any(dim=1)
+
+    @property
+    def group_facts(self) -> Facts:
+        """Numbers to log of dynamic sampling and advantages."""
+        return {
+            "groups_with_spread": float(self.teaches_G.float().mean()),
+            "rollouts": float(self.num_rollouts),
+            "advantage_max": float(self.advantage_G_M.max()),
+            "advantage_min": float(self.advantage_G_M.min()),
+        }
+
+
+class RLModel(ImaginaireModel):
+    """A model that turns batches into scored experience, and learns from it.
+
+    ``rl`` has the settings. Saves and stops wait for the last update of an experience.
+    """
+
+    rl: Any
+    rl_key = ""  # of ``rl`` in the configuration
+    published_metrics: Mapping[str, str] = {}
+
+    _reference: WeightCopy | None = None
+    _left = 0  # micro-batches of the present experience that are still to come
+    _is_open = False  # from the beginning of an experience to its last update
+    _has_gradient = False  # of the present update
+    _failed_rollouts = 0  # in a row
+
+    # --- of each kind
+
+    def collect(self, batch: Mapping[str, Any], first: Any = None) -> Experience:
+        """A rollout from a batch of the loader, compared; ``first`` is the record of the first one that it adds to."""
+        raise NotImplementedError
+
+    def minibatches(self, experience: Experience, batch: Mapping[str, Any]) -> tuple[int, Iterator[Any]]:
+        """The micro-batches of all updates in order, and how many they are. Each has ``teaches`` and ``facts``."""
+        raise NotImplementedError
+
+    def part_loss(self, part: Any) -> tuple[dict[str, Any], Tensor]:
+        """Numbers to log, and the loss of a micro-batch."""
+        raise NotImplementedError
+
+    def between_experiences(self) -> Iterator[Any]:
+        """Batches of something else that is trained in turn."""
+        yield from ()
+
+    def before_rollouts(self) -> None: ...
+
+    def after_rollouts(self) -> None: ...
+
+    def at_end_of_experience(self) -> None:
+        """Called before the last micro-batch is handed over: its update is the last of the experience."""
+
+    # --- the loop
+
+    def train_batches(self, dataloader: Any) -> Iterator[Any]:
+        batches = iter(dataloader)
+        while True:
+            yield from self.between_experiences()
+            if (batch := next(batches, None)) is None:
+                return
+            self._is_open = True
+            experience = self.experience(batch, batches)
+            self._left, parts = self.minibatches(experience, batch)
+            for part in parts:
+                self._left -= 1
+                if self._left == 0:
+                    self.at_end_of_experience()
+                yield part
+
+    def experience(self, batch: Mapping[str, Any], batches: Iterator[Mapping[str, Any]]) -> Experience:
+        """The groups of a batch. With ``max_rollouts`` above 1, dynamic sampling (DAPO): groups of further batches take
+        the places of those of which nothing is learnt, until there are enough on every rank."""
+        self.before_rollouts()
+        found, num = self.collect(batch), 1
+        parts, wanted = [found], len(found.advantage_G_M)
+        while num < self.rl.max_rollouts:
+            if self.on_all_ranks(sum(int(part.teaches_G.sum()) for part in parts) >= wanted):
+                break
+            more = self.collect(next(batches), parts[0].record)
+            num += 1
+            if (chosen := more.teaches_G.nonzero().flatten()).numel():  # the first rollout has enough of the others
+                parts.append(_some(more, chosen))
+        self.after_rollouts()
+        if len(parts) > 1:  # first those that teach something; every rank has equally many
+            order = torch.argsort((~torch.cat([part.teaches_G for part in parts])).long(), stable=True)
+            order, kept = order[:wanted].sort().values, []
+            for part in parts:  # one after the other: pictures are large
+                count = len(part.advantage_G_M)
+                kept.append(_some(part, order[(order >= 0) & (order < count)]))
+                order = order - count
+            advantage = torch.cat([part.advantage_G_M for part in kept])
+            found.record = kept[0].record.with_others([part.record for part in kept[1:]])
+            found.advantage_G_M = advantage
+        found.num_rollouts = num
+        return found
+
+    def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
+        self._has_gradient = batch.teaches
+        output, loss = self.part_loss(batch)
+        return output | batch.facts, loss
+
+    def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
+        super().on_before_zero_grad(optimizer, scheduler, iteration)
+        self._is_open = self._left > 0
+        every = self.rl.update_ref_every_iter
+        if self._reference is not None and every and (iteration + 1) % every == 0:
+            self._reference.follow(self.net)
+
+    def at_boundary(self) -> bool:
+        return not self._is_open
+
+    def has_gradient(self) -> bool:
+        return self._has_gradient
+
+    def published_name(self, name: str) -> str | None:
+        return self.published_metrics.get(name)
+
+    # --- the reference
+
+    def keep_reference(self) -> None:
+        """The present weights are the reference; of adapters, where they alone are trained."""
+        self._reference = WeightCopy(self.net)
+
+    def reference(self) -> AbstractContextManager[Any]:
+        """Inside, the network is the reference: it has the weights that were kept."""
+        assert self._reference is not None
+        return self._reference.scope(self.net)
+
+    def reference_weights(self) -> dict[str, Tensor]:
+        """As checkpoints have them."""
+        return {} if self._reference is None else {f"net_ref.{n}": w for n, w in self._reference.weights.items()}
+
+    # --- checks
+
+    def on_all_ranks(self, value: bool) -> bool:
+        return bool(distributed.all_reduce_(torch.tensor(float(value)), "min"))
+
+    def count_failure(self, is_failed: bool, what: str) -> None:
+        """Raise on all ranks where nothing of this was valid on one of them, several times in a row."""
+        self._failed_rollouts = self._failed_rollouts + 1 if is_failed else 0
+        most = self.rl.max_failed_rollouts
+        if not self.on_all_ranks(self._failed_rollouts < most):
+            where = " on a rank" if distributed.world_size() > 1 else ""
+            raise TrainingError(
+                f"No {what} was valid in {most} rollouts in a row{where}, so nothing can be learnt. The log has the"
+                " error of each; see that environments and rewards run, or raise"
+                f" {self.rl_key}.max_failed_rollouts={most}."
+            )
+
+
+def require_ratio_one(away: float, tolerance: float, why: str) -> None:
+    """Raise where ratios before the first update, which are 1 by definition, are this far from it."""
+    if not away <= tolerance:
+        raise TrainingError(
+            f"Before the first update the ratio of new to old probability is 1 by definition, but it differs by"
+            f" {away:.3g} (model.config.rl.ratio_tolerance={tolerance}): {why}"
+        )
+
+
+def _some(found: Experience, numbers: Tensor) -> Experience:
+    """Some of the groups."""
+    size = found.advantage_G_M.shape[1]
+    return Experience(found.record.groups(numbers, size), found.advantage_G_M[numbers], found.facts)
