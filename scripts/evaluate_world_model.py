@@ -214,7 +214,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
 
 def _check_flags(args: argparse.Namespace) -> None:
     """Raise for values out of range, and for outputs that could not be written in the end."""
-    from cosmos_predict2.data.action_conditioned.items import shape_problems
+    from cosmos_predict2.data.clip_dataset import shape_problems
 
     least = dict(num_clips=1, num_chunks=1, num_steps=1, batch_size=1, toy_episodes=0, seed=0)
     for name, smallest in least.items():

@@ -23,6 +23,7 @@ from torch.utils.data import Subset
 
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, clips_of_step, first_clips
 from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.data.clip_dataset import ClipDataset
 from cosmos_predict2.evaluation.metrics.controllability import (
     SIGMAS,
     ActionGap,
@@ -170,9 +171,9 @@ class ActionFollowing(Callback):
 def _of_many_recordings(loader: Any, num: int) -> Any:
     """The loader, of as many recordings as can be where its data set has them: its first clips are windows of one."""
     dataset: Any = getattr(loader, "dataset", None)
-    if (windows := getattr(dataset, "windows", None)) is None:
+    if not isinstance(dataset, ClipDataset) or dataset.windows is None:
         return loader
-    return ResumableLoader(Subset(dataset, windows.spread(num)), batch_size=1, shuffle=False, num_workers=0)
+    return ResumableLoader(Subset(dataset, dataset.windows.spread(num)), batch_size=1, shuffle=False, num_workers=0)
 
 
 def _takes_actions(model: Any) -> bool:

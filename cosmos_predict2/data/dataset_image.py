@@ -71,11 +71,11 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     def _item(self, index: int) -> dict[str, Any]:
         path = self.folder.path(index)
-        text, embedding_path = self.folder.text(index)
+        text = self.folder.text(index)
         return {
             "images": scaled(read_image(path), self.image_size).clamp_(0, 1).mul_(2).sub_(1),
-            "image_name": {"image_path": str(path), "t5_embedding_path": embedding_path},
-            **text,
+            "image_name": {"image_path": str(path), "t5_embedding_path": text.path},
+            **text.item(),
             "fps": torch.tensor([IMAGE_FPS]),
             "num_frames": torch.tensor([1.0]),
             **frame_item(self.image_size),

@@ -110,12 +110,12 @@ class LatentDataset(Dataset[dict[str, Any]]):
                 f"{path} has windows of {latents.shape[1]} latent frames, but {RECORD} has"
                 f" num_frames={self.record.num_frames}: {expected}. Delete {path.parent} and write the latents again."
             )
-        text, embedding_path = self.folder.text(index)
+        text = self.folder.text(index)
         return {
             LATENTS_KEY: latents[:, : latent_frames(self.num_frames)],
             PROBE_KEY: self._probe,
-            "video_name": {"video_path": str(video), "t5_embedding_path": embedding_path, "start_frame": start},
-            **text,
+            "video_name": {"video_path": str(video), "t5_embedding_path": text.path, "start_frame": start},
+            **text.item(),
             "fps": clip.fps,
             "num_frames": self.num_frames,
             **frame_item(self.record.size),

@@ -5,12 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset as MapDataset
-
-from cosmos_predict2.data.samples import BadSamples, frame_item
+from cosmos_predict2.data.clip_dataset import ClipDataset, clip_problems
+from cosmos_predict2.data.samples import FrameRule
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video import clips
-from cosmos_predict2.data.video.clip_windows import Windows
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.video_folder import (
     OF_FOLDER,
@@ -20,15 +18,15 @@ from cosmos_predict2.data.video_folder import (
     media_by_stem,
 )
 from imaginaire.data.facts import DataFacts
-from imaginaire.errors import DataError, UserError
+from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 
-class Dataset(MapDataset[dict[str, Any]]):
+class Dataset(ClipDataset):
     """One sample per clip: ``num_frames`` frames, drawn when it is asked for, scaled to ``video_size`` (height, width).
 
-    fps, stride, sampling, crop: which frames, and how they are scaled, see `Windows`. A bad clip is an error that names
-    it, or with ``skip_bad_samples`` replaced by the next good one; `video_name` names the clip.
+    fps, stride, sampling, crop: which frames, and how they are scaled, see `FrameRule` and `ClipDataset`. A bad clip is
+    an error that names it, or with ``skip_bad_samples`` replaced by the next good one; `video_name` names the clip.
     text_encoder: which one the embeddings must be of (None: any); ``none`` where the model encodes captions itself,
     metas/NAME.txt, or with caption_format ``json`` those of captions/NAME.json that are called ``prompt_type``.
     """
@@ -52,24 +50,36 @@ class Dataset(MapDataset[dict[str, Any]]):
         caption_format: str = "text",
         prompt_type: str = "long",
     ) -> None:
-        how: dict[str, Any] = dict(fps=fps, stride=stride, sampling=sampling, crop=crop)
-        self.windows = Windows(num_frames, video_size, **how, decoder=decoder, num_threads=num_threads)
-        self._bad = BadSamples(skip_bad_samples, most_bad_samples)
-        self.folder = CaptionedFolder(
+        if problem := next(clip_problems(dict(video_size=video_size, crop=crop)), None):
+            raise ConfigError(problem)
+        source = CaptionedFolder(
             dataset_dir,
-            rule=self.windows.rule,
+            rule=FrameRule(num_frames=num_frames, fps=fps, stride=stride, sampling=sampling),
             skip_bad=skip_bad_samples,
             text_encoder=text_encoder,
             num_tokens=num_tokens,
             caption_format=caption_format,
             prompt_type=prompt_type,
+            decoder=clips.choose_decoder(decoder),
+            num_threads=num_threads,
+        )
+        super().__init__(
+            source,
+            num_frames,
+            video_size,
+            sampling=sampling,
+            stride=stride,
+            frame_rate=fps,
+            crop=crop,
+            skip_bad_samples=skip_bad_samples,
+            most_bad_samples=most_bad_samples,
         )
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What can be known to be wrong from the header of one clip."""
         size, key = arguments.get("video_size", (16, 16)), context.key
-        yield from errors(key, Windows.problems(arguments))
+        yield from errors(key, clip_problems(arguments))
         text: dict[str, Any] = {name: arguments.get(name) for name in ("text_encoder", "num_tokens")}
         try:
             form = arguments.get("caption_format", "text")
@@ -89,25 +99,6 @@ class Dataset(MapDataset[dict[str, Any]]):
             return clips.probe(place / first)[1] / int(arguments.get("stride", 1))
 
         return DataFacts(kind=OF_FOLDER, has_actions=False, read_rate=rate)
-
-    def __len__(self) -> int:
-        return len(self.folder)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._bad.read(index, len(self), self._item)
-
-    def _item(self, index: int) -> dict[str, Any]:
-        path = self.folder.path(index)
-        video, fps = self.windows.read(path)
-        text, embedding_path = self.folder.text(index)
-        return {
-            "video": video,
-            "video_name": {"video_path": str(path), "t5_embedding_path": embedding_path},
-            **text,
-            "fps": fps,
-            "num_frames": self.windows.rule.num_frames,
-            **frame_item(self.windows.size),
-        }
 
 
 def _size_note(path: Path, video_size: Any) -> str | None:

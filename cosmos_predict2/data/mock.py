@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cosmos_predict2.actions.transforms import controller
-from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.data.samples import frame_item, place_of, text_item
 from imaginaire import random
 from imaginaire.data.facts import DataFacts, known, with_defaults

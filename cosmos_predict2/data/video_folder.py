@@ -14,12 +14,13 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cosmos_predict2.data.samples import FrameRule, PackedStrings, text_item
+from cosmos_predict2.data.clip_dataset import Source, Text, embedded
+from cosmos_predict2.data.samples import FrameRule, PackedStrings
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, EmbeddingFolder, caption_hash, find_embedding_dir
@@ -80,7 +81,7 @@ def list_captioned(
     return Listing(root / content, files, stems, embeddings, captions)
 
 
-class CaptionedFolder:
+class CaptionedFolder(Source):
     """The files of a folder that can be trained on, in alphabetical order, each with its text.
 
     A file without an embedding (or caption, where those are encoded in training) is excluded with a warning. A clip
@@ -101,6 +102,8 @@ class CaptionedFolder:
         num_tokens: int = 512,
         caption_format: str = "text",
         prompt_type: str = "long",
+        decoder: str = "auto",
+        num_threads: int = 1,
     ) -> None:
         text: dict[str, Any] = dict(text_encoder=text_encoder, num_tokens=num_tokens)
         text |= dict(caption_format=caption_format, prompt_type=prompt_type)
@@ -108,6 +111,7 @@ class CaptionedFolder:
         self._folder, self.embeddings, self._captions = found.folder, found.embeddings, found.captions
         self.dataset_dir = self._folder.parent
         self._num_tokens = num_tokens
+        self._decoder, self._num_threads = decoder, num_threads
         stems = found.stems
         if rule is not None:
             stems = _long_enough([self._folder / found.files[stem] for stem in stems], stems, rule, skip_bad)
@@ -124,19 +128,21 @@ class CaptionedFolder:
     def path(self, index: int) -> Path:
         return self._folder / self._files[index]
 
-    def text(self, index: int) -> tuple[dict[str, Any], str]:
-        """The sample's embedding and mask where there are some, ``ai_caption`` where every file has one; and the path
-        of the embedding."""
-        stem, path = self.stems[index], ""
-        item: dict[str, Any] = {}
-        if self.embeddings is not None:
-            item |= text_item(*self.embeddings.read(stem, self._num_tokens))
-            path = str(self.embeddings.find(stem) or "")
+    def open(self, i: int, camera: int = 0) -> AbstractContextManager[clips.Clip]:
+        return clips.open_clip(self.path(i), decoder=self._decoder, num_threads=self._num_threads)
+
+    def names(self, i: int, camera: int = 0) -> dict[str, str]:
+        return {"video_path": str(self.path(i))}
+
+    def text(self, i: int, frame: int = 0) -> Text:
+        """The embedding where there are some, and the caption where every file has one."""
+        stem = self.stems[i]
+        caption = None
         if self._captions is not None:
-            item["ai_caption"] = self._captions.read(stem)
+            caption = self._captions.read(stem)
         elif self._metas is not None:
-            item["ai_caption"] = read_caption(self._metas / f"{stem}.txt")
-        return item, path
+            caption = read_caption(self._metas / f"{stem}.txt")
+        return embedded(caption, self.embeddings, stem, self._num_tokens)
 
 
 def existing_folder(dataset_dir: StrPath, content: str) -> Path:

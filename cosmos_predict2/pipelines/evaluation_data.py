@@ -22,7 +22,7 @@ from cosmos_predict2.actions.transforms import ActionTransform, controller
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
-from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY, ClipDataset
 from cosmos_predict2.data.dataset_forms import ANNOTATIONS, SPLITS
 from cosmos_predict2.data.samples import evenly
 from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
@@ -201,7 +201,7 @@ def toy_recordings(
 
 def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) -> Recordings:
     """Items of a data set of clips with actions, evenly spread over its recordings."""
-    windows = getattr(dataset, "windows", None)
+    windows = dataset.windows if isinstance(dataset, ClipDataset) else None
     chosen = evenly(len(dataset), num) if windows is None else windows.spread(num)
     items = [dataset[i] for i in chosen]
     for item in items:

@@ -55,7 +55,7 @@ class LeRobotRecordings:
 
     def chosen(self, numbers: Sequence[int], trained: Mapping[str, Any] | None = None) -> list[int]:
         """These episodes, by the numbers that the files have; without numbers those that training holds out."""
-        source = self.data.source
+        source = self.data.source.files
         known = source.episodes.numbers.tolist()
         if wrong := [number for number in numbers if number not in known]:
             raise DataError(f"--episodes {wrong[0]}: {source.info.root} has those from {min(known)} to {max(known)}.")
@@ -71,31 +71,31 @@ class LeRobotRecordings:
 
     def read(self, number: int, reading: Reading) -> Episode:
         """The episode of this number, from its chosen first frame on."""
-        data, source = self.data, self.data.source
+        data, own, source = self.data, self.data.source, self.data.source.files
         place = source.episodes.numbers.tolist().index(number)
         name = f"{source.info.root}: {source.name(place)}"
-        if place not in data.episodes:
-            missing = ", ".join(map(str, source.missing_files(data.camera, [place])))
+        if place not in data.recordings:
+            missing = ", ".join(map(str, source.missing_files(own.camera, [place])))
             raise DataError(f"{name}: its files are missing: {missing}.")
         try:
             frames = chosen_frames(int(source.episodes.lengths[place]), reading, stride=data.stride)
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
         fit = None if reading.size is None else partial(stretch, size=reading.size)
-        first = source.frames(place, data.camera, frames[: reading.num_given].tolist(), fit=fit)
+        first = source.frames(place, own.camera, frames[: reading.num_given].tolist(), fit=fit)
         size = (first.shape[2], first.shape[3])
         require_sixteenths(name, size)
-        actions = data.action_transform.apply(data.actions(place, frames))
-        columns = ", ".join(repr(part.column) for part in data.action_parts)
-        how = data.combine_actions if isinstance(data.combine_actions, str) else ", ".join(data.combine_actions)
+        actions = data.action_transform.apply(own.actions(place, frames))
+        columns = ", ".join(repr(part.column) for part in own.parts)
+        how = own.combine if isinstance(own.combine, str) else ", ".join(own.combine)
         combined = f", {how} of every {data.stride} rows" if data.stride > 1 else ""
         return Episode(
             first,
             torch.from_numpy(numpy.asarray(actions)).float(),
-            f"rows of {columns}{combined}, camera '{data.camera}'",
-            str(source.file_of(place, data.camera)),
+            f"rows of {columns}{combined}, camera '{own.camera}'",
+            str(source.file_of(place, own.camera)),
             frames.tolist(),
-            lambda numbers: source.frames(place, data.camera, numbers, fit=partial(stretch, size=size)),
+            lambda numbers: source.frames(place, own.camera, numbers, fit=partial(stretch, size=size)),
             source.info.fps / data.stride,
         )
 

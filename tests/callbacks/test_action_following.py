@@ -13,7 +13,7 @@ from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.callbacks import action_following
 from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.fixed_clips import clips_of_step
-from cosmos_predict2.data.action_conditioned.items import Windows
+from cosmos_predict2.data.clip_dataset import ClipDataset, Windows
 from cosmos_predict2.evaluation.metrics.controllability import action_gap, partners
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
@@ -103,8 +103,9 @@ def test_every_validation_finds_the_same_of_the_same_weights(tmp_path: Path) -> 
 
 
 def test_the_clips_of_a_validation_are_of_many_recordings(tmp_path: Path) -> None:
-    class TwoRecordings:
-        windows = Windows([20, 20], 9, what="two")
+    class TwoRecordings(ClipDataset):
+        def __init__(self) -> None:
+            self.windows: Windows = Windows([20, 20], 9, what="two")
 
         def __len__(self) -> int:
             return len(self.windows)

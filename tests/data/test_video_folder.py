@@ -77,8 +77,8 @@ def test_an_empty_caption_is_an_error_with_the_file(form: str, content: str, fol
     path.write_text(content)
     dataset = Dataset(str(folder), 5, (32, 32), text_encoder="none", caption_format=form)
     with pytest.raises(DataError, match=str(path)):
-        dataset[dataset.folder.stems.index("a")]
-    assert dataset[dataset.folder.stems.index("b")]["ai_caption"]
+        dataset[dataset.source.stems.index("a")]
+    assert dataset[dataset.source.stems.index("b")]["ai_caption"]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": "text"}', '{"model": {"medium": "x"}}'])

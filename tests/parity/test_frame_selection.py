@@ -4,7 +4,7 @@
 import numpy
 import pytest
 
-from cosmos_predict2.data.action_conditioned.items import Windows
+from cosmos_predict2.data.clip_dataset import Windows
 from cosmos_predict2.data.samples import FrameRule
 from imaginaire.errors import DataError
 from tests.goldens import Value

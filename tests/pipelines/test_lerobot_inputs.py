@@ -60,7 +60,7 @@ def test_flags_go_before_the_run_and_what_is_no_such_episode_is_told() -> None:
     with pytest.raises(DataError, match=r"frames of 16x24, but height and width must be multiples of 16"):
         one.read(0, Reading(OWN))
     of_run = LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), OWN, TRAINED, stride=3)
-    assert of_run.data.combine_actions == "last"
+    assert of_run.data.source.combine == "last"
     with pytest.raises(ConfigError, match=r"With stride 3, .*--combine_actions\) is last for absolute targets"):
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), OWN, camera="front", stride=3)
     with pytest.raises(ConfigError, match="there is no camera 'side'"):

@@ -8,15 +8,17 @@ BRIDGE/annotation/{train,val,test}/NAME.npy     embeddings of the captions, read
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from cosmos_predict2.actions.statistics import STATISTICS, fitted_transform, sampled_statistics, transform_of
+from cosmos_predict2.actions.statistics import STATISTICS, transform_of
 from cosmos_predict2.actions.transforms import (
     ACTION_SCALE,
     Accumulate,
@@ -25,16 +27,14 @@ from cosmos_predict2.actions.transforms import (
     pose_differences,
     relative_pose,
 )
-from cosmos_predict2.data.action_conditioned.items import (
-    ACTION_FPS,
-    TRANSFORM_KEY,
-    ActionDataset,
-    Windows,
-    camera_of,
-    shape_problems,
+from cosmos_predict2.data.action_conditioned.recordings import (
+    Recordings,
+    annotation_files,
+    read_recording,
+    read_recordings,
 )
-from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording, read_recordings
-from cosmos_predict2.data.video.clips import probe, read_frames, stretch
+from cosmos_predict2.data.clip_dataset import ACTION_FPS, ClipDataset, GivenTransform, Source, Text, shape_problems
+from cosmos_predict2.data.video.clips import Clip, open_clip, probe
 from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
@@ -52,7 +52,7 @@ _DESTROYS = (
 _NO_LATENTS = "pre_encode=True is not there: latents are made by the model. Remove pre_encode."
 
 
-class ActionConditionedDataset(ActionDataset):
+class ActionConditionedDataset(ClipDataset):
     """Every window of ``num_frames`` frames, ``sequence_interval`` apart, of every recording, by file and start.
 
     Items have actions relative to the frame before; ``accumulate_action``
@@ -93,7 +93,7 @@ class ActionConditionedDataset(ActionDataset):
         gripper_key: str = "continuous_gripper_state",
         gripper_rescale_factor: float = 1.0,
         action_scale: float = ACTION_SCALE,
-        action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
+        action_transform: GivenTransform = None,
         quaternion: bool = False,
         is_rollout: bool | None = None,
         fps: float = ACTION_FPS,
@@ -113,50 +113,39 @@ class ActionConditionedDataset(ActionDataset):
             )
         if problems:
             raise ConfigError("; ".join(problems))
-        super().__init__(
-            video_size=video_size,
-            fps=fps,
-            num_tokens=num_tokens,
-            text_width=text_width,
-            skip_bad_samples=skip_bad_samples,
-            most_bad_samples=most_bad_samples,
-        )
         folders = {"train": train_annotation_path, "val": val_annotation_path, "test": test_annotation_path}
-        self.mode = mode
-        self.num_frames = num_frames
-        self.stride = stride
-        self.load_action = load_action
         form = {"accumulate": _accumulate(accumulate_action), "quaternion": quaternion}
         given = _transform(action_transform, action_scale, gripper_rescale_factor, form)
-        self._load_t5_embeddings = load_t5_embeddings
-        self._decoder, self._num_threads = decoder, num_threads
-        self._draws_camera = mode == "train" and not do_evaluate
-        self._videos = Path(video_path)
-        self.recordings = read_recordings(
+        most = NUM_DEBUG if debug else None
+        recordings = read_recordings(
             Path(folders[mode]),
             state_key=state_key,
             gripper_key=gripper_key,
             camera_ids=cameras,
             is_rollout=is_rollout,
             skip_bad=skip_bad_samples,
-            most=NUM_DEBUG if debug else None,
+            most=most,
         )
-        every = 1 if mode == "train" else val_start_frame_interval
-        self.windows = Windows(
-            self.recordings.lengths,
+        super().__init__(
+            BridgeSource(
+                recordings,
+                Path(video_path),
+                form if load_action else None,
+                (num_tokens, text_width) if load_t5_embeddings else None,
+                dict(decoder=decoder, num_threads=num_threads),
+            ),
             num_frames,
-            stride,
-            every,
-            what=folders[mode],
-            most=NUM_DEBUG if debug else None,
-        )
-        self.action_transform = fitted_transform(
-            given,
-            lambda most: sampled_statistics(self.recordings.lengths, lambda i: self._rows(i, form), most),
-            what=str(self.recordings.folder),
-            is_logged=mode == "train" and load_action,
-            kind="relative_pose",
-            **form,
+            video_size,
+            stride=stride,
+            start_interval=1 if mode == "train" else val_start_frame_interval,
+            action_transform=given,
+            fps=fps,
+            num_tokens=num_tokens,
+            text_width=text_width,
+            is_training=mode == "train" and not do_evaluate,
+            most_windows=most,
+            skip_bad_samples=skip_bad_samples,
+            most_bad_samples=most_bad_samples,
         )
 
     @classmethod
@@ -207,59 +196,56 @@ class ActionConditionedDataset(ActionDataset):
             read_rate=rate,
         )
 
-    def _item(self, index: int) -> dict[str, Any]:
-        i, frames = self.windows[index]
-        camera = camera_of(index, self.recordings.num_cameras, self._draws_camera)
-        video_path = self._videos / self.recordings.video(i, camera)
-        path = self.recordings.path(i)
-        video = read_frames(
-            video_path,
-            frames.tolist(),
-            decoder=self._decoder,
-            num_threads=self._num_threads,
-            fit=lambda frame: stretch(frame, self.video_size),
-        )
-        embedding, embedding_path = self._embedding(path)
-        item = self._sample(
-            video,
-            self.actions(i, frames),
-            key=self.recordings.keys[i],
-            annotation=str(path),
-            caption=self.recordings.captions[i],
-            video_path=str(video_path),
-            embedding=embedding,
-            embedding_path=embedding_path,
-        )
-        if not self.load_action:
-            del item["action"], item[TRANSFORM_KEY]
-        return item
 
-    def actions(self, i: int, frames: Sequence[int] | numpy.ndarray) -> numpy.ndarray:
-        """Scaled actions [len(frames) - 1, d] that lead along these frames of recording i."""
-        transform = self.action_transform
-        form = {"accumulate": transform.accumulate, "quaternion": transform.quaternion}
-        return transform.apply(self._differences(i, frames, form)).astype(numpy.float32)
+@dataclass(frozen=True)
+class BridgeSource(Source):
+    """Recordings in Bridge's layout, below a folder of videos; actions are the differences of their poses."""
 
-    def _differences(self, i: int, frames: Sequence[int] | numpy.ndarray, form: Mapping[str, Any]) -> Floats:
+    recordings: Recordings
+    videos: Path
+    form: Mapping[str, Any] | None  # accumulate and quaternion of its actions; None: without them
+    text_shape: tuple[int, int] | None  # (tokens, width) of the embedding beside each annotation; None: not read
+    decoding: Mapping[str, Any]  # decoder and num_threads
+
+    def __str__(self) -> str:
+        return str(self.recordings.folder)
+
+    @property
+    def lengths(self) -> NDArray[numpy.int64]:  # type: ignore[override]
+        return self.recordings.lengths
+
+    @property
+    def num_cameras(self) -> int:  # type: ignore[override]
+        return self.recordings.num_cameras
+
+    @property
+    def action_form(self) -> Mapping[str, Any] | None:  # type: ignore[override]
+        return None if self.form is None else {"kind": "relative_pose", **self.form}
+
+    def __len__(self) -> int:
+        return len(self.recordings)
+
+    def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:
+        return open_clip(self.videos / self.recordings.video(i, camera), **self.decoding)
+
+    def names(self, i: int, camera: int) -> dict[str, str]:
+        video = str(self.videos / self.recordings.video(i, camera))
+        annotation = str(self.recordings.path(i))
+        return {"video_path": video, "annotation_file": annotation, "__key__": self.recordings.keys[i]}
+
+    def actions(self, i: int, frames: NDArray[numpy.int64]) -> Floats:
+        assert self.form is not None
         poses = self.recordings.poses(i)[frames]
         try:
-            return pose_differences(poses[:, :6], poses[:, 6], **form)
+            return pose_differences(poses[:, :6], poses[:, 6], **self.form)
         except DataError as error:
             raise DataError(f"{self.recordings.path(i)}: {error}") from error
 
-    def _rows(self, i: int, form: Mapping[str, Any]) -> Floats:
-        """Unscaled actions along recording i."""
-        frames = numpy.arange(0, int(self.recordings.lengths[i]), self.stride)
-        size = self.num_frames - 1  # of a window, to whose first frame actions may be relative
-        parts = [frames[first : first + size + 1] for first in range(0, len(frames) - 1, size)]
-        nothing = numpy.empty((0, 7 + form["quaternion"]))
-        return numpy.concatenate([nothing, *(self._differences(i, part, form) for part in parts)])
-
-    def _embedding(self, annotation: Path) -> tuple[tuple[Tensor, Tensor] | None, str]:
-        """The caption's embedding with its mask, and the file; None and "" without load_t5_embeddings."""
-        if not self._load_t5_embeddings:
-            return None, ""
-        path = annotation.with_suffix(".npy")
+    def text(self, i: int, frame: int) -> Text:
+        caption = self.recordings.captions[i]
+        if self.text_shape is None:
+            return Text(caption)
+        path = self.recordings.path(i).with_suffix(".npy")
         try:
             rows = torch.from_numpy(numpy.atleast_2d(numpy.load(path, allow_pickle=False).squeeze())).float()
         except (OSError, ValueError) as error:
@@ -267,15 +253,15 @@ class ActionConditionedDataset(ActionDataset):
                 f"{path} is not an embedding that can be read ({error}). load_t5_embeddings=True needs one beside"
                 " every annotation; without it the text is zeros."
             ) from error
-        if rows.ndim != 2 or rows.shape[1] != self._text_width or not torch.isfinite(rows).all():
+        num_tokens, width = self.text_shape
+        if rows.ndim != 2 or rows.shape[1] != width or not torch.isfinite(rows).all():
             raise DataError(
-                f"{path} has the shape {list(rows.shape)}; finite numbers [tokens, {self._text_width}] are needed"
-                " (text_width)."
+                f"{path} has the shape {list(rows.shape)}; finite numbers [tokens, {width}] are needed (text_width)."
             )
-        rows = rows[: self._num_tokens]
-        mask = torch.zeros(self._num_tokens, dtype=torch.int64)
+        rows = rows[:num_tokens]
+        mask = torch.zeros(num_tokens, dtype=torch.int64)
         mask[: len(rows)] = (rows != 0).any(dim=1)
-        return (padded(rows, self._num_tokens), mask), str(path)
+        return Text(caption, (padded(rows, num_tokens), mask), str(path))
 
 
 def _frames(num_frames: int, interval: int, chunk: int | None, ratio: int | None) -> tuple[int, int]:
@@ -305,7 +291,7 @@ def _transform_of(options: Mapping[str, Any]) -> ActionTransform | None:
 
 
 def _transform(
-    given: ActionTransform | Mapping[str, Any] | str | None,
+    given: GivenTransform,
     scale: float,
     gripper_scale: float,
     form: Mapping[str, Any],

@@ -4,27 +4,25 @@ recordings."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
+from torch import Tensor
 
-from cosmos_predict2.actions.statistics import (
-    MOST_ROWS,
-    STATISTICS,
-    DatasetStatistics,
-    controller_transform,
-    fitted_transform,
-    sampled_statistics,
-    transform_of,
-)
+from cosmos_predict2.actions.statistics import STATISTICS, controller_transform, transform_of
 from cosmos_predict2.actions.transforms import COMBINATIONS, ActionTransform, combined_actions
-from cosmos_predict2.data.action_conditioned.items import (
+from cosmos_predict2.data.clip_dataset import (
     ACTION_FPS,
-    ActionDataset,
-    Windows,
+    ClipDataset,
+    FramesOf,
+    GivenTransform,
+    Source,
+    Text,
+    embedded,
     shape_problems,
     task_embeddings,
 )
@@ -40,7 +38,7 @@ from cosmos_predict2.data.lerobot.info import (
     read_modality,
 )
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
-from cosmos_predict2.data.video.clips import choose_decoder, stretch
+from cosmos_predict2.data.video.clips import Clip, Fit, choose_decoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.data.facts import DataFacts, known, with_defaults
@@ -52,7 +50,7 @@ log = logging.getLogger(__name__)
 HELD_OUT = ("val", "test")
 
 
-class LeRobotActionDataset(ActionDataset):
+class LeRobotActionDataset(ClipDataset):
     """Every window of ``num_frames`` frames, ``stride`` apart, of every episode of the split, in order.
 
     ``camera`` and ``action_keys`` are optional where the data set has only one camera and one column ``action`` or
@@ -69,6 +67,10 @@ class LeRobotActionDataset(ActionDataset):
     default); without it the text is zeros. ``fps`` is the label in the items, whatever the rate of the recording.
     """
 
+    source: "LeRobotClips"
+    recordings: NDArray[numpy.int64]
+    action_transform: ActionTransform
+
     def __init__(
         self,
         root: str,
@@ -80,7 +82,7 @@ class LeRobotActionDataset(ActionDataset):
         val_fraction: float = VAL_FRACTION,
         action_keys: str | Sequence[str] | None = None,
         embodiment: str | None = None,
-        action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
+        action_transform: GivenTransform = None,
         stride: int = 1,
         frame_rate: float | None = None,
         combine_actions: str | Sequence[str] | None = None,
@@ -102,48 +104,51 @@ class LeRobotActionDataset(ActionDataset):
         ]
         if problems:
             raise ConfigError("; ".join(problems))
-        super().__init__(
-            video_size=video_size,
-            fps=fps,
-            num_tokens=num_tokens,
-            text_width=text_width,
-            skip_bad_samples=skip_bad_samples,
-            most_bad_samples=most_bad_samples,
-            embeddings=_embeddings(root, embedding_dir) if load_t5_embeddings else None,
+        files = LeRobotSource.open(root)
+        stride = _stride(files.info.fps, stride, frame_rate)
+        parts = files.action_parts(action_keys, embodiment)
+        source = LeRobotClips(
+            files,
+            files.camera(camera),
+            parts,
+            _combination(combine_actions, stride, files.info, parts),
+            annotation,
+            _embeddings(root, embedding_dir) if load_t5_embeddings else None,
+            num_tokens,
+            dict(decoder=choose_decoder(decoder), num_threads=num_threads),
         )
-        self.source = LeRobotSource.open(root)
-        self.camera = self.source.camera(camera)
-        self.stride = _stride(self.source.info.fps, stride, frame_rate)
-        self.action_parts = self.source.action_parts(action_keys, embodiment)
-        self.combine_actions = _combination(combine_actions, self.stride, self.source.info, self.action_parts)
-        given = _given_transform(action_transform, self.source.width(self.action_parts))
-        self._fit = partial(stretch, size=self.video_size)
-        self._annotation = annotation
-        self._decoder, self._num_threads = choose_decoder(decoder), num_threads
-        if self._embeddings is not None and (note := self.source.episodes.several_tasks()) is not None:
+        given = _given_transform(action_transform, files.width(parts))
+        if load_t5_embeddings and (note := files.episodes.several_tasks()) is not None:
             log.warning(
                 "%s: %s. An embedding is of a whole episode, so the later tasks have the text of the first", root, note
             )
-        chosen = choose_episodes(self.source.info.splits, len(self.source), data_split, val_fraction)
-        self.episodes = self._with_files(chosen, skip_bad_samples)
-        if not len(self.episodes):
+        episodes = choose_episodes(files.info.splits, len(files), data_split, val_fraction)
+        episodes = _with_files(source, episodes, skip_bad_samples)
+        if not len(episodes):
             raise DataError(f"{root} has no episode for data_split='{data_split}' with val_fraction={val_fraction}.")
         if not skip_bad_samples:
-            self.source.require_lengths(self.camera, self.episodes.tolist())
-        is_logged = data_split not in HELD_OUT  # once, by the data of training, which has the same
-        if is_logged and (note := self.source.rate_note()) is not None:
+            files.require_lengths(source.camera, episodes.tolist())
+        is_training = data_split not in HELD_OUT  # notes are logged once, by the data of training, which has the same
+        if is_training and (note := files.rate_note()) is not None:
             log.warning("%s: %s", root, note)
-        self.action_transform = fitted_transform(
-            given,
-            lambda most: self.action_statistics(skip_bad=skip_bad_samples, most_rows=most),
-            what=root,
-            is_logged=is_logged,
+        super().__init__(
+            source,
+            num_frames,
+            video_size,
+            stride=stride,
+            start_interval=start_interval,
+            action_transform=given,
+            fps=fps,
+            num_tokens=num_tokens,
+            text_width=text_width,
+            is_training=is_training,
+            recordings=episodes,
+            skip_bad_samples=skip_bad_samples,
+            most_bad_samples=most_bad_samples,
         )
-        lengths = self.source.episodes.lengths[self.episodes]
-        self.windows = Windows(lengths, num_frames, self.stride, start_interval, what=str(root))
         log.info(
             "%s: %d windows of %d episodes for %s; camera %s, %d numbers per action",
-            *(root, len(self.windows), len(self.episodes), data_split, self.camera, self.action_transform.dim),
+            *(root, len(self), len(episodes), data_split, source.camera, files.width(parts)),
         )
 
     @classmethod
@@ -188,73 +193,75 @@ class LeRobotActionDataset(ActionDataset):
             read_rate=rate,
         )
 
-    def _item(self, index: int) -> dict[str, Any]:
-        place, frames = self.windows[index]
-        i = int(self.episodes[place])
-        name = self.source.name(i)
-        actions = self.action_transform.apply(self.actions(i, frames))
-        video = self.source.frames(
-            i,
-            self.camera,
-            frames.tolist(),
-            fit=self._fit,
-            decoder=self._decoder,
-            num_threads=self._num_threads,
-        )
-        return self._sample(
-            video,
-            actions,
-            key=name,
-            annotation=str(self.source.layout.rows(i).path),
-            caption=self.source.caption(i, int(frames[0]), self._annotation),
-            video_path=str(self.source.file_of(i, self.camera)),
-            **self._text_of(name),
-        )
+    def _rows(self, i: int) -> NDArray[Any]:
+        if not self.source.files.layout.rows(i).path.is_file():  # of a split that was not fetched
+            return numpy.empty((0, 1))
+        return super()._rows(i)
+
+
+@dataclass(frozen=True)
+class LeRobotClips(Source):
+    """The episodes of a LeRobot data set as one camera shows them, with parts of their rows as actions."""
+
+    files: LeRobotSource
+    camera: str
+    parts: Sequence[Part]
+    combine: str | Sequence[str]  # what becomes of rows between two frames, see `combined_actions`
+    annotation: str | None = None
+    embeddings: EmbeddingFolder | None = None
+    num_tokens: int = 512
+    decoding: Mapping[str, Any] = field(default_factory=dict)  # decoder and num_threads
+    action_form: Mapping[str, Any] | None = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return str(self.files.info.root)
+
+    @property
+    def lengths(self) -> NDArray[numpy.int64]:  # type: ignore[override]
+        return self.files.episodes.lengths
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:
+        def read(frames: Sequence[int], fit: Fit | None) -> Tensor:
+            return self.files.frames(i, self.camera, frames, fit=fit, **self.decoding)
+
+        return nullcontext(FramesOf(int(self.lengths[i]), self.files.info.fps, read))
+
+    def text(self, i: int, frame: int) -> Text:
+        caption = self.files.caption(i, frame, self.annotation)
+        return embedded(caption, self.embeddings, self.files.name(i), self.num_tokens)
+
+    def names(self, i: int, camera: int) -> dict[str, str]:
+        annotation, video = self.files.layout.rows(i).path, self.files.file_of(i, self.camera)
+        return {"video_path": str(video), "annotation_file": str(annotation), "__key__": self.files.name(i)}
 
     def actions(self, i: int, frames: NDArray[numpy.int64]) -> NDArray[Any]:
-        """Unscaled actions [len(frames) - 1, d] that lead along these frames of episode i."""
-        rows = self.source.parts(i, self.action_parts).astype(numpy.float64)
+        rows = self.files.parts(i, self.parts).astype(numpy.float64)
         if not numpy.isfinite(rows[frames[0] : frames[-1]]).all():
-            raise DataError(
-                f"{self.source.layout.rows(i).path}: {self.source.name(i)} has actions that are not finite."
-            )
-        return combined_actions(rows, frames, self.combine_actions)
+            raise DataError(f"{self.files.layout.rows(i).path}: {self.files.name(i)} has actions that are not finite.")
+        return combined_actions(rows, frames, self.combine)
 
-    def action_statistics(self, *, skip_bad: bool = False, most_rows: int = MOST_ROWS) -> DatasetStatistics:
-        """Statistics of the unscaled actions of all episodes, whatever the split is, as they lead along its frames; of
-        evenly spaced ones where there are more rows than ``most_rows``."""
 
-        def rows_of(i: int) -> NDArray[Any]:
-            frames = numpy.arange(0, int(self.source.episodes.lengths[i]), self.stride)
-            if len(frames) < 2 or not self.source.layout.rows(i).path.is_file():  # of a split that was not fetched
-                return numpy.empty((0, 1))
-            try:
-                return self.actions(i, frames)
-            except DataError:
-                if skip_bad:
-                    return numpy.empty((0, 1))
-                raise
-
-        return sampled_statistics(self.source.episodes.lengths, rows_of, most_rows)
-
-    def _with_files(self, episodes: NDArray[numpy.int64], skip: bool) -> NDArray[numpy.int64]:
-        """The episodes whose files are there; with ``skip`` the others are excluded, else they are an error."""
-        missing = set(self.source.missing_files(self.camera, episodes.tolist()))
-        if not missing:
-            return episodes
-        some = ", ".join(str(path) for path in sorted(missing)[:3])
-        if not skip:
-            raise DataError(
-                f"{len(missing)} files that the index of {self.source.info.root} names are not there: {some}. Fetch"
-                " them, or set skip_bad_samples=True."
-            )
-        is_there = [
-            self.source.layout.rows(i).path not in missing and self.source.file_of(i, self.camera) not in missing
-            for i in episodes.tolist()
-        ]
-        excluded = len(episodes) - sum(is_there)
-        log.warning("%d of %d episodes are excluded, their files are missing: %s", excluded, len(episodes), some)
-        return episodes[numpy.array(is_there)]
+def _with_files(source: LeRobotClips, episodes: NDArray[numpy.int64], skip: bool) -> NDArray[numpy.int64]:
+    """The episodes whose files are there; with ``skip`` the others are excluded, else they are an error."""
+    files, camera = source.files, source.camera
+    missing = set(files.missing_files(camera, episodes.tolist()))
+    if not missing:
+        return episodes
+    some = ", ".join(str(path) for path in sorted(missing)[:3])
+    if not skip:
+        raise DataError(
+            f"{len(missing)} files that the index of {source} names are not there: {some}. Fetch"
+            " them, or set skip_bad_samples=True."
+        )
+    is_there = [
+        files.layout.rows(i).path not in missing and files.file_of(i, camera) not in missing for i in episodes.tolist()
+    ]
+    excluded = len(episodes) - sum(is_there)
+    log.warning("%d of %d episodes are excluded, their files are missing: %s", excluded, len(episodes), some)
+    return episodes[numpy.array(is_there)]
 
 
 def _problems(
@@ -300,12 +307,12 @@ def _combination(wanted: str | Sequence[str] | None, stride: int, info: Info, pa
     return ["last" if kind else "sum" for kind in kinds]
 
 
-def _declared_transform(given: ActionTransform | Mapping[str, Any] | str | None) -> ActionTransform | None:
+def _declared_transform(given: GivenTransform) -> ActionTransform | None:
     """None where it depends on the files."""
     return None if given in (None, STATISTICS) else transform_of(given)
 
 
-def _given_transform(given: ActionTransform | Mapping[str, Any] | str | None, width: int) -> ActionTransform | None:
+def _given_transform(given: GivenTransform, width: int) -> ActionTransform | None:
     transform = controller_transform(given, "Use 'controller'.")
     if transform is not None and transform.dim != width:
         raise ConfigError(

@@ -3,23 +3,18 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from cosmos_predict2.actions.statistics import controller_transform, fitted_transform, sampled_statistics
+from cosmos_predict2.actions.statistics import controller_transform
 from cosmos_predict2.actions.transforms import ActionTransform, Floats, controller, summed_actions
-from cosmos_predict2.data.action_conditioned.items import (
-    ACTION_FPS,
-    ActionDataset,
-    Windows,
-    camera_of,
-    shape_problems,
-    task_embeddings,
-)
 from cosmos_predict2.data.action_conditioned.libero_files import (
     FPS,
     SUFFIX,
@@ -31,8 +26,20 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
     read_actions,
     read_pictures,
 )
+from cosmos_predict2.data.clip_dataset import (
+    ACTION_FPS,
+    ClipDataset,
+    FramesOf,
+    GivenTransform,
+    Source,
+    Text,
+    embedded,
+    shape_problems,
+    task_embeddings,
+)
 from cosmos_predict2.data.samples import PackedStrings
-from cosmos_predict2.data.video.clips import stretch
+from cosmos_predict2.data.video.clips import Clip, Fit
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
@@ -44,7 +51,7 @@ MODES = ("train", "val", "all")
 OUTCOMES = ("success", "failure")
 
 
-class LiberoDataset(ActionDataset):
+class LiberoDataset(ClipDataset):
     """Every window of ``num_frames`` frames, ``stride`` apart, of every demonstration of the suites, in order.
 
     Of each task, the demonstrations whose number divided by ``val_every`` leaves ``val_every - 1`` are for validation
@@ -73,7 +80,7 @@ class LiberoDataset(ActionDataset):
         outcome: str | None = None,
         stride: int = 1,
         start_interval: int = 1,
-        action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
+        action_transform: GivenTransform = None,
         load_t5_embeddings: bool = False,
         num_tokens: int = 512,
         text_width: int = 1024,
@@ -84,19 +91,6 @@ class LiberoDataset(ActionDataset):
         problems = [*_problems(cameras, mode, val_every, stride, start_interval, outcome)]
         if problems := [*problems, *shape_problems(num_frames, video_size)]:
             raise ConfigError("; ".join(problems))
-        super().__init__(
-            video_size=video_size,
-            fps=fps,
-            num_tokens=num_tokens,
-            text_width=text_width,
-            skip_bad_samples=skip_bad_samples,
-            most_bad_samples=most_bad_samples,
-            embeddings=task_embeddings(root, _embedding_commands(root)) if load_t5_embeddings else None,
-        )
-        self.cameras = tuple(cameras)
-        self.rotate = rotate
-        self.stride = stride
-        self.mode = mode
         given = _transform(action_transform)
         demos = [
             demo
@@ -107,17 +101,22 @@ class LiberoDataset(ActionDataset):
         if not demos:
             which = f" that ended in {outcome}" if outcome else ""
             raise DataError(f"{root} has no demonstration{which} for mode='{mode}' with val_every={val_every}.")
-        self._files = PackedStrings(str(demo.file) for demo in demos)
-        self._numbers = numpy.asarray([demo.number for demo in demos], dtype=numpy.int32)
-        self._lengths = numpy.asarray([demo.length for demo in demos], dtype=numpy.int32)
-        self.windows = Windows(self._lengths, num_frames, stride, start_interval, what=root)
-        self.action_transform = fitted_transform(
-            given,
-            lambda most: sampled_statistics(self._lengths, self._rows, most),
-            what=root,
-            is_logged=mode == "train",
+        embeddings = task_embeddings(root, _embedding_commands(root)) if load_t5_embeddings else None
+        super().__init__(
+            LiberoSource(root, demos, cameras, rotate, embeddings, num_tokens),
+            num_frames,
+            video_size,
+            stride=stride,
+            start_interval=start_interval,
+            action_transform=given,
+            fps=fps,
+            num_tokens=num_tokens,
+            text_width=text_width,
+            is_training=mode == "train",
+            skip_bad_samples=skip_bad_samples,
+            most_bad_samples=most_bad_samples,
         )
-        log.info("%s: %d windows of %d demonstrations for %s", root, len(self.windows), len(demos), mode)
+        log.info("%s: %d windows of %d demonstrations for %s", root, len(self), len(demos), mode)
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
@@ -144,38 +143,65 @@ class LiberoDataset(ActionDataset):
             read_rate=lambda: FPS / int(arguments.get("stride", 1)),
         )
 
+
+class LiberoSource(Source):
+    """Demonstrations in LIBERO's files."""
+
+    action_form: Mapping[str, Any] | None = {}
+    lengths: NDArray[numpy.int32]
+
+    def __init__(
+        self,
+        root: str,
+        demos: Sequence[Demo],
+        cameras: Sequence[str],
+        rotate: bool,
+        embeddings: EmbeddingFolder | None,
+        num_tokens: int,
+    ) -> None:
+        self._root, self._cameras, self._rotate = root, tuple(cameras), rotate
+        self._embeddings, self._num_tokens = embeddings, num_tokens
+        self.num_cameras = len(cameras)
+        self._files = PackedStrings(str(demo.file) for demo in demos)
+        self._numbers = numpy.asarray([demo.number for demo in demos], dtype=numpy.int32)
+        self.lengths = numpy.asarray([demo.length for demo in demos], dtype=numpy.int32)
+
+    def __str__(self) -> str:
+        return self._root
+
+    def __len__(self) -> int:
+        return len(self._files)
+
     def demo(self, i: int) -> Demo:
         """Demonstration i of those that are used."""
         file = Path(self._files[i])
-        return Demo(file.parent.name, file, f"demo_{self._numbers[i]}", int(self._lengths[i]))
+        return Demo(file.parent.name, file, f"demo_{self._numbers[i]}", int(self.lengths[i]))
 
-    def _rows(self, i: int) -> Floats:
-        """Unscaled actions that lead along demonstration i."""
-        frames = numpy.arange(0, int(self._lengths[i]), self.stride)
-        try:
-            return summed_actions(read_actions(self.demo(i)), frames)
-        except DataError:
-            if self._bad.skip:
-                return numpy.empty((0, 1))
-            raise
-
-    def _item(self, index: int) -> dict[str, Any]:
-        i, frames = self.windows[index]
+    def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:
         demo = self.demo(i)
-        camera = self.cameras[camera_of(index, len(self.cameras), self.mode == "train")]
-        first, last = int(frames[0]), int(frames[-1])
-        pictures = read_pictures(demo, camera, slice(first, last + 1, self.stride), rotate=self.rotate)
-        video = torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
-        actions = self.action_transform.apply(summed_actions(read_actions(demo), frames))
-        return self._sample(
-            stretch(video, self.video_size),
-            actions,
-            key=f"{demo.suite}/{demo.task}/{demo.name}",
-            annotation=str(demo.file),
-            caption=demo.caption,
-            video_path=f"{demo.file}/data/{demo.name}/obs/{camera}",
-            **self._text_of(demo.task),
-        )
+
+        def read(frames: Sequence[int], fit: Fit | None) -> Tensor:
+            step = slice(frames[0], frames[-1] + 1, frames[1] - frames[0])
+            pictures = read_pictures(demo, self._cameras[camera], step, rotate=self._rotate)
+            video = torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
+            return video if fit is None else fit(video)
+
+        return nullcontext(FramesOf(demo.length, FPS, read))
+
+    def text(self, i: int, frame: int) -> Text:
+        demo = self.demo(i)
+        return embedded(demo.caption, self._embeddings, demo.task, self._num_tokens)
+
+    def names(self, i: int, camera: int) -> dict[str, str]:
+        demo = self.demo(i)
+        return {
+            "video_path": f"{demo.file}/data/{demo.name}/obs/{self._cameras[camera]}",
+            "annotation_file": str(demo.file),
+            "__key__": f"{demo.suite}/{demo.task}/{demo.name}",
+        }
+
+    def actions(self, i: int, frames: NDArray[numpy.int64]) -> Floats:
+        return summed_actions(read_actions(self.demo(i)), frames)
 
 
 def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list[Demo]:
@@ -194,7 +220,7 @@ def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list
     return demos
 
 
-def _transform(given: ActionTransform | Mapping[str, Any] | str | None) -> ActionTransform | None:
+def _transform(given: GivenTransform) -> ActionTransform | None:
     """The given transform, or by default the published one as a proposal; None where it is fitted to the data."""
     if given is None:
         return attrs.evolve(controller(), proposed=True)

@@ -4,30 +4,29 @@
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from torch.utils.data import Dataset
-
-from cosmos_predict2.data.samples import BadSamples, PackedStrings, frame_item, text_item
+from cosmos_predict2.data.clip_dataset import ClipDataset, Source, Text, clip_problems
+from cosmos_predict2.data.samples import PackedStrings
 from cosmos_predict2.data.shards.index import Sample, index_folder, index_shards, list_shards
-from cosmos_predict2.data.video.clip_windows import Windows
+from cosmos_predict2.data.video.clips import Clip, choose_decoder, open_clip
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import NO_ENCODER, exclude
 from cosmos_predict2.text.embeddings.folder import SUFFIXES, embedding_in, masked
 from cosmos_predict2.text.embeddings.pickles import LARGEST_BYTES
 from imaginaire import foreign_json, storage
 from imaginaire.data.facts import DataFacts
-from imaginaire.errors import DataError, UserError
+from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors
 
 CURE = "Write the shard again"
 CAPTION_SUFFIXES = (".txt", ".json")
 
 
-class ShardedVideos(Dataset[dict[str, Any]]):
-    """One sample per clip of the shards: items as of a folder of clips, windows as `Windows` reads them.
+class ShardedVideos(ClipDataset):
+    """One sample per clip of the shards: items as of a folder of clips, windows as in `ClipDataset`.
 
     ``shards`` is a list of paths or ``s3://`` addresses, with ``{000..127}`` and ``*``. A sample is a clip (KEY.mp4)
     with its text: with ``text_encoder`` "none" a caption (KEY.txt, or ``caption_key`` of KEY.json), which training
@@ -55,23 +54,34 @@ class ShardedVideos(Dataset[dict[str, Any]]):
         caption_key: str = "caption",
         index_dir: str | None = None,
     ) -> None:
-        how: dict[str, Any] = dict(fps=fps, stride=stride, sampling=sampling, crop=crop)
-        self.windows = Windows(num_frames, video_size, **how, decoder=decoder, num_threads=num_threads)
-        self._bad = BadSamples(skip_bad_samples, most_bad_samples, CURE)
-        self._num_tokens = num_tokens
-        self._caption_key = caption_key
-        self._reads_embeddings = text_encoder != NO_ENCODER
-        found = index_shards(list_shards(shards), Path(index_dir) if index_dir else index_folder())
-        faults = {i: fault for i, sample in enumerate(found) if (fault := self._fault(sample)) is not None}
-        exclude(list(faults.values()), len(found), skip_bad_samples, "samples")
-        kept = [sample for i, sample in enumerate(found) if i not in faults]
-        self._reads_captions = all(_suffix(sample, CAPTION_SUFFIXES) for sample in kept)
-        self._samples = PackedStrings([json.dumps([one.shard, one.key, one.members]) for one in kept])
+        if problem := next(clip_problems(dict(video_size=video_size, crop=crop)), None):
+            raise ConfigError(problem)
+        source = ShardSource(
+            shards,
+            index_dir,
+            text_encoder != NO_ENCODER,
+            caption_key,
+            num_tokens,
+            skip_bad_samples,
+            dict(decoder=choose_decoder(decoder), num_threads=num_threads),
+        )
+        super().__init__(
+            source,
+            num_frames,
+            video_size,
+            sampling=sampling,
+            stride=stride,
+            frame_rate=fps,
+            crop=crop,
+            skip_bad_samples=skip_bad_samples,
+            most_bad_samples=most_bad_samples,
+            cure=CURE,
+        )
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What can be known to be wrong without opening a shard."""
-        yield from errors(context.key, Windows.problems(arguments))
+        yield from errors(context.key, clip_problems(arguments))
         try:
             shards = list_shards(arguments.get("shards") or [])
             if not storage.exists(shards[0]):
@@ -83,44 +93,62 @@ class ShardedVideos(Dataset[dict[str, Any]]):
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
         return DataFacts(kind="shards of clips", has_actions=False, read_rate=lambda: float(arguments["fps"]))
 
+
+class ShardSource(Source):
+    """The samples of shards that can be used: a clip and its text each."""
+
+    def __init__(
+        self,
+        shards: Sequence[str],
+        index_dir: str | None,
+        reads_embeddings: bool,
+        caption_key: str,
+        num_tokens: int,
+        skip_bad: bool,
+        decoding: Mapping[str, Any],
+    ) -> None:
+        self._caption_key = caption_key
+        self._num_tokens = num_tokens
+        self._decoding = decoding
+        self._reads_embeddings = reads_embeddings
+        found = index_shards(list_shards(shards), Path(index_dir) if index_dir else index_folder())
+        faults = {i: fault for i, sample in enumerate(found) if (fault := self._fault(sample)) is not None}
+        exclude(list(faults.values()), len(found), skip_bad, "samples")
+        kept = [sample for i, sample in enumerate(found) if i not in faults]
+        self._reads_captions = all(_suffix(sample, CAPTION_SUFFIXES) for sample in kept)
+        self._samples = PackedStrings([json.dumps([one.shard, one.key, one.members]) for one in kept])
+
     def __len__(self) -> int:
         return len(self._samples)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._bad.read(index, len(self), self._item)
+    def sample(self, i: int) -> Sample:
+        return Sample(*json.loads(self._samples[i]))
 
-    def _item(self, index: int) -> dict[str, Any]:
-        shard, key, members = json.loads(self._samples[index])
-        sample = Sample(shard, key, members)
-        video, fps = self._frames(sample)
-        return {
-            "video": video,
-            "video_name": {"video_path": sample.name(_video_suffix(sample)), "t5_embedding_path": ""},
-            **self._text(sample),
-            "fps": fps,
-            "num_frames": self.windows.rule.num_frames,
-            **frame_item(self.windows.size),
-        }
+    def names(self, i: int, camera: int) -> dict[str, str]:
+        sample = self.sample(i)
+        return {"video_path": sample.name(_suffix(sample, VIDEO_SUFFIXES))}
 
-    def _frames(self, sample: Sample) -> tuple[Tensor, float]:
-        suffix = _video_suffix(sample)
+    @contextmanager
+    def open(self, i: int, camera: int = 0) -> Iterator[Clip]:
+        sample = self.sample(i)
+        suffix = _suffix(sample, VIDEO_SUFFIXES)
         with tempfile.NamedTemporaryFile(suffix=suffix) as file:  # decoders want a file
             file.write(sample.read(suffix))
             file.flush()
             try:
-                return self.windows.read(Path(file.name))
+                with open_clip(file.name, **self._decoding) as clip:
+                    yield clip
             except DataError as fault:
                 raise DataError(str(fault).replace(file.name, sample.name(suffix))) from fault
 
-    def _text(self, sample: Sample) -> dict[str, Any]:
-        item: dict[str, Any] = {}
+    def text(self, i: int, frame: int) -> Text:
+        sample = self.sample(i)
+        embedding = None
         if self._reads_embeddings:
             suffix = _suffix(sample, SUFFIXES)
             rows = embedding_in(sample.read(suffix), sample.name(suffix))
-            item |= text_item(*masked(rows, self._num_tokens))
-        if self._reads_captions:
-            item["ai_caption"] = self._caption(sample)
-        return item
+            embedding = masked(rows, self._num_tokens)
+        return Text(self._caption(sample) if self._reads_captions else None, embedding)
 
     def _caption(self, sample: Sample) -> str:
         suffix = _suffix(sample, CAPTION_SUFFIXES)
@@ -155,7 +183,3 @@ class ShardedVideos(Dataset[dict[str, Any]]):
 def _suffix(sample: Sample, wanted: Sequence[str]) -> str:
     """The first of these suffixes that a member of the sample has; "" where none has."""
     return next((suffix for suffix in wanted if suffix in sample.members), "")
-
-
-def _video_suffix(sample: Sample) -> str:
-    return _suffix(sample, VIDEO_SUFFIXES)

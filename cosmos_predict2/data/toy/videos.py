@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cosmos_predict2.actions.transforms import controller
-from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY, no_text
+from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY, no_text
 from cosmos_predict2.data.samples import frame_item, place_of, text_item
 from cosmos_predict2.data.toy.states import PATTERN, action_width, read_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder

@@ -51,7 +51,7 @@ def test_every_window_of_every_episode_is_an_item(original: Path) -> None:
             assert item["__key__"] == f"episode_{i:06d}" and item["ai_caption"] == made.TASKS[i]
             assert item["fps"] == 4.0 and item["image_size"].tolist() == [32, 48, 32, 48]
             assert item["t5_text_mask"].all() and not item["t5_text_embeddings"].any()
-            if data.camera == FRONT:
+            if data.source.camera == FRONT:
                 greys = item["video"].float().mean((0, 2, 3)).tolist()
                 assert greys == pytest.approx([grey(i, k) for k in range(start, start + 4)], abs=5)
 
@@ -159,7 +159,7 @@ def test_missing_files_stop_the_run_or_are_left_out_with_a_count(root: Path, cap
     with caplog.at_level(logging.WARNING):
         data = dataset(root, skip_bad_samples=True)
     assert "1 of 3 episodes are excluded" in caplog.text
-    assert data.episodes.tolist() == [0, 2]
+    assert data.recordings.tolist() == [0, 2]
 
 
 def test_a_broken_episode_stops_or_is_replaced_by_the_next(root: Path, caplog: pytest.LogCaptureFixture) -> None:

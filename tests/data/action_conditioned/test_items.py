@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from cosmos_predict2.data.action_conditioned.items import Windows
+from cosmos_predict2.data.clip_dataset import Windows
 from imaginaire.errors import DataError
 
 

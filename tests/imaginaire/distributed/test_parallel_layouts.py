@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.testing import assert_close
 
 from cosmos_predict2.actions.transforms import controller
-from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.world_model.config import EMAConfig
