@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import pytest
@@ -344,7 +345,7 @@ def test_missing_credentials_are_named(
 
 def test_missing_bucket_is_named_at_once(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(object_store.time, "sleep", waits.append)
+    monkeypatch.setattr(object_store, "time", SimpleNamespace(sleep=waits.append))
     for attempt in (
         lambda: storage.write_atomically("s3://no-such-bucket-here/k", write_bytes(b"x")),
         lambda: storage.listdir("s3://no-such-bucket-here/folder"),

@@ -3,6 +3,7 @@
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_a_file_that_changes_meanwhile_is_fetched_anew(tmp_path: Path, monkeypat
         def replace(seconds: float) -> None:
             served.content, served.most = CONTENT[::-1], None
 
-        monkeypatch.setattr(http_files.time, "sleep", replace)
+        monkeypatch.setattr(http_files, "time", SimpleNamespace(sleep=replace))
         path = fetch(look(served.url), tmp_path / "file")
     assert path.read_bytes() == CONTENT[::-1]  # no half of each
 
