@@ -20,9 +20,20 @@ KEY = "model.config.rl"
 ANY = -1  # in train_on: a step drawn for each rollout
 
 
-def _objective(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+def is_objective(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    """A validator: the name of an objective, or module:function."""
     if not is_text_to_come(value):
         objective_of(str(value))
+
+
+def bound_problems(low: Any, high: Any) -> "list[tuple[str, str]]":
+    """(field, sentence) for bounds of a group's mean reward that are no numbers, or leave nothing."""
+    for name, bound in (("lower_bound", low), ("upper_bound", high)):
+        if bound is not None and not (isinstance(bound, int | float) and math.isfinite(bound)):
+            return [(name, f"{bound!r}, but a group's mean reward is a number (null: no bound)")]
+    if low is not None and high is not None and low > high:
+        return [("lower_bound", f"{low} is above upper_bound={high}: no group would teach anything")]
+    return []
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -50,7 +61,7 @@ class RewardConfig(Section):
 class RLConfig(Section):
     """Rollouts, what is trained of them, and by which objective."""
 
-    objective: str = attrs.field(default="grpo", validator=_objective)  # of OBJECTIVES, or module:function
+    objective: str = attrs.field(default="grpo", validator=is_objective)  # of OBJECTIVES, or module:function
     ratio_normalisation: str = attrs.field(default="gaussian", validator=one_of("gaussian", "cosmos_rl"))
     clip_ratio: float = attrs.field(default=1e-4, validator=above(0))
     kl_beta: float = attrs.field(default=0.0, validator=at_least(0))
@@ -97,7 +108,12 @@ class RLConfig(Section):
     use_same_forward_noise: bool = False  # a group's clips get the same fresh noise, which cancels in comparing them
     weight_copy_decay_type: int = attrs.field(default=0, validator=at_least(0, at_most=2))
 
+    # of DAPO
+    clip_ratio_high: Any = attrs.field(default=None, validator=above(0))  # upwards; null: clip_ratio
+    dual_clip: Any = attrs.field(default=None, validator=above(1))  # the loss is at most this times |A|; null: no limit
     max_rollouts: int = attrs.field(default=1, validator=at_least(1))  # of an update, until enough groups have spread
+    lower_bound: Any = None  # groups whose mean reward lies outside the bounds teach nothing; null: no bound
+    upper_bound: Any = None
 
     @property
     def is_ratio(self) -> bool:
@@ -121,7 +137,10 @@ class RLConfig(Section):
 
     def problems(self) -> "list[tuple[str, str]]":
         """(field, sentence) of everything that does not fit together."""
-        found = []
+        found = bound_problems(self.lower_bound, self.upper_bound)
+        for name in ("clip_ratio_high", "dual_clip"):
+            if getattr(self, name) is not None and self.objective in ("dppo", "nft"):
+                found.append((name, f"{getattr(self, name)}, but {self.objective} clips no ratios: set it to null"))
         if self.is_ratio:
             found += self._ratio_problems()
         elif self.num_timesteps > self.sample_steps:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cosmos_predict2.rl.advantages import group_advantages, has_spread
+from cosmos_predict2.rl.advantages import group_advantages, groups_within, has_spread
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig, reward_configs
 from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
 from cosmos_predict2.rl.rewards.local import LocalReward
@@ -32,6 +32,7 @@ class Scoring:
         self.options: dict[str, RewardConfig] = reward_configs(rl)
         self.rewards: dict[str, Reward] = {name: _made(name, one) for name, one in self.options.items()}
         self.advantage: AdvantageConfig = rl.advantage
+        self.bounds = dict(lower=rl.lower_bound, upper=rl.upper_bound)
         self.needs_pixels = any(getattr(reward, "needs_pixels", False) for reward in self.rewards.values())
         self._is_probed = False
         share_senders(self.rewards.values())
@@ -94,6 +95,8 @@ class Scoring:
             total = self._normalised(total, valid)
         largest = self.advantage.adv_clip_max
         advantage = torch.where(valid, total, 0.0).clamp(-largest, largest)
+        reward = sum((self.options[name].weight * one.value_B for name, one in scores.items()), torch.zeros(()))
+        advantage = torch.where(groups_within(reward, valid, **self.bounds)[:, None], advantage, 0.0)
         spread = torch.stack([has_spread(one.value_B, valid, self.advantage.min_std) for one in scores.values()])
         facts["groups_without_spread"] = float((~spread.any(dim=0)).float().mean())
         facts["advantage_abs"] = float(advantage.abs().mean())

@@ -42,6 +42,7 @@ VARIANTS: dict[str, list[str]] = {
     "grpo": rl_options(),
     "twice": rl_options(FLOW_GRPO, *TWICE),
     "reference": rl_options(FLOW_GRPO, f"{RL}.kl_beta=0.1", f"{RL}.update_ref_every_iter=1", OFFLOAD),
+    "dapo": rl_options(FLOW_GRPO, *TWICE, f"{RL}.clip_ratio_high=2e-3", f"{RL}.dual_clip=3", f"{RL}.max_rollouts=2"),
     "adapters": rl_options(FLOW_GRPO, *LORA, f"{RL}.kl_beta=0.1", f"{RL}.objective=dppo"),
     "ddrl": rl_options(DDRL, f"{RL}.use_rl_sigma_and_noise=false", f"{RL}.exp_reward=true"),
     "churn": rl_options(DDRL, f"{RL}.transition=churn", f"{RL}.ratio_normalisation=cosmos_rl"),

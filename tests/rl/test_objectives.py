@@ -159,6 +159,10 @@ COVERED: list[tuple[dict[str, Any], str | None]] = [
     (dict(objective="guard", transition="churn"), "transition"),
     (dict(objective="guard", ratio_normalisation="cosmos_rl"), "ratio_normalisation"),
     (dict(objective="dppo", ratio_normalisation="cosmos_rl"), "ratio_normalisation"),
+    (dict(clip_ratio_high=0.1, dual_clip=3.0), None),
+    (dict(objective="dppo", dual_clip=3.0), "dual_clip"),
+    (dict(objective="nft", transition="ode", clip_ratio_high=0.1), "clip_ratio_high"),
+    (dict(lower_bound=1.0, upper_bound=0.5), "lower_bound"),
     (dict(objective="nft", transition="ode"), None),
     (dict(objective="awm", transition="ode", use_same_seed=True), "use_same_seed"),
 ]

@@ -218,6 +218,9 @@ def test_rewards_count_by_their_weights_and_advantages_have_a_limit(true: Tensor
     limit = RLConfig(rewards={"up": options["up"]}, advantage=AdvantageConfig(adv_clip_max=0.5))
     limited, _ = _advantages(Scoring(limit), true)
     assert (limited.min(), limited.max()) == (-0.5, 0.5)
+    for bound, teaches in ((7.6, False), (7.4, True)):  # the mean of 2 up + 0.5 down is 7.5
+        within, _ = _advantages(Scoring(RLConfig(rewards=options, lower_bound=bound)), true)
+        assert bool(within.any()) == teaches
 
 
 def _valued_by(values: Any) -> Any:

@@ -63,7 +63,8 @@ class Losses:
             largest = rl.advantage.adv_clip_max
             advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
         dt = path.chain.length(kept.k)
-        policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, rl.clip_ratio, dt))
+        limits = (rl.clip_ratio, dt, rl.clip_ratio_high, rl.dual_clip)
+        policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, *limits))
         loss = policy.loss_B.mean()
         output = self._watched(experience, policy, log_ratio_B, loss)
         if kept.reference_mean_B_C_T_H_W is not None:
@@ -106,8 +107,8 @@ class Losses:
         x0, epsilon, t_B = self._part(forward.x0_B_C_T_H_W), self._part(forward.epsilon_B_C_T_H_W), forward.t_B
         advantage_B = experience.advantage_B.to(v)
         of_clip = partial(of_whole_clip, self.world)
-        numbers = (rl.clip_ratio, rl.nft_beta, rl.advantage.adv_clip_max)
-        found = self.objective.function(FreshNoise(x0, epsilon, t_B, v, v_old, advantage_B, *numbers, of_clip))
+        numbers = (rl.clip_ratio, rl.nft_beta, rl.advantage.adv_clip_max, of_clip, rl.clip_ratio_high, rl.dual_clip)
+        found = self.objective.function(FreshNoise(x0, epsilon, t_B, v, v_old, advantage_B, *numbers))
         loss = found.loss_B.mean()
         if isinstance(found, WithoutRatio):
             output = {"policy_loss": loss.detach(), **found.watched}

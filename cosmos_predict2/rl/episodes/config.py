@@ -7,7 +7,9 @@ from typing import Any
 
 import attrs
 
+from cosmos_predict2.rl.config import bound_problems, is_objective
 from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
+from cosmos_predict2.rl.objectives import objective_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
@@ -41,16 +43,25 @@ class VLARLConfig(Section):
     draw_tolerance: Any = attrs.field(default=None, validator=above(0))
     ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
     update_ref_every_iter: int = attrs.field(default=0, validator=at_least(0))  # 0: the reference stays
+    objective: str = attrs.field(default="grpo", validator=is_objective)  # "dppo", or a ratio objective of your own
+
+    @property
+    def teaches_without_advantage(self) -> bool:
+        """Decisions with an advantage of 0 may have a gradient; one's own objective may have any."""
+        return bool(self.loss.kl_beta or self.loss.entropy_bonus) or self.objective not in ("grpo", "dppo")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, sentence) of everything that does not fit together."""
-        low, high = self.lower_bound, self.upper_bound
-        for name, bound in (("lower_bound", low), ("upper_bound", high)):
-            if bound is not None and not (isinstance(bound, int | float) and math.isfinite(bound)):
-                yield name, f"{bound!r}, but a group's mean return is a number (null: no bound)"
-                return
-        if low is not None and high is not None and low > high:
-            yield "lower_bound", f"{low} is above upper_bound={high}: no group would teach anything"
+        yield from bound_problems(self.lower_bound, self.upper_bound)
+        if objective_of(self.objective).is_of_clips:
+            why = (
+                "it weighs the steps of a sampler by their noise and length, and a decision has one probability"
+                if objective_of(self.objective).is_ratio
+                else "it learns at generated clips with fresh noise, and a policy gives probabilities of its decisions"
+            )
+            yield "objective", f"{self.objective} is of clips alone: {why}. Take grpo, dppo, or a ratio objective"
+        if self.objective == "dppo" and self.loss.dual_clip is not None:
+            yield "loss.dual_clip", f"{self.loss.dual_clip}, but dppo clips no ratios: set it to null"
 
 
 @attrs.define(kw_only=True, slots=False)

@@ -48,6 +48,7 @@ from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
+from cosmos_predict2.rl.objectives import objective_of
 from cosmos_predict2.rl.policies.contract import tolerance_of
 from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.policies.weights import cast
@@ -108,6 +109,7 @@ class VLAGRPOModel(RLModel):
         self.rl = config.rl
         for field_name, text in self.rl.problems():
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
+        self.objective = objective_of(self.rl.objective)
         if config.policy is None or config.env is None:
             raise ConfigError(f"{KEY}.policy and {KEY}.env must be set: what decides, and where.")
         self.precision = PRECISIONS[config.precision]
@@ -416,6 +418,7 @@ class VLAGRPOModel(RLModel):
             part.advantage_B,
             part.mask_B_A,
             self.rl.loss,
+            objective=self.objective,
             reference_B_K_N=part.reference_log_prob_B_K_N,
             episode_sum_B=part.episode_sum_B,
             num_episodes=part.num_episodes,

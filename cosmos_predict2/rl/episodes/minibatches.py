@@ -58,9 +58,7 @@ def taught(whole: Decisions, rl: VLARLConfig) -> Tensor:
     """The decisions that the loss needs, bool [B]: something was executed, and its episode was better or worse than the
     others of its group. The entropy and the distance to a reference need those without an advantage, too."""
     is_needed_B = whole.mask_B_A.any(dim=1)
-    if rl.loss.kl_beta or rl.loss.entropy_bonus:
-        return is_needed_B
-    return is_needed_B & (whole.advantage_B != 0)
+    return is_needed_B if rl.teaches_without_advantage else is_needed_B & (whole.advantage_B != 0)
 
 
 def rows_that_count(whole: Decisions, rl: VLARLConfig) -> Tensor:
