@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a recipe's fields, and a recipe held to its table.
+"""Tables of a recipe's fields, a recipe held to its table, and the run that it is translated to.
 
 A table has a row for each field by its dotted path, which says what becomes of it here. A field without a row is an
-error, also in a section that the run does not use.
+error, also in a section that the run does not use. The functions below make rows of a table:
+
+    reads(dict(epochs=1))                      fields that the translation looks at, with their defaults there
+    sets(dict(lr=("optimizer.lr", 1e-5)))      fields that set a key of ours, to the recipe's value or to their default
+    same("optimizer", dict(lr=1e-5))           the same, where the key has the field's name
+    given(dict(seed="trainer.seed"))           fields that set a key where a recipe has them; else it is as usual
+    only("tp_size pp_size", "Set it to 1", 1)  fields that can only have these values, the first of which is the default
+    unused("redis", "there is no controller")  fields without effect, and everything below them
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,59 +23,57 @@ ALWAYS, OF_RL, SUPERVISED = "always", "rl", "supervised"
 
 
 @dataclass(frozen=True)
-class To:
-    """Sets ``key`` here, to the recipe's value or to the default that it has there."""
+class Row:
+    """What becomes of a field."""
 
-    key: str
-    default: Any
-    convert: Callable[[Any], Any] | None = None
+    default: Any = None  # of its type are the values of a recipe; None: they are of any
+    key: str = ""  # that it sets
+    convert: Callable[[Any], Any] | None = None  # makes our value of the recipe's
     when: str = ALWAYS  # which runs have the key
+    is_set_if_given: bool = False  # else ours has its usual value
+    values: tuple[Any, ...] = ()  # others are refused, with the cure
+    cure: str = ""
+    least: int | None = None  # of a whole number
+    above: float | None = None  # this is a number
+    unused: str = ""  # why it has no effect
+    usual: Sequence[Any] | None = None  # its values in published files, where it has no effect; others are reported
+    reported: str = ""  # why it is ignored and reported, where it has a value
+    place: str = ""  # of the same field in other versions of a file
 
 
-@dataclass(frozen=True)
-class Given:
-    """Sets ``key`` where the recipe has the field; else ours has its usual value, for the reason."""
-
-    key: str
-    reason: str
-    when: str = ALWAYS
+Table = Mapping[str, Row]
 
 
-@dataclass(frozen=True)
-class Read:
-    """Is read by the translation itself, together with other fields."""
-
-    default: Any
-    what: str  # becomes of it
+def sets(rows: Mapping[str, Sequence[Any]], **more: Any) -> dict[str, Row]:
+    """Rows from (key, default) or (key, default, convert); ``more`` are bounds, or the runs that have the keys."""
+    return {name: Row(row[1], row[0], *row[2:], **more) for name, row in rows.items()}
 
 
-@dataclass(frozen=True)
-class Only:
-    """Is accepted at these values, the first of which is the default; else refused, with the cure."""
-
-    values: tuple[Any, ...]
-    cure: str
+def same(section: str, defaults: Mapping[str, Any], when: str = ALWAYS) -> dict[str, Row]:
+    """Rows of fields that set the key of their own name in a section of ours."""
+    return {name: Row(default, f"{section}.{name}", when=when) for name, default in defaults.items()}
 
 
-@dataclass(frozen=True)
-class Unused:
-    """Has no effect here, for the reason; everything below it neither."""
-
-    reason: str
+def given(keys: Mapping[str, str]) -> dict[str, Row]:
+    return {name: Row(key=key, is_set_if_given=True) for name, key in keys.items()}
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Another place of the field ``path``, where files of another version have it."""
-
-    path: str
+def reads(defaults: Mapping[str, Any], least: int | None = None, above: float | None = None) -> dict[str, Row]:
+    return {name: Row(default, least=least, above=above) for name, default in defaults.items()}
 
 
-@dataclass(frozen=True)
-class Leftover:
-    """Belongs to another environment, ``of``; it is ignored, and reported once where it is set."""
+def only(names: str, cure: str, *values: Any) -> dict[str, Row]:
+    return dict.fromkeys(names.split(), Row(values[0], values=values, cure=cure))
 
-    of: str
+
+def unused(names: str, reason: str, *usual: Any) -> dict[str, Row]:
+    """Rows of names, separated by spaces; ``usual`` are the values in published files, others are reported."""
+    return dict.fromkeys(names.split(), Row(unused=reason, usual=usual or None))
+
+
+def under(section: str, *rows: Table) -> dict[str, Row]:
+    """The rows with the section's name before theirs."""
+    return {f"{section}.{name}": row for part in rows for name, row in part.items()}
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,9 @@ class Translation:
     def num_gpus(self) -> int:
         return math.prod(self.gpu_fields.values())
 
-
-Row = To | Given | Read | Only | Unused | Moved | Leftover
-Table = Mapping[str, Row]
-
-
-def under(section: str, rows: Mapping[str, Row]) -> dict[str, Row]:
-    """The rows with the section's name before theirs."""
-    return {f"{section}.{name}": row for name, row in rows.items()}
+    @property
+    def gpu_product(self) -> str:
+        return " x ".join(f"{name} = {number}" for name, number in self.gpu_fields.items())
 
 
 class Fields:
@@ -107,102 +107,90 @@ class Fields:
 
     def __getitem__(self, path: str) -> Any:
         """The value, or its default there."""
-        row = self.table[path]
-        default = row.values[0] if isinstance(row, Only) else getattr(row, "default", None)
-        return self.given.get(path, default)
+        return self.given.get(path, self.table[path].default)
 
     def has(self, section: str) -> bool:
         """Whether the recipe has the field, or one of the section."""
         return any(path == section or path.startswith(f"{section}.") for path in self.given)
 
-    def settings(self, run: str) -> dict[str, Any]:
+    def options(self, section: str, names: Mapping[str, str]) -> dict[str, Any]:
+        """The fields of a section that the recipe has, under our names for them."""
+        paths = {ours: f"{section}.{name}" for name, ours in names.items()}
+        return {ours: self.given[path] for ours, path in paths.items() if path in self.given}
+
+    def settings(self, run: str = ALWAYS) -> dict[str, Any]:
         """What the rows set for a kind of run (OF_RL, SUPERVISED), by key."""
         found = {}
         for path, row in self.table.items():
-            if not isinstance(row, (To, Given)) or row.when not in (ALWAYS, run):
+            if not row.key or row.when not in (ALWAYS, run) or (row.is_set_if_given and path not in self.given):
                 continue
-            if isinstance(row, To):
-                found[row.key] = _converted(path, self[path], row)
-            elif path in self.given:
-                found[row.key] = self.given[path]
+            try:
+                found[row.key] = row.convert(self[path]) if row.convert else self[path]
+            except (TypeError, ValueError):
+                raise ConfigError(f"{path} = {shown_value(self[path])}, but it is a number.") from None
         return found
 
+    def at_least_1(self, path: str) -> int:
+        """The value, which must be there."""
+        _require_bounds(path, self[path], Row(least=1))
+        return int(self[path])
 
-def _converted(path: str, value: Any, row: To) -> Any:
-    try:
-        return row.convert(value) if row.convert else value
-    except (TypeError, ValueError):
-        raise ConfigError(f"{path} = {shown_value(value)}, but it is a number.") from None
+    def require_same(self, path: str, other: str) -> None:
+        """Raise where a recipe gives a field another value than one that it must equal has."""
+        if path in self.given and self[path] != self[other]:
+            raise ConfigError(f"{path} = {self[path]} must be {other} = {self[other]}.")
 
 
-def read_fields(
-    content: Mapping[str, Any],
-    table: Table,
-    ignored: Collection[str] = (),
-    published: Mapping[str, Collection[Any]] | None = None,
-) -> tuple[Fields, list[str]]:
-    """The fields of a recipe, and warnings; ``ignored`` are paths without effect there, which published files have.
-
-    ``published`` are the values that fields without effect have in published files: others are reported.
-    """
-    given: dict[str, Any] = {}
-    moved, leftovers, warnings = [], [], []
-    for path, value in _leaves(content, table, ignored):
-        row = table.get(path)
-        if row is None:
-            warnings.append(f"{path}: Cosmos-RL ignores this field, and so does this run")
-        elif isinstance(row, Moved):
-            moved.append((path, row.path, value))
-        elif isinstance(row, Leftover):
-            leftovers += [f"{path} ({row.of})"] if value is not None else []
-        else:
-            require_fit(path, value, row)
-            given[path] = value
-    for path, place, value in moved:
-        require_fit(path, value, table[place])
-        if given.setdefault(place, value) != value:
-            raise ConfigError(f"{path} = {shown_value(value)} must be {place} = {shown_value(given[place])}.")
-    if leftovers:
-        warnings.append(f"ignored, since these fields belong to another environment: {', '.join(leftovers)}")
-    unusual = [
-        f"{path} = {shown_value(given[path])}: {row.reason}"
-        for path, usual in (published or {}).items()
-        if isinstance(row := table[path], Unused) and path in given and given[path] not in usual
-    ]
+def read_fields(content: Mapping[str, Any], table: Table) -> tuple[Fields, list[str]]:
+    """The fields of a recipe, and warnings: of what is ignored, and of unusual values that have no effect."""
+    found = dict(_leaves(content, table))
+    for path, value in found.items():
+        require_fit(path, value, table[table[path].place or path])
+    fields = Fields({path: value for path, value in found.items() if not table[path].place}, table)
+    for path, value in found.items():
+        if (place := table[path].place) and fields.given.setdefault(place, value) != value:
+            raise ConfigError(f"{path} = {shown_value(value)} must be {place} = {shown_value(fields[place])}.")
+    ignored: dict[str, list[str]] = {}
+    unusual = []
+    for path, value in found.items():
+        row = table[path]
+        if row.reported and value is not None:
+            ignored.setdefault(row.reported, []).append(path)
+        elif row.usual is not None and value not in row.usual:
+            unusual.append(f"{path} = {shown_value(value)}: {row.unused}")
+    warnings = [f"{reason}: {', '.join(paths)}" for reason, paths in ignored.items()]
     if unusual:
         warnings.append(f"not the published value, and without effect here: {'; '.join(unusual)}")
-    return Fields(given, table), warnings
+    return fields, warnings
 
 
-def fields_at(content: Mapping[str, Any], table: Table, paths: Collection[str]) -> Fields:
+def fields_at(content: Mapping[str, Any], table: Table, paths: Sequence[str]) -> Fields:
     """Some fields of a recipe alone: what says which run it is, before all are held to the table of that run."""
-    given = {}
+    found = {}
     for path in paths:
         value: Any = content
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         if value is not None:
             require_fit(path, value, table[path])
-            given[path] = value
-    return Fields(given, table)
+            found[path] = value
+    return Fields(found, table)
 
 
-def _leaves(
-    content: Mapping[str, Any], table: Table, ignored: Collection[str], section: str = ""
-) -> Iterator[tuple[str, Any]]:
+def _leaves(content: Mapping[str, Any], table: Table, section: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in content.items():
         path = f"{section}.{name}" if section else name
-        if path in table or path in ignored:
+        if path in table:
             yield path, value
         elif any(known.startswith(f"{path}.") for known in table):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{path} = {value!r}, but it is a section: [{path}].")
-            yield from _leaves(value, table, ignored, path)
+            yield from _leaves(value, table, path)
         else:
             raise unknown_field(path, table)
 
 
-def unknown_field(path: str, table: Collection[str]) -> ConfigError:
+def unknown_field(path: str, table: Table) -> ConfigError:
     """The error for a field that no recipe has: near names of its section, or the field of that name elsewhere."""
     section, _, name = path.rpartition(".")
     elsewhere = sorted(known for known in table if known.rpartition(".")[2] == name)
@@ -214,21 +202,29 @@ def unknown_field(path: str, table: Collection[str]) -> ConfigError:
 
 def require_fit(path: str, value: Any, row: Row) -> None:
     """Raise for a value that the row refuses, or that is of another type than its default."""
-    if isinstance(row, Only):
+    if row.values:
         if not any(value == one and type(value) is type(one) for one in row.values):
             shown = " or ".join(map(shown_value, row.values))
             raise ConfigError(f"{path} = {shown_value(value)}, but here it can only be {shown}. {row.cure}.")
-    elif isinstance(row, (To, Read)) and not _is_like(value, row.default):
-        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
-        raise ConfigError(f"{path} = {shown_value(value)}, but it is {kind[type(row.default)]}.")
+    elif row.default is not None:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (is_number if isinstance(row.default, float) else type(value) is type(row.default)):
+            kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
+            raise ConfigError(f"{path} = {shown_value(value)}, but it is {kind[type(row.default)]}.")
+    _require_bounds(path, value, row)
 
 
-def _is_like(value: Any, default: Any) -> bool:
-    if default is None:
-        return True
-    if isinstance(default, float):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return type(value) is type(default)
+def _require_bounds(path: str, value: Any, row: Row) -> None:
+    if row.least is not None and not (type(value) is int and value >= row.least):
+        raise ConfigError(f"{path} = {shown_value(value)}, but it is a whole number, {row.least} at least.")
+    if row.above is not None and not (type(value) in (int, float) and row.above < value < math.inf):
+        raise ConfigError(f"{path} = {shown_value(value)}, but it is a number above {row.above:g}.")
+
+
+def require_one_of(path: str, value: Any, names: Mapping[str, Any] | Sequence[str], problem: str = "") -> None:
+    """Raise for a value that is none of the names, with near ones."""
+    if value not in names:
+        raise ConfigError(f"{path} = {shown_value(value)}{problem}.{near(str(value), names)}")
 
 
 def shown_value(value: Any) -> str:
@@ -238,15 +234,9 @@ def shown_value(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def require_same(fields: Fields, path: str, other: str) -> None:
-    """Raise where a recipe gives a field another value than one that it must equal has."""
-    if path in fields.given and fields[path] != fields[other]:
-        raise ConfigError(f"{path} = {fields[path]} must be {other} = {fields[other]}.")
-
-
-def override(key: str, value: Any) -> str:
-    """The override of a command line that sets the key; one that begins with + adds it."""
-    return f"{key}={_as_text(value)}"
+def overrides(settings: Mapping[str, Any]) -> list[str]:
+    """The overrides of a command line that set the keys; one that begins with + adds its key."""
+    return [f"{key}={_as_text(value)}" for key, value in settings.items()]
 
 
 def _as_text(value: Any) -> str:
@@ -260,3 +250,17 @@ def _as_text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_as_text, value)) + "]"
     return repr(value)
+
+
+def sharded(shards: int) -> dict[str, Any]:
+    """A model in so many parts, each on a GPU."""
+    return {
+        "model.config.fsdp_shard_size": 0 if shards == 1 else shards,
+        "trainer.distributed_parallelism": "ddp" if shards == 1 else "fsdp",
+    }
+
+
+def workers(number: int, gpus_here: int) -> dict[str, Any]:
+    """Rollouts on so many workers of Ray, where GPUs of their own play."""
+    node = {"_target_": "cosmos_predict2.rl.episodes.ray_rollout.RayRollout", "num_workers": number}
+    return {"model.config.rollout": {**node, "num_gpus": 1.0 if gpus_here else 0.0}}

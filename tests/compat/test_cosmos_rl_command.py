@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_predict2.compat import launch
+from cosmos_predict2.compat.cosmos_rl import command as body
 from cosmos_predict2.compat.cosmos_rl.recipes import translate
 from cosmos_predict2.compat.fields import Translation
 from cosmos_predict2.data.video_folder import list_captioned
@@ -126,7 +128,7 @@ def test_a_recipe_that_is_not_below_this_folder_is_named_where_it_is(
     monkeypatch.chdir(tmp_path)
     assert cosmos_rl.main(["--config", recipe]) == 2
     assert told in capsys.readouterr().err
-    monkeypatch.setattr(cosmos_rl, "ROOT", tmp_path)  # as of a wheel, which has none
+    monkeypatch.setattr(body, "ROOT", tmp_path)  # as of a wheel, which has none
     assert cosmos_rl.main(["--config", recipe]) == 2
     assert "of its checkout" in capsys.readouterr().err
 
@@ -140,19 +142,19 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ([], r"--standalone --nproc_per_node=8"),
-        (["--log-dir", "logs"], r"--standalone --nproc_per_node=8 --log-dir=logs --tee=3"),
+        ([], r"--standalone"),
+        (["--log-dir", "logs"], r"--standalone --log-dir=logs --tee=3"),
         (
             ["--num-workers", "2", "--worker-idx", "1", "--node-ip-list", "10.0.0.1;10.0.0.2"],
-            r"--nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=29345 --nproc_per_node=8",
+            r"--nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=29345",
         ),
     ],
 )
 def test_several_processes_are_started_by_torchrun(more: list[str], expected: str) -> None:
-    args = cosmos_rl._parser().parse_args(["--config", MOCK, *more])
-    assert re.fullmatch(expected, " ".join(cosmos_rl.torchrun(args, 8)))
+    args = body.parser().parse_args(["--config", MOCK, *more])
+    assert re.fullmatch(expected, " ".join(body.torchrun(args)))
 
 
 def test_gpus_are_counted_for_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 8)
-    cosmos_rl.require_gpus(Translation([], {"model.fsdp_shard_size": 8, "model.dp_replicate_size": 2}, {}, []), 2)
+    launch.require_gpus(Translation([], {"model.fsdp_shard_size": 8, "model.dp_replicate_size": 2}, {}, []), 2)

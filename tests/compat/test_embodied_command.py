@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from scripts import embodied
-from tests.programs import HANG_S, call, python
+from tests.programs import HANG_S, python
 
 OFT = "cosmos_libero_spatial_grpo_openvlaoft"
 SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodiment.sh"
@@ -94,9 +94,9 @@ def test_without_a_configuration_the_script_names_those_that_there_are(words: tu
 
 
 def test_a_configuration_that_is_not_there_is_an_error_with_near_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(embodied, "--config-name", "tiny_toy_gpro") == 2
+    assert embodied.main(["--config-name", "tiny_toy_gpro"]) == 2
     assert "Did you mean tiny_toy_grpo" in capsys.readouterr().err
-    assert call(embodied, "--config-name", "tiny_toy_grpo", "algorithm.group_size=7") == 2
+    assert embodied.main(["--config-name", "tiny_toy_grpo", "algorithm.group_size=7"]) == 2
     assert "algorithm.group_size" in capsys.readouterr().err
 
 
@@ -115,7 +115,7 @@ def test_a_run_without_its_weights_is_refused_with_all_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call(embodied, "--config-path", str(SCRIPT.parent / "config"), "--config-name", OFT) == 2
+    assert embodied.main(["--config-path", str(SCRIPT.parent / "config"), "--config-name", OFT]) == 2
     assert capsys.readouterr().err.count(" does not exist. Download it: ") == 5 and not any(tmp_path.iterdir())
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from cosmos_predict2.compat.fields import Translation
 from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
-from cosmos_predict2.compat.rlinf.files import load_embodiment
-from cosmos_predict2.compat.rlinf.kinds import require_known
+from cosmos_predict2.compat.rlinf.files import load_embodiment, require_known
 from cosmos_predict2.configs.rl.experiment import policy_behavior, policy_libero
 from imaginaire.errors import ConfigError
 from tests.guides import write_published
@@ -59,7 +58,7 @@ def test_the_files_of_the_guide_translate_as_they_are(name: str, guide: Path) ->
     assert f"{MODEL_DIR}/resnet_rm.pth" in value_of(found, "env.reward")
     assert f"{MODEL_DIR}/dataset/" in value_of(found, "env.starts")
     assert value_of(found, "env.offload") == '"phase"'
-    leftover = "belong to another environment: env.train.opensora_wm_hf_ckpt_path (OpenSora)"
+    leftover = "belong to another environment, OpenSora: env.train.opensora_wm_hf_ckpt_path"
     expected = [GUIDANCE] if name == OFT else [leftover, GUIDANCE]
     assert len(found.warnings) == len(expected)
     assert all(part in warning for part, warning in zip(expected, found.warnings, strict=True))
@@ -134,7 +133,9 @@ def test_fields_are_read_where_rlinf_has_them_today(today: Path) -> None:
         assert value_of(found, "env.offload") == f'"{offload}"'
         leftovers = [warning for warning in found.warnings if "belong to another environment" in warning]
         assert len(leftovers) == (name == WAN)
-        assert all("wan_wm_hf_ckpt_path (Wan)" in one and "num_inference_steps (Wan)" in one for one in leftovers)
+        assert all(
+            ", Wan: " in one and "wan_wm_hf_ckpt_path" in one and "num_inference_steps" in one for one in leftovers
+        )
         if name == WAN:
             assert value_of(found, "policy.temperature") == "1.6"  # of rollout.sampling_params
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from cosmos_predict2.compat.cosmos_rl import diffusion_nft as nft
-from cosmos_predict2.compat.cosmos_rl import policy_fields as vla
-from cosmos_predict2.compat.cosmos_rl import world_model_fields as wfm
+from cosmos_predict2.compat.cosmos_rl import diffusion_nft, policy_fields, world_model_fields
 from cosmos_predict2.compat.cosmos_rl.callbacks import CALLBACKS
 from cosmos_predict2.compat.cosmos_rl.diffusion_nft import translate_nft
 from cosmos_predict2.compat.cosmos_rl.recipes import translate
 from cosmos_predict2.compat.cosmos_rl.world_models import translate_wfm
-from cosmos_predict2.compat.fields import Given, Only, Table, To, Translation, read_fields
+from cosmos_predict2.compat.fields import Table, Translation, read_fields
+from cosmos_predict2.compat.rlinf import fields as rlinf_fields
 from imaginaire.config.compose import compose
 from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError
@@ -203,19 +202,20 @@ def test_fields_of_published_files_without_effect_there_are_named_in_warnings() 
     assert "model_parallel.pipeline_parallel_size" in warnings and "heart_beat.step_size" in warnings
 
 
-@pytest.mark.parametrize("table", [wfm.FIELDS, nft.FIELDS, vla.FIELDS], ids=["wfm", "nft", "vla"])
-def test_each_row_accepts_its_default_and_gives_its_reason(table: Table) -> None:
-    fields, _ = read_fields({}, table)
+@pytest.mark.parametrize("schema", [world_model_fields, diffusion_nft, policy_fields, rlinf_fields])
+def test_each_row_accepts_its_default_and_gives_its_reason(schema: Any) -> None:
+    table: Table = schema.FIELDS
     for path, row in table.items():
-        if isinstance(row, (To, Only)):
-            read_fields(_nested(path, fields[path]), table)
-        assert getattr(row, "reason", "") or getattr(row, "key", "") or getattr(row, "what", row)
+        if (row.key and not row.is_set_if_given and row.above is None) or row.values:
+            read_fields(_nested(path, row.default), table)
+        assert bool(row.values) == bool(row.cure) and (row.usual is None or row.unused)
     assert all(one.ours or one.reason for one in CALLBACKS.values())
 
 
 def test_what_given_rows_set_composes() -> None:
     """To rows are in every composition of a recipe; these are in few."""
-    given = [row.key for row in wfm.FIELDS.values() if isinstance(row, Given) and ".tokenizer." not in row.key]
+    rows = world_model_fields.FIELDS.values()
+    given = [row.key for row in rows if row.is_set_if_given and ".tokenizer." not in row.key]
     config = compose(BASE, ["experiment=predict2p5_2b_flow_grpo"])
     for key in given:
         value: Any = config

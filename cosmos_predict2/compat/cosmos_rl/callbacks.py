@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The callbacks of Cosmos-RL's recipes for world models, and which of ours does what each does."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
@@ -25,7 +25,6 @@ class Counterpart:
     same: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     reason: str = ""
-    make: Callable[[Settings], Settings] | None = field(default=None)  # of a callback that is added
 
 
 def _samples(arguments: Settings) -> Settings:
@@ -46,7 +45,6 @@ _DRAWN = Counterpart(
     same=_SAMPLES,
     unused=("n_sample_to_save", "use_negative_prompt", "show_all_frames"),
     reason="draw_samples, under the recipe's name: all clips that are drawn are saved, whole",
-    make=_samples,
 )
 CALLBACKS: Mapping[str, Counterpart] = {
     "grad_clip": Counterpart("grad_clip", ("clip_norm", "force_finite")),
@@ -70,32 +68,28 @@ CALLBACKS: Mapping[str, Counterpart] = {
 }
 
 
-def callback_settings(listed: Sequence[Mapping[str, Any]]) -> tuple[Settings, list[str]]:
-    """What the callbacks of a recipe set here, by key, and warnings."""
+def callback_settings(listed: Sequence[Mapping[str, Any]], warnings: list[str]) -> Settings:
+    """What the callbacks of a recipe set here, by key."""
     settings: Settings = {}
-    warnings = []
     for entry in listed:
         name = str(entry.get("name", ""))
         if name not in CALLBACKS:
             raise ConfigError(f"{KEY}: no callback is called '{name}'.{near(name, CALLBACKS)}")
-        place, counterpart = f"{KEY}.{name}", CALLBACKS[name]
+        place, counterpart, arguments = f"{KEY}.{name}", CALLBACKS[name], dict(entry.get("args", {}))
         for other in sorted(set(entry) - {"name", "args"}):
             if other != "step_size":  # in published files, beside args
                 raise ConfigError(f"{place}.{other}: a callback has a name and args. Did you mean args.{other}?")
             warnings.append(f"{place}.{other}: Cosmos-RL ignores this field, and so does this run; args.{other} counts")
-        settings |= _settings_of(place, name, counterpart, dict(entry.get("args", {})))
+        known = (*counterpart.same, *counterpart.unused, *STORED)
+        for argument in arguments:
+            if argument not in known:
+                raise ConfigError(f"{place}.args.{argument}: '{name}' has no such argument.{near(argument, known)}")
+        if counterpart is not _DRAWN:
+            ours = f"{KEY}.{counterpart.ours}"
+            settings |= {f"{ours}.{key}": arguments[key] for key in counterpart.same if key in arguments}
+        elif node := _samples(arguments):
+            settings[f"+{place}"] = node
     if listed and not any(entry.get("name") == "grad_clip" for entry in listed):
         settings[f"{KEY}.grad_clip"] = None
         warnings.append(f"{KEY}: without grad_clip, gradients are not clipped")
-    return settings, warnings
-
-
-def _settings_of(place: str, name: str, counterpart: Counterpart, arguments: Settings) -> Settings:
-    known = (*counterpart.same, *counterpart.unused, *STORED)
-    for argument in arguments:
-        if argument not in known:
-            raise ConfigError(f"{place}.args.{argument}: '{name}' has no such argument.{near(argument, known)}")
-    if counterpart.make is not None:
-        node = counterpart.make(arguments)
-        return {f"+{place}": node} if node else {}
-    return {f"{KEY}.{counterpart.ours}.{key}": arguments[key] for key in counterpart.same if key in arguments}
+    return settings

@@ -5,23 +5,24 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from cosmos_predict2.compat.cosmos_rl.trainer_fields import LOGGING, LORA, TRAIN, checkpoint_type, logged
 from cosmos_predict2.compat.cosmos_rl.world_model_fields import NET, PIPE, RL
 from cosmos_predict2.compat.cosmos_rl.world_models import refuse_wan, remote_node
 from cosmos_predict2.compat.fields import (
-    OF_RL,
     Fields,
-    Given,
-    Only,
-    Read,
     Row,
-    To,
     Translation,
-    Unused,
     fields_at,
-    override,
+    given,
+    only,
+    overrides,
     read_fields,
+    reads,
+    sets,
+    sharded,
     shown_value,
     under,
+    unused,
 )
 from cosmos_predict2.configs.base.config_predict2p5 import RELEASES, get_predict2p5_dit_path
 from imaginaire.errors import ConfigError, near
@@ -45,167 +46,129 @@ PROMPT_FILES = {  # named sets of prompts -> their file, by split
 }
 GPU_FIELDS = tuple(f"policy.parallelism.{name}" for name in ("dp_shard_size", "dp_replicate_size", "cp_size"))
 NO_SPLIT = "Models are split by dp_shard_size and cp_size"
+NO_CONTROLLER = "there is no controller"
 
-_PARALLEL: Mapping[str, Row] = {
-    "n_init_replicas": Only((1,), "Copies of the model are dp_replicate_size"),
-    "dp_shard_size": Read(1, "model.config.fsdp_shard_size, and a factor of the number of GPUs"),
-    "dp_replicate_size": Read(1, "a factor of the number of GPUs"),
-    "cp_size": Read(1, "model_parallel.context_parallel_size, and a factor of the number of GPUs"),
-    "tp_size": Only((1,), NO_SPLIT),
-    "ep_size": Only((1,), NO_SPLIT),
-    "pp_size": Only((1,), NO_SPLIT),
-}
-_POLICY: Mapping[str, Row] = {
-    **under("parallelism", _PARALLEL),
-    "model_name_or_path": Read("", "the size: " + " or ".join(SIZES)),
-    "model_revision": Read(None, "the start weights: " + " or ".join(REVISIONS)),
-    "is_diffusers": Only((True,), "Only recipes of diffusers models are translated here"),
-    "model_gradient_checkpointing": To(
-        f"{NET}.sac_config.mode", True, lambda recomputes: "block_wise" if recomputes else "none"
+_DIFFUSERS: dict[str, Row] = {
+    **reads({"inference_size": [1024, 1024], "train_frames": 41, "timesteps_fraction": 1.0}),
+    **sets(
+        {
+            "nft_beta": (f"{RL}.nft_beta", 1.0),
+            "weight_copy_decay_type": (f"{RL}.weight_copy_decay_type", 0),
+            "sample.num_steps": (f"{RL}.sample_steps", 40),
+            "sample.guidance_scale": (f"{RL}.guidance", 4.5, lambda scale: scale - 1),
+        }
     ),
-    "lora.lora_names": Unused("the sampling policy is a copy of the adapters that lags behind"),
-    "lora.r": Read(8, "model.config.lora_rank"),
-    "lora.lora_alpha": To("model.config.lora_alpha", 8.0),
-    "lora.lora_dropout": Only((0.0, 0), "Adapters have no dropout"),
-    "lora.init_lora_weights": Unused("adapters begin by adding nothing, whatever their first factor"),
-    "lora.target_modules": Read([], "model.config.lora_target_modules"),
-    "lora.use_rslora": Only((False,), "Set lora_alpha to alpha * sqrt(r)"),
-    "diffusers.dtype": Unused("train.param_dtype is the precision"),
-    "diffusers.is_video": Only((True,), "Only videos are trained"),
-    "diffusers.offload": Unused("the text encoder lives on the host between prompts"),
-    "diffusers.max_prompt_length": Only((512, 300), "Prompts have 512 tokens, as the released weights read them"),
-    "diffusers.inference_size": Read([1024, 1024], "dataset.video_size: height, width"),
-    "diffusers.inference_frames": Unused("samples are as long as training's clips"),
-    "diffusers.train_frames": Read(41, f"dataset.num_frames, and {PIPE}.state_t"),
-    "diffusers.timesteps_fraction": Read(1.0, f"{RL}.num_timesteps: this share of sample.num_steps"),
-    "diffusers.nft_beta": To(f"{RL}.nft_beta", 1.0),
-    "diffusers.weight_copy_decay_type": To(f"{RL}.weight_copy_decay_type", 0),
-    "diffusers.sample.num_steps": To(f"{RL}.sample_steps", 40),
-    "diffusers.sample.eval_num_steps": Unused("evaluation is a program: scripts.evaluate_world_model"),
-    "diffusers.sample.guidance_scale": To(f"{RL}.guidance", 4.5, lambda scale: scale - 1),
-    "diffusers.sample.noise_level": Unused("sampling is deterministic"),
-    "diffusers.sample.global_std": Unused("Cosmos-RL does not read it; advantages are of the group"),
-    "diffusers.sample.deterministic_sampling": Only((True,), "Set it to true: NFT samples without noise here"),
-    "diffusers.sample.solver": Unused("the rollout takes Euler steps"),
+    **only("is_video", "Only videos are trained", True),
+    **only("max_prompt_length", "Prompts have 512 tokens, as the released weights read them", 512, 300),
+    **only("sample.deterministic_sampling", "Set it to true: NFT samples without noise here", True),
+    **unused("dtype", "train.param_dtype is the precision"),
+    **unused("offload", "the text encoder lives on the host between prompts", False),
+    **unused("inference_frames", "samples are as long as training's clips"),
+    **unused("sample.eval_num_steps", "evaluation is a program: scripts.evaluate_world_model", 40),
+    **unused("sample.noise_level", "sampling is deterministic", 0.7),
+    **unused("sample.global_std", "Cosmos-RL does not read it; advantages are of the group"),
+    **unused("sample.solver", "the rollout takes Euler steps", "dpm2"),
+    # In the published file; the field of the schema is timesteps_fraction.
+    "timestep_fraction": Row(reported="Cosmos-RL ignores these fields, and so does this run"),
+}
+_POLICY: dict[str, Row] = {
+    **under(
+        "parallelism",
+        reads({"dp_shard_size": 1, "dp_replicate_size": 1, "cp_size": 1}),
+        only("n_init_replicas", "Copies of the model are dp_replicate_size", 1),
+        only("tp_size ep_size pp_size", NO_SPLIT, 1),
+    ),
+    **reads({"model_name_or_path": "", "model_revision": None}),
+    **only("is_diffusers", "Only recipes of diffusers models are translated here", True),
+    **sets(
+        {
+            "model_gradient_checkpointing": (
+                *(f"{NET}.sac_config.mode", True),
+                lambda recomputes: "block_wise" if recomputes else "none",
+            )
+        }
+    ),
+    **under(
+        "lora",
+        LORA,
+        reads({"target_modules": []}),
+        sets({"lora_alpha": ("model.config.lora_alpha", 8.0)}),
+        only("use_rslora", "Set lora_alpha to alpha * sqrt(r)", False),
+        unused("lora_names", "the sampling policy is a copy of the adapters that lags behind"),
+        unused("init_lora_weights", "adapters begin by adding nothing, whatever their first factor", "gaussian"),
+    ),
+    **under("diffusers", _DIFFUSERS),
 }
 _ONE_TYPE = (
     "Only type = grpo with trainer_type = diffusion_nft is translated; recordings are cloned by python -m"
     " scripts.train_policy"
 )
-_POLICY_OF_TRAINING: Mapping[str, Row] = {
-    "type": Only(("grpo",), _ONE_TYPE),
-    "trainer_type": Only(("diffusion_nft",), _ONE_TYPE),
-    "use_remote_reward": Only((True,), "Rewards come from the service; others are options of an experiment"),
-    "uncentralized_training": Unused("there is no controller"),
-    "dataset.name": Read("", f"dataset.path: a file of prompts, or {', '.join(PROMPT_FILES)} below {PROMPTS}"),
-    "dataset.split": Read("train", "part of the file's name"),
-    "kl_beta": To(f"{RL}.kl_beta", 0.0),
-    "mini_batch": To(f"{RL}.rollout_batch", 2),
-    "advantage_high": To(f"{RL}.advantage.adv_clip_max", 5.0),
-    "advantage_low": Read(-5.0, "must be -advantage_high"),
-    "remote_reward.scale": Read(1.0, f"{RL}.rewards.NAME.make.scale"),
-    "remote_reward.reward_clip_min": Read(-5.0, f"{RL}.rewards.NAME.make.clip, where a reward has none of its own"),
-    "remote_reward.reward_clip_max": Read(5.0, f"{RL}.rewards.NAME.make.clip, where a reward has none of its own"),
-    "remote_reward.reward_fns": Read([], f"{RL}.rewards: name, weight, score_key, clip_min, clip_max"),
-    "remote_reward.batch_size": Unused(f"{RL}.rollout_batch clips are a request"),
-}
-_TRAIN: Mapping[str, Row] = {
-    **under("train_policy", _POLICY_OF_TRAINING),
-    "non_text": Only((True,), "Only recipes of videos are translated here"),
-    "resume": Unused("the same command goes on where it stopped"),
-    "train_batch_per_replica": Read(8, "dataloader_train.batch_size, times n_generation and the model's instances"),
-    "epoch": Unused("trainer.max_iter is the length of a run: max_num_steps, or after --"),
-    "max_num_steps": Given("trainer.max_iter", "2001 iterations"),
-    "output_dir": Unused("runs go to IMAGINAIRE_OUTPUT_ROOT/project/group/name"),
-    "epsilon": To("optimizer.eps", 1e-6),
-    "optm_name": Only(("AdamW",), "Others are options of an experiment: optimizer=NAME"),
-    "optm_lr": To("optimizer.lr", 1e-6),
-    "optm_impl": Unused("the fastest kernel that is found is taken"),
-    "optm_weight_decay": To("optimizer.weight_decay", 0.01),
-    "optm_betas": To("optimizer.betas", [0.9, 0.999]),
-    "optm_grad_norm_clip": To("trainer.callbacks.grad_clip.clip_norm", 1.0),
-    "optm_warmup_steps": To("scheduler.warm_up_steps", 20, lambda steps: [steps]),
-    "ema_enable": To(f"{PIPE}.ema.enabled", False),
-    "ema_decay": Unused(f"the average is a power function of the iteration ({PIPE}.ema.rate)"),
-    "ema_update_step_interval": Unused("the average follows every update"),
-    "async_tp_enabled": Only((False,), NO_SPLIT),
-    "compile": To("model.config.torch_compile", True),
-    "param_dtype": Read("bfloat16", f"model.config.precision and {PIPE}.precision"),
-    "master_dtype": Only(("float32",), "Masters are float32"),
-    "fsdp_reduce_dtype": Unused("gradients are averaged in the precision of the parameters"),
-    "fsdp_offload": Only((False,), f"Trajectories can be kept on the host: {RL}.offload_trajectories=true after --"),
-    "fsdp_reshard_after_forward": Unused("parameters are sharded again after each block"),
-    "seed": Given("trainer.seed", "0"),
-    "ckpt.enable_checkpoint": Read(False, "ckpt_type: dummy where it is false"),
-    "ckpt.save_freq": To("checkpoint.save_iter", 20),
-    "ckpt.save_mode": Unused("saving is synchronous; ckpt_type=dcp checkpoint.dcp_async_mode_enabled=true after --"),
-    "ckpt.max_keep": Given("checkpoint.keep_last", "every set of weights stays"),
+_POLICY_OF_TRAINING: dict[str, Row] = {
+    **only("type", _ONE_TYPE, "grpo"),
+    **only("trainer_type", _ONE_TYPE, "diffusion_nft"),
+    **only("use_remote_reward", "Rewards come from the service; others are options of an experiment", True),
+    **reads({"dataset.name": "", "dataset.split": "train", "advantage_low": -5.0}),
+    **sets(
+        {
+            "kl_beta": (f"{RL}.kl_beta", 0.0),
+            "mini_batch": (f"{RL}.rollout_batch", 2),
+            "advantage_high": (f"{RL}.advantage.adv_clip_max", 5.0),
+        }
+    ),
+    **under("remote_reward", reads(dict(scale=1.0, reward_clip_min=-5.0, reward_clip_max=5.0, reward_fns=[]))),
+    **unused("remote_reward.batch_size", f"{RL}.rollout_batch clips are a request"),
+    **unused("uncentralized_training", NO_CONTROLLER),
 }
 FIELDS: Mapping[str, Row] = {
     **under("policy", _POLICY),
-    **under("train", _TRAIN),
-    "rollout.backend": Only(("diffusion_nft_rollout",), "The rollout is the trainer's own"),
-    "rollout.n_generation": To(f"{RL}.num_rollout", 16),
-    "rollout.parallelism": Unused("the trainer rolls out on its own GPUs"),
-    "logging.logger": Read([], "job.wandb_mode: online where wandb is among them"),
-    "logging.project_name": To("job.project", "cosmos_rl"),
-    "logging.group_name": Given("job.group", "reinforcement_learning"),
-    "logging.experiment_name": Read(None, "job.name; None: that of the size"),
-    "logging.log_interval": Given("trainer.logging_iter", "2"),
-    "logging.multi_modal_log_interval": Unused("the callback draw_samples draws videos"),
-    "logging.report_mfu": Unused("benchmarks measure it"),
-    "validation.enable": Only((False,), "Set it to false; evaluation is a program: scripts.evaluate_world_model"),
-    "validation.dataset": Unused("see validation.enable"),
-    "redis": Unused("there is no controller"),
-    "mode": Only(("colocated", "disaggregated"), "Rollout and training share their GPUs"),
+    **under("train.train_policy", _POLICY_OF_TRAINING),
+    **under(
+        "train",
+        TRAIN,
+        sets({"ema_enable": (f"{PIPE}.ema.enabled", False), "compile": ("model.config.torch_compile", True)}),
+        only("non_text", "Only recipes of videos are translated here", True),
+        only("async_tp_enabled", NO_SPLIT, False),
+        only("fsdp_offload", f"Trajectories can be kept on the host: {RL}.offload_trajectories=true after --", False),
+        unused("resume", "the same command goes on where it stopped"),
+        unused("epoch", "trainer.max_iter is the length of a run: max_num_steps, or after --", 10),
+        unused("output_dir", "runs go to IMAGINAIRE_OUTPUT_ROOT/project/group/name"),
+        unused("optm_impl", "the fastest kernel that is found is taken", "foreach"),
+        unused("ema_decay", f"the average is a power function of the iteration ({PIPE}.ema.rate)", 0.9),
+        unused("ema_update_step_interval", "the average follows every update", 1),
+    ),
+    **given({"train.max_num_steps": "trainer.max_iter", "train.ckpt.max_keep": "checkpoint.keep_last"}),
+    **only("rollout.backend", "The rollout is the trainer's own", "diffusion_nft_rollout"),
+    **sets({"rollout.n_generation": (f"{RL}.num_rollout", 16)}),
+    **unused("rollout.parallelism", "the trainer rolls out on its own GPUs"),
+    **under("logging", LOGGING, unused("multi_modal_log_interval", "the callback draw_samples draws videos", 10)),
+    **given({"logging.log_interval": "trainer.logging_iter"}),
+    **only("validation.enable", "Set it to false; evaluation is a program: scripts.evaluate_world_model", False),
+    **unused("validation.dataset", "see validation.enable"),
+    **unused("redis", NO_CONTROLLER),
+    **only("mode", "Rollout and training share their GPUs", "colocated", "disaggregated"),
 }
-# What fields without effect have in the published recipe (Cosmos-RL 89f2e5b); other values are reported.
-PUBLISHED: Mapping[str, tuple[Any, ...]] = {
-    "policy.lora.init_lora_weights": ("gaussian",),
-    "policy.diffusers.offload": (False,),
-    "policy.diffusers.sample.eval_num_steps": (40,),
-    "policy.diffusers.sample.noise_level": (0.7,),
-    "policy.diffusers.sample.solver": ("dpm2",),
-    "train.epoch": (10,),
-    "train.optm_impl": ("foreach",),
-    "train.ema_decay": (0.9,),
-    "train.ema_update_step_interval": (1,),
-    "train.fsdp_reduce_dtype": ("float32",),
-    "train.fsdp_reshard_after_forward": ("default",),
-    "train.ckpt.save_mode": ("async",),
-    "logging.multi_modal_log_interval": (10,),
-}
-# In the published file, and without effect there: the field of the schema is timesteps_fraction.
-IGNORED = ("policy.diffusers.timestep_fraction",)
 
 
 def translate_nft(content: Mapping[str, Any]) -> Translation:
     """The run of a recipe for DiffusionNFT."""
     fields_at(content, FIELDS, ["train.train_policy.trainer_type"])
     _size(fields_at(content, FIELDS, ["policy.model_name_or_path"]))
-    fields, warnings = read_fields(content, FIELDS, IGNORED, PUBLISHED)
+    fields, warnings = read_fields(content, FIELDS)
     size = _size(fields)
     settings = {
-        **fields.settings(OF_RL),
+        **fields.settings(),
         **_weights(fields, size),
         **_adapters(fields),
-        **_parallel(fields),
+        **sharded(fields["policy.parallelism.dp_shard_size"]),
+        "model_parallel.context_parallel_size": fields["policy.parallelism.cp_size"],
         **_steps(fields),
         **_data(fields, warnings),
         **_rewards(fields),
-        "job.wandb_mode": "online" if "wandb" in fields["logging.logger"] else "disabled",
+        **logged(fields),
     }
-    if (name := fields["logging.experiment_name"]) not in (None, "None"):
-        settings["job.name"] = name
-    saves = "standard" if fields["train.ckpt.enable_checkpoint"] else "dummy"
-    choices = [f"experiment=predict2p5_{size.lower()}_nft", f"ckpt_type={saves}"]
+    choices = [f"experiment=predict2p5_{size.lower()}_nft", checkpoint_type(fields)]
     choices += ["dataloader_train=prompts", "dataloader_val=null"]
-    return Translation(
-        choices + [override(key, value) for key, value in settings.items()],
-        {path: fields[path] for path in GPU_FIELDS},
-        {},
-        warnings,
-    )
+    return Translation(choices + overrides(settings), {path: fields[path] for path in GPU_FIELDS}, {}, warnings)
 
 
 def _size(fields: Fields) -> str:
@@ -240,15 +203,6 @@ def _adapters(fields: Fields) -> dict[str, Any]:
         "model.config.train_architecture": "lora",
         "model.config.lora_rank": fields["policy.lora.r"],
         "model.config.lora_target_modules": ",".join(LAYERS[name] for name in names or LAYERS),
-    }
-
-
-def _parallel(fields: Fields) -> dict[str, Any]:
-    shard = fields["policy.parallelism.dp_shard_size"]
-    return {
-        "model.config.fsdp_shard_size": 0 if shard == 1 else shard,
-        "trainer.distributed_parallelism": "ddp" if shard == 1 else "fsdp",
-        "model_parallel.context_parallel_size": fields["policy.parallelism.cp_size"],
     }
 
 

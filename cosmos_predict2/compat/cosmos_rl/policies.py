@@ -6,19 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cosmos_predict2.compat.cosmos_rl import policy_fields as vla
-from cosmos_predict2.compat.cosmos_rl.policy_fields import CONFIG, POLICY, RL, TRAINERS, VLA_TYPES
+from cosmos_predict2.compat.cosmos_rl.policy_fields import (
+    CONFIG,
+    FIELDS,
+    PI05_OPTIONS,
+    PI05_SIZES,
+    POLICY,
+    RL,
+    TRAINERS,
+    VLA_TYPES,
+)
+from cosmos_predict2.compat.cosmos_rl.trainer_fields import SIZES_OF_GPUS, checkpoint_type, logged
 from cosmos_predict2.compat.fields import (
-    ALWAYS,
     Fields,
     Translation,
     fields_at,
-    override,
+    overrides,
     read_fields,
+    require_one_of,
+    sharded,
     shown_value,
+    workers,
 )
 from cosmos_predict2.rl.policies.pi05.flow import METHODS
-from imaginaire.errors import ConfigError, near
+from imaginaire.errors import ConfigError
 
 TRIALS = {"libero": 50, "b1k": 10, "toy": 50}  # recorded starts of a task
 SUITES = {  # the tasks of each suite of a simulator
@@ -37,21 +48,17 @@ SHORT = (
 TOY_CHUNK = 12
 WAIT = 15  # steps of LIBERO before an episode
 TASK = {"libero": "make.", "b1k": "", "toy": ""}  # where the settings of a simulator's task are
-PRECISIONS = ("bfloat16", "float32")
 WITHOUT_END = 2**20  # rollouts of an update at most
 SCRIPTS = {  # of cosmos_rl.tools.dataset, for each simulator; the toy world stands in for any
     "libero": ("libero_grpo",),
     "b1k": ("b1k_grpo",),
     "toy": ("libero_grpo", "b1k_grpo"),
 }
-SIZES_OF_GPUS = ("n_init_replicas", "dp_shard_size", "dp_replicate_size")
-GPU_FIELDS = tuple(f"policy.parallelism.{name}" for name in SIZES_OF_GPUS)
-_DATASET = "train.train_policy.dataset"
+_ALGORITHM = "train.train_policy"
 _DECIDING = (  # which policy it is, how it learns and where
-    *("vla.vla_type", "policy.model_name_or_path", "train.train_policy.trainer_type", "train.train_policy.type"),
-    *(f"{section}.{name}" for section in (_DATASET, "validation.dataset") for name in ("name", "subset")),
+    *("vla.vla_type", "policy.model_name_or_path", f"{_ALGORITHM}.trainer_type", f"{_ALGORITHM}.type"),
+    *(f"{section}.dataset.{name}" for section in (_ALGORITHM, "validation") for name in ("name", "subset")),
 )
-_OF_PI05 = tuple(path.removeprefix("custom.pi05.") for path in vla.FIELDS if path.startswith("custom.pi05."))
 
 
 @dataclass(frozen=True)
@@ -88,43 +95,6 @@ class Sizes:
         return math.ceil(self.episodes * self.decisions / self.chunk)
 
 
-def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, Place]:
-    """The fields of a recipe for policies, warnings, which policy it is and where it acts."""
-    if "vla" not in content:
-        raise ConfigError("The recipe has no [vla]: it is none of a policy.")
-    kind = fields_at(content, vla.FIELDS, _DECIDING)
-    policy, place = _policy_name(kind), _place(kind)
-    if "train.train_policy.trainer_type" in kind.given:
-        _require_trainer(kind, policy)
-    fields, warnings = read_fields(content, vla.FIELDS, published=vla.PUBLISHED)
-    _require_numbers(fields)
-    if place.simulator == "b1k" and fields["vla.max_steps"] is None:
-        warnings.append(SHORT)
-    return fields, warnings, policy, place
-
-
-def _require_numbers(fields: Fields) -> None:
-    """Raise where a number that a recipe gives is none, or too small."""
-    for path, value in fields.given.items():
-        is_whole, is_number = type(value) is int, type(value) in (int, float)
-        if (least := vla.AT_LEAST.get(path)) is not None and not (is_whole and value >= least):
-            raise ConfigError(f"{path} = {shown_value(value)}, but it is a whole number, {least} at least.")
-        if (bound := vla.ABOVE.get(path)) is not None and not (is_number and bound < value < math.inf):
-            raise ConfigError(f"{path} = {shown_value(value)}, but it is a number above {bound:g}.")
-    section = "vla.filter_{}_bound"
-    low, high = (fields.given.get(section.format(name)) for name in ("lower", "upper"))
-    for name, value in (("lower", low), ("upper", high)):
-        if value is not None and not (type(value) in (int, float) and 0 <= value <= 1):
-            raise ConfigError(f"{section.format(name)} = {shown_value(value)}, but it is a share of successes, 0 to 1.")
-    if low is not None and high is not None and low > high:
-        raise ConfigError(f"{section.format('lower')} = {low} is above filter_upper_bound = {high}: no group is left.")
-    betas = fields["train.optm_betas"]
-    if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
-        raise ConfigError(f"train.optm_betas = {betas}, but it is two numbers from 0 to below 1, such as [0.9, 0.999].")
-    if (precision := fields["train.param_dtype"]) not in PRECISIONS:
-        raise ConfigError(f'train.param_dtype = "{precision}": weights have another.{near(precision, PRECISIONS)}')
-
-
 def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
     """The run of a recipe for policies, on a machine with so many GPUs."""
     fields, warnings, policy, place = read_recipe(content)
@@ -132,83 +102,118 @@ def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation
     if fields["rollout.n_generation"] == 1 and fields["validation.enable"]:  # groups of one teach nothing
         return Translation([], {}, {}, warnings, scripts, _evaluation(fields, policy, place))
     _require_trainer(fields, policy)
+    sizes = sizes_of(fields, place)
+    again = fields[f"{_ALGORITHM}.max_retry_for_on_policy"]
+    require_one_of(f"{_ALGORITHM}.variant", variant := fields[f"{_ALGORITHM}.variant"], ("grpo", "dapo"))
     settings = {
-        **fields.settings(ALWAYS),
+        **fields.settings(),
         **_policy(fields, policy),
-        **_sizes(fields, place),
-        **_dynamic_sampling(fields),
+        f"{RL}.group_size": sizes.group_size,
+        f"{RL}.minibatches": 1,
+        f"{RL}.micro_batches": sizes.micro_batches,
+        f"{RL}.loss.slice_decisions": sizes.chunk,
+        f"{RL}.max_rollouts": 1 if variant == "grpo" else again + 1 if again >= 0 else WITHOUT_END,
+        # As there: each episode counts alike, and within it each number of an action.
+        f"{RL}.loss.ratio_level": "element",
+        f"{RL}.loss.aggregation": "episode-mean",
+        f"{RL}.advantage_epsilon": 1e-6,
+        f"{RL}.advantage_correction": 0,
+        "trainer.grad_accum_iter": sizes.micro_batches,
+        "trainer.max_iter": sizes.iterations,
+        "trainer.logging_iter": 1,
+        "dataloader_train.batch_size": sizes.groups,
+        "checkpoint.save_iter": fields["train.ckpt.save_freq"] * sizes.updates,
+        "trainer.validation_iter": fields["validation.freq"] * sizes.updates,
         **_simulators(fields, place),
         **_players(fields, gpus_here),
-        **_shards(fields),
-        "job.wandb_mode": "online" if "wandb" in fields["logging.logger"] else "disabled",
+        **sharded(fields["policy.parallelism.dp_shard_size"]),
+        **logged(fields),
     }
-    if (name := fields["logging.experiment_name"]) not in (None, "None"):
-        settings["job.name"] = name
-    saves = "standard" if fields["train.ckpt.enable_checkpoint"] else "dummy"
     return Translation(
-        [f"experiment={_experiment(fields, place)}", f"ckpt_type={saves}", "scheduler=lambdalinear"]
-        + [override(key, value) for key, value in settings.items()],
-        {path: fields[path] for path in GPU_FIELDS},
+        [f"experiment={_experiment(fields, place)}", checkpoint_type(fields), "scheduler=lambdalinear"]
+        + overrides(settings),
+        {path: fields[path] for path in (f"policy.parallelism.{name}" for name in SIZES_OF_GPUS)},
         {},
         warnings,
         scripts,
     )
 
 
-# --- which experiment
-
-
-def _policy_name(fields: Fields) -> str:
-    name = fields["vla.vla_type"]
-    if name not in VLA_TYPES:
-        raise ConfigError(f'vla.vla_type = "{name}": no policy is called so here.{near(name, VLA_TYPES)}')
-    if not fields["policy.model_name_or_path"]:
+def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, Place]:
+    """The fields of a recipe for policies, warnings, which policy it is and where it acts."""
+    if "vla" not in content:
+        raise ConfigError("The recipe has no [vla]: it is none of a policy.")
+    kind = fields_at(content, FIELDS, _DECIDING)
+    policy = str(kind["vla.vla_type"])
+    require_one_of("vla.vla_type", policy, VLA_TYPES, ": no policy is called so here")
+    if not kind["policy.model_name_or_path"]:
         raise ConfigError("policy.model_name_or_path is missing: a folder in the public layout, or a hub repository.")
-    return str(name)
+    place = _place(kind)
+    if f"{_ALGORITHM}.trainer_type" in kind.given:
+        _require_trainer(kind, policy)
+    fields, warnings = read_fields(content, FIELDS)
+    _require_numbers(fields)
+    if place.simulator == "b1k" and fields["vla.max_steps"] is None:
+        warnings.append(SHORT)
+    return fields, warnings, policy, place
 
 
-def _require_trainer(fields: Fields, name: str) -> None:
-    kind = fields["train.train_policy.trainer_type"]
-    if kind != TRAINERS[name]:
+def _require_trainer(fields: Fields, policy: str) -> None:
+    kind = fields[f"{_ALGORITHM}.trainer_type"]
+    if kind != TRAINERS[policy]:
         raise ConfigError(
-            f'train.train_policy.trainer_type = "{kind}", but that of vla_type = "{name}" is "{TRAINERS[name]}".'
+            f'{_ALGORITHM}.trainer_type = "{kind}", but that of vla_type = "{policy}" is "{TRAINERS[policy]}".'
         )
+
+
+def _require_numbers(fields: Fields) -> None:
+    """Raise for shares, betas and a precision that are none."""
+    bounds = {path: fields.given.get(path) for path in ("vla.filter_lower_bound", "vla.filter_upper_bound")}
+    for path, value in bounds.items():
+        if value is not None and not (type(value) in (int, float) and 0 <= value <= 1):
+            raise ConfigError(f"{path} = {shown_value(value)}, but it is a share of successes, 0 to 1.")
+    low, high = bounds.values()
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"vla.filter_lower_bound = {low} is above filter_upper_bound = {high}: no group is left.")
+    betas = fields["train.optm_betas"]
+    if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
+        raise ConfigError(f"train.optm_betas = {betas}, but it is two numbers from 0 to below 1, such as [0.9, 0.999].")
+    precisions = ("bfloat16", "float32")
+    require_one_of("train.param_dtype", fields["train.param_dtype"], precisions, ": weights have another")
+
+
+# --- which experiment
 
 
 def _place(fields: Fields) -> Place:
     """Where the policy acts; Cosmos-RL builds simulators by [validation], so that a recipe may say it there alone."""
-    trained, judged = f"{_DATASET}.name", "validation.dataset.name"
-    simulator = fields[trained] or fields[judged]
-    if simulator not in SUITES:
-        if not simulator:
-            raise ConfigError(f"{trained} is missing: the simulator, {', '.join(SUITES)}.")
-        path = trained if fields[trained] else judged
-        raise ConfigError(f'{path} = "{simulator}": no simulator is called so.{near(simulator, SUITES)}')
-    if fields[judged] not in ("", simulator):
-        raise ConfigError(f'{judged} = "{fields[judged]}" must be {trained} = "{simulator}".')
-    suite = _suite(fields, f"{_DATASET}.subset", simulator) or _suite(fields, "validation.dataset.subset", simulator)
-    if not suite:
-        raise ConfigError(f"{_DATASET}.subset is missing: {' or '.join(SUITES[simulator])}.")
-    return Place(simulator, suite, _suite(fields, "validation.dataset.subset", simulator) or suite)
-
-
-def _suite(fields: Fields, path: str, simulator: str) -> str:
-    suite = str(fields[path])
-    if suite and suite not in SUITES[simulator]:
-        raise ConfigError(f'{path} = "{suite}": {simulator} has no such suite.{near(suite, SUITES[simulator])}')
-    return suite
+    trained, judged = f"{_ALGORITHM}.dataset", "validation.dataset"
+    simulator = fields[f"{trained}.name"] or fields[f"{judged}.name"]
+    if not simulator:
+        raise ConfigError(f"{trained}.name is missing: the simulator, {', '.join(SUITES)}.")
+    named = trained if fields[f"{trained}.name"] else judged
+    require_one_of(f"{named}.name", simulator, SUITES, ": no simulator is called so")
+    if fields[f"{judged}.name"] not in ("", simulator):
+        raise ConfigError(f'{judged}.name = "{fields[f"{judged}.name"]}" must be {trained}.name = "{simulator}".')
+    suites = [fields[f"{section}.subset"] for section in (trained, judged)]
+    for section, suite in zip((trained, judged), suites, strict=True):
+        if suite:
+            require_one_of(f"{section}.subset", suite, SUITES[simulator], f": {simulator} has no such suite")
+    if not any(suites):
+        raise ConfigError(f"{trained}.subset is missing: {' or '.join(SUITES[simulator])}.")
+    return Place(simulator, suites[0] or suites[1], suites[1] or suites[0])
 
 
 def _experiment(fields: Fields, place: Place) -> str:
-    policy, variant = VLA_TYPES[fields["vla.vla_type"]], fields["train.train_policy.variant"]
+    policy = VLA_TYPES[fields["vla.vla_type"]]
     if place.simulator == "b1k" and policy != "pi05":
         raise ConfigError('vla.vla_type must be "pi05" for b1k: OpenVLA has no statistics of its 23 numbers.')
-    if place.simulator == "toy":
-        for name in ("max_steps", "height", "width"):
-            if f"vla.{name}" in fields.given:
-                raise ConfigError(f"vla.{name}: the toy world has its own. Leave it out.")
-        return f"tiny_vla_grpo_{'pi05' if policy == 'pi05' else 'openvla_oft'}_simulator"
-    return f"vla_{variant}_{policy}_{place.suite}"
+    if place.simulator != "toy":
+        return f"vla_{fields[f'{_ALGORITHM}.variant']}_{policy}_{place.suite}"
+    for name in ("max_steps", "height", "width"):
+        if f"vla.{name}" in fields.given:
+            raise ConfigError(f"vla.{name}: the toy world has its own. Leave it out.")
+    return f"tiny_vla_grpo_{'pi05' if policy == 'pi05' else 'openvla_oft'}_simulator"
 
 
 # --- parts of the run
@@ -220,58 +225,41 @@ def _policy(fields: Fields, name: str) -> dict[str, Any]:
     if precision == "bfloat16":
         found[f"{RL}.ratio_tolerance"] = 0.1  # rows of another batch are rounded otherwise
     if name != "pi05":
-        drawn, trained = fields["rollout.sampling_config.temperature"], fields["train.train_policy.temperature"]
+        drawn, trained = fields["rollout.sampling_config.temperature"], fields[f"{_ALGORITHM}.temperature"]
         if drawn != trained:
             raise ConfigError(
-                f"rollout.sampling_config.temperature = {drawn} must be train.train_policy.temperature = {trained}: the"
+                f"rollout.sampling_config.temperature = {drawn} must be {_ALGORITHM}.temperature = {trained}: the"
                 " probabilities that are trained are those that were drawn with."
             )
         options["temperature"] = float(trained)
-    return {**found, **{f"++{POLICY}.{key}": value for key, value in (options | _adapters(fields)).items()}}
+    if fields.has("policy.lora"):
+        rank, alpha = fields["policy.lora.r"], fields["policy.lora.lora_alpha"]
+        if alpha != rank:
+            raise ConfigError(
+                f"policy.lora.lora_alpha = {alpha} must be policy.lora.r = {rank}: adapters count as they are."
+            )
+        options |= {"lora_rank": rank, "lora_path": fields["policy.lora.lora_path"] or ""}
+    return {**found, **{f"++{POLICY}.{key}": value for key, value in options.items()}}
 
 
 def _policy_options(fields: Fields, name: str) -> dict[str, Any]:
     """Arguments of the policy's class, in training and in an evaluation."""
     given = _of_pi05(fields)
-    names = {"num_images_in_input": "num_images"} if name == "pi05" else {}
-    of_openvla = () if name == "pi05" else ("use_proprio", "unnorm_key")
-    for option in ("num_images_in_input", *of_openvla):
-        if f"vla.{option}" in fields.given:
-            given[names.get(option, option)] = fields[f"vla.{option}"]
     if name == "pi05":
-        return given
-    if wrong := sorted(set(given) & set(_OF_PI05)):
-        raise ConfigError(f'custom.{wrong[0]} belongs to vla_type = "pi05", but it is "{name}".')
-    return {"variant": "oft" if name == "openvla-oft" else "autoregressive", **given}
-
-
-def _adapters(fields: Fields) -> dict[str, Any]:
-    if not fields.has("policy.lora"):
-        return {}
-    rank, alpha = fields["policy.lora.r"], fields["policy.lora.lora_alpha"]
-    if alpha != rank:
-        raise ConfigError(
-            f"policy.lora.lora_alpha = {alpha} must be policy.lora.r = {rank}: adapters count as they are."
-        )
-    return {"lora_rank": rank, "lora_path": fields["policy.lora.lora_path"] or ""}
-
-
-def _shards(fields: Fields) -> dict[str, Any]:
-    shard = fields["policy.parallelism.dp_shard_size"]
-    return {
-        f"{CONFIG}.fsdp_shard_size": 0 if shard == 1 else shard,
-        "trainer.distributed_parallelism": "ddp" if shard == 1 else "fsdp",
-    }
+        return given | fields.options("vla", {"num_images_in_input": "num_images"})
+    if given:
+        raise ConfigError(f'custom.{min(given)} belongs to vla_type = "pi05", but it is "{name}".')
+    own = ("num_images_in_input", "use_proprio", "unnorm_key")
+    variant = "oft" if name == "openvla-oft" else "autoregressive"
+    return {"variant": variant, **fields.options("vla", dict(zip(own, own, strict=True)))}
 
 
 def _of_pi05(fields: Fields) -> dict[str, Any]:
     """Its settings, of [custom.pi05] or [custom]."""
-    found: dict[str, Any] = {}
-    for section in ("custom", "custom.pi05"):
-        found |= {name: fields[f"{section}.{name}"] for name in _OF_PI05 if f"{section}.{name}" in fields.given}
-    found.pop("replan_steps", None)
-    if (method := found.get("noise_method")) is not None and method not in METHODS:
-        raise ConfigError(f"custom.pi05.noise_method = {shown_value(method)}.{near(str(method), METHODS)}")
+    names = {name: name for name in (*PI05_SIZES, *PI05_OPTIONS)}
+    found = fields.options("custom", names) | fields.options("custom.pi05", names)
+    if (method := found.get("noise_method")) is not None:
+        require_one_of("custom.pi05.noise_method", method, METHODS)
     return found
 
 
@@ -284,7 +272,7 @@ def sizes_of(fields: Fields, place: Place) -> Sizes:
     """How a batch of episodes becomes groups and micro-batches; an iteration is a step of the optimizer."""
     group, replicas = fields["rollout.n_generation"], fields["policy.parallelism.n_init_replicas"]
     gpus = num_gpus(fields, "policy") // replicas  # of a replica
-    batch, updates = fields["train.train_batch_per_replica"], fields["train.train_policy.mu_iterations"]
+    batch, updates = fields["train.train_batch_per_replica"], fields[f"{_ALGORITHM}.mu_iterations"]
     if group < 2:
         raise ConfigError(
             f"rollout.n_generation = {group}, but GRPO compares the episodes of a group: 2 at least. With 1 a recipe is"
@@ -313,45 +301,13 @@ def sizes_of(fields: Fields, place: Place) -> Sizes:
     )
 
 
-def _sizes(fields: Fields, place: Place) -> dict[str, Any]:
-    sizes = sizes_of(fields, place)
-    every = {"checkpoint.save_iter": "train.ckpt.save_freq", "trainer.validation_iter": "validation.freq"}
-    return {
-        f"{RL}.group_size": sizes.group_size,
-        f"{RL}.minibatches": 1,
-        f"{RL}.micro_batches": sizes.micro_batches,
-        f"{RL}.loss.slice_decisions": sizes.chunk,
-        "trainer.grad_accum_iter": sizes.micro_batches,
-        "trainer.max_iter": sizes.iterations,
-        "trainer.logging_iter": 1,
-        "dataloader_train.batch_size": sizes.groups,
-        **{key: fields[path] * sizes.updates for key, path in every.items()},
-    }
-
-
-def _dynamic_sampling(fields: Fields) -> dict[str, Any]:
-    """Advantages and the loss as there: each episode counts alike, and within it each number of an action."""
-    section = "train.train_policy"
-    variant, again = fields[f"{section}.variant"], fields[f"{section}.max_retry_for_on_policy"]
-    if variant not in ("grpo", "dapo"):
-        raise ConfigError(f'{section}.variant = "{variant}".{near(variant, ("grpo", "dapo"))}')
-    rollouts = 1 if variant == "grpo" else again + 1 if again >= 0 else WITHOUT_END
-    return {
-        f"{RL}.max_rollouts": rollouts,
-        f"{RL}.loss.ratio_level": "element",
-        f"{RL}.loss.aggregation": "episode-mean",
-        f"{RL}.advantage_epsilon": 1e-6,
-        f"{RL}.advantage_correction": 0,
-    }
-
-
 def _simulators(fields: Fields, place: Place) -> dict[str, Any]:
     """Where the policy learns, and where it is judged: alike, as there."""
     found: dict[str, Any] = {
         "trainer.run_validation": fields["validation.enable"],
         "dataloader_val.batch_size": fields["validation.batch_size"] or fields["vla.num_envs"],
     }
-    task = {name: fields[f"vla.{name}"] for name in ("max_steps", "height", "width") if f"vla.{name}" in fields.given}
+    task = fields.options("vla", dict(max_steps="max_steps", height="height", width="width"))
     if place.simulator == "libero":
         num_tasks = SUITES["libero"][place.validation_suite]
         found |= {
@@ -372,10 +328,8 @@ def _simulators(fields: Fields, place: Place) -> dict[str, Any]:
 
 def _players(fields: Fields, gpus_here: int) -> dict[str, Any]:
     """Rollouts on workers of Ray, where GPUs of their own play."""
-    mode = fields["mode"]
-    if mode not in ("colocated", "disaggregated"):
-        raise ConfigError(f'mode = "{mode}".{near(mode, ("colocated", "disaggregated"))}')
-    if mode == "colocated":
+    require_one_of("mode", fields["mode"], ("colocated", "disaggregated"))
+    if fields["mode"] == "colocated":
         return {}
     train, play = (num_gpus(fields, part) for part in ("policy", "rollout"))
     if play < train:
@@ -383,8 +337,7 @@ def _players(fields: Fields, gpus_here: int) -> dict[str, Any]:
             f"rollout.parallelism: {play} GPUs play, but {train} train, each of which needs at least one that plays for"
             ' it. Raise it, or set mode = "colocated".'
         )
-    target = {"_target_": "cosmos_predict2.rl.episodes.ray_rollout.RayRollout", "num_workers": play}  # of all ranks
-    return {f"{CONFIG}.rollout": {**target, "num_gpus": 1.0 if gpus_here else 0.0}}
+    return workers(play, gpus_here)
 
 
 def _evaluation(fields: Fields, policy: str, place: Place) -> list[str]:
@@ -403,5 +356,5 @@ def _evaluation(fields: Fields, policy: str, place: Place) -> list[str]:
     words += ["--draws", "1"]  # as published: each start is played once
     words += ["--batch_size", str(fields["vla.num_envs"]), "--out", fields["train.output_dir"]]
     words += ["--videos", str(episodes)] if fields["vla.save_video"] else []
-    options = _policy_options(fields, policy)
-    return [*words, "--options", *(override(key, value) for key, value in options.items())] if options else words
+    options = overrides(_policy_options(fields, policy))
+    return [*words, "--options", *options] if options else words

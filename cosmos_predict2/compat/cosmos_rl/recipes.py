@@ -14,15 +14,6 @@ from cosmos_predict2.compat.cosmos_rl.world_models import translate_wfm
 from cosmos_predict2.compat.fields import Translation
 from imaginaire.config.files import load_toml
 
-WFM, NFT, VLA = "wfm", "nft", "vla"  # schemas: world models, DiffusionNFT, policies
-
-
-def schema_of(content: Mapping[str, Any]) -> str:
-    """Which of the schemas a recipe has."""
-    if "vla" in content:
-        return VLA
-    return NFT if "policy" in content or "train" in content else WFM
-
 
 def translate(path: str, gpus_here: int = 0) -> Translation:
     """The run of a recipe's file, of any schema, on a machine with so many GPUs."""
@@ -30,8 +21,7 @@ def translate(path: str, gpus_here: int = 0) -> Translation:
 
 
 def translate_content(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
-    """The same of a recipe that was read."""
-    schema = schema_of(content)
-    if schema == VLA:
+    """The same of a recipe that was read: of a policy, for DiffusionNFT, or for a world model ("WFM")."""
+    if "vla" in content:
         return translate_vla(content, gpus_here)
-    return translate_nft(content) if schema == NFT else translate_wfm(content)
+    return translate_nft(content) if "policy" in content or "train" in content else translate_wfm(content)

@@ -5,17 +5,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cosmos_predict2.compat.cosmos_rl import world_model_fields as wfm
 from cosmos_predict2.compat.cosmos_rl.callbacks import callback_settings
-from cosmos_predict2.compat.cosmos_rl.loaders import data_settings
+from cosmos_predict2.compat.cosmos_rl.loaders import loader_settings
+from cosmos_predict2.compat.cosmos_rl.world_model_fields import (
+    CONDITIONER,
+    CONDITIONER_FIELDS,
+    FIELDS,
+    NET,
+    PIPE,
+    REASON1,
+    RL,
+)
 from cosmos_predict2.compat.fields import (
     OF_RL,
     SUPERVISED,
     Fields,
     Translation,
     fields_at,
-    override,
+    overrides,
     read_fields,
+    sharded,
     shown_value,
 )
 from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
@@ -27,44 +36,48 @@ from imaginaire.errors import ConfigError, near
 _SIZE_FIELDS = tuple(f"model.net.{name}" for name in ("model_channels", "num_blocks", "num_heads"))
 SIZES = {(2048, 28, 16): "2B", (5120, 36, 40): "14B", (128, 4, 2): "tiny"}  # channels, blocks, heads
 POST_TRAINING = "predict2p5_video2world_training_2b_cosmos_nemo_assets"
-REASON1 = "nvidia/Cosmos-Reason1-7B"
 GPU_FIELDS = ("model.fsdp_shard_size", "model.dp_replicate_size", "model_parallel.context_parallel_size")
 
 
 def translate_wfm(content: Mapping[str, Any]) -> Translation:
     """The run of a recipe for world models."""
     content, listed = _without_lists(content)
-    kind = fields_at(content, wfm.FIELDS, ["checkpoint.load_path", "model.scaling", *_SIZE_FIELDS])
+    kind = fields_at(content, FIELDS, ["checkpoint.load_path", "model.scaling", *_SIZE_FIELDS])
     refuse_wan("checkpoint.load_path", kind["checkpoint.load_path"])
     _size(kind)
-    fields, warnings = read_fields(content, wfm.FIELDS, wfm.IGNORED, wfm.PUBLISHED)
+    fields, warnings = read_fields(content, FIELDS)
     is_rl, size = fields["model.rl.enabled"], _size(fields)
-    callbacks, more = callback_settings(listed["callbacks"])
+    shards = fields["model.fsdp_shard_size"]
     settings = {
         **fields.settings(OF_RL if is_rl else SUPERVISED),
         **_conditioner_settings(listed["conditioner"]),
-        **_parallel_settings(fields),
+        **sharded(shards),
+        **({} if shards == 1 else {"trainer.distributed_parallelism": fields["trainer.distributed_parallelism"]}),
+        "model_parallel.context_parallel_size": fields["model_parallel.context_parallel_size"],
+        "model.config.precision": fields["model.precision"],
+        f"{PIPE}.precision": fields["model.precision"],
         **_start_settings(fields),
         **_text_settings(fields, warnings),
         **(_rl_settings(fields, warnings) if is_rl else _supervised_settings(fields)),
-        **callbacks,
-        "job.name": _required(fields, "job.name"),
+        **callback_settings(listed["callbacks"], warnings),
+        "job.name": fields["job.name"],
     }
-    data = data_settings(fields, warnings, reads_captions=settings.get("model.config.text.encoder", "") is not None)
+    if not fields["job.name"]:
+        raise ConfigError("job.name is missing: every recipe has it.")
+    reads_captions = settings.get("model.config.text.encoder", "") is not None
+    choices, of_loaders = loader_settings(fields, warnings, reads_captions=reads_captions)
+    for path in GPU_FIELDS:
+        if fields[path] < 1:
+            raise ConfigError(f"{path} = {fields[path]}, but it is at least 1.")
     form = "dcp" if fields["checkpoint.type"] == "distributed" else "standard"
-    choices = [*_experiment(fields, size), "callbacks=[basic,long]", f"ckpt_type={form}", *data.choices]
+    token = fields["model.rl.reward_config.remote_reward.token"]
     return Translation(
-        choices + [override(key, value) for key, value in {**settings, **data.settings}.items()],
-        {path: _at_least_1(fields, path) for path in GPU_FIELDS},
-        _environment(fields),
-        warnings + more,
+        [*_experiment(fields, size), "callbacks=[basic,long]", f"ckpt_type={form}", *choices]
+        + overrides({**settings, **of_loaders}),
+        {path: fields[path] for path in GPU_FIELDS},
+        {"WFM_REWARD_TOKEN": token} if token else {},  # where it is not set: no configuration that is saved has it
+        warnings,
     )
-
-
-def _at_least_1(fields: Fields, path: str) -> int:
-    if fields[path] < 1:
-        raise ConfigError(f"{path} = {fields[path]}, but it is at least 1.")
-    return int(fields[path])
 
 
 def _without_lists(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
@@ -80,12 +93,6 @@ def _without_lists(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
             if not isinstance(listed[name], list) or not all(isinstance(one, Mapping) for one in listed[name]):
                 raise ConfigError(f"{section}.{name}: it is a list of tables, [[{section}.{name}]].")
     return rest, listed
-
-
-def _required(fields: Fields, path: str) -> Any:
-    if not fields[path]:
-        raise ConfigError(f"{path} is missing: every recipe has it.")
-    return fields[path]
 
 
 # --- which experiment
@@ -117,29 +124,18 @@ def _conditioner_settings(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any
     settings = {}
     for entry in entries:
         name, place = str(entry.get("name", "")), "model.conditioner"
-        if name not in wfm.CONDITIONER:
-            raise ConfigError(f"{place}: no input is called '{name}'.{near(name, wfm.CONDITIONER)}")
-        for field in set(entry) - set(wfm.CONDITIONER_FIELDS):
-            raise ConfigError(f"{place}.{name}.{field}: no such field.{near(field, wfm.CONDITIONER_FIELDS)}")
+        if name not in CONDITIONER:
+            raise ConfigError(f"{place}: no input is called '{name}'.{near(name, CONDITIONER)}")
+        for field in set(entry) - set(CONDITIONER_FIELDS):
+            raise ConfigError(f"{place}.{name}.{field}: no such field.{near(field, CONDITIONER_FIELDS)}")
         kind = entry.get("type", "remap_key")
-        if kind != wfm.CONDITIONER[name]:
-            raise ConfigError(f'{place}.{name}.type = {shown_value(kind)}, but it is "{wfm.CONDITIONER[name]}".')
-        settings[f"{wfm.PIPE}.conditioner.{name}.dropout_rate"] = entry.get("dropout_rate", 0.0)
+        if kind != CONDITIONER[name]:
+            raise ConfigError(f'{place}.{name}.type = {shown_value(kind)}, but it is "{CONDITIONER[name]}".')
+        settings[f"{PIPE}.conditioner.{name}.dropout_rate"] = entry.get("dropout_rate", 0.0)
     return settings
 
 
-def _parallel_settings(fields: Fields) -> dict[str, Any]:
-    shard, precision = fields["model.fsdp_shard_size"], fields["model.precision"]
-    return {
-        "model.config.fsdp_shard_size": 0 if shard == 1 else shard,
-        "trainer.distributed_parallelism": "ddp" if shard == 1 else fields["trainer.distributed_parallelism"],
-        "model_parallel.context_parallel_size": fields["model_parallel.context_parallel_size"],
-        "model.config.precision": precision,
-        f"{wfm.PIPE}.precision": precision,
-    }
-
-
-def released_weights(fields: Fields) -> str:
+def _released_weights(fields: Fields) -> str:
     """The name of Predict2.5's released weights that a recipe starts from; empty: it starts from others, or none."""
     pair = (fields["checkpoint.load_path"], fields["checkpoint.model_id"])
     return next((name for name, file in PREDICT25.items() if file == pair), "")
@@ -150,7 +146,7 @@ def _start_settings(fields: Fields) -> dict[str, Any]:
     if file is not None and not path:
         raise ConfigError(f'checkpoint.model_id = "{file}", but checkpoint.load_path, its repository, is missing.')
     dit_path, load_path = "", ""
-    if name := released_weights(fields):
+    if name := _released_weights(fields):
         dit_path = get_cosmos_predict25_checkpoint(name)
     elif file is not None:
         dit_path = f"hf://{path}/{file}"
@@ -163,7 +159,7 @@ def _start_settings(fields: Fields) -> dict[str, Any]:
     return {
         "model.config.model_manager_config.dit_path": dit_path,
         "checkpoint.load_path": load_path,
-        f"{wfm.PIPE}.flow.conditional_frame_timestep": -1.0 if fields["model.use_rf_ckpts"] else own_time,
+        f"{PIPE}.flow.conditional_frame_timestep": -1.0 if fields["model.use_rf_ckpts"] else own_time,
     }
 
 
@@ -178,7 +174,7 @@ def refuse_wan(path: str, value: str) -> None:
 def _text_settings(fields: Fields, warnings: list[str]) -> dict[str, Any]:
     """Who encodes captions, and what the network reads."""
     encoder, projected = fields["model.text_encoder_class"], fields["model.net.use_crossattn_projection"]
-    if released_weights(fields) and not projected:
+    if _released_weights(fields) and not projected:
         warnings.append(
             f"model.net.use_crossattn_projection = false with {fields['checkpoint.load_path']}: these weights read"
             " Cosmos-Reason1's text through a projection, so that captions (metas/) are encoded by it in training, and"
@@ -186,7 +182,7 @@ def _text_settings(fields: Fields, warnings: list[str]) -> dict[str, Any]:
         )
         return {}
     channels = fields["model.net.crossattn_proj_in_channels"] if projected else None
-    settings: dict[str, Any] = {f"{wfm.NET}.crossattn_proj_in_channels": channels}
+    settings: dict[str, Any] = {f"{NET}.crossattn_proj_in_channels": channels}
     if not (encoder.startswith("reason1") and fields["model.text_encoder_config.compute_online"]):
         return {**settings, "model.config.text.encoder": None}
     if _size(fields) == "tiny":  # has an encoder of its own
@@ -222,11 +218,11 @@ def _rl_settings(fields: Fields, warnings: list[str]) -> dict[str, Any]:
     ranks = math.gcd(fields["model.fsdp_shard_size"] * fields["model.dp_replicate_size"], members)
     rewards = _rewards(fields, warnings)
     return {
-        f"{wfm.RL}.loss_scale": fields["model.loss_scale"],
-        f"{wfm.RL}.rollout_batch": 1,
-        f"{wfm.RL}.ranks_per_group": ranks,  # there a group is as many model instances as it has videos
+        f"{RL}.loss_scale": fields["model.loss_scale"],
+        f"{RL}.rollout_batch": 1,
+        f"{RL}.ranks_per_group": ranks,  # there a group is as many model instances as it has videos
         "trainer.grad_accum_iter": len(fields["model.rl.train_on"]) * members // ranks * prompts,
-        **{f"+{wfm.RL}.rewards.{name}": rewards.get(name) for name in {"dance_grpo": None, **rewards}},
+        **{f"+{RL}.rewards.{name}": rewards.get(name) for name in {"dance_grpo": None, **rewards}},
     }
 
 
@@ -259,12 +255,6 @@ def remote_node(name: str, score_key: str, scale: float, clip: Sequence[float], 
     """The lazy node of a reward of the service; its token comes from the environment."""
     options = {"score_key": score_key, "scale": scale, "clip": list(clip)}
     return {"_target_": _target(RemoteReward), "reward": name, **options, **addresses}
-
-
-def _environment(fields: Fields) -> dict[str, str]:
-    """Variables of the run, where they are not set: a token belongs in no configuration that is saved."""
-    token = fields["model.rl.reward_config.remote_reward.token"]
-    return {"WFM_REWARD_TOKEN": token} if token else {}
 
 
 def _target(cls: type) -> str:

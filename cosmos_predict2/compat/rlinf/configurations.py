@@ -14,21 +14,21 @@ from typing import Any
 
 from cosmos_predict2.compat.cosmos_rl.policies import SUITES, WAIT
 from cosmos_predict2.compat.fields import (
-    ALWAYS,
     Fields,
     Translation,
-    override,
+    overrides,
     read_fields,
-    require_same,
+    require_one_of,
     shown_value,
+    workers,
 )
-from cosmos_predict2.compat.rlinf.fields import CONFIG, FIELDS, KL_KINDS, LOSS, PUBLISHED, RL
-from cosmos_predict2.compat.rlinf.policies import policy_kind, policy_settings
+from cosmos_predict2.compat.rlinf.fields import CONFIG, FIELDS, KL_KINDS, LOSS, PLACE, RL
+from cosmos_predict2.compat.rlinf.policies import policy_settings
 from cosmos_predict2.released import EMBODIED, describe_missing
 from imaginaire import storage
 from imaginaire.errors import ConfigError, near
 
-ENV, PLACE = f"{CONFIG}.env", "cluster.component_placement"
+ENV = f"{CONFIG}.env"
 TOY_SUITES = ("push_puck",)
 ALL_STARTS = 2**20  # groups of a run at most; environments take their numbers modulo the starts that there are
 _ENVS = "cosmos_predict2.rl.envs"
@@ -67,44 +67,41 @@ class Placement:
 
 def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
     """The run of a configuration on a machine with so many GPUs."""
-    fields, warnings = read_fields(content, FIELDS, published=PUBLISHED)
+    fields, warnings = read_fields(content, FIELDS)
     sizes, placement = sizes_of(fields), placement_of(fields, gpus_here)
     has_world_model = fields["env.train.env_type"] == "cosmos_wm"
     world = fields["env.train.wm_env_type"] if has_world_model else fields["env.train.env_type"]
+    backends = fields["runner.logger.logger_backends"]
+    if unknown := [name for name in backends if name not in ("tensorboard", "wandb")]:
+        raise ConfigError(f"runner.logger.logger_backends has {unknown[0]}: there are tensorboard and wandb.")
     settings = {
-        **fields.settings(ALWAYS),
+        **fields.settings(),
         **policy_settings(fields, placement.train, is_toy_world=world == "toy"),
-        **_optimizer(fields),
+        "optimizer.betas": [fields["actor.optim.adam_beta1"], fields["actor.optim.adam_beta2"]],
         **_epochs(fields, sizes),
         **_parts(sizes, placement),
         **_loss(fields),
         **_environment(fields, placement, warnings),
         **_evaluation(fields, placement.train),
-        **_workers(placement, gpus_here),
+        **(workers(placement.play, gpus_here) if placement.play else {}),
         "job.group": "embodied",
+        "job.wandb_mode": "online" if "wandb" in backends else "disabled",
         f"{CONFIG}.compare": 0,
         f"{CONFIG}.validation_draws": 1,  # there, each start is played once
         f"{CONFIG}.refinement": None,
         "trainer.callbacks.imagination_gap": None,
         "trainer.callbacks.draw_episodes": None,
     }
-    kind, place = (
-        policy_kind(fields).replace("openvla_oft", "openvla"),
-        "world_model" if has_world_model else "simulator",
-    )
-    of_policy = {"toy": "", "openvla": "openvla_oft_", "pi05": "pi05_"}[kind]
-    experiment = f"tiny_vla_grpo_{of_policy}{place}"
-    backends = fields["runner.logger.logger_backends"]
-    if unknown := [name for name in backends if name not in ("tensorboard", "wandb")]:
-        raise ConfigError(f"runner.logger.logger_backends has {unknown[0]}: there are tensorboard and wandb.")
-    settings["job.wandb_mode"] = "online" if "wandb" in backends else "disabled"
+    policy = {"toy": "", "openpi": "pi05_"}.get(fields["actor.model.model_type"], "openvla_oft_")
     removed: list[str] = []
-    if has_world_model and fields["env.train.wm_env_type"] == "libero":
+    if has_world_model and world == "libero":
         removed += [f"~{ENV}.starts.{name}" for name in ("setting", "tasks", "split", "seed")]
     if has_world_model and _has_classifier(fields):
         removed.append(f"~{ENV}.reward.setting")
     return Translation(
-        [f"experiment={experiment}", *(override(key, value) for key, value in settings.items()), *removed],
+        [f"experiment=tiny_vla_grpo_{policy}{'world_model' if has_world_model else 'simulator'}"]
+        + overrides(settings)
+        + removed,
         {PLACE: placement.train},
         {"IMAGINAIRE_OUTPUT_ROOT": str(fields["runner.logger.log_path"])},
         warnings,
@@ -117,27 +114,25 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
 
 def sizes_of(fields: Fields) -> Sizes:
     """How an epoch's episodes become groups, and its decisions minibatches."""
-    envs, group = _at_least_1(fields, "env.train.total_num_envs"), _at_least_1(fields, "algorithm.group_size")
-    episodes = envs * _at_least_1(fields, "algorithm.rollout_epoch")
+    envs, group = fields.at_least_1("env.train.total_num_envs"), fields.at_least_1("algorithm.group_size")
+    episodes = envs * fields.at_least_1("algorithm.rollout_epoch")
     if group < 2:
         raise ConfigError(f"algorithm.group_size = {group}, but GRPO compares the episodes of a group: 2 at least.")
-    require_same(fields, "env.train.group_size", "algorithm.group_size")
+    fields.require_same("env.train.group_size", "algorithm.group_size")
     if envs % group:
         raise ConfigError(f"env.train.total_num_envs = {envs} is no multiple of algorithm.group_size = {group}.")
-    steps, execute = (
-        _at_least_1(fields, "env.train.max_episode_steps"),
-        _at_least_1(fields, "actor.model.num_action_chunks"),
-    )
-    require_same(fields, "env.train.max_steps_per_rollout_epoch", "env.train.max_episode_steps")
+    steps = fields.at_least_1("env.train.max_episode_steps")
+    execute = fields.at_least_1("actor.model.num_action_chunks")
+    fields.require_same("env.train.max_steps_per_rollout_epoch", "env.train.max_episode_steps")
     if fields["env.train.env_type"] == "cosmos_wm":
-        require_same(fields, "env.train.world_model_cfg.chunk", "actor.model.num_action_chunks")
+        fields.require_same("env.train.world_model_cfg.chunk", "actor.model.num_action_chunks")
         if execute > fields["env.train.world_model_cfg.cosmos.chunk_size"]:
             raise ConfigError(
                 f"actor.model.num_action_chunks = {execute}, but the world model imagines"
                 f" {fields['env.train.world_model_cfg.cosmos.chunk_size']} actions at once (cosmos.chunk_size)."
             )
     decisions = math.ceil(steps / execute)
-    batch = _at_least_1(fields, "actor.global_batch_size")
+    batch = fields.at_least_1("actor.global_batch_size")
     minibatches, rest = divmod(episodes * decisions, batch)
     if rest or not minibatches:
         raise ConfigError(
@@ -153,7 +148,7 @@ def sizes_of(fields: Fields) -> Sizes:
         max_steps=steps,
         minibatches=minibatches,
         updates=fields["algorithm.update_epoch"],
-        micro_batch_size=_at_least_1(fields, "actor.micro_batch_size"),
+        micro_batch_size=fields.at_least_1("actor.micro_batch_size"),
     )
 
 
@@ -194,18 +189,7 @@ def _gpus(value: Any, gpus_here: int) -> set[int]:
     return {number for part in ends for number in range(int(part[0]), int(part[-1]) + 1)}
 
 
-def _at_least_1(fields: Fields, path: str) -> int:
-    value = fields[path]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{path} = {shown_value(value)}, but it is a whole number, 1 at least.")
-    return value
-
-
 # --- settings of the experiment
-
-
-def _optimizer(fields: Fields) -> dict[str, Any]:
-    return {"optimizer.betas": [fields["actor.optim.adam_beta1"], fields["actor.optim.adam_beta2"]]}
 
 
 def _epochs(fields: Fields, sizes: Sizes) -> dict[str, Any]:
@@ -258,8 +242,7 @@ def _parts(sizes: Sizes, placement: Placement) -> dict[str, Any]:
 
 def _loss(fields: Fields) -> dict[str, Any]:
     kind = fields["algorithm.kl_penalty"]
-    if kind not in KL_KINDS:
-        raise ConfigError(f'algorithm.kl_penalty = "{kind}".{near(kind, KL_KINDS)}')
+    require_one_of("algorithm.kl_penalty", kind, KL_KINDS)
     low, high = fields["algorithm.rewards_lower_bound"], fields["algorithm.rewards_upper_bound"]
     is_filtered = fields["algorithm.filter_rewards"]
     return {
@@ -283,20 +266,19 @@ def _environment(fields: Fields, placement: Placement, warnings: list[str]) -> d
             f" processes of {PLACE}."
         )
     if kind == "toy":
-        _require_toy_suite("env.train", suite)
+        require_one_of("env.train.task_suite_name", suite, TOY_SUITES, " of the toy world")
         return {f"{ENV}.num_envs": num_envs, f"+{ENV}.tasks": [suite]}
     imagined = fields["env.train.wm_env_type"]
     if imagined == "toy":
-        _require_toy_suite("env.train", suite)
+        require_one_of("env.train.task_suite_name", suite, TOY_SUITES, " of the toy world")
         _require_tiny(fields)
         parts: dict[str, Any] = {f"+{ENV}.starts.tasks": [suite]}
         if _has_classifier(fields):
             path = "world_model_cfg.reward_model.from_pretrained"
             parts[f"+{ENV}.reward"] = _classifier(_file(fields, f"env.train.{path}", FILES[path]))
-    elif imagined == "libero":
-        parts = _libero(fields)
     else:
-        raise ConfigError(f'env.train.wm_env_type = "{imagined}".{near(imagined, ("libero", "toy"))}')
+        require_one_of("env.train.wm_env_type", imagined, ("libero", "toy"))
+        parts = _libero(fields)
     world = "env.train.world_model_cfg.cosmos"
     if fields[f"{world}.guidance"]:
         warnings.append(
@@ -323,14 +305,9 @@ def _environment(fields: Fields, placement: Placement, warnings: list[str]) -> d
         f"{ENV}.num_envs": num_envs,
         f"+{ENV}.sampling": sampling,
         f"{ENV}.scoring": scoring,
-        f"+{ENV}.batch_size": _at_least_1(fields, f"{world}.batch_size"),
+        f"+{ENV}.batch_size": fields.at_least_1(f"{world}.batch_size"),
         f"+{ENV}.offload": "phase" if fields["env.enable_offload"] else "never",
     }
-
-
-def _require_toy_suite(section: str, suite: str) -> None:
-    if suite not in TOY_SUITES:
-        raise ConfigError(f'{section}.task_suite_name = "{suite}" of the toy world.{near(suite, TOY_SUITES)}')
 
 
 def _require_tiny(fields: Fields) -> None:
@@ -423,12 +400,11 @@ def _evaluation(fields: Fields, ranks: int) -> dict[str, Any]:
             f'env.eval.env_type = "{kind}": policies are evaluated in libero or toy. Or never:'
             " runner.val_check_interval = -1."
         )
-    total = _at_least_1(fields, "env.eval.total_num_envs")
+    total = fields.at_least_1("env.eval.total_num_envs")
     num_envs = -(-total // ranks)
     found: dict[str, Any] = {f"{CONFIG}.eval_env.num_envs": num_envs}
     if kind == "libero":
-        if suite not in SUITES["libero"]:
-            raise ConfigError(f'env.eval.task_suite_name = "{suite}" of LIBERO.{near(suite, SUITES["libero"])}')
+        require_one_of("env.eval.task_suite_name", suite, SUITES["libero"], " of LIBERO")
         num_tasks = SUITES["libero"][suite]
         found = {
             f"{CONFIG}.eval_env": None,  # nothing of the toy world's is left
@@ -436,11 +412,11 @@ def _evaluation(fields: Fields, ranks: int) -> dict[str, Any]:
             "dataloader_val.dataset.num_tasks": num_tasks,
         }
     else:
-        _require_toy_suite("env.eval", suite)
+        require_one_of("env.eval.task_suite_name", suite, TOY_SUITES, " of the toy world")
     return {
         **found,
         "dataloader_val.batch_size": num_envs,
-        "dataloader_val.dataset.num": total * _at_least_1(fields, "algorithm.eval_rollout_epoch"),
+        "dataloader_val.dataset.num": total * fields.at_least_1("algorithm.eval_rollout_epoch"),
     }
 
 
@@ -453,7 +429,7 @@ def _simulator(fields: Fields, num_envs: int) -> dict[str, Any]:
         "height": fields[f"{section}.init_params.camera_heights"],
         "width": fields[f"{section}.init_params.camera_widths"],
         "num_steps_wait": WAIT,
-        "max_steps": _at_least_1(fields, f"{section}.max_episode_steps"),
+        "max_steps": fields.at_least_1(f"{section}.max_episode_steps"),
     }
     return {
         "_target_": f"{_ENVS}.simulators.workers.WorkerEnv",
@@ -461,13 +437,5 @@ def _simulator(fields: Fields, num_envs: int) -> dict[str, Any]:
         "make": task,
         "num_envs": num_envs,
         "render": "auto",
-        "chunk": _at_least_1(fields, "actor.model.num_action_chunks"),
+        "chunk": fields.at_least_1("actor.model.num_action_chunks"),
     }
-
-
-def _workers(placement: Placement, gpus_here: int) -> dict[str, Any]:
-    """Rollouts on Ray, where they have GPUs of their own."""
-    if not placement.play:
-        return {}
-    target = {"_target_": "cosmos_predict2.rl.episodes.ray_rollout.RayRollout", "num_workers": placement.play}
-    return {f"{CONFIG}.rollout": {**target, "num_gpus": 1.0 if gpus_here else 0.0}}

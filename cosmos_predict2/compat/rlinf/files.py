@@ -3,7 +3,7 @@
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,16 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cosmos_predict2.compat.fields import unknown_field
+from cosmos_predict2.compat.cosmos_rl.policies import SUITES
+from cosmos_predict2.compat.fields import require_fit, require_one_of, unknown_field
 from cosmos_predict2.compat.rlinf.fields import FIELDS
-from cosmos_predict2.compat.rlinf.kinds import require_known
 from imaginaire.config.lazy_yaml import plain_data
 from imaginaire.config.registry import forgiving_store
 from imaginaire.errors import ConfigError, near
+
+POLICIES = {"toy": "toy", "openvla_oft": "openvla_oft", "openvla": "openvla", "openpi": "pi05"}  # -> as called here
+ENVIRONMENTS = ("cosmos_wm", "toy")
+_WORLD_MODELS = {"wan_wm": "Wan", "opensora_wm": "OpenSora"}
 
 
 def load_embodiment(folder: str, name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -77,6 +81,48 @@ def _check_yaml(folder: Path, name: str) -> None:
             for one in chosen if isinstance(chosen, list) else [chosen]:
                 whole = "/".join(part.partition("@")[0] for part in (group, str(one)) if part).removesuffix(".yaml")
                 waiting += [whole.lstrip("/"), f"{name.rpartition('/')[0]}/{whole}".lstrip("/")]
+
+
+def require_known(value_at: Callable[[str], Any]) -> None:
+    """Raise where the configuration, of which ``value_at`` gives the value at a path or None, is for what is not here.
+
+    The environment comes first, then the algorithm, then the policy, all before any other field counts: a file of
+    another environment has fields of its own, which would otherwise be refused one by one.
+    """
+    section = "env.train"
+    kind = str(value_at(f"{section}.env_type") or value_at(f"{section}.simulator_type") or ENVIRONMENTS[0])
+    policy = str(value_at("actor.model.model_type") or "openvla_oft")
+    if kind not in ENVIRONMENTS:
+        other = "" if policy in POLICIES else f' There is no policy "{policy}" here either.'
+        instead = _instead(kind, policy, str(value_at(f"{section}.task_suite_name")))
+        raise ConfigError(f'{section}.env_type = "{kind}": {instead}{other}')
+    for path in ("algorithm.adv_type", "algorithm.loss_type"):
+        if (value := value_at(path)) is not None:
+            require_fit(path, value, FIELDS[path])
+    require_one_of("actor.model.model_type", policy, POLICIES, ": no policy is called so")
+
+
+def _instead(kind: str, policy: str, suite: str) -> str:
+    """What there is in place of an environment: the experiment that plays in a simulator, with the usual policy or
+    suite for unknown ones."""
+    suite = suite.replace("libero_130", "libero_all")
+    name = POLICIES.get(policy, "openvla_oft").replace("toy", "openvla_oft")
+    experiment = f"vla_grpo_{name}_{suite if suite in SUITES['libero'] else 'libero_spatial'}"
+    if kind == "behavior":
+        experiment = "vla_grpo_pi05_b1k"
+    simulated = f"python -m scripts.train -- experiment={experiment} model.config.policy.path=FOLDER"
+    if kind in ("libero", "behavior"):
+        place = "LIBERO's simulator" if kind == "libero" else "BEHAVIOR-1K"
+        return f"a policy that learns in {place} is an experiment here, without this file: {simulated}"
+    if kind in _WORLD_MODELS:
+        return (
+            f"there is no {_WORLD_MODELS[kind]} environment here. Cosmos imagines LIBERO:"
+            f" cosmos_libero_spatial_grpo_openvlaoft, env_type: cosmos_wm. In its simulator: {simulated}"
+        )
+    close = near(kind, ENVIRONMENTS)
+    if close.startswith(" Did you mean"):
+        return f"no environment is called so.{close}"
+    return f"there is no such environment here. There are {' and '.join(ENVIRONMENTS)}."
 
 
 def _fill_model_dir(tree: DictConfig) -> None:

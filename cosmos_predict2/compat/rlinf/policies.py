@@ -5,57 +5,50 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cosmos_predict2.compat.fields import Fields, require_same, shown_value
-from cosmos_predict2.compat.rlinf.fields import CONFIG, POLICY, RL
-from cosmos_predict2.compat.rlinf.kinds import POLICIES
+from cosmos_predict2.compat.fields import Fields, require_one_of, shown_value
+from cosmos_predict2.compat.rlinf.fields import CONFIG, OPENVLA_OPTIONS, PI05_OPTIONS, POLICY, RL
+from cosmos_predict2.compat.rlinf.files import POLICIES
 from cosmos_predict2.released import EMBODIED_DIR, describe_missing
 from imaginaire import storage
-from imaginaire.errors import ConfigError, near
+from imaginaire.errors import ConfigError
 
 MODEL, FSDP = "actor.model", "actor.fsdp_config"
 PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", None: "float32"}
 OPENPI: Mapping[str, dict[str, Any]] = {"pi05_libero": dict(action_horizon=10, discrete_state_input=False)}
-_OF_OPENVLA = {  # fields -> options here
-    "unnorm_key": "unnorm_key",
-    "num_images_in_input": "num_images_in_input",
-    "center_crop": "center_crop",
-    "use_proprio": "use_proprio",
-    "max_prompt_length": "max_tokens",
-}
-_OF_PI05 = (
-    *("noise_method", "noise_level", "noise_anneal", "noise_params", "noise_logvar_range", "joint_logprob"),
-    *("safe_get_logprob", "ignore_last", "train_expert_only"),
-)
 _NOT_OF = {  # fields of other policies, by kind; switches may be off
     "toy": ("is_lora", "lora_path", "use_proprio", "openpi."),
     "openvla_oft": ("noise", "openpi."),
     "openvla": ("noise", "openpi."),
-    "pi05": ("noise", *(name for name in _OF_OPENVLA if name != "use_proprio")),
+    "pi05": ("noise", *(name for name in OPENVLA_OPTIONS if name != "use_proprio")),
 }
-
-
-def policy_kind(fields: Fields) -> str:
-    """As experiments here call it."""
-    return POLICIES[fields[f"{MODEL}.model_type"]]
 
 
 def policy_settings(fields: Fields, num_processes: int, *, is_toy_world: bool) -> dict[str, Any]:
     """What the policy is built from, its precision, and how it is shared among the processes that train."""
-    kind, path = policy_kind(fields), f"{MODEL}.model_path"
-    require_same(fields, "rollout.model.model_path", path)
-    found: dict[str, Any] = {f"{CONFIG}.precision": _precision(fields)}
+    kind, path = POLICIES[fields[f"{MODEL}.model_type"]], f"{MODEL}.model_path"
+    fields.require_same("rollout.model.model_path", path)
+    precision = _precision(fields)
     _require_own(fields, kind)
     if kind == "toy":
-        return {**found, **({f"{POLICY}.path": fields[path]} if fields[path] else {})}
+        return {f"{CONFIG}.precision": precision, **({f"{POLICY}.path": fields[path]} if fields[path] else {})}
     options = _of_pi05(fields, is_toy_world) if kind == "pi05" else _of_openvla(fields, kind, is_toy_world)
-    options |= _adapters(fields)
-    if found[f"{CONFIG}.precision"] == "bfloat16":
-        found[f"{RL}.ratio_tolerance"] = 0.1  # rows of another batch are rounded otherwise
+    lora_path = fields[f"{MODEL}.lora_path"]
+    if fields[f"{MODEL}.is_lora"]:
+        options |= {"lora_rank": fields[f"{MODEL}.lora_rank"], **({"lora_path": lora_path} if lora_path else {})}
+    elif lora_path:
+        raise ConfigError(f"{MODEL}.lora_path = {shown_value(lora_path)} without {MODEL}.is_lora = true: set it, too.")
+    key = f"{FSDP}.sharding_strategy"
+    require_one_of(key, fields[key], ("full_shard", "no_shard"))
+    is_sharded = fields[key] == "full_shard" and num_processes > 1
     return {
-        **found,
+        f"{CONFIG}.precision": precision,
+        # Rows of another batch are rounded otherwise.
+        **({f"{RL}.ratio_tolerance": 0.1} if precision == "bfloat16" else {}),
         f"{POLICY}.path": _weights(fields, path),
         **{f"++{POLICY}.{name}": value for name, value in options.items()},
-        **_shared(fields, num_processes),
+        f"{CONFIG}.fsdp_shard_size": -1 if is_sharded else 0,
+        "trainer.distributed_parallelism": "fsdp" if is_sharded else "ddp",
+        f"{CONFIG}.recompute": bool(fields[f"{FSDP}.gradient_checkpointing"]),
     }
 
 
@@ -73,13 +66,11 @@ def _require_own(fields: Fields, kind: str) -> None:
 def _precision(fields: Fields) -> str:
     key = f"{MODEL}.precision"
     if fields[key] not in PRECISIONS:
-        raise ConfigError(f'{key} = "{fields[key]}".{near(str(fields[key]), ["bf16", "fp32"])}')
-    for path in (
-        "rollout.model.precision",
-        *(f"{FSDP}.mixed_precision.{name}_dtype" for name in ("param", "reduce", "buffer")),
-    ):
+        require_one_of(key, fields[key], ("bf16", "fp32"))
+    mixed = (f"{FSDP}.mixed_precision.{name}_dtype" for name in ("param", "reduce", "buffer"))
+    for path in ("rollout.model.precision", *mixed):
         if fields[path] is not None:
-            require_same(fields, path, key)
+            fields.require_same(path, key)
     return PRECISIONS[fields[key]]
 
 
@@ -103,48 +94,22 @@ def _of_openvla(fields: Fields, kind: str, is_toy_world: bool) -> dict[str, Any]
     if kind == "openvla" and chunk != 1:
         raise ConfigError(f"{MODEL}.num_action_chunks = {chunk}, but the original OpenVLA decides on 1 action at once.")
     sizes = {} if is_toy_world else dict(action_chunk=chunk, action_dim=fields[f"{MODEL}.action_dim"])
-    given = {ours: fields[f"{MODEL}.{name}"] for name, ours in _OF_OPENVLA.items() if f"{MODEL}.{name}" in fields.given}
     return {
         "variant": "autoregressive" if kind == "openvla" else "oft",
         "temperature": float(fields[f"{sampling}.temperature_train"]),
         **sizes,
-        **given,
+        **fields.options(MODEL, OPENVLA_OPTIONS),
     }
 
 
 def _of_pi05(fields: Fields, is_toy_world: bool) -> dict[str, Any]:
     section = f"{MODEL}.openpi"
     name = fields[f"{section}.config_name"]
-    if name not in OPENPI:
-        raise ConfigError(f'{section}.config_name = "{name}": PI0.5 alone is here.{near(str(name), OPENPI)}')
+    require_one_of(f"{section}.config_name", name, OPENPI, ": PI0.5 alone is here")
     for inner, outer in (("action_chunk", "num_action_chunks"), ("action_env_dim", "action_dim")):
-        require_same(fields, f"{section}.{inner}", f"{MODEL}.{outer}")
-    require_same(fields, f"{section}.num_steps", f"{MODEL}.num_steps")
+        fields.require_same(f"{section}.{inner}", f"{MODEL}.{outer}")
+    fields.require_same(f"{section}.num_steps", f"{MODEL}.num_steps")
     chunk = dict(action_chunk=fields[f"{MODEL}.num_action_chunks"], action_env_dim=fields[f"{MODEL}.action_dim"])
     sizes = {} if is_toy_world else {**OPENPI[name], **chunk}  # a clone's config.json has them
-    given = {name: fields[f"{section}.{name}"] for name in _OF_PI05 if f"{section}.{name}" in fields.given}
-    if f"{section}.num_images_in_input" in fields.given:
-        given["num_images"] = fields[f"{section}.num_images_in_input"]
-    return {"num_steps": fields[f"{MODEL}.num_steps"], **sizes, **given}
-
-
-def _adapters(fields: Fields) -> dict[str, Any]:
-    path = fields[f"{MODEL}.lora_path"]
-    if not fields[f"{MODEL}.is_lora"]:
-        if path:
-            raise ConfigError(f"{MODEL}.lora_path = {shown_value(path)} without {MODEL}.is_lora = true: set it, too.")
-        return {}
-    return {"lora_rank": fields[f"{MODEL}.lora_rank"], **({"lora_path": path} if path else {})}
-
-
-def _shared(fields: Fields, num_processes: int) -> dict[str, Any]:
-    """Sharded over all processes, or each has the policy whole."""
-    key, strategies = f"{FSDP}.sharding_strategy", ("full_shard", "no_shard")
-    if fields[key] not in strategies:
-        raise ConfigError(f"{key} = {shown_value(fields[key])}.{near(str(fields[key]), strategies)}")
-    is_sharded = fields[key] == "full_shard" and num_processes > 1
-    return {
-        f"{CONFIG}.fsdp_shard_size": -1 if is_sharded else 0,
-        "trainer.distributed_parallelism": "fsdp" if is_sharded else "ddp",
-        f"{CONFIG}.recompute": bool(fields[f"{FSDP}.gradient_checkpointing"]),
-    }
+    names = {**{name: name for name in PI05_OPTIONS}, "num_images_in_input": "num_images"}
+    return {"num_steps": fields[f"{MODEL}.num_steps"], **sizes, **fields.options(section, names)}
