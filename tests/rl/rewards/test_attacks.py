@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from cosmos_predict2.rl.rewards.service import connections
+from cosmos_predict2.rl.rewards.service.access import Access
 from cosmos_predict2.rl.rewards.service.connections import Connections, GuardedProtocol, network_of
+from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from tests.programs import HANG_S
 from tests.rl.rewards.doubles import HERE, Served, body, served
 
@@ -132,6 +135,19 @@ def test_unknown_connections_have_a_share_and_the_oldest_of_the_largest_crowd_go
     guard.remove(crowd[3])  # type: ignore[arg-type]
     guard.add(One("c"))  # type: ignore[arg-type]
     assert crowd[4].is_open
+
+
+def test_a_connection_is_known_by_the_token_and_not_by_a_look_at_the_health() -> None:
+    known: list[str] = []
+
+    async def passed(*_: Any) -> None: ...
+
+    for path, token in (("/healthz", b"secret"), ("/readyz", b""), ("/metrics", b""), ("/v1/rewards", b"secret")):
+        connection = SimpleNamespace(become_known=lambda path=path: known.append(path))
+        headers = [(b"authorization", b"Bearer " + token)]
+        scope = {"type": "http", "path": path, "headers": headers, "state": {"connection": connection}}
+        asyncio.run(Access(passed, "secret", Metrics())(scope, passed, passed))
+    assert known == ["/v1/rewards"]
 
 
 class Transport(asyncio.Transport):

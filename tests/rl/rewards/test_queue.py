@@ -202,16 +202,27 @@ def test_what_failed_or_has_another_version_is_scored_anew(opened: Open) -> None
 
 
 def test_a_full_queue_refuses_and_takes_again(opened: Open) -> None:
-    queue = opened(Limits(max_jobs=3, max_bytes=100))
+    queue = opened(Limits(max_jobs=3, max_bytes=120))
+
+    def finish(reward: str) -> None:
+        (job,) = queue.lease(reward, "w", 1, 30)
+        queue.finish(job, "w", "{}", "v1")
+
     queue.put("t0", AB, b"x" * 60, "d", 1)
     with pytest.raises(QueueFull):
         queue.put("t1", AB, b"x", "d", 1)
     with pytest.raises(QueueFull):
-        queue.put("t1", A, b"x" * 60, "d", 1)
-    for reward in "ab":
-        (job,) = queue.lease(reward, "w", 1, 30)
-        queue.finish(job, "w", "{}", "v1")
-    assert queue.put("t1", AB, b"x" * 60, "d", 1)
+        queue.put("t1", A, b"x" * 61, "d", 1)
+    finish("a")
+    assert queue.put("t0", {"a": "v2"}, b"x" * 60, "d", 1)  # while b is open: the body is there, and counts once
+    finish("a")
+    finish("b")
+    assert queue.put("t1", AB, b"x" * 120, "d", 1)
+    finish("b")
+    for _ in range(2):
+        queue.lease("a", "w", 1, 30)
+        queue.release("w", "killed", has_died=True)
+    assert queue.put("t2", A, b"x" * 120, "d", 1)  # what failed waits no longer
 
 
 def test_results_expire_and_may_be_asked_again(opened: Open) -> None:

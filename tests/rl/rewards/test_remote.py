@@ -60,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server: Any = self.server
+        server.requests.append((self.path[1:], dict(self.headers), b""))
         self._say(*server.page)
 
     def _say(self, status: int, text: str, headers: dict[str, str]) -> None:
@@ -229,8 +230,9 @@ def test_errors_of_ours_are_not_tried_again(scripted: Any, status: int, caplog: 
     assert str(status) in caplog.text and "wrong" in caplog.text
 
 
-def test_a_redirect_is_not_followed_with_the_token(scripted: Any) -> None:
-    server = scripted(enqueue=[(307, "", {"Location": "/pull"}), TICKET], pull=[SCORES])
+@pytest.mark.parametrize("status", [302, 307])  # of which a client by default follows the first
+def test_a_redirect_is_not_followed_with_the_token(scripted: Any, status: int) -> None:
+    server = scripted(enqueue=[(status, "", {"Location": "/pull"}), TICKET], pull=[SCORES])
     reward = server.reward(token="secret")
     assert not reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30).is_valid_B.any()
     assert not server.asked("pull")
@@ -270,14 +272,16 @@ def test_the_deadline_holds_when_nobody_answers(scripted: Any) -> None:
 
 
 def test_pulls_go_to_the_replica_that_took_the_request(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for off, expected in ((False, "r7"), (True, None)):
+    """Also where it was lost there, and another one took it."""
+    tickets = [(200, f'{{"uuid": "t", "replica_id": "{name}"}}', {}) for name in ("r7", "r8")]
+    for off, expected in ((False, ["r7", "r8"]), (True, [None, None])):
         if off:
             monkeypatch.setenv("COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA", "1")
-        server = scripted(enqueue=[(200, '{"uuid": "t", "replica_id": "r7"}', {})], pull=[SCORES])
+        server = scripted(enqueue=[*tickets], pull=[(404, "{}", {}), SCORES])
         reward = server.reward()
         reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30)
-        headers = {name.lower(): value for name, value in server.asked("pull")[0][1].items()}
-        assert headers.get("x-lepton-replica-target") == expected
+        pulls = [{name.lower(): value for name, value in one[1].items()} for one in server.asked("pull")]
+        assert [headers.get("x-lepton-replica-target") for headers in pulls] == expected
 
 
 def test_the_environment_counts_before_the_config(monkeypatch: pytest.MonkeyPatch) -> None:

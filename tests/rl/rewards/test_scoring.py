@@ -59,6 +59,19 @@ def test_clips_of_several_rates_are_scored_apart() -> None:
     assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[16.0], [8.0], [16.0]]
 
 
+def test_clips_with_and_without_a_context_are_scored_apart() -> None:
+    def given(clips: Clips, context: Mapping[str, Any]) -> Tensor:
+        return torch.full((len(clips.prompts),), float("actions" in context))
+
+    clips = Clips(torch.ones(1, 16, 1, 2, 2), None, ["a"], 16.0)
+    bodies = [
+        wire.encode(clips, {"x": 1.0}, media="latent", context=context)
+        for context in ({}, {"actions": torch.ones(1, 2)}, {})
+    ]
+    found = scorer(given).score(bodies)
+    assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[0.0], [1.0], [0.0]]
+
+
 def test_a_faulty_request_fails_alone() -> None:
     found = scorer(mean).score([body("a"), b"nonsense", body("raise"), body("b", "c")])
     assert [isinstance(one, Exception) for one in found] == [False, True, True, False]

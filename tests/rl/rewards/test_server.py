@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.service import server as servers
+from cosmos_predict2.rl.rewards.service import sqlite_queue
 from cosmos_predict2.rl.rewards.service import worker as workers
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.opening import open_queue
@@ -268,6 +271,37 @@ def test_a_worker_outlives_a_queue_that_does_not_answer(
     tickets = [enqueue(client, body(prompt)).json()["uuid"] for prompt in ("a", "b", "c")]
     made.work()
     assert [pull(client, ticket, wait="30").json()["status"] for ticket in tickets] == ["done"] * 3
+
+
+def test_a_portion_keeps_its_leases_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a lease is always left over for a worker that is held up."""
+    made, clock, stolen, is_asked, is_over = Here(tmp_path), [0.0], [], threading.Event(), threading.Event()
+    lease_s, others = made.worker.settings.lease_s, threading.enumerate()  # which may keep leases, too
+
+    def nap(seconds: float) -> None:
+        if threading.current_thread() in others:
+            return time.sleep(seconds)
+        is_asked.wait()
+        if clock[0] >= 3 * lease_s:
+            is_over.set()
+            return time.sleep(seconds)
+        clock[0] += seconds + lease_s / 2
+        stolen.extend(made.queue.lease("mean", "other", 1, lease_s))
+        clock[0] -= lease_s / 2
+
+    def slow(clips: Clips, context: Any) -> Any:
+        is_asked.set()
+        is_over.wait(HANG_S)
+        return mean(clips, context)
+
+    monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
+    monkeypatch.setattr(sqlite_queue, "now", lambda: clock[0])
+    made.worker.scorer.function = slow
+    made.queue.put("t", {"mean": "v"}, body("a"), "d", 1)
+    made.work()
+    assert is_over.wait(HANG_S)
+    made.close()
+    assert not stolen
 
 
 def test_a_suspect_is_scored_alone_and_in_turn_with_the_others(tmp_path: Path) -> None:

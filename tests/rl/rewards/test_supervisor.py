@@ -46,7 +46,7 @@ def supervised(folder: Path, *names: str, timeout_s: float = 1.0) -> Supervisor:
     python = folder / "python"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} {folder / 'worker.py'}\n")
     python.chmod(0o755)
-    options = dict(venv_python=str(python), timeout_s=timeout_s)
+    options = dict(venv_python=str(python), timeout_s=timeout_s, model_path=str(folder / "weights"))
     rewards = [RewardSettings(reward_type=f"{name}=no:thing", **options) for name in names]
     settings = ServiceSettings(queue=str(folder / "queue.sqlite3"), rewards=rewards)
     queue = open_queue(settings.queue, settings.limits())
@@ -99,6 +99,31 @@ def test_a_reward_that_does_not_start_is_broken_and_what_it_was_given_waits(tmp_
         assert "code 1" in supervisor.why_broken("torn")
         status = supervisor.queue.look("t", "torn")
         assert status is not None and status.state == "queued"
+    finally:
+        supervisor.stop()
+    supervisor.queue.close()
+
+
+@pytest.mark.slow
+def test_a_worker_that_starts_again_scores_in_the_version_of_what_is_there_by_then(tmp_path: Path) -> None:
+    supervisor = supervised(tmp_path, "mine", timeout_s=900.0)
+
+    def is_scored_anew() -> bool:
+        """Of a request that is asked again: whether there is no result of the present version."""
+        is_new = supervisor.queue.put("t", {"mine": supervisor.version("mine")}, b"good", "d", 1)
+        await_that(lambda: supervisor.queue.settled([("t", "mine")]) != [])
+        return is_new
+
+    (tmp_path / "weights").write_text("old")
+    supervisor.start()
+    try:
+        await_that(lambda: supervisor.is_ready("mine"))
+        assert [is_scored_anew(), is_scored_anew()] == [True, False]
+        (tmp_path / "weights").write_text("new")
+        before = supervisor.slots[0].process
+        supervisor.slots[0].kill()
+        await_that(lambda: supervisor.is_ready("mine") and supervisor.slots[0].process not in (before, None))
+        assert [is_scored_anew(), is_scored_anew()] == [True, False]
     finally:
         supervisor.stop()
     supervisor.queue.close()
