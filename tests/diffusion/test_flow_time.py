@@ -32,6 +32,7 @@ def test_training_draws_are_functions_of_uniform_numbers() -> None:
     assert set(table.tolist()) <= set(flow_time.timestep_table(3.0).tolist())
     mixed = flow_time.draw_timesteps(u, high_noise_ratio=0.3, pick_B=pick, high_B=high)
     assert ((mixed >= 980) == ((pick < 0.3) | (normal >= 980))).all()
+    assert torch.equal(mixed[pick < 0.3], 980 + 20 * high[pick < 0.3])
     assert torch.isfinite(flow_time.draw_timesteps(torch.tensor([0.0, 1.0]))).all()
 
 

@@ -126,9 +126,12 @@ def test_published_forms_of_rows() -> None:
 
 
 def test_normalisation_by_all_keeps_groups_comparable() -> None:
-    rewards, valid = torch.tensor([[0.0, 1.0], [0.0, 10.0]]), torch.ones(2, 2, dtype=torch.bool)
+    """The deviation is that of all rewards, also of how far groups lie apart."""
+    rewards, valid = torch.tensor([[0.0, 1.0], [20.0, 30.0]]), torch.ones(2, 2, dtype=torch.bool)
     found = group_advantages(rewards, valid, norm="global")
-    torch.testing.assert_close(found[1], 10 * found[0])
+    torch.testing.assert_close(
+        found, torch.tensor([[-0.5, 0.5], [-5.0, 5.0]]) / rewards.std(correction=0), rtol=1e-4, atol=0
+    )
 
 
 def test_the_objective_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

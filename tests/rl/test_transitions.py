@@ -223,6 +223,13 @@ def test_a_rollout_whose_states_have_other_noise_than_their_levels_ends_the_run(
         _found(ChainPath(ThreeTimesTheNoise(times), lambda y, t: _gain(1 - t, t) * y, lambda y: y))
 
 
+def test_a_rollout_begins_at_its_first_time_or_where_it_leads_to_time_0_with_the_noise_itself() -> None:
+    """The models of noise levels begin at t = 80 / 81; the sampler of predict2.5 takes its .9998 for 1."""
+    one = torch.ones(1)
+    found = [FlowChain([0.9, 0.5, last], "ode").start(one, one).item() for last in (0.1, 0.0)]
+    assert found == pytest.approx([0.9, 1.0])
+
+
 def test_churn_follows_the_steps_of_the_window_with_its_scale() -> None:
     """The start is always churned; noise behind a step belongs to that step, and not to the one that it precedes."""
     sigmas = karras_sigmas(6).tolist()

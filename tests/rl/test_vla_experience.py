@@ -158,6 +158,11 @@ def test_every_rollout_of_dynamic_sampling_may_have_what_is_missing() -> None:
     for i in range(3):
         rows = slice(4 * i, 4 * i + 4)
         assert torch.equal(played.record["knots"][:, rows], parts[i].record["knots"][:, rows])
+    with mock.patch.object(one.source, "collect", side_effect=parts):  # of too few, groups that are alike fill up
+        one.rl.max_rollouts = 2
+        found = one.experience(batch(), iter([batch()]))
+    has_spread = found.record.return_E.unflatten(0, (3, 4)).any(dim=1)
+    assert has_spread.sum() == 2 and torch.equal(found.advantage_G_M.any(dim=1), has_spread)
 
 
 def test_each_update_has_minibatches_of_its_own() -> None:

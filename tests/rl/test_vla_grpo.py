@@ -140,6 +140,17 @@ def test_micro_batches_give_the_gradient_of_the_whole() -> None:
     assert torch.allclose(*gradients, rtol=1e-4, atol=1e-6)
 
 
+def test_a_rank_shares_an_update_by_the_mean_of_what_counts_on_all() -> None:
+    """Their gradients are averaged. The other one of two has three times as many decisions."""
+    one = model(micro_batches=3)
+    played = one.source.collect(one.starts(batch()))
+    alone = [part.share for part in experience(one, played)]
+    of_both = lambda value, how="sum": 4 * value if how == "sum" else value  # noqa: E731
+    with mock.patch.multiple(distributed, world_size=lambda: 2, all_reduce_=of_both):
+        shares = [part.share for part in experience(one, played)]
+    assert shares == pytest.approx([share / 2 for share in alone])
+
+
 def test_each_episode_counts_alike_in_an_episode_mean() -> None:
     """Two minibatches of two micro-batches: together the mean of the episodes' own means, as published."""
     loss = PolicyLossConfig(aggregation="episode-mean", ratio_level="element")

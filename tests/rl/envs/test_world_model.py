@@ -83,9 +83,10 @@ class Listed:
 
     def __init__(self, *values: list[list[float]]) -> None:
         self.values = [torch.tensor(value) for value in values]
+        self.context: Mapping[str, Any] = {}
 
     def judge(self, frames: Tensor, context: Mapping[str, Any]) -> Judgement:
-        value = self.values.pop(0)
+        value, self.context = self.values.pop(0), context
         assert value.shape == frames.shape[:2]
         return Judgement(value, value > 0.5)
 
@@ -292,6 +293,8 @@ def test_of_two_noises_the_worse_one_counts(imagination: Imagination) -> None:
     observed, reward, _, _, info = env.chunk_step(actions(env))
     assert torch.allclose(reward[:, -1], torch.tensor([0.6, 0.2]))
     assert info["success"].tolist() == [True, False] and info["disagrees"].tolist() == [False, True]
+    goals = env.starts.starts([0, 0], [0, 1]).context["goal"]  # the pictures are those of noise after noise
+    assert not torch.equal(goals[0], goals[1]) and torch.equal(listed.context["goal"], torch.cat([goals, goals]))
     expected = alone.chunk_step(actions(env))[0]["full_image"]
     assert (observed["full_image"].int() - expected.int()).abs().max() <= 1
     assert not torch.equal(env._frames[0], env._frames[1])
