@@ -16,8 +16,10 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_state
-from cosmos_predict2.rl.interfaces import Judgement
+from cosmos_predict2.rl.interfaces import Clips, Judgement
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.rewards.verifiable import Smoothness
+from cosmos_predict2.rl.rewards.weighted import WeightedReward
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire.errors import CheckpointError, ConfigError, DataError
@@ -350,6 +352,32 @@ def test_a_puck_that_is_not_seen_counts_as_farthest() -> None:
     assert torch.allclose(judged.value_E_F[:, 0].double(), -distance / 12, atol=0.03)
     assert (judged.value_E_F[:, 1] == -1).all() and not judged.success_E_F[:, 1].any()
     assert ToyDetectorReward().judge(frames[:, :1], {"goal": starts.context["states"][:, 4:6]}).success_E_F.all()
+
+
+def test_rewards_of_pictures_and_of_clips_count_together_by_their_weights(imagination: Imagination) -> None:
+    """The clip's value is that of each of its pictures; the task is done where the judge of pictures says so."""
+    still = Smoothness()
+    both = WeightedReward(dict(near=ToyDetectorReward(), still=still), weights=dict(still=0.5))
+    frames = torch.randint(0, 256, (2, 4, 48, 48, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    context = {"goal": torch.full((2, 2), 24.0)}
+    near, found = ToyDetectorReward().judge(frames, context), both.judge(frames, context)
+    of_clip = still(
+        Clips(None, frames.permute(0, 4, 1, 2, 3), ["", ""], 10.0), {"num_conditional_frames": torch.zeros(2)}
+    )
+    torch.testing.assert_close(found.value_E_F, near.value_E_F + 0.5 * of_clip[:, None])
+    assert torch.equal(found.success_E_F, near.success_E_F)
+    env = make(imagination, reward=both, scoring=dict(reward_on="each"))
+    begin(env)
+    assert env.chunk_step(actions(env))[1].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights", "named"),
+    [(dict(still=Smoothness()), None, "judge"), (dict(near=ToyDetectorReward()), dict(nearer=1.0), "nearer")],
+)
+def test_what_does_not_make_one_reward_is_refused(rewards: Any, weights: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        WeightedReward(rewards, weights)
 
 
 def test_starts_without_what_others_have_are_refused(imagination: Imagination) -> None:
