@@ -144,6 +144,8 @@ def trainings(page: Path) -> list[tuple[str, list[str]]]:
             for name, value in variables.items():
                 command = command.replace(f"${{{name}}}", value).replace(f"${name}", value)
             flags, _, overrides = command.partition("-- ")
+            if "--import" in flags:
+                continue  # tests/outside runs it
             config = re.search(r"--config=(\S+)", flags)
             given = itertools.takewhile(lambda word: "=" in word, shlex.split(overrides, comments=True))
             words = [each for word in given if "$" not in word for each in expanded(word)]
@@ -172,27 +174,6 @@ def test_the_first_block_of_a_page_runs(name: str, tmp_path: Path) -> None:
 def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     for language, block in runnable(page):
         run(language, block, tmp_path)
-
-
-@pytest.mark.slow
-def test_what_contributing_adds_runs_from_a_folder_outside(tmp_path: Path) -> None:
-    """An experiment, a data set, a callback, a network, an objective and a sampler step, as the page writes them."""
-    needed = re.compile(r"# needs its place: (my_project/\w+\.py)\n")
-    files = {found.group(1): block for _, block in blocks(ROOT / "CONTRIBUTING.md") if (found := needed.match(block))}
-    for name, block in {**files, "my_project/__init__.py": ""}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(block)
-    train = "from scripts.train import main\n"  # three runs of one process, which imports once
-    for experiment in ("my_project", "my_network", "my_objective"):
-        words = ["--config=my_project/config.py", "--", f"experiment={experiment}", "trainer.max_iter=5"]
-        train += f"assert main({words}) == 0, {experiment!r}\n"
-    subprocess.run([python(), "-c", train], cwd=tmp_path, check=True)
-    records = next(tmp_path.rglob("my_project/metrics.jsonl")).read_text()
-    assert "train/largest_weight" in records
-    command = next(block for _, block in blocks(ROOT / "CONTRIBUTING.md") if "--solver ancestral" in block)
-    words = shlex.split(command.partition("python ")[2].replace("\\\n", "").replace("$CHECKOUT", str(ROOT)))
-    subprocess.run([python(), *words], cwd=tmp_path, check=True)
-    assert (tmp_path / "output/generated_video.mp4").is_file()
 
 
 def rows(page: Path, heading: str) -> dict[str, list[str]]:

@@ -2,7 +2,7 @@
 """The whole configuration of a Video2World run, from the config.yaml that its weights lie below.
 
 The file may come with weights from anywhere: before anything that it names is looked for, all names are held to be of
-this code. A run of other code is composed from its experiment.
+this code, or registered. A run of other code is composed from its experiment.
 """
 
 import logging
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cosmos_predict2.checkpoints.card import ModelCard
+from imaginaire.buildable import recorded
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_yaml import FOLDERS, MARKS
 from imaginaire.config.names import locate, target_of
@@ -42,8 +43,8 @@ def composed_run(card: ModelCard, overrides: list[str]) -> Config:
     names = [*_names(tree), *(name for name in types if isinstance(name, str))]
     if other := tree.get(FOLDERS) or next((name for name in names if not _is_ours(name)), None):
         raise ConfigError(
-            f"{file} names {other}, which is not of this code and is not imported. Give --experiment NAME, too, and"
-            " --config FILE where the experiment is in a file of your own."
+            f"{file} names {other}, which is not of this code, nor registered, and is not imported. Give --import"
+            " MODULE, where it is @buildable; or --experiment NAME, too, and --config FILE where the former is yours."
         )
     for section in _sections(tree, "model", "dataloader_train", "dataloader_val"):
         built = section.get("config"), section.get("dataset")  # by an evaluation
@@ -99,7 +100,11 @@ def _sections(tree: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
 
 def _is_buildable(name: str) -> bool:
     """A function could do anything with its arguments; the classes of models and data sets only keep them."""
-    return name.startswith("cosmos_predict2.") and isinstance(locate(name), type)
+    return _is_registered(name) or (name.startswith("cosmos_predict2.") and isinstance(locate(name), type))
+
+
+def _is_registered(name: str) -> bool:
+    return any(isinstance(recorded(name, kind), type) for kind in ("part", "dataset", "callback"))
 
 
 def _names(tree: Any, marks: Sequence[str] = ("_target_", *MARKS)) -> Iterator[str]:
@@ -118,5 +123,5 @@ def _is_ours(name: str) -> bool:
         found = locate(name)
         return isinstance(found, torch.dtype) or (isinstance(found, type) and found.__module__.startswith("torch"))
     if name.partition(".")[0] not in OURS:
-        return False
+        return _is_registered(name)
     return str(getattr(locate(name), "__module__", "")).partition(".")[0] in OURS

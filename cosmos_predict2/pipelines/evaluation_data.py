@@ -32,6 +32,7 @@ from cosmos_predict2.data.toy.videos import ToyWorldStates
 from cosmos_predict2.pipelines.composed_run import HELD_OUT, described_dataset
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS
+from imaginaire.buildable import recorded
 from imaginaire.config.lazy_config import signature
 from imaginaire.errors import ConfigError, DataError, near
 
@@ -134,8 +135,11 @@ def recordings_of_run(
         tasks, seed = tuple(world.get("tasks") or ("push_puck",)), int(world.get("seed") or 0) + seed
         own |= dict(seed=seed, tasks=tasks, asked=OF_EXPERIMENT)
         return toy_recordings(world["setting"], transform, num=num, num_actions=num_actions, **own)
+    if (registered := recorded(target, "dataset")) is not None:
+        arguments |= {"num_frames": num_actions + 1} if "num_frames" in signature(registered) else {}
+        return of_dataset(described_dataset(node), registered(**arguments), transform, num)
     if target != BRIDGE and target not in OF_FILES:
-        known = ", ".join(name.rpartition(".")[2] for name in (BRIDGE, *OF_FILES))
+        known = ", ".join([*(name.rpartition(".")[2] for name in (BRIDGE, *OF_FILES)), "registered ones"])
         raise ConfigError(f"The run's validation data are a {target}, not built here ({known} are): give --data.")
     cls = ActionConditionedDataset if target == BRIDGE else OF_FILES[target]
     for name in ("num_action_per_chunk", "num_frames"):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties of chains, objectives and advantages that no golden value holds."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from cosmos_predict2.rl.objectives import OBJECTIVES, RatioStep, objective_of
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import EDM
 from imaginaire.errors import ConfigError
-from tests.rl.runs import RL, rl_options, run
 
 TIMES = (0.98, 0.8, 0.5, 0.2, 0.0)
 SIGMAS = karras_sigmas(4, 0.01, 80).tolist()
@@ -132,18 +129,6 @@ def test_normalisation_by_all_keeps_groups_comparable() -> None:
     torch.testing.assert_close(
         found, torch.tensor([[-0.5, 0.5], [-5.0, 5.0]]) / rewards.std(correction=0), rtol=1e-4, atol=0
     )
-
-
-def test_the_objective_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path("documentations/world_model_rl.md").read_text()
-    (block,) = re.findall(r"```python\n(# my_objectives\.py.*?)```", page, re.DOTALL)
-    (tmp_path / "my_objectives.py").write_text(block)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    name = "my_objectives:better_or_worse"
-    assert objective_of(name).is_ratio
-    records = run(tmp_path, *rl_options(), f"{RL}.objective={name}", "trainer.max_iter=1")
-    assert records[0]["train/log_prob_ratio"] == 1
-    assert records[0]["train/grad_norm"] > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user adds in a folder outside the tree works in every program; the files are those of CONTRIBUTING.md."""
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.programs import HANG_S, python
+from tests.test_documentation import ROOT, blocks
+
+PAGE = ROOT / "CONTRIBUTING.md"
+RUNS = "checkpoints/posttraining"
+NETWORK, POLICY = f"{RUNS}/video2world/my_network", f"{RUNS}/reinforcement_learning/my_policy"
+PROGRAM = """
+import runpy, sys
+
+def run(program, *words):
+    sys.argv = [program, *words]
+    try:
+        program.endswith(".py") and runpy.run_path(program, run_name="__main__")
+        program.endswith(".py") or runpy.run_module(program, run_name="__main__")
+    except SystemExit as exit:
+        assert not exit.code, (program, exit.code)
+
+"""
+SHORT_RL = (
+    "trainer.max_iter=1 checkpoint.save_iter=1 scheduler.warm_up_steps=[0] scheduler.cycle_lengths=[8]"
+    " trainer.run_validation=false trainer.callbacks.draw_samples=null trainer.callbacks.quality_alarm=null"
+    " dataloader_train.batch_size=2 dataloader_train.dataset.num_episodes=8 model.config.rl.num_rollout=2"
+    " model.config.rl.rollout_batch=2 model.config.rl.sample_steps=3 model.config.rl.train_on=[0]"
+    " trainer.grad_accum_iter=2 trainer.logging_iter=1"
+)
+SHORT_POLICY = (
+    "trainer.max_iter=1 checkpoint.save_iter=1 trainer.run_validation=false trainer.logging_iter=1"
+    " dataloader_train.batch_size=2 model.config.rl.group_size=2 model.config.rl.updates=1"
+    " model.config.rl.minibatches=1"
+)
+SHORT = {  # what the commands of the page get besides
+    "experiment=my_project": "trainer.max_iter=5",
+    "experiment=my_network": "trainer.max_iter=3",
+    "experiment=my_objective": "trainer.max_iter=3",
+    "job.name=brighter": SHORT_RL,
+    "--policy my_policy": "--demonstrations 4 --steps 5",
+    "experiment=my_policy": SHORT_POLICY,
+    "--suite my_robot": "--episodes 2 --out outputs/evaluation",
+}
+
+
+def commands() -> Iterable[list[str]]:
+    """The commands of the page that need its files, without ``python -m``, and made short."""
+    for language, block in blocks(PAGE):
+        if language == "bash" and block.startswith("# needs the files of this section"):
+            text = block.replace("\\\n", "").replace("$CHECKOUT", str(ROOT)).replace("$run", POLICY)
+            for line in re.findall(r"^python (?:-m )?(.*)", text, re.MULTILINE):
+                yield [*shlex.split(line), *next((more.split() for key, more in SHORT.items() if key in line), [])]
+
+
+def play(folder: Path, programs: Iterable[list[str]]) -> None:
+    code = PROGRAM + "".join(f"run(*{words})\n" for words in programs)
+    done = subprocess.run([python(), "-c", code], cwd=folder, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.mark.slow
+def test_what_is_added_is_trained_and_read_again_by_every_program(tmp_path: Path) -> None:
+    """Two processes: what the first has trained the second knows by ``--import`` alone."""
+    for _, block in blocks(PAGE):
+        if found := re.match(r"# needs its place: (my_project/\w+\.py)\n", block):
+            (tmp_path / found[1]).parent.mkdir(exist_ok=True)
+            (tmp_path / found[1]).write_text(block)
+    trains = ("scripts.train", "scripts.train_policy")
+    of_page = list(commands())
+    play(tmp_path, [words for words in of_page if words[0] in trains and "other_" not in str(words)])
+    assert "train/largest_weight" in next(tmp_path.rglob("my_project/metrics.jsonl")).read_text()
+    own = ["--import", "my_project"]
+    more = [
+        ["scripts.evaluate_world_model", *own, "--dit_path", NETWORK, "--num_clips", "2", "--num_steps", "2"],
+        ["scripts.convert", *own, NETWORK, "exported.safetensors"],
+        ["scripts.plan", *own, "--config=my_project/config.py", "--", "experiment=my_network"],
+        ["scripts.plan", *own, "--config", f"{POLICY}/config.yaml"],
+        ["scripts.run_report", *own, POLICY],
+    ]
+    play(tmp_path, [*(words for words in of_page if words[0] not in trains), *more])
+    for file in ("output/generated_video.mp4", "outputs/exported/policy.safetensors", "exported.safetensors"):
+        assert (tmp_path / file).is_file(), file
+    figures = json.loads((tmp_path / "outputs/evaluation/evaluation.json").read_text())
+    assert figures["suite"] == "my_robot"
