@@ -93,7 +93,7 @@ class ActionConditionedDataset(ClipDataset):
         gripper_key: str = "continuous_gripper_state",
         gripper_rescale_factor: float = 1.0,
         action_scale: float = ACTION_SCALE,
-        action_transform: GivenTransform = None,
+        action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
         quaternion: bool = False,
         is_rollout: bool | None = None,
         fps: float = ACTION_FPS,

@@ -82,7 +82,7 @@ class LeRobotActionDataset(ClipDataset):
         val_fraction: float = VAL_FRACTION,
         action_keys: str | Sequence[str] | None = None,
         embodiment: str | None = None,
-        action_transform: GivenTransform = None,
+        action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
         stride: int = 1,
         frame_rate: float | None = None,
         combine_actions: str | Sequence[str] | None = None,

@@ -80,7 +80,7 @@ class LiberoDataset(ClipDataset):
         outcome: str | None = None,
         stride: int = 1,
         start_interval: int = 1,
-        action_transform: GivenTransform = None,
+        action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
         load_t5_embeddings: bool = False,
         num_tokens: int = 512,
         text_width: int = 1024,
