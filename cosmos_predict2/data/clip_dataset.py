@@ -78,6 +78,9 @@ class Source(Protocol):
     num_cameras: int = 1
     action_form: Mapping[str, Any] | None = None  # kind, accumulate, quaternion of an ActionTransform; None: no actions
 
+    def __str__(self) -> str:
+        return type(self).__name__
+
     def __len__(self) -> int: ...
 
     def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:

@@ -18,8 +18,6 @@ from cosmos_predict2.data.shards import index
 from cosmos_predict2.data.shards.dataset_shards import ShardedVideos
 from cosmos_predict2.data.shards.index import expand_braces, list_shards, read_members
 from imaginaire import storage
-from imaginaire.data.stream import DataStream, ResumableLoader
-from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
 from tests.data.video_files import video_folder
 from tests.findings import problems
@@ -106,23 +104,6 @@ def test_an_object_store_gives_the_same_with_the_variables_of_the_guide(
     written = "".join(path.read_text() for path in (tmp_path / "index").glob("*.json"))
     assert len(list((tmp_path / "index").glob("*.json"))) == 4 and "secret" not in written
     assert storage.exists(f"{s3_bucket}/set/1.tar")
-
-
-def test_a_run_resumes_at_its_place(sharded: Path, tmp_path: Path) -> None:
-    def stream(state: Any = None) -> DataStream:
-        return DataStream(ResumableLoader(_dataset(sharded, tmp_path), batch_size=2), 7, ParallelDims(), state)
-
-    whole = stream()
-    batches = iter(whole)
-    wanted = [next(batches) for _ in range(4)]
-    first = stream()
-    begun = iter(first)
-    for _ in range(2):
-        next(begun)
-    rest = iter(stream(first.state_dict()))
-    for batch in wanted[2:]:
-        found = next(rest)
-        assert torch.equal(found["video"], batch["video"]) and found["video_name"] == batch["video_name"]
 
 
 def test_shards_are_indexed_once_and_again_when_they_change(

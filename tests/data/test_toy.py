@@ -14,18 +14,6 @@ def videos() -> ToyWorldVideos:
     return ToyWorldVideos(num_episodes=64)
 
 
-def test_an_item_has_the_keys_of_a_folder_of_videos(videos: ToyWorldVideos) -> None:
-    item = videos[0]
-    assert item["video"].shape == (3, 13, 48, 48) and item["video"].dtype == torch.uint8
-    assert item["action"].shape == (12, 4) and item["action"].dtype == torch.float32
-    assert item["t5_text_embeddings"].shape == (64, 64) and item["t5_text_embeddings"].dtype == torch.float32
-    assert item["t5_text_mask"].shape == (64,) and item["t5_text_mask"].dtype == torch.int64
-    assert item["image_size"].tolist() == [48, 48, 48, 48] and item["image_size"].dtype == torch.int64
-    assert item["padding_mask"].shape == (1, 48, 48) and not item["padding_mask"].any()
-    assert item["fps"] == 10.0 and isinstance(item["fps"], float) and item["num_frames"] == 13
-    assert set(item["video_name"]) == {"video_path", "t5_embedding_path"}
-
-
 def test_the_embedding_is_that_of_the_caption_and_the_mask_counts_its_tokens(videos: ToyWorldVideos) -> None:
     item = videos[5]
     assert torch.equal(item["t5_text_embeddings"], BytesEncoder(64, 64).encode([item["ai_caption"]])[0])

@@ -36,20 +36,10 @@ def _dataset(root: Path, **changes: Any) -> ActionConditionedDataset:
     return ActionConditionedDataset(**{**splits, "video_path": str(root), "video_size": (32, 48), **changes})
 
 
-def test_an_item_has_these_keys_shapes_and_types(bridge: Path) -> None:
+def test_an_item_has_these_keys_and_names(bridge: Path) -> None:
     item = _dataset(bridge, video_size=(16, 32), num_tokens=8, text_width=4)[0]
     assert item.keys() == KEYS
-    shapes = {key: (list(v.shape), v.dtype) for key, v in item.items() if isinstance(v, torch.Tensor)}
-    assert shapes == {
-        "video": ([3, 13, 16, 32], torch.uint8),
-        "action": ([12, 7], torch.float32),
-        "t5_text_embeddings": ([8, 4], torch.float32),
-        "t5_text_mask": ([8], torch.int64),
-        "image_size": ([4], torch.int64),
-        "padding_mask": ([1, 16, 32], torch.float32),
-    }
-    assert (item["fps"], item["num_frames"]) == (4.0, 13)
-    assert item["image_size"].tolist() == [16, 32, 16, 32]
+    assert (item["fps"], item["num_frames"]) == (4.0, 13) and item["action"].shape == (12, 7)
     assert not item["t5_text_embeddings"].any() and item["t5_text_mask"].all()
     assert item["__key__"] == "0" and item["annotation_file"] == str(bridge / "annotation/train/0.json")
     assert item["ai_caption"] == "put the spoon on the towel, take 0"
@@ -143,14 +133,8 @@ def test_the_newer_names_mean_the_same(bridge: Path) -> None:
         _dataset(bridge, num_frames=5, num_action_per_chunk=12)
 
 
-def test_cameras_are_given_drawn_or_take_turns(bridge: Path) -> None:
+def test_a_camera_is_given(bridge: Path) -> None:
     assert _dataset(bridge, cam_id=1)[0]["video_name"]["video_path"].endswith("rgb_1.mp4")
-    numpy.random.seed(0)
-    train = _dataset(bridge, cam_ids=[0, 1])
-    assert len({train[0]["video_name"]["video_path"] for _ in range(12)}) == 2
-    evaluate = _dataset(bridge, cam_ids=[0, 1], do_evaluate=True)
-    paths = [evaluate[i % 2]["video_name"]["video_path"] for i in range(6)]
-    assert len(set(paths[::2])) == len(set(paths[1::2])) == 1 and paths[0] != paths[1]
     with pytest.raises(DataError, match=r"0\.json"):
         _dataset(bridge, cam_ids=[2])
 
@@ -166,19 +150,6 @@ def test_embeddings_beside_the_annotations_are_read(tmp_path: Path) -> None:
     assert item["video_name"]["t5_embedding_path"].endswith("0.npy")
     with pytest.raises(DataError, match=r"\[3, 4\].*1024"):
         _dataset(root, load_t5_embeddings=True)[0]
-
-
-def test_a_broken_clip_is_an_error_or_skipped_with_its_whole_recording(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    root = bridge_tree(tmp_path, episodes={"train": 3})
-    path = root / "videos/train/1/rgb.mp4"
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(DataError, match=r"videos/train/1/rgb\.mp4"):
-        _dataset(root)[8]
-    for index in range(8, 16):
-        assert _dataset(root, skip_bad_samples=True)[index]["__key__"] == "2"
-    assert "videos/train/1/rgb.mp4" in caplog.text and "1 so far" in caplog.text
 
 
 @pytest.mark.parametrize(

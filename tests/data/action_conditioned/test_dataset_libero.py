@@ -38,13 +38,10 @@ def test_an_item_has_the_frames_and_the_controllers_actions(libero: Path) -> Non
     item = dataset[12 + 3]  # the fourth window of demo_1
     wanted = demo(1, 16)
     assert item.keys() == KEYS
-    assert item["video"].shape == (3, 5, 32, 48) and item["video"].dtype == torch.uint8
-    assert item["action"].dtype == torch.float32
     assert numpy.array_equal(item["action"], (20 * wanted["actions"][3:7]).astype("float32"))
     assert item["ai_caption"] == "pick up the black bowl next to the plate and place it on the plate"
     assert item["__key__"].startswith("libero_spatial/pick_up") and item["__key__"].endswith("/demo_1")
-    assert (item["fps"], item["num_frames"], item["image_size"].tolist()) == (4.0, 5, [32, 48, 32, 48])
-    assert not item["t5_text_embeddings"].any() and item["t5_text_mask"].all()
+    assert item["fps"] == 4.0 and not item["t5_text_embeddings"].any() and item["t5_text_mask"].all()
 
 
 def test_the_pictures_are_turned_when_asked(libero: Path) -> None:
@@ -86,10 +83,7 @@ def test_a_transform_may_be_given_as_plain_values(libero: Path) -> None:
         _dataset(libero, action_transform={"kind": "controller", "scale": [1.0] * 3})[0]
 
 
-def test_cameras_are_drawn_in_training(libero: Path) -> None:
-    numpy.random.seed(0)
-    dataset = _dataset(libero, cameras=["agentview_rgb", "eye_in_hand_rgb"])
-    assert len({dataset[0]["video_name"]["video_path"] for _ in range(12)}) == 2
+def test_a_camera_that_is_not_there_is_named(libero: Path) -> None:
     with pytest.raises(DataError, match="'obs/agentview'"):
         _dataset(libero, cameras=["agentview"])[0]
 
