@@ -29,26 +29,23 @@ examples:
 """
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.cache_latents", __doc__, EPILOG, {"--dataset_path": "--data"})
-    add = parser.add_argument
-    add("--data", required=True, metavar="DIR", help="the folder with videos/")
-    tokenizer = "wan: of the released models; tiny: of the tiny ones"
-    add("--tokenizer", choices=("wan", "tiny"), default="wan", help=tokenizer)
-    add("--tokenizer_path", metavar="FILE", help="its weights (default: where the downloads put them)")
-    add("--num_frames", type=int, default=93, metavar="N", help="pixel frames of a window, 1 + 4k")
-    add("--size", type=int, nargs=2, default=(432, 768), metavar=("H", "W"), help="what clips are scaled to")
-    add("--windows_per_clip", type=int, default=4, metavar="N", help="fewer in clips that are too short for as many")
-    add("--fps", type=float, help="take the frames nearest to this rate (default: the clip's own)")
-    add("--stride", type=int, default=1, metavar="N", help="take every N-th frame")
-    add("--crop", choices=tuple(CROPS), default="stretch", help="scale to the size straight, or keep the shape and cut")
-    add("--dtype", choices=tuple(DTYPES), default="float16", help="of the stored numbers")
-    add("--decoder", default="auto", help="pyav, decord or torchcodec (default: pyav)")
-    add("--workers", type=command_line.at_least(0), default=2, metavar="N", help="processes that decode ahead")
-    add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
-    add("--shard", type=command_line.shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts (default: all)")
-    add("--dry_run", action="store_true", help="log what would be done, and write nothing")
-    return parser
+parser = command_line.parser("scripts.cache_latents", __doc__, EPILOG, {"--dataset_path": "--data"})
+add = parser.add_argument
+add("--data", required=True, metavar="DIR", help="the folder with videos/")
+add("--tokenizer", choices=("wan", "tiny"), default="wan", help="wan: of the released models; tiny: of the tiny ones")
+add("--tokenizer_path", metavar="FILE", help="its weights (default: where the downloads put them)")
+add("--num_frames", type=int, default=93, metavar="N", help="pixel frames of a window, 1 + 4k")
+add("--size", type=int, nargs=2, default=(432, 768), metavar=("H", "W"), help="what clips are scaled to")
+add("--windows_per_clip", type=int, default=4, metavar="N", help="fewer in clips that are too short for as many")
+add("--fps", type=float, help="take the frames nearest to this rate (default: the clip's own)")
+add("--stride", type=int, default=1, metavar="N", help="take every N-th frame")
+add("--crop", choices=tuple(CROPS), default="stretch", help="scale to the size straight, or keep the shape and cut")
+add("--dtype", choices=tuple(DTYPES), default="float16", help="of the stored numbers")
+add("--decoder", default="auto", help="pyav, decord or torchcodec (default: pyav)")
+add("--workers", type=command_line.at_least(0), default=2, metavar="N", help="processes that decode ahead")
+add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
+add("--shard", type=command_line.shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts (default: all)")
+add("--dry_run", action="store_true", help="log what would be done, and write nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,4 +92,4 @@ def make_tokenizer(name: str, path: str | None) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -27,17 +27,15 @@ examples:
 """
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.caption_videos", __doc__, _EPILOG, {"--dataset_path": "--data"})
-    add = parser.add_argument
-    add("--data", required=True, metavar="DIR", help="data set with videos/ or images/")
-    add("--command", required=True, metavar="CMD", help=f"what to run for each clip; {PLACE} stands for its path")
-    add("--workers", type=command_line.at_least(0), default=1, help="commands that run at the same time")
-    add("--timeout", type=float, default=600.0, metavar="SECONDS", help="the longest that one clip may take")
-    add("--retries", type=command_line.at_least(0), default=1, help="how often a clip that failed is tried again")
-    add("--overwrite", action="store_true", help="caption again what has a caption")
-    add("--dry_run", action="store_true", help="log what would be done, and run nothing")
-    return parser
+parser = command_line.parser("scripts.caption_videos", __doc__, _EPILOG, {"--dataset_path": "--data"})
+add = parser.add_argument
+add("--data", required=True, metavar="DIR", help="data set with videos/ or images/")
+add("--command", required=True, metavar="CMD", help=f"what to run for each clip; {PLACE} stands for its path")
+add("--workers", type=command_line.at_least(0), default=1, help="commands that run at the same time")
+add("--timeout", type=float, default=600.0, metavar="SECONDS", help="the longest that one clip may take")
+add("--retries", type=command_line.at_least(0), default=1, help="how often a clip that failed is tried again")
+add("--overwrite", action="store_true", help="caption again what has a caption")
+add("--dry_run", action="store_true", help="log what would be done, and run nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,4 +56,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

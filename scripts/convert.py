@@ -71,24 +71,18 @@ def convert(source: str, destination: str, to: str) -> CheckpointSet:
     return written
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command_line.parser("scripts.convert", __doc__, _EPILOG)
-    add = parser.add_argument
-    add("source", nargs="?", metavar="SOURCE", help="what to read (a path, s3:// address or hub id)")
-    add("destination", nargs="?", metavar="DESTINATION", help="what to write: a run's folder, a file or another folder")
-    add("--from", dest="from_", metavar="SOURCE", help="what to read, in place of the first word; then --to is a path")
-    add("--to", metavar="FORM", help=f"form to write: {', '.join(KNOWN)}; beside --from the DESTINATION")
-    parser.add_argument(
-        "--weights", choices=tuple(_WHICH), default="auto", help="trained or averaged weights (auto: trained, if there)"
-    )
-    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="cast to this (default: as they are)")
-    parser.add_argument("--merge-lora", "--merge_lora", action="store_true", help="add LoRA adapters to their weights")
-    parser.add_argument("--lora_alpha", type=float, metavar="NUMBER", help="alpha of adapters that record none")
-    parser.add_argument(
-        "--rope_scale", type=float, nargs=3, metavar=("T", "H", "W"), help="RoPE ratios of a size that was not released"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a file or folder that exists")
-    return parser
+parser = command_line.parser("scripts.convert", __doc__, _EPILOG)
+add = parser.add_argument
+add("source", nargs="?", metavar="SOURCE", help="what to read (a path, s3:// address or hub id)")
+add("destination", nargs="?", metavar="DESTINATION", help="what to write: a run's folder, a file or another folder")
+add("--from", dest="from_", metavar="SOURCE", help="what to read, in place of the first word; then --to is a path")
+add("--to", metavar="FORM", help=f"form to write: {', '.join(KNOWN)}; beside --from the DESTINATION")
+add("--weights", choices=tuple(_WHICH), default="auto", help="trained or averaged weights (auto: trained, if there)")
+add("--dtype", choices=tuple(_DTYPES), help="cast to this (default: as they are)")
+add("--merge-lora", "--merge_lora", action="store_true", help="add LoRA adapters to their weights")
+add("--lora_alpha", type=float, metavar="NUMBER", help="alpha of adapters that record none")
+add("--rope_scale", type=float, nargs=3, metavar=("T", "H", "W"), help="RoPE ratios of a size that was not released")
+add("--overwrite", action="store_true", help="replace a file or folder that exists")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -199,4 +193,4 @@ def _form_of(source: str, destination: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -32,14 +32,12 @@ examples:
 """
 
 
-def _parser() -> command_line.Parser:
-    made = command_line.parser("scripts.doctor", __doc__, _EPILOG)
-    made.add_argument("--dist", action="store_true", help="look at processes and their collectives, and nothing else")
-    limit = "seconds to wait for processes (--dist)"
-    made.add_argument("--limit", type=command_line.above_zero, default=60.0, metavar="S", help=limit)
-    made.add_argument("--brief", action="store_true", help="print the errors, or one line where there are none")
-    made.add_argument("--json", action="store_true", help="print what was found as JSON")
-    return made
+parser = command_line.parser("scripts.doctor", __doc__, _EPILOG)
+add = parser.add_argument
+add("--dist", action="store_true", help="look at processes and their collectives, and nothing else")
+add("--limit", type=command_line.above_zero, default=60.0, metavar="S", help="seconds to wait for processes (--dist)")
+add("--brief", action="store_true", help="print the errors, or one line where there are none")
+add("--json", action="store_true", help="print what was found as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,4 +87,4 @@ def brief(found: Sequence[Finding]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -22,45 +22,41 @@ repository needs its terms accepted on its page, and 'hf auth login' or HF_TOKEN
 """
 
 
-def _parser() -> command_line.Parser:
-    made = command_line.parser("scripts.download_checkpoints", __doc__, _EPILOG)
-    what = made.add_argument_group("models")
-    what.add_argument("--model_sizes", nargs="+", choices=SIZES, help="sizes (default: 2B 14B)")
-    what.add_argument("--model_types", nargs="+", choices=tuple(MODEL_TYPES), help="kinds (default: all)")
-    what.add_argument("--fps", nargs="+", type=int, choices=FPS, default=[16], help="of video2world (default: 16)")
-    what.add_argument(
-        "--resolution", nargs="+", choices=RESOLUTIONS, default=["720"], help="of video2world (default: 720)"
-    )
-    what.add_argument("--natten", action="store_true", help="video2world's weights for sparse attention too (720)")
-    what.add_argument(
-        "--predict2_5",
-        nargs="+",
-        choices=tuple(PREDICT25),
-        default=[],
-        metavar="NAME",
-        help=f"Predict2.5 models: {', '.join(PREDICT25)}; alone, nothing else is fetched",
-    )
-    what.add_argument(
-        "--embodied",
-        nargs="+",
-        choices=tuple(EMBODIED),
-        default=[],
-        metavar="NAME",
-        help=f"a world model that policies learn in, and policies: {', '.join(EMBODIED)}; alone, into {EMBODIED_DIR}/",
-    )
-    beside = made.add_argument_group("what comes with them")
-    beside.add_argument("--no_text_encoder", action="store_true", help="leave out T5-11B (45 GB) and Reason1")
-    beside.add_argument("--no_guardrail", action="store_true", help="leave out the blocklist")
-    beside.add_argument("--all_guardrails", action="store_true", help="Llama-Guard-3 and the video guardrails too")
-    beside.add_argument("--prompt_refiner", action="store_true", help="Cosmos-Reason1-7B for the refiner too")
-    beside.add_argument("--tokenizer_only", action="store_true", help="nothing but the video tokenizer")
-    how = made.add_argument_group("how")
-    how.add_argument("--checkpoint_dir", metavar="DIR", help="where to put them (default: checkpoints, or models)")
-    how.add_argument("--dry_run", action="store_true", help="print the plan; asks nobody")
-    how.add_argument(
-        "--check", action="store_true", help="look at what is here: presence, names and shapes of tensors; asks nobody"
-    )
-    return made
+parser = command_line.parser("scripts.download_checkpoints", __doc__, _EPILOG)
+what = parser.add_argument_group("models")
+what.add_argument("--model_sizes", nargs="+", choices=SIZES, help="sizes (default: 2B 14B)")
+what.add_argument("--model_types", nargs="+", choices=tuple(MODEL_TYPES), help="kinds (default: all)")
+what.add_argument("--fps", nargs="+", type=int, choices=FPS, default=[16], help="of video2world (default: 16)")
+what.add_argument("--resolution", nargs="+", choices=RESOLUTIONS, default=["720"], help="of video2world (default: 720)")
+what.add_argument("--natten", action="store_true", help="video2world's weights for sparse attention too (720)")
+what.add_argument(
+    "--predict2_5",
+    nargs="+",
+    choices=tuple(PREDICT25),
+    default=[],
+    metavar="NAME",
+    help=f"Predict2.5 models: {', '.join(PREDICT25)}; alone, nothing else is fetched",
+)
+what.add_argument(
+    "--embodied",
+    nargs="+",
+    choices=tuple(EMBODIED),
+    default=[],
+    metavar="NAME",
+    help=f"a world model that policies learn in, and policies: {', '.join(EMBODIED)}; alone, into {EMBODIED_DIR}/",
+)
+beside = parser.add_argument_group("what comes with them")
+beside.add_argument("--no_text_encoder", action="store_true", help="leave out T5-11B (45 GB) and Reason1")
+beside.add_argument("--no_guardrail", action="store_true", help="leave out the blocklist")
+beside.add_argument("--all_guardrails", action="store_true", help="Llama-Guard-3 and the video guardrails too")
+beside.add_argument("--prompt_refiner", action="store_true", help="Cosmos-Reason1-7B for the refiner too")
+beside.add_argument("--tokenizer_only", action="store_true", help="nothing but the video tokenizer")
+how = parser.add_argument_group("how")
+how.add_argument("--checkpoint_dir", metavar="DIR", help="where to put them (default: checkpoints, or models)")
+how.add_argument("--dry_run", action="store_true", help="print the plan; asks nobody")
+how.add_argument(
+    "--check", action="store_true", help="look at what is here: presence, names and shapes of tensors; asks nobody"
+)
 
 
 def wishes_of(args: argparse.Namespace) -> Wishes:
@@ -120,4 +116,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

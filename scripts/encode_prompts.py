@@ -31,31 +31,29 @@ examples:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    older = {"--output": "--out", "--width": "--text_width"}
-    made = command_line.parser("scripts.encode_prompts", __doc__, _EPILOG, older)
-    made.add_argument("--prompt", action="append", default=[], help="a prompt; may be given several times")
-    made.add_argument("--prompts_file", metavar="FILE", help="a text file, one prompt a line; '-' is stdin")
-    made.add_argument(
-        "--negative_prompt",
-        help="what the video should not be (default: the released models' text; bytes: the empty prompt)",
-    )
-    made.add_argument("--no_negative_prompt", action="store_true", help="write no negative prompt")
-    made.add_argument(
-        "--text_encoder", choices=("t5", "reason1", "bytes"), default="t5", help="which encoder (default: t5)"
-    )
-    made.add_argument("--encoder_path", metavar="DIR", help="the encoder's folder, in place of the released one's")
-    made.add_argument("--checkpoint_dir", metavar="DIR", help="where the released weights lie (default: checkpoints)")
-    made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
-    made.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        help="in which the encoder computes and the file keeps (default: as in the checkpoint; float32 in the file)",
-    )
-    made.add_argument("--num_tokens", type=int, help="tokens of each prompt (default: 512; bytes: 64)")
-    made.add_argument("--text_width", type=int, help="of the bytes encoder (default: 64)")
-    made.add_argument("--out", required=True, metavar="FILE", help="the .safetensors file to write")
-    return made
+parser = command_line.parser(
+    "scripts.encode_prompts", __doc__, _EPILOG, {"--output": "--out", "--width": "--text_width"}
+)
+add = parser.add_argument
+add("--prompt", action="append", default=[], help="a prompt; may be given several times")
+add("--prompts_file", metavar="FILE", help="a text file, one prompt a line; '-' is stdin")
+add(
+    "--negative_prompt",
+    help="what the video should not be (default: the released models' text; bytes: the empty prompt)",
+)
+add("--no_negative_prompt", action="store_true", help="write no negative prompt")
+add("--text_encoder", choices=("t5", "reason1", "bytes"), default="t5", help="which encoder (default: t5)")
+add("--encoder_path", metavar="DIR", help="the encoder's folder, in place of the released one's")
+add("--checkpoint_dir", metavar="DIR", help="where the released weights lie (default: checkpoints)")
+add("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
+add(
+    "--dtype",
+    choices=("float32", "bfloat16"),
+    help="in which the encoder computes and the file keeps (default: as in the checkpoint; float32 in the file)",
+)
+add("--num_tokens", type=int, help="tokens of each prompt (default: 512; bytes: 64)")
+add("--text_width", type=int, help="of the bytes encoder (default: 64)")
+add("--out", required=True, metavar="FILE", help="the .safetensors file to write")
 
 
 def prompts_of(args: argparse.Namespace) -> list[str]:
@@ -141,4 +139,4 @@ def _lines(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -59,43 +59,39 @@ def _configuration(args: argparse.Namespace) -> Any:
     return composed_run(card, args.overrides)
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG, {"--resolution": "--size"})
-    add = parser.add_argument
-    add("--dit_path", default="", metavar="PATH", help="the weights: a run's folder, a .pt or a safetensors file")
-    add("--data", default="", metavar="DATA", help="a folder; with actions also toy, toy:hard (default: of the run)")
-    add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the file")
-    add("--num_clips", type=int, default=64, help="held-out clips")
-    add("--num_steps", type=int, default=None, help="sampling steps (default 35; with actions, those of the run)")
-    add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
-    add(
-        "--out",
-        type=command_line.local_output,
-        default="outputs/evaluation",
-        metavar="DIR",
-        help="the folder of the page and its videos",
-    )
-    add("--json", type=command_line.local_output, metavar="FILE", help="write the figures to this file too")
-    actions = parser.add_argument_group(WITH_ACTIONS).add_argument
-    actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
-    actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")
-    actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
-    actions(
-        "--tokenizer_path", default="", metavar="FILE", help="where the tokenizer's file lies (default: as recorded)"
-    )
-    actions("--action_transform", default="", metavar="NAME", help="of the training, where such weights record none")
-    actions("--guidance", type=float, default=0.0, help="away from no text: 0 for models that have none")
-    actions("--seed", type=int, default=0, help="of the noise, clip i has seed + i; and of the toy world's episodes")
-    actions("--batch_size", type=int, default=None, help="clips imagined together (default: as many as fit)")
-    actions("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
-    actions("--toy_episodes", type=int, default=None, help="whole episodes of the toy world (default 400; 0: none)")
-    actions("--lpips", action="store_true", help="with the package lpips in place of the similarity of gradients")
-    others = parser.add_argument_group("a tiny Video2World model").add_argument
-    others("--experiment", default="", help="whose model and clips (default: those of the run of the weights)")
-    others("--config", default=CONFIG, metavar="FILE", help="where the experiment is")
-    others("--save_path", default="", metavar="FILE", help="an mp4 of truth, before and after, and a .png beside it")
-    others("overrides", nargs="*", metavar="OVERRIDE", help="of the run's configuration or the experiment's, after --")
-    return parser
+parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG, {"--resolution": "--size"})
+add = parser.add_argument
+add("--dit_path", default="", metavar="PATH", help="the weights: a run's folder, a .pt or a safetensors file")
+add("--data", default="", metavar="DATA", help="a folder; with actions also toy, toy:hard (default: of the run)")
+add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the file")
+add("--num_clips", type=int, default=64, help="held-out clips")
+add("--num_steps", type=int, default=None, help="sampling steps (default 35; with actions, those of the run)")
+add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
+add(
+    "--out",
+    type=command_line.local_output,
+    default="outputs/evaluation",
+    metavar="DIR",
+    help="the folder of the page and its videos",
+)
+add("--json", type=command_line.local_output, metavar="FILE", help="write the figures to this file too")
+actions = parser.add_argument_group(WITH_ACTIONS).add_argument
+actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
+actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")
+actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
+actions("--tokenizer_path", default="", metavar="FILE", help="where the tokenizer's file lies (default: as recorded)")
+actions("--action_transform", default="", metavar="NAME", help="of the training, where such weights record none")
+actions("--guidance", type=float, default=0.0, help="away from no text: 0 for models that have none")
+actions("--seed", type=int, default=0, help="of the noise, clip i has seed + i; and of the toy world's episodes")
+actions("--batch_size", type=int, default=None, help="clips imagined together (default: as many as fit)")
+actions("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+actions("--toy_episodes", type=int, default=None, help="whole episodes of the toy world (default 400; 0: none)")
+actions("--lpips", action="store_true", help="with the package lpips in place of the similarity of gradients")
+others = parser.add_argument_group("a tiny Video2World model").add_argument
+others("--experiment", default="", help="whose model and clips (default: those of the run of the weights)")
+others("--config", default=CONFIG, metavar="FILE", help="where the experiment is")
+others("--save_path", default="", metavar="FILE", help="an mp4 of truth, before and after, and a .png beside it")
+others("overrides", nargs="*", metavar="OVERRIDE", help="of the run's configuration or the experiment's, after --")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         return evaluate_actions(args)
     if not args.dit_path:
         raise ConfigError("--dit_path is needed beside --experiment: give a run's folder or a file.")
-    of_actions = next(group for group in _parser()._action_groups if group.title == WITH_ACTIONS)._group_actions
+    of_actions = next(group for group in parser._action_groups if group.title == WITH_ACTIONS)._group_actions
     for flag in of_actions:
         if getattr(args, flag.dest) not in (flag.default, "cpu"):
             raise ConfigError(
@@ -272,4 +268,4 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -26,17 +26,19 @@ example:
 """
 
 
-def _parser() -> command_line.Parser:
-    older = {"--input_dataset_dir": "--data", "--output_dataset_dir": "--out"}
-    parser = command_line.parser("scripts.extract_images_from_videos", __doc__, _EPILOG, older)
-    add = parser.add_argument
-    add("--data", required=True, metavar="IN", help="data set with videos/")
-    add("--out", required=True, type=command_line.local_output, metavar="OUT", help="data set that gets images/")
-    add("--stride", type=command_line.at_least(1), default=30, help="frames from one picture to the next")
-    add("--copy_captions", action="store_true", help="give each picture its clip's IN/metas/NAME.txt as its caption")
-    add("--workers", type=command_line.at_least(0), help="processes (default: one per core; 0: in this one)")
-    add("--dry_run", action="store_true", help="log what would be done, and write nothing")
-    return parser
+parser = command_line.parser(
+    "scripts.extract_images_from_videos",
+    __doc__,
+    _EPILOG,
+    {"--input_dataset_dir": "--data", "--output_dataset_dir": "--out"},
+)
+add = parser.add_argument
+add("--data", required=True, metavar="IN", help="data set with videos/")
+add("--out", required=True, type=command_line.local_output, metavar="OUT", help="data set that gets images/")
+add("--stride", type=command_line.at_least(1), default=30, help="frames from one picture to the next")
+add("--copy_captions", action="store_true", help="give each picture its clip's IN/metas/NAME.txt as its caption")
+add("--workers", type=command_line.at_least(0), help="processes (default: one per core; 0: in this one)")
+add("--dry_run", action="store_true", help="log what would be done, and write nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,4 +61,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -145,12 +145,10 @@ def make_encoder(args: argparse.Namespace) -> TextEncoder:
     return encoder_of(args, args.cache_dir, num_tokens=MAX_LENGTH, width=BYTES_WIDTH, **options)
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.get_t5_embeddings", __doc__, EPILOG + _EXAMPLES, OLDER)
-    data = "the folder with metas/, or with train/ and val/"
-    parser.add_argument("--data", default="datasets/hdvila", metavar="DIR", help=data)
-    add_flags(parser)
-    return parser
+parser = command_line.parser("scripts.get_t5_embeddings", __doc__, EPILOG + _EXAMPLES, OLDER)
+add = parser.add_argument
+add("--data", default="datasets/hdvila", metavar="DIR", help="the folder with metas/, or with train/ and val/")
+add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -170,4 +168,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -20,15 +20,12 @@ examples:
 """
 
 
-def _parser() -> command_line.Parser:
-    name = "scripts.get_t5_embeddings_from_cosmos_nemo_assets"
-    parser = command_line.parser(name, __doc__, EPILOG + _EXAMPLES, OLDER)
-    add = parser.add_argument
-    add("--data", default="datasets/cosmos_nemo_assets", metavar="DIR", help="the folder with videos/")
-    add("--prompt", default="A video of sks teal robot.", metavar="TEXT", help="the caption of all clips")
-    add("--is_image", action="store_true", help="the data set has images/, not videos/")
-    add_flags(parser)
-    return parser
+parser = command_line.parser("scripts.get_t5_embeddings_from_cosmos_nemo_assets", __doc__, EPILOG + _EXAMPLES, OLDER)
+add = parser.add_argument
+add("--data", default="datasets/cosmos_nemo_assets", metavar="DIR", help="the folder with videos/")
+add("--prompt", default="A video of sks teal robot.", metavar="TEXT", help="the caption of all clips")
+add("--is_image", action="store_true", help="the data set has images/, not videos/")
+add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,4 +33,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

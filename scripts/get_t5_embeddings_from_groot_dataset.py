@@ -21,15 +21,12 @@ examples:
 """
 
 
-def _parser() -> command_line.Parser:
-    name = "scripts.get_t5_embeddings_from_groot_dataset"
-    parser = command_line.parser(name, __doc__, EPILOG + _EXAMPLES, OLDER)
-    add = parser.add_argument
-    add("--data", default="datasets/benchmark_train/gr1", metavar="DIR", help="the folder with videos/")
-    add("--prompt_prefix", default="The robot arm is performing a task. ", metavar="TEXT", help="begins each caption")
-    add("--meta_csv", type=Path, metavar="FILE", help="file names and prompts (default: metadata.csv in --data)")
-    add_flags(parser)
-    return parser
+parser = command_line.parser("scripts.get_t5_embeddings_from_groot_dataset", __doc__, EPILOG + _EXAMPLES, OLDER)
+add = parser.add_argument
+add("--data", default="datasets/benchmark_train/gr1", metavar="DIR", help="the folder with videos/")
+add("--prompt_prefix", default="The robot arm is performing a task. ", metavar="TEXT", help="begins each caption")
+add("--meta_csv", type=Path, metavar="FILE", help="file names and prompts (default: metadata.csv in --data)")
+add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,4 +37,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

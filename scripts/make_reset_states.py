@@ -41,29 +41,22 @@ def _keyframes(text: str) -> float | str:
     return value
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.make_reset_states", __doc__, _EPILOG)
-    add = parser.add_argument
-    add("--dataset", required=True, metavar="DIR", help="the recordings")
-    add("--out", required=True, type=command_line.local_output, metavar="DIR", help=f"where {FILE} goes")
-    add("--camera", metavar="NAME", help="whose pictures (default: the only one; LIBERO: agentview_rgb; Bridge: 0)")
-    add(
-        "--action_keys",
-        nargs="+",
-        metavar="COLUMN",
-        help="what makes an action of a LeRobot data set (default: action)",
-    )
-    add("--gripper_dim", type=int, default=-1, metavar="N", help="which number of an action is the gripper's")
-    add(
-        "--keyframes",
-        type=_keyframes,
-        metavar="WHERE",
-        help=f"starts in mid-episode, besides: '{GRIPPER}' where it opens or closes, or a fraction (default: none)",
-    )
-    add("--before", type=command_line.at_least(0), default=BEFORE, metavar="N", help="frames from a keyframe to there")
-    add("--overwrite", action="store_true", help="replace starts that are there")
-    add("--num", type=command_line.at_least(1), metavar="N", help="so many episodes, evenly taken (default: all)")
-    return parser
+parser = command_line.parser("scripts.make_reset_states", __doc__, _EPILOG)
+add = parser.add_argument
+add("--dataset", required=True, metavar="DIR", help="the recordings")
+add("--out", required=True, type=command_line.local_output, metavar="DIR", help=f"where {FILE} goes")
+add("--camera", metavar="NAME", help="whose pictures (default: the only one; LIBERO: agentview_rgb; Bridge: 0)")
+add("--action_keys", nargs="+", metavar="COLUMN", help="what makes an action of a LeRobot data set (default: action)")
+add("--gripper_dim", type=int, default=-1, metavar="N", help="which number of an action is the gripper's")
+add(
+    "--keyframes",
+    type=_keyframes,
+    metavar="WHERE",
+    help=f"starts in mid-episode, besides: '{GRIPPER}' where it opens or closes, or a fraction (default: none)",
+)
+add("--before", type=command_line.at_least(0), default=BEFORE, metavar="N", help="frames from a keyframe to there")
+add("--overwrite", action="store_true", help="replace starts that are there")
+add("--num", type=command_line.at_least(1), metavar="N", help="so many episodes, evenly taken (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,4 +80,4 @@ def _evenly(episodes: Sequence[RecordedEpisode], num: int | None) -> list[Record
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -40,46 +40,44 @@ examples:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    default = ToyFolder()
-    parser = command_line.parser("scripts.make_toy_world", __doc__, _EPILOG)
-    add = parser.add_argument
-    add(
-        "--out",
-        required=True,
-        type=command_line.local_output,
-        metavar="FOLDER",
-        help="where to write; a new folder, or an unfinished one",
-    )
-    add("--episodes", type=int, default=default.episodes, help="how many, in all")
-    add("--frames", type=int, default=default.frames, help="frames per video; one action less")
-    add("--size", type=int, help="side of the pictures (default: 48, or 64 for the hard setting)")
-    add("--fps", type=float, default=default.fps, help="frames per second of the videos")
-    add("--seed", type=int, default=default.seed, help="another seed, other episodes")
-    add(
-        "--mix",
-        choices=tuple(MIXES),
-        default=default.mix,
-        help="who drives: experts only, or experts, weak and random drivers with the ring mostly moved elsewhere, "
-        "so that only the actions decide what happens",
-    )
-    add(
-        "--tasks",
-        nargs="+",
-        choices=tuple(TASKS),
-        default=list(default.tasks),
-        metavar="TASK",
-        help=f"one or several of {', '.join(TASKS)}; episodes choose among them (default: {' '.join(default.tasks)})",
-    )
-    add("--setting", choices=tuple(SETTINGS), default=default.setting, help="difficulty")
-    add("--action_dim", type=int, choices=(4, 7), default=default.action_dim, help="numbers per action (default: 4)")
-    add("--val_fraction", type=float, default=default.val_fraction, help="share of the episodes that goes to val/")
-    add("--text_encoder", choices=("bytes",), help="also write embeddings of the captions by this encoder")
-    add("--num_tokens", type=int, default=default.num_tokens, help="tokens of an embedding")
-    add("--text_width", type=int, default=default.text_width, help="width of an embedding")
-    add("--form", choices=tuple(FORMS), default=default.form, help="layout of the folder")
-    add("--overwrite", action="store_true", help="replace a toy world that is in the folder already")
-    return parser
+default = ToyFolder()
+parser = command_line.parser("scripts.make_toy_world", __doc__, _EPILOG)
+add = parser.add_argument
+add(
+    "--out",
+    required=True,
+    type=command_line.local_output,
+    metavar="FOLDER",
+    help="where to write; a new folder, or an unfinished one",
+)
+add("--episodes", type=int, default=default.episodes, help="how many, in all")
+add("--frames", type=int, default=default.frames, help="frames per video; one action less")
+add("--size", type=int, help="side of the pictures (default: 48, or 64 for the hard setting)")
+add("--fps", type=float, default=default.fps, help="frames per second of the videos")
+add("--seed", type=int, default=default.seed, help="another seed, other episodes")
+add(
+    "--mix",
+    choices=tuple(MIXES),
+    default=default.mix,
+    help="who drives: experts only, or experts, weak and random drivers with the ring mostly moved elsewhere, "
+    "so that only the actions decide what happens",
+)
+add(
+    "--tasks",
+    nargs="+",
+    choices=tuple(TASKS),
+    default=list(default.tasks),
+    metavar="TASK",
+    help=f"one or several of {', '.join(TASKS)}; episodes choose among them (default: {' '.join(default.tasks)})",
+)
+add("--setting", choices=tuple(SETTINGS), default=default.setting, help="difficulty")
+add("--action_dim", type=int, choices=(4, 7), default=default.action_dim, help="numbers per action (default: 4)")
+add("--val_fraction", type=float, default=default.val_fraction, help="share of the episodes that goes to val/")
+add("--text_encoder", choices=("bytes",), help="also write embeddings of the captions by this encoder")
+add("--num_tokens", type=int, default=default.num_tokens, help="tokens of an embedding")
+add("--text_width", type=int, default=default.text_width, help="width of an embedding")
+add("--form", choices=tuple(FORMS), default=default.form, help="layout of the folder")
+add("--overwrite", action="store_true", help="replace a toy world that is in the folder already")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -105,4 +103,4 @@ def run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -43,22 +43,18 @@ examples:
 """
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.plan", __doc__, _EPILOG)
-    add = parser.add_argument
-    number = command_line.at_least(1, 100_000)
-    add("--gpus", type=number, help="how many GPUs the run gets, on all nodes together (default: 8, of RTX cards 1)")
-    add("--gpu", default="H100", help=f"which: {', '.join(GPUS)}")
-    add(
-        "--gpu_memory", type=command_line.above_zero, help="GB of one, as nvidia-smi counts (default: what the GPU has)"
-    )
-    add("--one_card", action="store_true", help=f"what fits one card of {', '.join(map(str, CARDS))} GB, and how")
-    add("--embodied", metavar="NAME", help=f"a policy in a world model, NAME.yaml of {EMBODIED_CONFIGS}")
-    add("--recipe", metavar="FILE", help="a policy in a simulator, by a recipe of Cosmos-RL, which says how many GPUs")
-    add("--config", default=DEFAULT_CONFIG, help="config file, or the saved config.yaml of a run")
-    add("--json", metavar="FILE", help="write the figures to this file too; - prints them in place of the table")
-    add("overrides", nargs="*", help="after --: experiment=NAME and dotted overrides, as for scripts.train")
-    return parser
+parser = command_line.parser("scripts.plan", __doc__, _EPILOG)
+add = parser.add_argument
+number = command_line.at_least(1, 100_000)
+add("--gpus", type=number, help="how many GPUs the run gets, on all nodes together (default: 8, of RTX cards 1)")
+add("--gpu", default="H100", help=f"which: {', '.join(GPUS)}")
+add("--gpu_memory", type=command_line.above_zero, help="GB of one, as nvidia-smi counts (default: what the GPU has)")
+add("--one_card", action="store_true", help=f"what fits one card of {', '.join(map(str, CARDS))} GB, and how")
+add("--embodied", metavar="NAME", help=f"a policy in a world model, NAME.yaml of {EMBODIED_CONFIGS}")
+add("--recipe", metavar="FILE", help="a policy in a simulator, by a recipe of Cosmos-RL, which says how many GPUs")
+add("--config", default=DEFAULT_CONFIG, help="config file, or the saved config.yaml of a run")
+add("--json", metavar="FILE", help="write the figures to this file too; - prints them in place of the table")
+add("overrides", nargs="*", help="after --: experiment=NAME and dotted overrides, as for scripts.train")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -175,4 +171,4 @@ def show(text: str, values: dict[str, Any], path: str | None, *, fits: bool) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

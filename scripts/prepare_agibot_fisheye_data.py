@@ -27,28 +27,26 @@ A command that was stopped goes on where it was. Cutting needs no ffmpeg.
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command_line.parser("scripts.prepare_agibot_fisheye_data", __doc__, _EPILOG, {"--data_dir": "--source"})
-    add = parser.add_argument
-    add("--task_ids", nargs="+", default=["327"], metavar="ID", help="tasks of the data set")
-    add("--source", type=Path, default=Path("datasets/agibot"), help="where the source lies")
-    add("--repo_id", default=episodes.REPOSITORY, help="repository on the hub")
-    add("--keep_tar", action="store_true", help="keep the archives after they are unpacked")
-    add("--camera", default=episodes.CAMERA, help="the camera that is kept")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument(
-        "--delete_only", action="store_true", help="delete everything but the camera's video of each episode here"
-    )
-    mode.add_argument("--split_only", action="store_true", help="cut the episodes here into windows, beside --source")
-    add("--val_episode_ids", nargs="+", default=[], metavar="ID", help="episodes for validation (with --split_only)")
-    add("--window_size", type=float, default=windows.WINDOW_SIZE, metavar="S", help="seconds in a window")
-    add(
-        "--min_last_window", type=float, default=windows.MIN_LAST_WINDOW, metavar="S",
-        help="a rest of up to so many seconds is not divided",
-    )  # fmt: skip
-    add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
-    add("--dry_run", action="store_true", help="log what would be fetched, deleted or cut, and do nothing")
-    return parser
+parser = command_line.parser("scripts.prepare_agibot_fisheye_data", __doc__, _EPILOG, {"--data_dir": "--source"})
+add = parser.add_argument
+add("--task_ids", nargs="+", default=["327"], metavar="ID", help="tasks of the data set")
+add("--source", type=Path, default=Path("datasets/agibot"), help="where the source lies")
+add("--repo_id", default=episodes.REPOSITORY, help="repository on the hub")
+add("--keep_tar", action="store_true", help="keep the archives after they are unpacked")
+add("--camera", default=episodes.CAMERA, help="the camera that is kept")
+mode = parser.add_mutually_exclusive_group()
+mode.add_argument(
+    "--delete_only", action="store_true", help="delete everything but the camera's video of each episode here"
+)
+mode.add_argument("--split_only", action="store_true", help="cut the episodes here into windows, beside --source")
+add("--val_episode_ids", nargs="+", default=[], metavar="ID", help="episodes for validation (with --split_only)")
+add("--window_size", type=float, default=windows.WINDOW_SIZE, metavar="S", help="seconds in a window")
+add(
+    "--min_last_window", type=float, default=windows.MIN_LAST_WINDOW, metavar="S",
+    help="a rest of up to so many seconds is not divided",
+)  # fmt: skip
+add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
+add("--dry_run", action="store_true", help="log what would be fetched, deleted or cut, and do nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,4 +77,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

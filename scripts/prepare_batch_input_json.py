@@ -24,15 +24,14 @@ example:
 """
 
 
-def _parser() -> command_line.Parser:
-    older = {"--dataset_path": "--data", "--output_path": "--out"}
-    parser = command_line.parser("scripts.prepare_batch_input_json", __doc__, _EPILOG, older)
-    add = parser.add_argument
-    add("--data", required=True, metavar="DIR", help="folder of the pictures and their prompts")
-    add("--save_path", required=True, metavar="DIR", help="folder that the videos will be written to")
-    add("--out", required=True, type=command_line.local_output, metavar="FILE", help="the JSON file to write")
-    add("--dry_run", action="store_true", help="log what would be written, and write nothing")
-    return parser
+parser = command_line.parser(
+    "scripts.prepare_batch_input_json", __doc__, _EPILOG, {"--dataset_path": "--data", "--output_path": "--out"}
+)
+add = parser.add_argument
+add("--data", required=True, metavar="DIR", help="folder of the pictures and their prompts")
+add("--save_path", required=True, metavar="DIR", help="folder that the videos will be written to")
+add("--out", required=True, type=command_line.local_output, metavar="FILE", help="the JSON file to write")
+add("--dry_run", action="store_true", help="log what would be written, and write nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,4 +47,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -28,10 +28,8 @@ for training on images, after the first of them:
 """
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.prepare_cosmos_nemo_data", __doc__, _EPILOG, {"--dataset_path": "--out"})
-    add_flags(parser, NEMO, "datasets/cosmos_nemo_assets")
-    return parser
+parser = command_line.parser("scripts.prepare_cosmos_nemo_data", __doc__, _EPILOG, {"--dataset_path": "--out"})
+add_flags(parser, NEMO, "datasets/cosmos_nemo_assets")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,4 +41,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -25,10 +25,8 @@ example:
 """
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.prepare_groot_data", __doc__, _EPILOG, {"--dataset_path": "--out"})
-    add_flags(parser, GROOT, "datasets/benchmark_train/gr1", "datasets/benchmark_train/hf_gr1")
-    return parser
+parser = command_line.parser("scripts.prepare_groot_data", __doc__, _EPILOG, {"--dataset_path": "--out"})
+add_flags(parser, GROOT, "datasets/benchmark_train/gr1", "datasets/benchmark_train/hf_gr1")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,4 +45,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

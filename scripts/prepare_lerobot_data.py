@@ -33,29 +33,24 @@ examples:
 """
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.prepare_lerobot_data", __doc__, _EPILOG)
-    add = parser.add_argument
-    add("--source", metavar="DIR", help="the data set, or where it is fetched to (default: datasets/lerobot/NAME)")
-    add("--repo_id", metavar="NAME", help="fetch this data set of the hub (default: none, it is in --source)")
-    add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
-    add(
-        "--out",
-        type=command_line.local_output,
-        metavar="DIR",
-        help="where the clips go (default: nowhere, the data set is only fetched)",
-    )
-    add("--camera", metavar="KEY", help="whose pictures; only its videos are fetched (default: the only one)")
-    add("--splits", nargs="+", choices=(*SPLITS, "test", "full"), default=list(SPLITS), help="a folder for each")
-    val_fraction = "of episodes, where the data set has no split of its own"
-    add("--val_fraction", type=float, default=VAL_FRACTION, help=val_fraction)
-    add("--annotation", metavar="NAME", help="take captions from this text of modality.json (default: the tasks)")
-    add("--caption", metavar="TEXT", help="for episodes without a task (default: they are an error)")
-    add(
-        "--workers", type=command_line.at_least(0), metavar="N", help="processes that write clips (default: one a core)"
-    )
-    add("--dry_run", action="store_true", help="log what would be done, and write nothing")
-    return parser
+parser = command_line.parser("scripts.prepare_lerobot_data", __doc__, _EPILOG)
+add = parser.add_argument
+add("--source", metavar="DIR", help="the data set, or where it is fetched to (default: datasets/lerobot/NAME)")
+add("--repo_id", metavar="NAME", help="fetch this data set of the hub (default: none, it is in --source)")
+add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
+add(
+    "--out",
+    type=command_line.local_output,
+    metavar="DIR",
+    help="where the clips go (default: nowhere, the data set is only fetched)",
+)
+add("--camera", metavar="KEY", help="whose pictures; only its videos are fetched (default: the only one)")
+add("--splits", nargs="+", choices=(*SPLITS, "test", "full"), default=list(SPLITS), help="a folder for each")
+add("--val_fraction", type=float, default=VAL_FRACTION, help="of episodes, where the data set has no split of its own")
+add("--annotation", metavar="NAME", help="take captions from this text of modality.json (default: the tasks)")
+add("--caption", metavar="TEXT", help="for episodes without a task (default: they are an error)")
+add("--workers", type=command_line.at_least(0), metavar="N", help="processes that write clips (default: one a core)")
+add("--dry_run", action="store_true", help="log what would be done, and write nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -132,4 +127,4 @@ def _show_actions(source: LeRobotSource) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

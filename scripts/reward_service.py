@@ -24,21 +24,15 @@ examples:
 """
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.reward_service", __doc__, _EPILOG)
-    add = parser.add_argument
-    add("--rewards", default="", metavar="NAME,...", help="which rewards to serve (default: those of --config)")
-    add("--config", metavar="FILE", help="a service.toml; flags count more than its fields")
-    add("--host", help="address to listen on; other machines reach only a service with a token (default: 127.0.0.1)")
-    add("--port", type=int, help="port to listen on (default: 8080)")
-    add("--queue", help=f"redis://HOST:PORT/DB, or a file for SQLite (default: {DEFAULT_QUEUE})")
-    add("--decoder", help="tokenizer that decodes latents: a file of the Wan2.1 tokenizer, or tiny")
-    add(
-        "--check",
-        action="store_true",
-        help="start the service on a free port, score one clip with each reward, and stop",
-    )
-    return parser
+parser = command_line.parser("scripts.reward_service", __doc__, _EPILOG)
+add = parser.add_argument
+add("--rewards", default="", metavar="NAME,...", help="which rewards to serve (default: those of --config)")
+add("--config", metavar="FILE", help="a service.toml; flags count more than its fields")
+add("--host", help="address to listen on; other machines reach only a service with a token (default: 127.0.0.1)")
+add("--port", type=int, help="port to listen on (default: 8080)")
+add("--queue", help=f"redis://HOST:PORT/DB, or a file for SQLite (default: {DEFAULT_QUEUE})")
+add("--decoder", help="tokenizer that decodes latents: a file of the Wan2.1 tokenizer, or tiny")
+add("--check", action="store_true", help="start the service on a free port, score one clip with each reward, and stop")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    return command_line.main(_parser(), run)
+    return command_line.main(parser, run)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,8 @@ examples:
 """
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.run_report", __doc__, _EPILOG)
-    parser.add_argument("run", metavar="RUN", help="the folder of the run, which has metrics.jsonl")
-    return parser
+parser = command_line.parser("scripts.run_report", __doc__, _EPILOG)
+parser.add_argument("run", metavar="RUN", help="the folder of the run, which has metrics.jsonl")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    return command_line.main(_parser(), run)
+    return command_line.main(parser, run)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 from imaginaire import command_line
 from scripts.doctor import findings, show
 
-
-def _parser() -> command_line.Parser:
-    made = command_line.parser("scripts.test_environment", __doc__)
-    made.add_argument("--training", action="store_true", help="accepted: what training needs is always looked at")
-    return made
+parser = command_line.parser("scripts.test_environment", __doc__)
+parser.add_argument("--training", action="store_true", help="accepted: what training needs is always looked at")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,4 +22,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -49,74 +49,59 @@ def _starts(text: str) -> list[int] | str:
     return starts
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.train_policy", __doc__, _EPILOG)
-    add, count = parser.add_argument, command_line.at_least(1)
-    add(
-        "--out",
-        required=True,
-        type=command_line.local_output,
-        metavar="PATH",
-        help="the folder of the policy, or its file (.safetensors)",
-    )
-    add(
-        "--policy",
-        metavar="NAME",
-        default="toy",
-        help="what is trained: openvla_oft, pi05, toy, which acts in the toy world alone, or a class of yours",
-    )
-    add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
-    add(
-        "--keep_statistics",
-        action="store_true",
-        help="scale actions as --base does (default: by what is cloned), for recordings in its units",
-    )
-    add(
-        "--lora_rank",
-        type=command_line.at_least(1, 10**4),
-        default=0,
-        metavar="N",
-        help="train adapters of this rank, not the weights",
-    )
-    add("--expert_only", action="store_true", help="of pi05: train the action expert, and keep what sees and reads")
-    add("--augment", action="store_true", help="of pi05: crop, turn and recolour its pictures a little, as published")
-    add(
-        "--variant",
-        choices=["oft", "l1"],
-        help="of openvla_oft: tokens, or numbers, for imitation alone (default: oft)",
-    )
-    add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
-    add(
-        "--demonstrations",
-        type=command_line.at_least(1, 10**6),
-        metavar="N",
-        help="how many; the first ones of --data (default: the policy's `cloning`)",
-    )
-    add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
-    add("--camera", metavar="NAME", help="of --data, whose pictures (default: the only one; LIBERO: agentview_rgb)")
-    add(
-        "--action_keys",
-        nargs="+",
-        metavar="COLUMN",
-        help="what makes an action of a LeRobot data set (default: action)",
-    )
-    add("--setting", default="default", help="difficulty of the toy world, where its expert demonstrates")
-    add("--action_dim", type=int, choices=(4, 7), help="numbers per action of the toy world's expert (default: 4)")
-    add(
-        "--windows",
-        type=_starts,
-        help="steps at which the windows of a demonstration begin, or 'all' (default: likewise)",
-    )
-    add("--chunk", type=command_line.at_least(1, 10**4), default=12, help="actions that are decided at once")
-    add("--knots", type=count, default=4, help="motions of a chunk, each held for chunk / knots actions")
-    add("--noise", type=command_line.above_zero, default=0.2, help="standard deviation of what the policy draws")
-    add("--steps", type=command_line.at_least(1, 10**8), help="of the optimizer (default: likewise)")
-    add("--lr", type=command_line.above_zero, help="learning rate, which falls to 0 (default: likewise)")
-    add("--batch_size", type=command_line.at_least(1, 10**5), help="windows of a step (default: likewise)")
-    add("--seed", type=command_line.at_least(0), default=0, help="of demonstrations, first weights and batches")
-    add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
-    add("--overwrite", action="store_true", help="replace a policy that is there")
-    return parser
+parser = command_line.parser("scripts.train_policy", __doc__, _EPILOG)
+add, count = parser.add_argument, command_line.at_least(1)
+add(
+    "--out",
+    required=True,
+    type=command_line.local_output,
+    metavar="PATH",
+    help="the folder of the policy, or its file (.safetensors)",
+)
+add(
+    "--policy",
+    metavar="NAME",
+    default="toy",
+    help="what is trained: openvla_oft, pi05, toy, which acts in the toy world alone, or a class of yours",
+)
+add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
+add(
+    "--keep_statistics",
+    action="store_true",
+    help="scale actions as --base does (default: by what is cloned), for recordings in its units",
+)
+add(
+    "--lora_rank",
+    type=command_line.at_least(1, 10**4),
+    default=0,
+    metavar="N",
+    help="train adapters of this rank, not the weights",
+)
+add("--expert_only", action="store_true", help="of pi05: train the action expert, and keep what sees and reads")
+add("--augment", action="store_true", help="of pi05: crop, turn and recolour its pictures a little, as published")
+add("--variant", choices=["oft", "l1"], help="of openvla_oft: tokens, or numbers, for imitation alone (default: oft)")
+add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
+add(
+    "--demonstrations",
+    type=command_line.at_least(1, 10**6),
+    metavar="N",
+    help="how many; the first ones of --data (default: the policy's `cloning`)",
+)
+add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
+add("--camera", metavar="NAME", help="of --data, whose pictures (default: the only one; LIBERO: agentview_rgb)")
+add("--action_keys", nargs="+", metavar="COLUMN", help="what makes an action of a LeRobot data set (default: action)")
+add("--setting", default="default", help="difficulty of the toy world, where its expert demonstrates")
+add("--action_dim", type=int, choices=(4, 7), help="numbers per action of the toy world's expert (default: 4)")
+add("--windows", type=_starts, help="steps at which the windows of a demonstration begin, or 'all' (default: likewise)")
+add("--chunk", type=command_line.at_least(1, 10**4), default=12, help="actions that are decided at once")
+add("--knots", type=count, default=4, help="motions of a chunk, each held for chunk / knots actions")
+add("--noise", type=command_line.above_zero, default=0.2, help="standard deviation of what the policy draws")
+add("--steps", type=command_line.at_least(1, 10**8), help="of the optimizer (default: likewise)")
+add("--lr", type=command_line.above_zero, help="learning rate, which falls to 0 (default: likewise)")
+add("--batch_size", type=command_line.at_least(1, 10**5), help="windows of a step (default: likewise)")
+add("--seed", type=command_line.at_least(0), default=0, help="of demonstrations, first weights and batches")
+add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+add("--overwrite", action="store_true", help="replace a policy that is there")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -188,4 +173,4 @@ def _clone(args: argparse.Namespace, policy: Any, windows: Any, demonstrations: 
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

@@ -41,39 +41,37 @@ examples:
 """
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.train_reward_model", __doc__, _EPILOG)
-    add, count = parser.add_argument, command_line.at_least(1)
-    add("--out", required=True, type=command_line.local_output, metavar="DIR", help="a new folder")
-    add("--data", default="toy", metavar="DATA", help="toy, or the folder of a LeRobot data set")
-    add("--overwrite", action="store_true", help="replace a reward model that is there")
-    add("--size", choices=tuple(SIZES), default="tiny", help="of the network: tiny, or that of the published weights")
-    add("--steps", type=count, default=800, help="of the optimizer")
-    add("--lr", type=command_line.above_zero, default=2e-3, help="learning rate, which falls to 0")
-    add(
-        "--batch_size",
-        type=command_line.at_least(2, 10**5),
-        default=64,
-        help="pictures of a step, half of them with success",
-    )
-    add("--precision", type=float, default=0.98, help="share of judged successes that must be true")
-    below = "below it on held-out pictures the reward model is not written (default: {}; 0: any is)"
-    add("--least_precision", type=float, default=0.8, help=below.format(0.8))
-    add("--least_recall", type=float, default=0.5, help=below.format(0.5))
-    add("--seed", type=command_line.at_least(0), default=0, help="of weights, batches and draws")
-    add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
-    toy = parser.add_argument_group("the toy world").add_argument
-    toy("--policy", default="", metavar="PATH", help="also of this policy's rollouts, which the reward will judge")
-    toy("--episodes", type=count, default=200, help="of the drivers, and as many of the policy; a third more held out")
-    toy("--setting", default="default", help="difficulty")
-    toy("--world_model", default="", metavar="PATH", help="that imagines (default: the tiny one that ships)")
-    toy("--no_imagined", action="store_true", help="true pictures only")
-    own = parser.add_argument_group("recordings").add_argument
-    own("--success_column", default="next.success", help="1 on frames that show success")
-    own("--camera", default=None, help="of several, the one to look at")
-    own("--near", type=command_line.at_least(0), default=8, help="frames before a success that count as near misses")
-    own("--val_fraction", type=float, default=0.25, help="share of the episodes that is held out")
-    return parser
+parser = command_line.parser("scripts.train_reward_model", __doc__, _EPILOG)
+add, count = parser.add_argument, command_line.at_least(1)
+add("--out", required=True, type=command_line.local_output, metavar="DIR", help="a new folder")
+add("--data", default="toy", metavar="DATA", help="toy, or the folder of a LeRobot data set")
+add("--overwrite", action="store_true", help="replace a reward model that is there")
+add("--size", choices=tuple(SIZES), default="tiny", help="of the network: tiny, or that of the published weights")
+add("--steps", type=count, default=800, help="of the optimizer")
+add("--lr", type=command_line.above_zero, default=2e-3, help="learning rate, which falls to 0")
+add(
+    "--batch_size",
+    type=command_line.at_least(2, 10**5),
+    default=64,
+    help="pictures of a step, half of them with success",
+)
+add("--precision", type=float, default=0.98, help="share of judged successes that must be true")
+below = "below it on held-out pictures the reward model is not written (default: {}; 0: any is)"
+add("--least_precision", type=float, default=0.8, help=below.format(0.8))
+add("--least_recall", type=float, default=0.5, help=below.format(0.5))
+add("--seed", type=command_line.at_least(0), default=0, help="of weights, batches and draws")
+add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+toy = parser.add_argument_group("the toy world").add_argument
+toy("--policy", default="", metavar="PATH", help="also of this policy's rollouts, which the reward will judge")
+toy("--episodes", type=count, default=200, help="of the drivers, and as many of the policy; a third more held out")
+toy("--setting", default="default", help="difficulty")
+toy("--world_model", default="", metavar="PATH", help="that imagines (default: the tiny one that ships)")
+toy("--no_imagined", action="store_true", help="true pictures only")
+own = parser.add_argument_group("recordings").add_argument
+own("--success_column", default="next.success", help="1 on frames that show success")
+own("--camera", default=None, help="of several, the one to look at")
+own("--near", type=command_line.at_least(0), default=8, help="frames before a success that count as near misses")
+own("--val_fraction", type=float, default=0.25, help="share of the episodes that is held out")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -207,4 +205,4 @@ def _of_recordings(args: argparse.Namespace) -> tuple[list[Any], Any, Mapping[st
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(_parser(), run))
+    sys.exit(command_line.main(parser, run))

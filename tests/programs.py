@@ -65,7 +65,7 @@ def call(script: types.ModuleType, *arguments: object) -> int:
     from imaginaire import command_line
 
     try:
-        return command_line.main(script._parser(), script.run, [str(word) for word in arguments])
+        return command_line.main(script.parser, script.run, [str(word) for word in arguments])
     except SystemExit as error:
         return int(error.code or 0)
 

@@ -18,7 +18,7 @@ from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
-from scripts.convert import _parser, run
+from scripts.convert import parser, run
 from tests.checkpoints.nets import assert_same_parameters, call, parameters_of, random_net
 
 TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
@@ -139,12 +139,12 @@ def test_the_command_writes_both_layouts(tmp_path: Path) -> None:
     source = _run(tmp_path / "run", _trained())
     for form, file in FILES.items():
         words = [source, str(tmp_path / form), "--to", form, "--weights", "ema", "--dtype", "bf16"]
-        run(_parser().parse_args(words))
+        run(parser.parse_args(words))
         with safetensors.safe_open(tmp_path / form / file, framework="pt") as opened:
             name = next(iter(opened.keys()))
             assert opened.get_tensor(name).dtype == torch.bfloat16
     with pytest.raises(ValueError, match="--merge-lora"):
-        run(_parser().parse_args([source, str(tmp_path / "x"), "--to", "peft", "--merge-lora"]))
+        run(parser.parse_args([source, str(tmp_path / "x"), "--to", "peft", "--merge-lora"]))
 
 
 def test_embedders_that_were_trained_beside_adapters_are_not_lost(

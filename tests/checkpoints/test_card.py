@@ -88,7 +88,7 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def _exported(source: Path | str, path: Path) -> str:
-    convert.run(convert._parser().parse_args([str(source), str(path)]))
+    convert.run(convert.parser.parse_args([str(source), str(path)]))
     return str(path)
 
 
@@ -167,7 +167,7 @@ def test_the_world_model_of_a_policys_run_is_read_like_any_other(tmp_path: Path)
     assert all(torch.equal(weights[name.removeprefix("net.")], 2 * tensor.float()) for name, tensor in base.items())
     assert imagination.transform == imagination_of().transform
     words = [str(tmp_path / "model.safetensors"), str(tmp_path / "alone.safetensors")]
-    convert.run(convert._parser().parse_args(words))
+    convert.run(convert.parser.parse_args(words))
     assert read_card(str(tmp_path / "alone.safetensors")).action_transform == imagination.transform
 
 

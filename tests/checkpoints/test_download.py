@@ -28,7 +28,7 @@ ACTION = "nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned"
 
 
 def _plan(*words: str) -> Plan:
-    return make_plan(download_checkpoints.wishes_of(download_checkpoints._parser().parse_args(list(words))))
+    return make_plan(download_checkpoints.wishes_of(download_checkpoints.parser.parse_args(list(words))))
 
 
 def _files(plan: Plan) -> dict[str, list[str]]:
@@ -102,7 +102,7 @@ def test_the_files_of_the_plan_are_where_the_path_functions_say() -> None:
 def test_the_command_in_an_error_message_fetches_that_very_file(path: str) -> None:
     words = shlex.split(released.download_command(path) or "")
     assert words[:3] == ["python", "-m", "scripts.download_checkpoints"]
-    args = download_checkpoints._parser().parse_args(words[3:])
+    args = download_checkpoints.parser.parse_args(words[3:])
     root = released.checkpoint_dir(args.checkpoint_dir)
     plan = make_plan(download_checkpoints.wishes_of(args))
     assert path in {f"{root}/{part.folder}/{file.name}" for part in plan.parts for file in part.files}
@@ -118,7 +118,7 @@ def test_sizes_that_do_not_exist_are_an_error_when_asked_for_and_a_note_else() -
 
 def test_a_dry_run_prints_the_plan_and_asks_nobody(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(download_checkpoints, "fetch", lambda *_: pytest.fail("fetched"))
-    args = download_checkpoints._parser().parse_args(["--dry-run", "--checkpoint_dir", str(tmp_path / "here")])
+    args = download_checkpoints.parser.parse_args(["--dry-run", "--checkpoint_dir", str(tmp_path / "here")])
     assert download_checkpoints.run(args) == 0
     printed = capsys.readouterr().out
     assert VIDEO_2B in printed and "GB in all" in printed and not (tmp_path / "here").exists()
@@ -134,7 +134,7 @@ def test_a_world_model_for_policies_goes_into_the_folders_of_its_guide(capsys: A
         "RLinf-OpenVLAOFT-LIBERO-130-Base-Lora": ["*"],
     }  # fmt: skip
     assert not any("not yet here" in note for note in plan.notes)
-    args = download_checkpoints._parser().parse_args(["--embodied", "cosmos_libero_spatial", "--dry_run"])
+    args = download_checkpoints.parser.parse_args(["--embodied", "cosmos_libero_spatial", "--dry_run"])
     assert download_checkpoints.run(args) == 0 and "plan, into models:" in capsys.readouterr().out
     assert released.download_command("models/Cosmos-Predict2.5-LIBERO-Spatial/resnet_rm.pth") == (
         "python -m scripts.download_checkpoints --embodied cosmos_libero_spatial"
@@ -189,7 +189,7 @@ def test_each_fault_of_a_file_is_found(fault: str, tmp_path: Path, small_release
 
 def test_the_command_lists_faults_and_fails(tmp_path: Path, capsys: Any) -> None:
     words = ["--model_types", "video2world", "--model_sizes", "2B", "--check", "--checkpoint_dir", str(tmp_path)]
-    assert download_checkpoints.run(download_checkpoints._parser().parse_args(words)) == 1
+    assert download_checkpoints.run(download_checkpoints.parser.parse_args(words)) == 1
     printed = capsys.readouterr()
     assert printed.out.count("FAULT") == 4
     assert "4 faults" in printed.err and f"{tmp_path}/{VIDEO_2B}/model-720p-16fps.pt is missing" in printed.err

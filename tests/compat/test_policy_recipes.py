@@ -350,7 +350,7 @@ def test_a_recipe_with_groups_of_one_is_an_evaluation() -> None:
     assert "--suite libero_10 --num_steps_wait 15 --max_steps 520" in words
     assert "--policy Haozhan72/Openvla-oft-SFT-libero10-trajall --episodes 500 --draws 1 --batch_size 8" in words
     assert "--videos 500 --options" in words and 'unnorm_key="libero_10_no_noops"' in words
-    evaluate_policy._parser().parse_args(found.evaluation)
+    evaluate_policy.parser.parse_args(found.evaluation)
 
 
 UNUSUAL: list[tuple[str, dict[str, Any], str]] = [  # a field without effect at another value than published

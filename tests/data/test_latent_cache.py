@@ -285,7 +285,7 @@ def test_folders_without_latents_name_the_command(cached: Path, tmp_path: Path) 
 def test_the_script_writes_what_training_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_folder(tmp_path / "train")
     arguments = ["--dataset_path", str(folder), "--tokenizer", "tiny", "--num_frames", "9", "--size", "32", "48"]
-    args = script._parser().parse_args([*arguments, "--workers", "1", "--device", "cpu"])
+    args = script.parser.parse_args([*arguments, "--workers", "1", "--device", "cpu"])
     with caplog.at_level("INFO"):
         assert script.run(args) == script.run(args) == 0
     assert "wrote the latents of 3 clips" in caplog.text and "0 of 3 clips are to be encoded" in caplog.text

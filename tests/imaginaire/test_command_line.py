@@ -32,8 +32,8 @@ OLDER = [
 @pytest.mark.parametrize(("program", "older", "today"), OLDER)
 def test_older_spellings_of_flags_are_accepted(program: str, older: str, today: str) -> None:
     module = importlib.import_module(f"scripts.{program}")
-    parser = module.parser if program == "train" else module._parser
-    assert parser().parse_args(older.split()) == parser().parse_args(today.split())
+    parser = module.parser() if program == "train" else module.parser
+    assert parser.parse_args(older.split()) == parser.parse_args(today.split())
 
 
 def test_the_help_lists_older_spellings_and_a_wrong_flag_is_compared_with_them(capsys: pytest.CaptureFixture) -> None:

@@ -189,7 +189,7 @@ def test_the_toy_suite_has_held_out_starts() -> None:
 
 
 def _command(*words: str) -> int:
-    return evaluate_policy.command_line.main(evaluate_policy._parser(), evaluate_policy.run, words)
+    return evaluate_policy.command_line.main(evaluate_policy.parser, evaluate_policy.run, words)
 
 
 def test_the_command_compares_with_the_world_model_that_ships(

@@ -2,6 +2,7 @@
 """Mistakes in flags of all programs: exit code 2 and a message that names the flag, never a traceback or a hang."""
 
 import argparse
+import copy
 import importlib
 import itertools
 import shutil
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(
     path.stem
     for path in (ROOT / "scripts").glob("*.py")
-    if path.stem not in ("__init__", "demo", "train") and "_parser()" in path.read_text()
+    if path.stem not in ("__init__", "demo", "train") and "\nparser = " in path.read_text()
 )
 EXAMPLES = ["video2world", "video2world_action"]
 NO_NUMBERS = ["nan", "inf", "-inf", "1e300", "-1e300", "1" + "0" * 30, "x", ""]
@@ -25,9 +26,9 @@ SEED_OF_80_BITS = str(2**80 - 1)
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
-    module = importlib.import_module(f"{'examples' if program in EXAMPLES else 'scripts'}.{program}")
-    made: argparse.ArgumentParser = module._parser()
-    return made
+    if program in EXAMPLES:
+        return importlib.import_module(f"examples.{program}")._parser()
+    return copy.deepcopy(importlib.import_module(f"scripts.{program}").parser)
 
 
 def _is_number(action: argparse.Action) -> bool:
@@ -113,7 +114,7 @@ def test_a_mistake_is_a_message_that_names_it(
     module = importlib.import_module(f"scripts.{program}")
     given = [word.replace("{out}", str(tmp_path / "out")) for word in words]
     try:
-        code = command_line.main(module._parser(), module.run, given)
+        code = command_line.main(module.parser, module.run, given)
     except SystemExit as left:
         code = int(left.code or 0)
     error = capsys.readouterr().err

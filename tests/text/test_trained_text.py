@@ -257,7 +257,7 @@ def test_the_command_for_missing_embeddings_is_one_that_the_tiny_model_takes(tmp
     said = " ".join(problems(Dataset, **data))
     commands = re.findall(r"get_t5_embeddings (--data \S+ --text_encoder bytes [^)]*)", said)
     assert len(commands) == 1 and ("for a tiny model" in said) == (kind != "bytes")
-    assert get_t5_embeddings.run(get_t5_embeddings._parser().parse_args(commands[0].split())) == 0
+    assert get_t5_embeddings.run(get_t5_embeddings.parser.parse_args(commands[0].split())) == 0
     data["text_encoder"] = "bytes" if kind else None
     assert [*data_text_problems(data, net)] == []
     record = EmbeddingFolder(tmp_path / "t5_xxl").record()

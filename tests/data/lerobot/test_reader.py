@@ -198,7 +198,7 @@ def test_an_episode_of_several_tasks_has_the_one_of_the_frame(
     assert [source.caption(0, frame) for frame in (0, 2, 3)] == ["push the puck", "push the puck", "open the drawer"]
     note = "1 of 3 episodes have several tasks, the first of them episode 0: 'push the puck', 'open the drawer'"
     assert source.episodes.several_tasks() == note
-    args = prepare_lerobot_data._parser().parse_args(
+    args = prepare_lerobot_data.parser.parse_args(
         ["--source", str(v2), "--out", str(tmp_path / "clips"), "--camera", "front"]
     )
     caplog.set_level("INFO")

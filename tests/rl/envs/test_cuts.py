@@ -24,7 +24,7 @@ from tests.data.sources_libero import libero_tree
 
 
 def make(*arguments: object) -> int:
-    parser = make_reset_states._parser()
+    parser = make_reset_states.parser
     return make_reset_states.run(parser.parse_args([str(argument) for argument in arguments]))
 
 

@@ -281,7 +281,7 @@ def test_a_policy_is_evaluated_by_the_published_protocol(
     words += ["--image_size", "8", "--workers", "1", "--max_steps", "3", "--num_steps_wait", "0"]
 
     def evaluated(*more: str) -> int:
-        return evaluate_policy.command_line.main(evaluate_policy._parser(), evaluate_policy.run, [*words, *more])
+        return evaluate_policy.command_line.main(evaluate_policy.parser, evaluate_policy.run, [*words, *more])
 
     assert evaluated("--episodes", "3", "--videos", "1") == 0
     printed = capsys.readouterr().out
@@ -419,7 +419,7 @@ def test_two_published_tasks_are_evaluated(assets: Path, tmp_path: Path) -> None
     write_policy(tmp_path / "policy", ToyPolicy(action_dim=7, width=8), {})
     words = ["--suite", "libero_object", "--tasks", "0", "1", "--episodes", "2", "--policy", str(tmp_path / "policy")]
     words += ["--image_size", "32", "--workers", "1", "--max_steps", "12", "--out", str(tmp_path)]
-    assert evaluate_policy.command_line.main(evaluate_policy._parser(), evaluate_policy.run, words) == 0
+    assert evaluate_policy.command_line.main(evaluate_policy.parser, evaluate_policy.run, words) == 0
     found = json.loads((tmp_path / "evaluation.json").read_text())
     names = [task.name for task in libero.suite("libero_object").tasks[:2]]
     assert list(found["tasks"]) == names and [found["tasks"][name]["episodes"] for name in names] == [1, 1]

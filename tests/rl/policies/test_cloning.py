@@ -164,7 +164,7 @@ def test_what_is_no_policy_is_refused_by_name(tmp_path: Path, header: dict[str, 
 
 
 def _command(*words: str) -> int:
-    return train_policy.command_line.main(train_policy._parser(), train_policy.run, words)
+    return train_policy.command_line.main(train_policy.parser, train_policy.run, words)
 
 
 def test_the_command_writes_a_policy_that_acts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

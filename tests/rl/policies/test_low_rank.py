@@ -60,7 +60,7 @@ def written(policy: Any, arguments: dict[str, Any], run: Path) -> str:
 
 
 def converted(*words: str) -> int:
-    return command_line.main(convert._parser(), convert.run, words)
+    return command_line.main(convert.parser, convert.run, words)
 
 
 def to_public(source: str, folder: Path) -> dict[str, torch.Tensor]:
@@ -133,7 +133,7 @@ def test_adapters_are_written_alone_as_peft_reads_them(
             torch.nn.init.normal_(weight, std=0.3)
     source, folder = written(policy, arguments, tmp_path / "run"), tmp_path / "peft"
     words = [source, str(folder), "--to", "peft"]
-    assert command_line.main(convert._parser(), convert.run, words) == 0
+    assert command_line.main(convert.parser, convert.run, words) == 0
     stored = load_file(folder / "adapter_model.safetensors")
     state = {name.partition(".")[2]: value for name, value in policy.state_dict().items() if ".lora_" in name}
     names = {name.replace(".default.", ".").removeprefix("base_model.model.") for name in state}
@@ -167,7 +167,7 @@ def test_adapters_that_are_not_all_of_a_policy_are_refused(
     arguments = dict(path=folders["pi05"], **options)
     source = written(Pi05Policy(**arguments), arguments, tmp_path / "run")
     words = [source, str(tmp_path / "out"), "--to", "peft", *words]
-    assert command_line.main(convert._parser(), convert.run, words) == 2
+    assert command_line.main(convert.parser, convert.run, words) == 2
     assert named in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
@@ -253,14 +253,14 @@ def test_words_that_do_not_go_together_are_refused(
     ],
 )
 def test_what_a_policy_has_not_is_refused(words: list[str], named: str, tmp_path: Path, capsys: Any) -> None:
-    assert command_line.main(train_policy._parser(), train_policy.run, ["--out", str(tmp_path / "a"), *words]) == 2
+    assert command_line.main(train_policy.parser, train_policy.run, ["--out", str(tmp_path / "a"), *words]) == 2
     assert named in capsys.readouterr().err
 
 
 def test_the_command_trains_adapters_of_the_expert(folders: dict[str, str], tmp_path: Path) -> None:
     words = ["--policy", "pi05", "--base", folders["pi05"], "--lora_rank", "2", "--expert_only", "--steps", "2"]
     words += ["--demonstrations", "2", "--batch_size", "2", "--out", str(tmp_path / "a")]
-    assert command_line.main(train_policy._parser(), train_policy.run, words) == 0
+    assert command_line.main(train_policy.parser, train_policy.run, words) == 0
     before, after = (load_file(Path(path) / "model.safetensors") for path in (folders["pi05"], tmp_path / "a"))
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert changed and not any(".paligemma." in name for name in changed)
@@ -275,7 +275,7 @@ def test_a_clone_that_is_interrupted_leaves_no_random_policy(
 
     monkeypatch.setattr(cloning, "clone", interrupted)
     words = ["--policy", kind, "--demonstrations", "2", "--out", str(tmp_path / "a")]
-    assert command_line.main(train_policy._parser(), train_policy.run, words) != 0
+    assert command_line.main(train_policy.parser, train_policy.run, words) != 0
     assert not (tmp_path / "a").exists()
 
 

@@ -480,7 +480,7 @@ def test_a_published_policy_is_read_from_a_run(folder: Path, tmp_path: Path) -> 
     save_file({f"net.{name}": value + 1 for name, value in policy.state_dict().items()}, tmp_path / "model.safetensors")
     assert (
         command_line.main(
-            convert._parser(),
+            convert.parser,
             convert.run,
             [str(tmp_path / "model.safetensors"), str(tmp_path / "out"), "--to", "public"],
         )

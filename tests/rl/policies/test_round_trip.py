@@ -163,7 +163,7 @@ def recordings(folder: Path, scale: float, last: float) -> Path:
 
 
 def clone(*words: str) -> int:
-    return train_policy.command_line.main(train_policy._parser(), train_policy.run, words)
+    return train_policy.command_line.main(train_policy.parser, train_policy.run, words)
 
 
 @pytest.mark.parametrize("kind", ["openvla_oft", "pi05"])

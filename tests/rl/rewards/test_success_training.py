@@ -165,7 +165,7 @@ ANY = ("--least_precision", "0", "--least_recall", "0")
 
 
 def _command(*words: str) -> int:
-    return train_reward_model.command_line.main(train_reward_model._parser(), train_reward_model.run, words)
+    return train_reward_model.command_line.main(train_reward_model.parser, train_reward_model.run, words)
 
 
 def test_the_command_trains_calibrates_and_measures_a_reward_model(tmp_path: Path) -> None:

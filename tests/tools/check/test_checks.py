@@ -130,7 +130,7 @@ def test_cures_name_the_encoder_of_the_folder(folder: Path) -> None:
     assert "Delete it" in messages["wrong_encoder"]
     (folder / "t5_xxl" / "c.pickle").unlink()
     flags = command.removeprefix("scripts.get_t5_embeddings ").split()
-    assert get_t5_embeddings.run(get_t5_embeddings._parser().parse_args(flags)) == 0
+    assert get_t5_embeddings.run(get_t5_embeddings.parser.parse_args(flags)) == 0
     assert check(folder)[0] == 0
 
 

@@ -37,7 +37,7 @@ def _source(tmp_path: Path, camera: str = CAMERA) -> Source:
 
 
 def _run(tmp_path: Path, *flags: str) -> int:
-    return command.run(command._parser().parse_args(["--source", str(tmp_path / "agibot"), "--workers", "0", *flags]))
+    return command.run(command.parser.parse_args(["--source", str(tmp_path / "agibot"), "--workers", "0", *flags]))
 
 
 # Fetching -------------------------------------------------------------------------------------------------------------

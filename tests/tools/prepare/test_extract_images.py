@@ -43,7 +43,7 @@ def test_picture_k_is_frame_k_times_stride(source: Path, tmp_path: Path, stride:
         picture = media.read_image(tmp_path / "out" / "images" / name).float()
         assert picture.shape == (3, 16, 32)
         assert abs(picture.mean() - 8 * stride * int(name[-12:-4])) < 4  # of 255: two codecs
-    assert script._parser().get_default("stride") == 30
+    assert script.parser.get_default("stride") == 30
 
 
 def test_what_was_interrupted_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
