@@ -188,7 +188,7 @@ def test_the_inference_page_has_every_flag_with_its_default(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         parse(["--help"])
     flags = set(re.findall(r"^  (--\w+)", capsys.readouterr().out, re.MULTILINE))
-    documented = rows(ROOT / "documentations" / "inference_video2world.md", "All flags")
+    documented = rows(ROOT / "documentations" / "inference_video2world_flags.md", "All flags")
     assert len(flags) > 30
     assert set(documented) == flags
     for name, value in vars(parse([])).items():

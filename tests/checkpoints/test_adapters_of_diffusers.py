@@ -90,7 +90,7 @@ def test_what_diffusers_saves_has_the_same_output_here_and_again_there(config: d
         export_adapter(AdapterExport(path, str(tmp_path / form), form))
     folder, transformer = str(tmp_path / "diffusers-lora"), diffusers_twin(random_net(seed=1), SMALL)
     documented = "transformer.load_lora_adapter(folder, use_safetensors=True)"
-    assert documented in Path("documentations/checkpoints.md").read_text()
+    assert documented in Path("documentations/weights.md").read_text()
     eval(documented, {"transformer": transformer, "folder": folder})
     torch.testing.assert_close(_output(transformer), expected, rtol=1e-4, atol=1e-4)
     of_pipeline = diffusers_twin(random_net(seed=1), SMALL)

@@ -345,7 +345,7 @@ def test_the_page_has_every_flag_with_its_default(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         parse(["--help"])
     flags = set(re.findall(r"^  (--\w+)", capsys.readouterr().out, re.MULTILINE))
-    documented = rows(ROOT / "documentations" / "inference_video2world_action.md", "All flags")
+    documented = rows(ROOT / "documentations" / "inference_video2world_action_flags.md", "All flags")
     assert set(documented) == flags and len(flags) > 40
     for name, value in vars(parse([])).items():
         if f"--{name}" in documented and value not in (None, "", []):
