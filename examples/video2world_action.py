@@ -7,7 +7,6 @@ python examples/video2world_action.py --dit_path RUN --input_root datasets/my_le
 """
 
 import argparse
-import importlib
 import logging
 import math
 import os
@@ -21,6 +20,7 @@ from cosmos_predict2.pipelines.asked import ActionModel, Machine, Reading, Rollo
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire import command_line
 from imaginaire.command_line import Help, Parser, add_flags, values_of
+from imaginaire.config.names import locate
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger("video2world_action")
@@ -321,11 +321,7 @@ def size_asked(text: str, trained: tuple[int, int] | None) -> tuple[int, int] | 
 
 def load_function(name: str) -> Any:
     """What a function by this name gives when it is called without arguments."""
-    module, _, function = name.rpartition(".")
-    try:
-        load = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--action_load_fn {name}: MODULE.FUNCTION cannot be imported: {error}.") from error
+    load = locate(name, f"--action_load_fn {name}")()
     if not callable(load):
         raise ConfigError(f"--action_load_fn {name}: called without arguments, it must give a function.")
     return load

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from imaginaire.config.names import locate, target_of
+from imaginaire.config.names import locate, takes, target_of
 from imaginaire.errors import ConfigError, near
 
 T = TypeVar("T")
@@ -79,6 +79,17 @@ def recorded(name: str, kind: str) -> Any | None:
     """What a file calls module.Thing, if it is registered; nothing else that a file names is imported."""
     table = _TABLES.get(kind, {})
     return next((resolve(own, kind) for own in table if path_of(table[own]).replace(":", ".") == name), None)
+
+
+def made(make: Callable[..., T], asked: Mapping[str, Any], what: str, **offered: Any) -> T:
+    """What a class or function makes of all that is ``asked``, which it must take, and of the offered that it takes.
+
+    ``what`` stands before the name of a wrong one in the error.
+    """
+    known, takes_others = takes(make)
+    if wrong := [name for name in asked if name not in known and not takes_others]:
+        raise ConfigError(f"{what}{wrong[0]} has no meaning here: leave it out.{near(wrong[0], known)}")
+    return make(**{**{name: value for name, value in offered.items() if name in known}, **asked})
 
 
 def path_of(thing: Any) -> str:

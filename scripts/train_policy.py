@@ -12,7 +12,6 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
@@ -112,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.toy_world.scene import SETTINGS
     from cosmos_predict2.world_model.assembly import check_device
     from imaginaire import random
-    from imaginaire.buildable import resolve
+    from imaginaire.buildable import made, resolve
     from imaginaire.errors import near
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -150,24 +149,17 @@ def run(args: argparse.Namespace) -> None:
             torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
             sizes = {name: getattr(args, name) for name in ("action_dim", "chunk", "noise", "seed")}
             sizes |= dict(num_knots=args.knots, windows=windows, beginning=Path(beginning))
-            policy = cloning.begun(cls, asked, **sizes)
+            policy = made(getattr(cls, "to_clone", cls), asked, f"--policy {args.policy}: --", **sizes)
         if args.keep_statistics:
             cloning.warn_of_outside(policy, windows, args.base)
         policy.to(device)
-        _clone(args, policy, windows, demonstrations)
-
-
-def _clone(args: argparse.Namespace, policy: Any, windows: Any, demonstrations: Any) -> None:
-    """Clone the demonstrations, and write the policy."""
-    from cosmos_predict2.rl.policies import cloning, files
-
-    options = cloning.CloningOptions(args.steps, args.lr, args.batch_size)
-    losses = cloning.clone(policy, windows, options, args.seed)
-    names = ("suite", "setting", "windows", "seed", "steps", "lr", "batch_size", "lora_rank")
-    about = {name: getattr(args, name) for name in names}
-    about |= dict(data=demonstrations.source, demonstrations=len(demonstrations.actions), loss=losses[-1])
-    about["command"] = shlex.join(["python", "-m", "scripts.train_policy", *sys.argv[1:]])
-    path = files.write_policy(Path(args.out), policy, about)
+        options = cloning.CloningOptions(args.steps, args.lr, args.batch_size)
+        losses = cloning.clone(policy, windows, options, args.seed)
+        names = ("suite", "setting", "windows", "seed", "steps", "lr", "batch_size", "lora_rank")
+        about = {name: getattr(args, name) for name in names}
+        about |= dict(data=demonstrations.source, demonstrations=len(demonstrations.actions), loss=losses[-1])
+        about["command"] = shlex.join(["python", "-m", "scripts.train_policy", *sys.argv[1:]])
+        path = files.write_policy(Path(args.out), policy, about)
     log.info("wrote %s; the loss fell from %.3f to %.3f", path, losses[0], losses[-1])
     print(f"policy: {path}")
 

@@ -32,8 +32,9 @@ from cosmos_predict2.data.toy.videos import ToyWorldStates
 from cosmos_predict2.pipelines.composed_run import HELD_OUT, described_dataset
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS
-from imaginaire.buildable import recorded
+from imaginaire.buildable import recorded, shipped
 from imaginaire.config.lazy_config import signature
+from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,10 @@ log = logging.getLogger(__name__)
 TOY = "toy"
 OF_EXPERIMENT = "The run's dataloader_val is the toy world"
 OTHER = "Give --data with recordings of such actions (toy: the toy world), or weights that were trained on these."
-OF_FILES = {f"{cls.__module__}.{cls.__name__}": cls for cls in (LeRobotActionDataset, LiberoDataset)}
+DATASETS = shipped(
+    "dataset", {cls.__name__: cls for cls in (ActionConditionedDataset, LeRobotActionDataset, LiberoDataset)}
+)
 TOY_CLASSES = "cosmos_predict2.data.toy"  # in the module of this name in runs of older versions, below it now
-BRIDGE = f"{ActionConditionedDataset.__module__}.{ActionConditionedDataset.__name__}"
 LIBERO = f"{LiberoDataset.__module__}.{LiberoDataset.__name__}"
 TOY_DIM = 4  # numbers of an action of the toy world, unless a model was trained with more
 ROWS_FOR_RANGES = 100_000  # of a data set's actions, that give their ranges
@@ -135,20 +137,16 @@ def recordings_of_run(
         tasks, seed = tuple(world.get("tasks") or ("push_puck",)), int(world.get("seed") or 0) + seed
         own |= dict(seed=seed, tasks=tasks, asked=OF_EXPERIMENT)
         return toy_recordings(world["setting"], transform, num=num, num_actions=num_actions, **own)
-    if (registered := recorded(target, "dataset")) is not None:
-        arguments |= {"num_frames": num_actions + 1} if "num_frames" in signature(registered) else {}
-        return of_dataset(described_dataset(node), registered(**arguments), transform, num)
-    if target != BRIDGE and target not in OF_FILES:
-        known = ", ".join([*(name.rpartition(".")[2] for name in (BRIDGE, *OF_FILES)), "registered ones"])
+    if (cls := recorded(target, "dataset")) is None:
+        known = ", ".join(DATASETS)
         raise ConfigError(f"The run's validation data are a {target}, not built here ({known} are): give --data.")
-    cls = ActionConditionedDataset if target == BRIDGE else OF_FILES[target]
-    for name in ("num_action_per_chunk", "num_frames"):
-        arguments.pop(name, None)
-    declared = cls.facts(arguments).transform
-    if declared is None or (declared.proposed and declared.yields_to(transform)):
+    arguments.pop("num_action_per_chunk", None)
+    arguments |= {"num_frames": num_actions + 1} if "num_frames" in signature(cls) else {}
+    declared = facts_of({**arguments, "_target_": cls}).transform
+    is_open = declared is None or (declared.proposed and declared.yields_to(transform))
+    if is_open and "action_transform" in signature(cls):
         arguments["action_transform"] = transform  # in place of what they would propose
-    dataset = cls(**arguments, num_frames=num_actions + 1)
-    return of_dataset(described_dataset(node), dataset, transform, num)
+    return of_dataset(described_dataset(node), cls(**arguments), transform, num)
 
 
 def size_of_world(node: Mapping[str, Any], resolution: str) -> tuple[int, int] | None:

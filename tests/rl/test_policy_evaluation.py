@@ -266,13 +266,8 @@ def test_a_policy_is_measured_in_an_environment_of_ones_own(tmp_path: Path, caps
     words = ("--policy", str(tmp_path / "policy"), "--episodes", "2", "--suite")
     assert _command(*words, "cosmos_predict2.rl.envs.toy:ToyEnv") == 0
     assert capsys.readouterr().out.startswith("ToyEnv: ")
-    for suite, named in [
-        ("nowhere:Env", "no module 'nowhere'"),
-        ("cosmos_predict2.rl.envs.toy:TeaEnv", "has no 'TeaEnv'"),
-        ("nowhere", "No suite is called 'nowhere'"),
-    ]:
-        assert _command(*words, suite) == 2
-        assert named in capsys.readouterr().err
+    assert _command(*words, "nowhere") == 2
+    assert "No suite is called 'nowhere'" in capsys.readouterr().err
 
 
 def test_options_of_a_policy_replace_those_that_it_was_written_with(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ env = place.env(8, policy)
 """
 
 import importlib.metadata
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from cosmos_predict2.rl.envs.simulators.lift import LiftTask
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import VecEnv
-from imaginaire.buildable import buildable, resolve
+from imaginaire.buildable import buildable, made, resolve
 from imaginaire.errors import ConfigError
 
 TOY, LIFT = "toy", "lift"
@@ -55,9 +54,7 @@ def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> Place:
     given = {key: value for key, value in settings.items() if value is not None}
     if isinstance(make, type):
         make = partial(_own, make)
-    if wrong := [key for key in given if key not in inspect.signature(make).parameters]:
-        raise ConfigError(f"--{wrong[0]} has no meaning for --suite {name}: leave it out.")
-    place: Place = make(list(tasks), **given)
+    place: Place = made(make, given, f"--suite {name}: --", tasks=list(tasks))
     return place
 
 

@@ -25,7 +25,6 @@ from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.toy_world.tasks import find_tasks
-from imaginaire.config.names import signature
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from imaginaire.progress import Progress
 from imaginaire.random import generator
@@ -40,7 +39,7 @@ TASK = "push_puck"  # what the toy world's expert demonstrates
 class Cloneable(Protocol):
     """A policy, a module, that learns from demonstrations besides.
 
-    Its class may have ``cloning``, in place of `DEFAULTS`, and a class method ``to_clone`` for `begun`.
+    Its class may have ``cloning``, in place of `DEFAULTS`, and a class method ``to_clone`` that makes one.
     """
 
     action_dim: int
@@ -60,18 +59,6 @@ class Cloneable(Protocol):
 # How a policy is cloned that does not say it by its ``cloning``. A clone that succeeds about every second time leaves
 # reinforcement learning something to begin with and to improve.
 DEFAULTS: Mapping[str, Any] = dict(demonstrations=100, windows="all", steps=1500, lr=1e-3, batch_size=64)
-
-
-def begun(cls: type, asked: Mapping[str, Any], **sizes: Any) -> Any:
-    """A policy of a class that is to be cloned: ``to_clone``, or the class itself, gets of both what it takes.
-
-    What is ``asked`` for and not taken is an error.
-    """
-    make = getattr(cls, "to_clone", cls)
-    taken = signature(make)
-    if wrong := [name for name in asked if name not in taken]:
-        raise ConfigError(f"--{wrong[0]} has no meaning for a {cls.__name__}: leave it out.")
-    return make(**{name: value for name, value in {**sizes, **asked}.items() if name in taken})
 
 
 def held(chunk: int, num_knots: int) -> int:

@@ -9,7 +9,7 @@ from cosmos_predict2.rl.rewards.local import ScoreFunction
 from imaginaire import buildable
 from imaginaire.buildable import resolve
 from imaginaire.config import lazy_config
-from imaginaire.errors import ConfigError, near
+from imaginaire.errors import ConfigError
 
 _HERE = "cosmos_predict2.rl.rewards"
 
@@ -61,14 +61,9 @@ def build(path: str, arguments: Mapping[str, Any] | None = None, **optional: Any
         if arguments or not callable(found):
             raise ConfigError(f"'{path}' takes no arguments: a reward with arguments is a class with __call__.")
         return found  # type: ignore[no-any-return]
-    taken = inspect.signature(found).parameters
-    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-    known = {name: value for name, value in optional.items() if value not in (None, "") and name in taken}
-    given = dict(arguments or {})
-    if unknown := [name for name in given if name not in taken and not takes_all]:
-        raise ConfigError(f"The reward '{path}' takes no argument '{unknown[0]}'.{near(unknown[0], taken)}")
+    known = {name: value for name, value in optional.items() if value not in (None, "")}
     try:
-        made = found(**(known | given))
+        made: Any = buildable.made(found, arguments or {}, f"The reward '{path}': ", **known)
     except TypeError as error:  # it takes what was not given
         raise ConfigError(f"The reward '{path}' could not be built: {error}.") from error
     if not callable(made):
