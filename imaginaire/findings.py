@@ -8,10 +8,12 @@ A model, a data set or another class that a lazy call of the configuration names
 are those of the lazy call as the configuration has them. A check is quick: it reads headers and names, never data.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
+
+from imaginaire.errors import UserError
 
 if TYPE_CHECKING:  # the doctor also runs where packages of the configuration are missing
     from imaginaire.config.schema import Config
@@ -52,6 +54,15 @@ def warning(key: str, text: str, cure: str = "") -> Finding:
 def errors(key: str, texts: Iterable[str | None]) -> Iterator[Finding]:
     """An error for each text; None is passed over."""
     return (error(key, text) for text in texts if text)
+
+
+def refusals(key: str, *looks: Callable[[], object]) -> Iterator[Finding]:
+    """An error for each look that raises one of our errors."""
+    for look in looks:
+        try:
+            look()
+        except UserError as refused:
+            yield error(key, str(refused))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from cosmos_predict2.data.video.clips import scaled
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, read_image
 from cosmos_predict2.data.video_folder import OF_FOLDER, CaptionedFolder, list_captioned
 from imaginaire.data.facts import DataFacts
-from imaginaire.errors import ConfigError, DataError
-from imaginaire.findings import CheckContext, Finding, error, errors
+from imaginaire.errors import ConfigError
+from imaginaire.findings import CheckContext, Finding, errors, refusals
 
 FILES = ("images", IMAGE_SUFFIXES, "pictures")
 IMAGE_FPS = 16.0  # what the published training writes into a picture's sample
@@ -53,11 +53,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What can be known to be wrong without opening a picture."""
         yield from errors(context.key, [size_problem("image_size", arguments.get("image_size", (16, 16)))])
-        try:
-            text: dict[str, Any] = {name: arguments.get(name) for name in ("text_encoder", "num_tokens")}
-            list_captioned(arguments.get("dataset_dir", ""), *FILES, **text)
-        except DataError as problem:
-            yield error(context.key, str(problem))
+        text: dict[str, Any] = {name: arguments.get(name) for name in ("text_encoder", "num_tokens")}
+        yield from refusals(context.key, lambda: list_captioned(arguments.get("dataset_dir", ""), *FILES, **text))
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:

@@ -22,8 +22,8 @@ from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import read_image
 from imaginaire import foreign_json, storage
 from imaginaire.data.facts import DataFacts, known
-from imaginaire.errors import ConfigError, DataError, UserError
-from imaginaire.findings import CheckContext, Finding, error, errors
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.findings import CheckContext, Finding, errors, refusals
 
 TRUE_FRAMES_KEY = "num_true_frames"  # of a sample: how many of its frames are true; the others only fill its clip
 JSON_SUFFIXES = (".jsonl", ".json")
@@ -74,10 +74,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments and with the file, of which pictures are not opened."""
         yield from errors(context.key, cls._problems(arguments))
-        try:
-            read_prompts(arguments.get("path", ""))
-        except UserError as problem:
-            yield error(context.key, str(problem))
+        yield from refusals(context.key, lambda: read_prompts(arguments.get("path", "")))
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:

@@ -74,8 +74,8 @@ def list_captioned(
     files = media_by_stem(root / content, suffixes)
     stems = list(files)
     if text_encoder != NO_ENCODER:
-        embeddings = open_embeddings(root, text_encoder, num_tokens)
-        stems = with_embedding(files, embeddings, what, is_logged=is_logged)
+        embeddings = _open_embeddings(root, text_encoder, num_tokens)
+        stems = _with_embedding(files, embeddings, what, is_logged=is_logged)
     if captions is not None:
         stems = captions.of(stems, is_logged=is_logged)
     return Listing(root / content, files, stems, embeddings, captions)
@@ -117,7 +117,7 @@ class CaptionedFolder(Source):
             stems = _long_enough([self._folder / found.files[stem] for stem in stems], stems, rule, skip_bad)
         self.stems = PackedStrings(stems)
         self._files = PackedStrings([found.files[stem] for stem in stems])
-        self._metas = captions_of(self.dataset_dir, stems) if self._captions is None else None
+        self._metas = _captions_of(self.dataset_dir, stems) if self._captions is None else None
         if self.embeddings is not None:
             _warn_of_changed_captions(self.embeddings, self._metas, stems, skip_bad)
         log.info("%s: %d %s", self.dataset_dir, len(stems), what)
@@ -165,7 +165,7 @@ def existing_folder(dataset_dir: StrPath, content: str) -> Path:
     raise DataError(f"{folder} has no folder {content}. It has: {_listed(sorted(os.listdir(folder))) or 'nothing'}.")
 
 
-def open_embeddings(dataset_dir: Path, text_encoder: str | None, num_tokens: int | None = None) -> EmbeddingFolder:
+def _open_embeddings(dataset_dir: Path, text_encoder: str | None, num_tokens: int | None = None) -> EmbeddingFolder:
     """The embeddings of a data set, which are by ``text_encoder`` where that is given."""
     folder = find_embedding_dir(dataset_dir)
     if folder is None:
@@ -173,11 +173,6 @@ def open_embeddings(dataset_dir: Path, text_encoder: str | None, num_tokens: int
             f"{dataset_dir} has no text embeddings ({' or '.join(FOLDER_NAMES)}). Write them:"
             f" {encode_commands(dataset_dir, text_encoder or '', num_tokens)}"
         )
-    return opened_embeddings(folder, text_encoder, num_tokens)
-
-
-def opened_embeddings(folder: Path, text_encoder: str | None, num_tokens: int | None = None) -> EmbeddingFolder:
-    """Embeddings, which are by ``text_encoder`` where that is given, with what all of them have in common."""
     embeddings = EmbeddingFolder(folder)
     if text_encoder is not None:
         embeddings.require_encoder(text_encoder, num_tokens)
@@ -202,7 +197,7 @@ def media_by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def with_embedding(files: Collection[str], embeddings: EmbeddingFolder, what: str, *, is_logged: bool) -> list[str]:
+def _with_embedding(files: Collection[str], embeddings: EmbeddingFolder, what: str, *, is_logged: bool) -> list[str]:
     """The stems among ``files`` that have an embedding, one at least."""
     known, folder = embeddings.stems(), embeddings.folder
     embedded = set(known)
@@ -218,7 +213,7 @@ def with_embedding(files: Collection[str], embeddings: EmbeddingFolder, what: st
     return found
 
 
-def captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
+def _captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
     """The folder of captions, if every clip has one there."""
     metas = dataset_dir / "metas"
     if not metas.is_dir():
@@ -263,14 +258,6 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> lis
         return list(pool.map(function, items))
 
 
-def probed(path: Path) -> tuple[int, float] | str:
-    """(number of frames, frames per second), or what is wrong with the file."""
-    try:
-        return clips.probe(path)
-    except DataError as error:
-        return str(error)
-
-
 def exclude(faults: Sequence[str], total: int, skip_bad: bool, what: str) -> None:
     """Raise for the faults, or with ``skip_bad`` warn of what is excluded."""
     if not faults:
@@ -287,9 +274,16 @@ def exclude(faults: Sequence[str], total: int, skip_bad: bool, what: str) -> Non
 def _long_enough(paths: Sequence[Path], stems: Sequence[str], rule: FrameRule, skip_bad: bool) -> list[str]:
     good, faults = [], []
     rates: dict[float, str] = {}  # of clips that are good, each with the first of them
+
+    def probed(path: Path) -> tuple[int, float] | DataError:
+        try:
+            return clips.probe(path)
+        except DataError as fault:
+            return fault
+
     for stem, path, found in zip(stems, paths, in_threads(probed, paths), strict=True):
-        if isinstance(found, str):
-            faults.append(found)
+        if isinstance(found, DataError):
+            faults.append(str(found))
             continue
         num_frames, fps = found
         if num_frames < rule.frames_needed(fps):

@@ -38,7 +38,7 @@ from cosmos_predict2.data.video.clips import Clip, open_clip, probe
 from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
-from imaginaire.findings import CheckContext, Finding, error, errors
+from imaginaire.findings import CheckContext, Finding, error, errors, refusals
 
 log = logging.getLogger(__name__)
 
@@ -151,28 +151,22 @@ class ActionConditionedDataset(ClipDataset):
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments, without reading the annotations."""
-        mode, key = arguments.get("mode", "train"), context.key
-        flags = arguments.get("normalize", False), arguments.get("pre_encode", False)
-        cameras = tuple(arguments.get("cam_ids", (0,))) if arguments.get("cam_id") is None else (arguments["cam_id"],)
-        yield from errors(key, _problems(*flags, mode, cameras))
+        options, key = with_defaults(cls, arguments), context.key
+        mode, videos = options["mode"], options["video_path"]
+        cameras = options["cam_ids"] if options["cam_id"] is None else (options["cam_id"],)
+        yield from errors(key, _problems(options["normalize"], options["pre_encode"], mode, cameras))
+        names = ("num_frames", "sequence_interval", "num_action_per_chunk", "fps_downsample_ratio")
         try:
-            num_frames, _ = _frames(
-                arguments.get("num_frames", 13),
-                arguments.get("sequence_interval", 1),
-                arguments.get("num_action_per_chunk"),
-                arguments.get("fps_downsample_ratio"),
-            )
-            yield from errors(key, shape_problems(num_frames, arguments.get("video_size", (480, 640))))
-            _transform_of(with_defaults(cls, arguments))
+            num_frames, _ = _frames(*(options[name] for name in names))
+            yield from errors(key, shape_problems(num_frames, options["video_size"]))
+            _transform_of(options)
         except ConfigError as problem:
             yield error(key, str(problem))
         if mode in MODES:
-            try:
-                annotation_files(Path(arguments.get(f"{mode}_annotation_path", "")))
-            except DataError as problem:
-                yield error(f"{key}.{mode}_annotation_path", str(problem))
-        if not Path(arguments.get("video_path", "")).is_dir():
-            yield error(f"{key}.video_path", f"the folder {arguments.get('video_path', '')} does not exist")
+            place = f"{mode}_annotation_path"
+            yield from refusals(f"{key}.{place}", lambda: annotation_files(Path(options[place])))
+        if not Path(videos).is_dir():
+            yield error(f"{key}.video_path", f"the folder {videos} does not exist")
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:

@@ -43,7 +43,7 @@ from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
-from imaginaire.findings import CheckContext, Finding, error, errors
+from imaginaire.findings import CheckContext, Finding, errors, refusals
 
 log = logging.getLogger(__name__)
 
@@ -159,18 +159,15 @@ class LeRobotActionDataset(ClipDataset):
         problems = _problems(options["data_split"], options["embodiment"], stride, options["start_interval"], combine)
         yield from errors(context.key, problems)
         yield from errors(context.key, shape_problems(options["num_frames"], options["video_size"]))
-        try:
+
+        def look() -> None:
             info = read_info(Path(options["root"]))
             parts = choose_action(info, options["action_keys"], options["embodiment"])
             _combination(combine, _stride(info.fps, stride, options["frame_rate"]), info, parts)
             choose_camera(info, options["camera"])
             sum(part_width(info, part) for part in parts)
-        except (ConfigError, DataError) as problem:
-            yield error(context.key, str(problem))
-        try:
-            _declared_transform(options["action_transform"])
-        except (ConfigError, DataError) as problem:
-            yield error(context.key, str(problem))
+
+        yield from refusals(context.key, look, lambda: _declared_transform(options["action_transform"]))
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:

@@ -43,7 +43,7 @@ from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
-from imaginaire.findings import CheckContext, Finding, error, errors
+from imaginaire.findings import CheckContext, Finding, errors, refusals
 
 log = logging.getLogger(__name__)
 
@@ -125,14 +125,11 @@ class LiberoDataset(ClipDataset):
         names = ("cameras", "mode", "val_every", "stride", "start_interval", "outcome")
         yield from errors(context.key, _problems(*(options[name] for name in names)))
         yield from errors(context.key, shape_problems(options["num_frames"], options["video_size"]))
-        try:
-            find_suites(Path(options["root"]), options["suites"])
-        except DataError as problem:
-            yield error(context.key, str(problem))
-        try:
-            _transform(options["action_transform"])
-        except (ConfigError, DataError) as problem:
-            yield error(context.key, str(problem))
+        yield from refusals(
+            context.key,
+            lambda: find_suites(Path(options["root"]), options["suites"]),
+            lambda: _transform(options["action_transform"]),
+        )
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
