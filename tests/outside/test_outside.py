@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user adds in a folder outside the tree works in every program; the files are those of CONTRIBUTING.md."""
+"""What a user adds in a folder outside the tree works in every program; the files are those of extending.md."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import pytest
 from tests.programs import HANG_S, python
 from tests.test_documentation import ROOT, blocks
 
-PAGE = ROOT / "CONTRIBUTING.md"
+PAGE = ROOT / "documentations/extending.md"
 RUNS = "checkpoints/posttraining"
 NETWORK, POLICY = f"{RUNS}/video2world/my_network", f"{RUNS}/reinforcement_learning/my_policy"
 PROGRAM = """
