@@ -95,5 +95,5 @@ def made(make: Callable[..., T], asked: Mapping[str, Any], what: str, **offered:
 def path_of(thing: Any) -> str:
     """The path "module:Thing" of a class or function, or of what `find` gives for one."""
     if isinstance(thing, str):
-        return thing
+        return thing if ":" in thing else ":".join(thing.rsplit(".", 1))
     return f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', repr(thing))}"

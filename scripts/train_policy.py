@@ -147,9 +147,9 @@ def run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as beginning:  # nothing is at --out before it is trained
         with random.preserved():
             torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
-            sizes = {name: getattr(args, name) for name in ("action_dim", "chunk", "noise", "seed")}
-            sizes |= dict(num_knots=args.knots, windows=windows, beginning=Path(beginning))
-            policy = made(getattr(cls, "to_clone", cls), asked, f"--policy {args.policy}: --", **sizes)
+            sizes = dict(action_dim=args.action_dim, chunk=args.chunk, num_knots=args.knots, noise=args.noise)
+            start = cloning.Beginning(windows, Path(beginning), args.seed, args.chunk, args.knots)
+            policy = made(getattr(cls, "to_clone", cls), asked, f"--policy {args.policy}: --", start=start, **sizes)
         if args.keep_statistics:
             cloning.warn_of_outside(policy, windows, args.base)
         policy.to(device)

@@ -15,7 +15,6 @@ from cosmos_predict2.actions.transforms import ActionTransform, controller, rela
 from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.card import (
     KEY,
-    KNOWN,
     PIPELINE_KEY,
     TRANSFORM_KEY,
     ModelCard,
@@ -31,7 +30,6 @@ from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predi
 from cosmos_predict2.configs.choice import choose_action_model
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import EXPERIMENTS
 from cosmos_predict2.configs.rl.imagination import imagination_of
-from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.asked import ActionModel
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
@@ -182,17 +180,6 @@ def test_weights_record_more_than_the_run_around_them(tmp_path: Path) -> None:
         card.opened()
     assert read_card("s3://nowhere/model.pt", fetch=False).problem and read_card("").problem
     assert str(card) == card.problem and "no network" in str(read_card(_saved(tmp_path / "other")))
-
-
-def test_a_class_of_other_code_is_built_once_it_is_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class OwnNet(ChunkActionDiT): ...
-
-    pipeline = {"net": {"_target_": name_of(OwnNet)}, "state_t": 3, "fps": 4, "resolution": "48"}
-    path = _saved(tmp_path, **{KEY: text_tensor(json.dumps({"pipeline": pipeline}))})
-    assert not read_card(path).has_pipeline
-    monkeypatch.setitem(KNOWN, name_of(OwnNet), OwnNet)
-    card = read_card(path)
-    assert card.has_pipeline and card.takes_actions and card.network_class is OwnNet
 
 
 @pytest.mark.parametrize(

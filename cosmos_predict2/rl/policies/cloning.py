@@ -39,7 +39,7 @@ TASK = "push_puck"  # what the toy world's expert demonstrates
 class Cloneable(Protocol):
     """A policy, a module, that learns from demonstrations besides.
 
-    Its class may have ``cloning``, in place of `DEFAULTS`, and a class method ``to_clone`` that makes one.
+    Its class may have ``cloning``, in place of `DEFAULTS`, and ``to_clone``, which makes one of a `Beginning`.
     """
 
     action_dim: int
@@ -59,13 +59,6 @@ class Cloneable(Protocol):
 # How a policy is cloned that does not say it by its ``cloning``. A clone that succeeds about every second time leaves
 # reinforcement learning something to begin with and to improve.
 DEFAULTS: Mapping[str, Any] = dict(demonstrations=100, windows="all", steps=1500, lr=1e-3, batch_size=64)
-
-
-def held(chunk: int, num_knots: int) -> int:
-    """For how many actions each of the knots of a chunk is held."""
-    if chunk % num_knots:
-        raise ConfigError(f"--chunk {chunk} is no multiple of --knots {num_knots}: choose one that is.")
-    return chunk // num_knots
 
 
 @dataclass(frozen=True)
@@ -130,6 +123,24 @@ class Windows:
     def statistics(self) -> dict[str, list[Any]]:
         """Of the actions, as public files of statistics have them."""
         return usual_statistics(self.actions_B_A_D.flatten(0, 1), [True] * self.actions_B_A_D.shape[2]).to_dict()
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a policy that is to be cloned is made for; ``folder`` is an empty one, for weights that are drawn."""
+
+    windows: Windows
+    folder: Path
+    seed: int
+    chunk: int
+    num_knots: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Numbers of an action, and for how many actions each knot is held."""
+        if self.chunk % self.num_knots:
+            raise ConfigError(f"--chunk {self.chunk} is no multiple of --knots {self.num_knots}: choose one that is.")
+        return dict(action_dim=self.windows.actions_B_A_D.shape[2], hold=self.chunk // self.num_knots)
 
 
 def toy_demonstrations(num: int, seed: int, setting: str = "default", action_dim: int = 4) -> Demonstrations:

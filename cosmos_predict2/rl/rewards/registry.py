@@ -31,7 +31,8 @@ def path_of(name: str) -> tuple[str, str]:
     """The name that a reward is served by, and its import path: of NAME, NAME=module:Class or module:Class."""
     served, equals, path = name.partition("=")
     if not equals:
-        return name.rpartition(":")[2], buildable.path_of(buildable.find(name, "reward"))
+        path = buildable.path_of(buildable.find(name, "reward"))
+        return name if name in REWARDS else path.rpartition(":")[2], path
     module, _, attribute = path.partition(":")
     if not (module and attribute and served):
         raise ConfigError(f"The reward '{name}' is no import path: expected NAME=module:Class.")

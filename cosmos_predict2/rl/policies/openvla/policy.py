@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
-from cosmos_predict2.rl.policies.cloning import Windows, held
+from cosmos_predict2.rl.policies.cloning import Beginning
 from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.openvla import pictures
 from cosmos_predict2.rl.policies.openvla.codec import (
@@ -170,28 +170,16 @@ class OpenVLAPolicy(nn.Module):
 
     @classmethod
     def to_clone(
-        cls,
-        windows: Windows,
-        beginning: Path,
-        base: str = "",
-        keep_statistics: bool = False,
-        lora_rank: int = 0,
-        variant: str = "oft",
-        *,
-        chunk: int,
-        num_knots: int,
-        seed: int,
+        cls, start: Beginning, base: str = "", keep_statistics: bool = False, lora_rank: int = 0, variant: str = "oft"
     ) -> "OpenVLAPolicy":
-        """One with the weights of ``base``, or a tiny random one, which is written to the folder ``beginning``."""
-        action_dim = windows.actions_B_A_D.shape[2]
-        sizes: dict[str, Any] = dict(action_chunk=num_knots, action_dim=action_dim, hold=held(chunk, num_knots))
+        """One with the weights of ``base``, or a tiny random one."""
+        windows, sizes = start.windows, dict[str, Any](action_chunk=start.num_knots, **start.sizes)
         if base:
             sizes |= recorded_settings(base, windows.actions_B_A_D, keep_statistics=keep_statistics)
             return cls(base, **sizes, lora_rank=lora_rank, variant=variant)
-        sentences = sorted(set(windows.observation["task_description"]))
-        statistics = {"action": windows.statistics()}
-        write_tiny(beginning, seed=seed, statistics=statistics, sentences=sentences, bins=TINY_BINS, **sizes)
-        return cls(str(beginning), lora_rank=lora_rank, variant=variant)
+        sentences, statistics = sorted(set(windows.tasks)), {"action": windows.statistics()}
+        write_tiny(start.folder, seed=start.seed, statistics=statistics, sentences=sentences, bins=TINY_BINS, **sizes)
+        return cls(str(start.folder), lora_rank=lora_rank, variant=variant)
 
     @property
     def network(self) -> OpenVLAModel:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
-from cosmos_predict2.rl.policies.cloning import Windows, held
+from cosmos_predict2.rl.policies.cloning import Beginning
 from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
@@ -89,29 +89,25 @@ class Pi05Policy(nn.Module):
     @classmethod
     def to_clone(
         cls,
-        windows: Windows,
-        beginning: Path,
+        start: Beginning,
         base: str = "",
         keep_statistics: bool = False,
         lora_rank: int = 0,
         expert_only: bool = False,
         augment: bool = False,
-        *,
-        chunk: int,
-        num_knots: int,
-        seed: int,
     ) -> "Pi05Policy":
-        """One with the weights of ``base``, or a tiny random one, which is written to the folder ``beginning``."""
-        action_dim = windows.actions_B_A_D.shape[2]
-        sizes: dict[str, Any] = dict(action_horizon=num_knots, action_env_dim=action_dim, hold=held(chunk, num_knots))
+        """One with the weights of ``base``, or a tiny random one."""
+        windows, of_start = start.windows, start.sizes
+        sizes: dict[str, Any] = dict(
+            action_horizon=start.num_knots, action_env_dim=of_start["action_dim"], hold=of_start["hold"]
+        )
         trained: dict[str, Any] = dict(lora_rank=lora_rank, augment=augment)
         trained |= dict(train_expert_only=True) if expert_only else {}  # else as base has it
         if base:
             return cls(base, **sizes, **trained, statistics=None if keep_statistics else windows.statistics())
         statistics = {**STATISTICS, "actions": windows.statistics()}
-        sentences = windows.observation["task_description"]
-        write_tiny(beginning, seed=seed, norm_stats=statistics, sentences=sentences, **sizes)
-        return cls(str(beginning), **trained)
+        write_tiny(start.folder, seed=start.seed, norm_stats=statistics, sentences=windows.tasks, **sizes)
+        return cls(str(start.folder), **trained)
 
     @property
     def action_dim(self) -> int:
