@@ -23,7 +23,7 @@ from cosmos_predict2.rl.clips import flow_grpo, losses
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.clips.groups import Groups, RowDraws
 from cosmos_predict2.rl.clips.losses import Losses
-from cosmos_predict2.rl.clips.rollout import ChainPath, Kept, chain_path, roll_out, sigma_of
+from cosmos_predict2.rl.clips.rollout import ChainPath, Kept, chain_path, roll_out
 from cosmos_predict2.rl.clips.samples import Conditions, Forward, MicroBatch, Samples, joined, mapped, order
 from cosmos_predict2.rl.config import RLConfig, passes_of
 from cosmos_predict2.rl.interfaces import Clips
@@ -67,7 +67,8 @@ def test_the_data_term_and_the_rollout_share_clips_levels_and_noise(
         assert torch.equal(batch.data.x0_B_C_T_H_W, batch.condition.gt_frames_B_C_T_H_W)
         assert torch.equal(batch.data.epsilon_B_C_T_H_W, batch.noise_B_C_T_H_W)
         chain = chain_path(model.world, model.rl, batch.condition, None, batch.noise_B_C_T_H_W).chain
-        level = sigma_of(chain.levels[batch.kept.k], model.rl)
+        time = chain.levels[batch.kept.k]
+        level = time / (1 - time)
         assert batch.data.sigma_B_1.flatten().tolist() == pytest.approx([level, level])
 
 

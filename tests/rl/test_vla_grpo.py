@@ -24,7 +24,6 @@ from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
     Starts,
     Trajectories,
-    concatenated,
     replayed,
     validation_starts,
 )
@@ -254,7 +253,7 @@ def test_dynamic_sampling_takes_further_starts_until_groups_have_spread() -> Non
 def test_collections_are_joined_along_the_episodes() -> None:
     source = LocalRollout(policy(), ToyEnv(num_envs=4))
     first, second = source.collect(starts(4)), source.collect(starts(2))
-    both = concatenated([first, second])
+    both = first.with_others([second])
     assert len(both) == 6
     assert torch.equal(both.record["knots"][:, 4:], second.record["knots"])
     assert torch.equal(both.rows(torch.tensor([4, 5])).return_E, second.return_E)

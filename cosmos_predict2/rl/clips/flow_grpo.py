@@ -17,14 +17,14 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, Condition
 from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
-from cosmos_predict2.models.config import model_config
+from cosmos_predict2.models.config import LATEST_TIME, model_config
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.clips.data_checks import check_conditions, check_rewards, require_true_frames
 from cosmos_predict2.rl.clips.groups import Groups, RowDraws
 from cosmos_predict2.rl.clips.losses import Losses
-from cosmos_predict2.rl.clips.rollout import chain_path, check_chain, judge, roll_out, sigma_of
+from cosmos_predict2.rl.clips.rollout import chain_path, check_chain, judge, roll_out
 from cosmos_predict2.rl.clips.samples import (
     Conditions,
     Data,
@@ -172,7 +172,11 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
         keep = self.world.conditioner.draw_keep(generators.each("condition"))  # of the data term, as in training
         data_condition = self.world.conditioner.withheld(condition, keep)
-        unconditional = self._unconditional(batch, condition) if rl.guidance else None
+        unconditional = None
+        if rl.guidance:
+            text, negative = condition.crossattn_emb_B_S_E, batch.get(NEGATIVE_TEXT_KEY)
+            other = torch.zeros_like(text) if negative is None else with_tokens(negative.to(text), text.shape[1])
+            unconditional = replace(condition, crossattn_emb_B_S_E=other)
         steps = self._trained_steps(draws)
         window = tuple(steps) if rl.noise_on_trained_steps_only else None
         rows = draws.rows
@@ -217,7 +221,9 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
             return world.context.split_frames(draws.normal(shape, rows, members, f"step{k}").to(given))
 
         path = chain_path(world, self.rl, *conditions.of(chunk), noise, window)
-        levels = [sigma_of(level, self.rl) for level in path.chain.levels[: path.chain.num_steps]]
+        levels = path.chain.levels[: path.chain.num_steps]
+        if self.rl.transition != "churn":  # they are flow times
+            levels = [t / max(1 - t, 1 - LATEST_TIME) for t in levels]
         keep = steps if self.rl.is_ratio else ()
         start = world.context.split_frames(noise)
         final, kept = roll_out(path, start, noise_of, keep, is_checked=not self._has_checked_states)
@@ -264,23 +270,14 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
             context["true_video"] = true.cpu()
         return context
 
-    def _unconditional(self, batch: Mapping[str, Any], condition: Condition) -> Condition:
-        """The condition with the batch's negative text, or with no text."""
-        text = condition.crossattn_emb_B_S_E
-        negative = batch.get(NEGATIVE_TEXT_KEY)
-        other = torch.zeros_like(text) if negative is None else with_tokens(negative.to(text), text.shape[1])
-        return replace(condition, crossattn_emb_B_S_E=other)
-
     def _trained_steps(self, draws: RowDraws) -> list[int]:
         """The indices of ``train_on``, with those that are drawn: steps that have a probability, each once."""
         chosen = [k for k in self.rl.train_on if k != ANY]
-        open_steps = [k for k in range(self.rl.sample_steps) if k not in chosen and self._may_draw(k)]
+        last = self.rl.sample_steps - (self.rl.transition not in ("sde", "dance"))  # whose last step draws nothing
+        open_steps = [k for k in range(last) if k not in chosen]
         wanted = len(self.rl.train_on) - len(chosen)
         drawn = draws.permutation(len(open_steps), "steps")[:wanted]
         return sorted(chosen + [open_steps[i] for i in drawn])
-
-    def _may_draw(self, k: int) -> bool:
-        return k < self.rl.sample_steps - 1 or self.rl.transition in ("sde", "dance")
 
     # --- what other weights than the trained ones predict
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss of a micro-batch of clips: the objective, the distance to the reference, and the data term.
 
-    output, loss = Losses(world, rl).of(experience)
+    output, loss = Losses(world, rl).of(part)
 
 Under context parallelism a rank has its frames alone; ratios and errors are those of whole clips, alike on all ranks.
 """
@@ -34,11 +34,11 @@ class Losses:
         self.rl = rl
         self.objective = objective_of(rl.objective)
 
-    def of(self, experience: MicroBatch) -> tuple[dict[str, Any], Tensor]:
+    def of(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         """Numbers to log, and the loss."""
-        output, loss = self._forward_loss(experience) if experience.kept is None else self._ratio_loss(experience)
-        if experience.data is not None:
-            data_loss = self._data_loss(experience.data)
+        output, loss = self._forward_loss(part) if part.kept is None else self._ratio_loss(part)
+        if part.data is not None:
+            data_loss = self._data_loss(part.data)
             output["data_loss"] = data_loss.detach()
             loss = loss + self.rl.data_beta * data_loss
         return output, self.rl.loss_scale * loss
@@ -47,18 +47,19 @@ class Losses:
         """The network's velocity at the samples' times for this rank's frames, eps - x_0 where it is right."""
         t_B, x0, epsilon = forward.t_B, forward.x0_B_C_T_H_W, forward.epsilon_B_C_T_H_W
         predicted = self._clean(x0, epsilon, (t_B / (1 - t_B))[:, None], condition)
-        return (objectives.noised(self._part(x0), self._part(epsilon), t_B) - predicted) / _wide(t_B, x0)
+        t = t_B.reshape(-1, *[1] * (x0.dim() - 1)).to(x0)
+        return (objectives.noised(self._part(x0), self._part(epsilon), t_B) - predicted) / t
 
-    def _ratio_loss(self, experience: MicroBatch) -> tuple[dict[str, Any], Tensor]:
-        rl, kept = self.rl, experience.kept
+    def _ratio_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
+        rl, kept = self.rl, part.kept
         assert kept is not None
-        path = self._path(experience)
+        path = self._path(part)
         step, _ = judge(path, kept)
         mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
         std = step.std if rl.ratio_normalisation == "gaussian" else None
         log_ratio_B = of_whole_clip(self.world, log_ratio(kept.x_next_B_C_T_H_W, mean, old, std))
         drift_B = of_whole_clip(self.world, objectives.mean_drift(mean, old))
-        advantage_B = experience.advantage_B.to(log_ratio_B)
+        advantage_B = part.advantage_B.to(log_ratio_B)
         if rl.exp_reward:
             largest = rl.advantage.adv_clip_max
             advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
@@ -66,7 +67,7 @@ class Losses:
         limits = (rl.clip_ratio, dt, rl.clip_ratio_high, rl.dual_clip)
         policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, *limits))
         loss = policy.loss_B.mean()
-        output = self._watched(experience, policy, log_ratio_B, loss)
+        output = self._watched(part, policy, log_ratio_B, loss)
         if kept.reference_mean_B_C_T_H_W is not None:
             kl_B = of_whole_clip(self.world, objectives.mean_drift(mean, kept.reference_mean_B_C_T_H_W))
             kl = (kl_B if std is None else objectives.gaussian_kl(kl_B, std)).mean()
@@ -75,10 +76,10 @@ class Losses:
         return output, loss
 
     def _watched(
-        self, experience: MicroBatch, policy: objectives.Clipped, log_ratio_B: Tensor, loss: Tensor
+        self, part: MicroBatch, policy: objectives.Clipped, log_ratio_B: Tensor, loss: Tensor
     ) -> dict[str, Any]:
-        ratio_B, k = policy.ratio_B.detach(), None if experience.kept is None else experience.kept.k
-        if experience.is_before_update and self.rl.on_policy:
+        ratio_B, k = policy.ratio_B.detach(), None if part.kept is None else part.kept.k
+        if part.is_before_update and self.rl.on_policy:
             off = float((log_ratio_B.detach()).abs().max())
             at = "" if k is None else f" at step {k}"
             if math.isnan(off):
@@ -93,19 +94,19 @@ class Losses:
             "policy_loss": loss.detach(),
             "log_prob_ratio": ratio_B.mean(),
             "ratio_std": std,
-            **({} if k is None or experience.is_before_update else {f"ratio_std_step{k}": std}),  # once ratios move
+            **({} if k is None or part.is_before_update else {f"ratio_std_step{k}": std}),  # once ratios move
             "clip_fraction_above": policy.is_above_B.float().mean(),
             "clip_fraction_below": policy.is_below_B.float().mean(),
             "approx_kl": objectives.approximate_kl(log_ratio_B.detach()),
         }
 
-    def _forward_loss(self, experience: MicroBatch) -> tuple[dict[str, Any], Tensor]:
-        rl, forward = self.rl, experience.forward
+    def _forward_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
+        rl, forward = self.rl, part.forward
         assert forward is not None
-        v = self.velocity(experience.condition, forward)
+        v = self.velocity(part.condition, forward)
         v_old = v.detach() if forward.v_old_B_C_T_H_W is None else forward.v_old_B_C_T_H_W
         x0, epsilon, t_B = self._part(forward.x0_B_C_T_H_W), self._part(forward.epsilon_B_C_T_H_W), forward.t_B
-        advantage_B = experience.advantage_B.to(v)
+        advantage_B = part.advantage_B.to(v)
         of_clip = partial(of_whole_clip, self.world)
         numbers = (rl.clip_ratio, rl.nft_beta, rl.advantage.adv_clip_max, of_clip, rl.clip_ratio_high, rl.dual_clip)
         found = self.objective.function(FreshNoise(x0, epsilon, t_B, v, v_old, advantage_B, *numbers))
@@ -113,7 +114,7 @@ class Losses:
         if isinstance(found, WithoutRatio):
             output = {"policy_loss": loss.detach(), **found.watched}
         else:
-            output = self._watched(experience, found, found.ratio_B.log(), loss)
+            output = self._watched(part, found, found.ratio_B.log(), loss)
         if forward.v_reference_B_C_T_H_W is not None:
             kl = of_clip(objectives.mean_drift(v, forward.v_reference_B_C_T_H_W)).mean()
             output["kl_loss"] = kl.detach()
@@ -137,10 +138,5 @@ class Losses:
     def _part(self, x: Tensor) -> Tensor:
         return self.world.context.split_frames(x)
 
-    def _path(self, experience: MicroBatch) -> ChainPath:
-        of = experience
-        return chain_path(self.world, self.rl, of.condition, of.unconditional, of.noise_B_C_T_H_W, of.window)
-
-
-def _wide(value_B: Tensor, like: Tensor) -> Tensor:
-    return value_B.reshape(-1, *[1] * (like.dim() - 1)).to(like)
+    def _path(self, part: MicroBatch) -> ChainPath:
+        return chain_path(self.world, self.rl, part.condition, part.unconditional, part.noise_B_C_T_H_W, part.window)

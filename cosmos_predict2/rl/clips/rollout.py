@@ -17,9 +17,8 @@ from torch import Tensor
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, Chain, ChurnChain, FlowChain, Normal
-from cosmos_predict2.models.config import LATEST_TIME
 from cosmos_predict2.rl.config import ANY, KEY, RLConfig
-from cosmos_predict2.world_model.objectives import FLOW_SOLVER, Objective, SamplingPath
+from cosmos_predict2.world_model.objectives import FLOW_SOLVER, Objective
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.errors import ConfigError, TrainingError
@@ -65,9 +64,15 @@ def chain_path(
     solver = _solver(world.objective, rl)
     options = SamplingOptions(guidance=rl.guidance, num_steps=rl.sample_steps, solver=solver, is_repeatable=True)
     path = world.sampling_path(condition, unconditional, noise_B_C_T_H_W, options)
+
+    def at_level(x: Tensor, level: float) -> Tensor:
+        return path.denoise(x, x.new_full((len(x),), level))
+
+    def at_time(y: Tensor, t: float) -> Tensor:
+        return at_level(y / (1 - t), t / (1 - t))
+
     is_by_time = rl.transition in FLOW_KINDS and solver == LEVEL_SOLVER
-    denoise = _at_time(path) if is_by_time else _at_level(path)
-    return ChainPath(_chain(rl, solver, path.sigmas, window), denoise, path.finish)
+    return ChainPath(_chain(rl, solver, path.sigmas, window), at_time if is_by_time else at_level, path.finish)
 
 
 def check_chain(objective: Objective, rl: RLConfig) -> None:
@@ -106,17 +111,6 @@ def _chain(rl: RLConfig, solver: str, sigmas: Tensor, window: Collection[int] | 
         return FlowChain(times.tolist(), rl.transition, rl.noise_level, window)
     except ValueError as error:
         raise ConfigError(f"{KEY}.transition={rl.transition}, sample_steps={rl.sample_steps}: {error}") from error
-
-
-def _at_level(path: SamplingPath) -> Callable[[Tensor, float], Tensor]:
-    return lambda x, level: path.denoise(x, x.new_full((len(x),), level))
-
-
-def _at_time(path: SamplingPath) -> Callable[[Tensor, float], Tensor]:
-    def denoise(y: Tensor, t: float) -> Tensor:
-        return path.denoise(y / (1 - t), y.new_full((len(y),), t / (1 - t)))
-
-    return denoise
 
 
 def roll_out(
@@ -170,8 +164,3 @@ def of_whole_clip(world: WorldModel, value_B: Tensor) -> Tensor:
     """The mean over whole clips of a mean over this rank's frames, alike on all ranks of a context-parallel group."""
     context = world.context
     return context.gather_frames(value_B[:, None], 1).mean(dim=1) if context.is_on else value_B
-
-
-def sigma_of(level: float, rl: RLConfig) -> float:
-    """The noise level of a chain's level."""
-    return level if rl.transition == "churn" else level / max(1 - level, 1 - LATEST_TIME)

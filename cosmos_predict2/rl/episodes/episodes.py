@@ -7,14 +7,13 @@
 What a policy draws follows from an episode's own number, so that an episode is the same in any company.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.clips.samples import joined
 from cosmos_predict2.rl.interfaces import Decision, Info, Observation, Policy, VecEnv
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError
@@ -80,18 +79,24 @@ class Trajectories:
 
     def rows(self, rows: Tensor) -> "Trajectories":
         """Some of the episodes."""
-        return replace(
-            self,
-            record={key: value[:, rows] for key, value in self.record.items()},
-            actions_M_E_A_D=self.actions_M_E_A_D[:, rows],
-            reward_M_E_A=self.reward_M_E_A[:, rows],
-            executed_M_E_A=self.executed_M_E_A[:, rows],
-            success_E=self.success_E[rows],
-            finish_step_E=self.finish_step_E[rows],
-            is_valid_E=self.is_valid_E[rows],
-            log_prob_M_E_K_N=None if self.log_prob_M_E_K_N is None else self.log_prob_M_E_K_N[:, rows],
-            frames_E_F_H_W_C=None if self.frames_E_F_H_W_C is None else self.frames_E_F_H_W_C[rows],
-            moved_E_L=None if self.moved_E_L is None else self.moved_E_L[rows],
+        return self.changed(lambda values, dim: values[0].index_select(dim, rows.to(values[0].device)))
+
+    def changed(
+        self, change: Callable[[list[Tensor], int], Tensor], others: Sequence["Trajectories"] = ()
+    ) -> "Trajectories":
+        """With each tensor as it is after a change, which gets those of ``others`` too, and which dimension is E."""
+
+        def of(values: list[Any], dim: int) -> Any:
+            if isinstance(values[0], dict):
+                return {name: of([value[name] for value in values], dim) for name in values[0]}
+            return None if values[0] is None else change(values, dim)
+
+        names = [field.name for field in fields(self)]
+        return Trajectories(
+            **{
+                name: of([getattr(one, name) for one in (self, *others)], 1 if "_M_" in name or name == "record" else 0)
+                for name in names
+            }
         )
 
     def groups(self, numbers: Tensor, size: int) -> "Trajectories":
@@ -100,7 +105,7 @@ class Trajectories:
 
     def with_others(self, others: Sequence["Trajectories"]) -> "Trajectories":
         """The episodes of several collections, one after the other."""
-        return concatenated([self, *others])
+        return self.changed(torch.cat, others) if others else self
 
     @property
     def return_E(self) -> Tensor:
@@ -361,45 +366,3 @@ def replayed(
         returns.append(total)
         valids.append(_valid(info, len(part)))
     return torch.cat(successes), torch.cat(returns), torch.cat(valids)
-
-
-def concatenated(parts: Sequence[Trajectories]) -> Trajectories:
-    """Episodes of several collections, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    of_time: list[dict[str, Any]] = [
-        {
-            "record": p.record,
-            "a": p.actions_M_E_A_D,
-            "r": p.reward_M_E_A,
-            "x": p.executed_M_E_A,
-            "l": p.log_prob_M_E_K_N,
-        }
-        for p in parts
-    ]
-    turned = joined([_swapped(one) for one in of_time])
-    back = _swapped(turned)
-    return Trajectories(
-        record=back["record"],
-        actions_M_E_A_D=back["a"],
-        reward_M_E_A=back["r"],
-        executed_M_E_A=back["x"],
-        success_E=torch.cat([p.success_E for p in parts]),
-        finish_step_E=torch.cat([p.finish_step_E for p in parts]),
-        is_valid_E=torch.cat([p.is_valid_E for p in parts]),
-        log_prob_M_E_K_N=back["l"],
-        frames_E_F_H_W_C=_joined([p.frames_E_F_H_W_C for p in parts]),
-        moved_E_L=_joined([p.moved_E_L for p in parts]),
-    )
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    kept = [part for part in parts if part is not None]
-    return torch.cat(kept) if kept else None
-
-
-def _swapped(value: Any) -> Any:
-    """Decisions and episodes exchanged, in every tensor."""
-    if isinstance(value, Mapping):
-        return {key: _swapped(one) for key, one in value.items()}
-    return None if value is None else value.transpose(0, 1)

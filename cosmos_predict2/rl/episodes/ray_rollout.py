@@ -23,10 +23,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cosmos_predict2.rl.episodes.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, concatenated, release
+from cosmos_predict2.rl.episodes.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, release
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from cosmos_predict2.rl.interfaces import Policy, VecEnv
 from imaginaire import distributed
@@ -118,9 +118,8 @@ class RayRollout:
         for _ in range(2):  # where nothing came back, once more
             played = self._played(parts, mode, on_progress)
             if found := next((one for one in played if one is not None), None):
-                return concatenated(
-                    [_lost(found, len(part)) if one is None else one for part, one in zip(parts, played)]
-                )
+                whole = [_lost(found, len(part)) if one is None else one for part, one in zip(parts, played)]
+                return whole[0].with_others(whole[1:])
         raise TrainingError(
             f"All workers of {KEY} died, twice in a row: no episode came back. `ray status` and the log above say more;"
             f" each needs memory for the policy and the environments. The last one: {self._why}"
@@ -294,20 +293,10 @@ def _device_of(policy: Policy) -> torch.device:
 
 def _lost(like: Trajectories, num_episodes: int) -> Trajectories:
     """Episodes of which nothing is known, of the shapes of others."""
-    rows = torch.zeros(num_episodes, dtype=torch.long)
-    blank = like.rows(rows)
-    return replace(
-        blank,
-        record={name: torch.zeros_like(value) for name, value in blank.record.items()},
-        **{name: torch.zeros_like(value) for name, value in _tensors(blank).items()},
-        finish_step_E=torch.full_like(blank.finish_step_E, -1),
+    blank = like.rows(torch.zeros(num_episodes, dtype=torch.long)).changed(
+        lambda values, _: torch.zeros_like(values[0])
     )
-
-
-def _tensors(played: Trajectories) -> dict[str, Tensor]:
-    found = {name: value for name, value in vars(played).items() if isinstance(value, Tensor)}
-    del found["finish_step_E"]
-    return found
+    return replace(blank, finish_step_E=torch.full_like(blank.finish_step_E, -1))
 
 
 def _packed(value: Any) -> bytes:
