@@ -121,13 +121,13 @@ class RLConfig(Section):
 
     @property
     def teaches_without_advantage(self) -> bool:
-        """Whether samples with an advantage of 0 have a gradient; one's own objective may have any."""
+        """Samples with an advantage of 0 may have a gradient, as of one's own objective."""
         is_by_advantage = self.objective in ("grpo", "guard", "dppo") and not self.exp_reward
         return not is_by_advantage or self.kl_beta > 0 or self.data_beta > 0
 
     @property
     def starts_alike(self) -> bool:
-        """Whether members of a group start at the same noise."""
+        """The members of a group start at the same noise."""
         return self.transition != "ode" if self.use_same_seed is None else self.use_same_seed
 
     @property
@@ -223,7 +223,7 @@ class Predict2p5RLConfig(Predict2p5Video2WorldModelConfig, Predict2RLConfig):
 
 
 def check_steps(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
-    """Whether updates, saves and the end of the run fall on whole experiences."""
+    """Errors where updates, saves or the end of the run do not fall on whole experiences."""
     run = context.config
     if run is None:
         return
@@ -286,7 +286,8 @@ def passes_of(rl: RLConfig, conditions: int, *, is_flow_model: bool) -> Passes:
 
 
 def _kept_latents(rl: RLConfig, has_old: bool) -> int:
-    """Of each trained step its mean, of churn also the estimate before, and the states between which it leads; of each
+    """Latents that a clip's rollout keeps: of each trained step its mean, of churn also the estimate before, and the
+    states between which it leads; of each
     level fresh noise; what other weights predict. Drawn steps may lie apart."""
     steps = rl.num_trained
     of_others = steps * (has_old + (rl.kl_beta > 0))

@@ -92,8 +92,10 @@ class ContractError(AssertionError):
 
 
 class Policy(Protocol):
-    """What decides. A policy that is trained is a module besides.
+    """Decides on chunks of actions. A policy that is trained is a module besides.
 
+    Optional members: ``reads_state`` (true where decisions need ``state``), ``draws_when_greedy`` (true where greedy
+    decisions draw noise, too), and ``on_trainer_step(iteration)``, called after each optimizer step.
     `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
 
@@ -117,6 +119,9 @@ class Policy(Protocol):
 class VecEnv(Protocol):
     """Environments that are stepped together, each with a task, a start and a length of its own.
 
+    Optional members: ``keep_frames`` (see `chunk_step`), ``release()`` (ends simulators, which start again with the
+    next episodes), ``offload()`` (leaves the GPU to others until the next episodes), ``offload_policy`` (whether it
+    does), and ``imagination`` (the world model that the episodes are imagined by).
     `cosmos_predict2.rl.envs.contract` checks an environment against what is written here.
     """
 
@@ -159,7 +164,7 @@ class VecEnv(Protocol):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What pictures look like to a reward: a value, and whether the task is done."""
+    """A value of each picture, and whether it shows the task done."""
 
     value_E_F: Tensor
     success_E_F: Tensor  # bool
@@ -167,6 +172,6 @@ class Judgement:
 
 class FrameReward(Protocol):
     """Judges pictures that a world model imagined, uint8 [E, F, H, W, 3]. ``context`` has what is known of each start:
-    ``task_description``, and what a reward needs besides, such as ``goal`` [E, 2]."""
+    ``task_description``, and what a reward needs besides, such as ``goal`` [E, 2]. Optional: ``to(device)``."""
 
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement: ...

@@ -24,7 +24,7 @@ R = TypeVar("R", bound="Record")
 
 
 class Record(Protocol):
-    """What training needs of the samples of a rollout, those of a group one after the other."""
+    """The samples of a rollout, those of a group one after the other."""
 
     def groups(self: R, numbers: Tensor, size: int) -> R:
         """Some of the groups of so many samples."""
@@ -35,17 +35,21 @@ class Record(Protocol):
 
 @dataclass
 class Experience:
-    """The groups of a rollout with their advantages; groups of which nothing is learnt have zeros."""
+    """The groups of a rollout with their advantages.
+
+    ``teaches_G``: any sample of the group has one, of those that other ranks roll out too.
+    """
 
     record: Any  # a Record
     advantage_G_M: Tensor
+    teaches_G: Tensor
     facts: Facts
     num_rollouts: int = 1
 
-    @property
-    def teaches_G(self) -> Tensor:
-        """The groups that have an advantage."""
-        return (self.advantage_G_M != 0).any(dim=1)
+    def groups(self, numbers: Tensor) -> "Experience":
+        """Some of the groups."""
+        record = self.record.groups(numbers, self.advantage_G_M.shape[1])
+        return Experience(record, self.advantage_G_M[numbers], self.teaches_G[numbers], self.facts)
 
     @property
     def group_facts(self) -> Facts:
@@ -128,18 +132,18 @@ class RLModel(ImaginaireModel):
             more = self.collect(next(batches), parts[0].record)
             num += 1
             if (chosen := more.teaches_G.nonzero().flatten()).numel():  # the first rollout has enough of the others
-                parts.append(_some(more, chosen))
+                parts.append(more.groups(chosen))
         self.after_rollouts()
         if len(parts) > 1:  # first those that teach something; every rank has equally many
             order = torch.argsort((~torch.cat([part.teaches_G for part in parts])).long(), stable=True)
             order, kept = order[:wanted].sort().values, []
             for part in parts:  # one after the other: pictures are large
                 count = len(part.advantage_G_M)
-                kept.append(_some(part, order[(order >= 0) & (order < count)]))
+                kept.append(part.groups(order[(order >= 0) & (order < count)]))
                 order = order - count
             advantage = torch.cat([part.advantage_G_M for part in kept])
             found.record = kept[0].record.with_others([part.record for part in kept[1:]])
-            found.advantage_G_M = advantage
+            found.advantage_G_M, found.teaches_G = advantage, torch.cat([part.teaches_G for part in kept])
         found.num_rollouts = num
         return found
 
@@ -204,9 +208,3 @@ def require_ratio_one(away: float, tolerance: float, why: str) -> None:
             f"Before the first update the ratio of new to old probability is 1 by definition, but it differs by"
             f" {away:.3g} (model.config.rl.ratio_tolerance={tolerance}): {why}"
         )
-
-
-def _some(found: Experience, numbers: Tensor) -> Experience:
-    """Some of the groups."""
-    size = found.advantage_G_M.shape[1]
-    return Experience(found.record.groups(numbers, size), found.advantage_G_M[numbers], found.facts)

@@ -44,7 +44,7 @@ class Scoring:
 
     @property
     def needs_probe(self) -> bool:
-        """Whether a reward asks elsewhere and has not been asked for a first score yet."""
+        """True where a reward asks elsewhere and has not been asked for a first score yet."""
         return not self._is_probed and any(callable(getattr(one, "probe", None)) for one in self.rewards.values())
 
     def probe(self, clips: Clips, context: Mapping[str, Any]) -> None:

@@ -113,11 +113,11 @@ def _spread(root: Path, ranks: dict[int, list[int]], *options: str) -> list[bool
     score, number = FlowGRPOModel._score, itertools.count()
 
     def patched(self: FlowGRPOModel, tickets: Any) -> Any:
-        advantage, facts = score(self, tickets)
+        advantage, teaches, facts = score(self, tickets)
         advantage[:, ::2], advantage[:, 1::2] = 1.0, -1.0
         if distributed.rank() not in ranks.get(next(number), [0, 1]):
             advantage = torch.zeros_like(advantage)
-        return advantage, facts
+        return advantage, teaches, facts
 
     with mock.patch.object(FlowGRPOModel, "_score", patched), states() as found:
         run(root, *options, "trainer.max_iter=3")

@@ -42,6 +42,16 @@ def test_scores_of_all_ranks_are_whole_groups_and_each_gets_its_own_back(
         assert torch.equal(groups.own(wanted), scores["reward"].value_B)
 
 
+def test_a_group_teaches_on_every_rank_that_shares_it() -> None:
+    """So that all of them take the same groups of further batches in place of others."""
+    whole = torch.tensor([[0.0, 0.0, 1.0, -1.0], [0.0] * 4])
+    for rank in range(2):
+        ours: Any = mock.Mock(groups=Groups(4, 2, ParallelDims(2, rank, 1)))
+        ours.scoring.fetch.return_value, ours.scoring.advantages.return_value = {}, (whole, {})
+        advantage, teaches, _ = FlowGRPOModel._score(ours, [])
+        assert torch.equal(advantage, whole[:, 2 * rank : 2 * rank + 2]) and teaches.tolist() == [True, False]
+
+
 def plain(dataset: Dataset[Any], batch_size: int, **_: Any) -> DataLoader[Any]:
     """Torch's own, with a sampler that deals samples out to the ranks."""
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, current_dims().dp_size, current_dims().dp_rank)

@@ -171,9 +171,8 @@ def test_each_update_has_minibatches_of_its_own() -> None:
     played.record["number"] = torch.arange(24).reshape(2, 12)
     halves = []
     for position in (0, 3):
-        _, found = one.minibatches(
-            Experience(played, torch.ones(3, 4), {}), {"sample_position": torch.tensor([position])}
-        )
+        whole = Experience(played, torch.ones(3, 4), torch.ones(3, dtype=torch.bool), {})
+        _, found = one.minibatches(whole, {"sample_position": torch.tensor([position])})
         halves += [frozenset(part.record["number"].tolist()) for part in found]
     assert all(halves[i] | halves[i + 1] == set(range(24)) for i in range(0, 8, 2))
     assert len(set(halves)) == 8

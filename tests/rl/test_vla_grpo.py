@@ -115,7 +115,8 @@ def test_frames_show_every_step_and_the_first() -> None:
 
 def experience(one: VLAGRPOModel, played: Trajectories, advantage: torch.Tensor | None = None) -> list[Any]:
     advantage = one._advantages(played) if advantage is None else advantage
-    return list(one.minibatches(Experience(played, advantage, {"reward_mean": 1.0}), batch())[1])
+    found = Experience(played, advantage, advantage.any(dim=1), {"reward_mean": 1.0})
+    return list(one.minibatches(found, batch())[1])
 
 
 def test_groups_share_their_start_and_the_world_but_not_the_policys_draws() -> None:

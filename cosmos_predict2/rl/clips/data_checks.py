@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the data of a run have what its rewards compare with, before anything is built."""
+"""Checks, before anything is built, that the data of a run have what its rewards compare with."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -46,7 +46,7 @@ def check_conditions(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
 
 
 def lacks(data: Mapping[str, Any], name: str) -> bool:
-    """Whether a data set is known to have no such thing in its samples."""
+    """True where a data set is known to have no such thing in its samples."""
     facts = facts_of(data)
     if name in OF_TRUE_CLIPS:
         return facts.num_true_frames is not None

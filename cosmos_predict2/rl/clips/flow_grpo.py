@@ -156,8 +156,8 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
             samples = self._predicted(samples, draws)  # rewards that score elsewhere do so meanwhile
         with self.phase("reward_wait"):
             self.progress(f"waiting for the rewards of {len(samples)} clips")
-            advantage_G_M, facts = self._score(tickets)
-        return Experience(Rollout(samples, *data, draws), advantage_G_M, facts)
+            scored = self._score(tickets)
+        return Experience(Rollout(samples, *data, draws), *scored)
 
     @torch.no_grad()
     def _rolled_out(
@@ -194,13 +194,14 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
                 parts.append(self._kept_at(part))
         return joined(parts), (x0, data_condition), tickets
 
-    def _score(self, tickets: list[dict[str, Ticket]]) -> tuple[Tensor, Facts]:
-        """The advantages of this rank's groups, and what to log of rewards."""
+    def _score(self, tickets: list[dict[str, Ticket]]) -> tuple[Tensor, Tensor, Facts]:
+        """The advantages of this rank's samples, which of its groups have any, and what to log of rewards."""
         scores = self.groups.gathered(self.scoring.fetch(tickets, len(self.groups.members)))
         advantage, facts = self.scoring.advantages(scores)
         failed = [name for name, one in scores.items() if not one.is_valid_B.any()]
         self.count_failure(bool(failed), f"score of {', '.join(failed or scores)}")
-        return self.groups.own(advantage), facts
+        teaches_N_1 = (advantage != 0).any(dim=1, keepdim=True)
+        return self.groups.own(advantage), self.groups.own(teaches_N_1.expand_as(advantage))[:, 0], facts
 
     def _roll_out(
         self,
@@ -221,7 +222,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
             return world.context.split_frames(draws.normal(shape, rows, members, f"step{k}").to(given))
 
         path = chain_path(world, self.rl, *conditions.of(chunk), noise, window)
-        levels = path.chain.levels[: path.chain.num_steps]
+        levels = list(path.chain.levels[: path.chain.num_steps])
         if self.rl.transition != "churn":  # they are flow times
             levels = [t / max(1 - t, 1 - LATEST_TIME) for t in levels]
         keep = steps if self.rl.is_ratio else ()
@@ -256,7 +257,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         return clips, of_rows
 
     def _reward_context(self, batch: Mapping[str, Any], x0: Tensor, numbers: Tensor) -> dict[str, Any]:
-        """What rewards may compare with, a row for each condition."""
+        """The context of rewards: what they may compare with, a row for each condition."""
         context: dict[str, Any] = {"num_conditional_frames": numbers.cpu()}
         if (actions := batch.get("action")) is not None:
             context["actions"] = actions.cpu()

@@ -38,7 +38,7 @@ class ChainPath:
 
 @dataclass(frozen=True)
 class Kept:
-    """What training needs of one step of a rollout."""
+    """One step of a rollout, with all that training needs of it."""
 
     k: int
     x_B_C_T_H_W: Tensor

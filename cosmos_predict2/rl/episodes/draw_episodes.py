@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy imagines to do, beside what the same actions truly do, at every validation.
+"""Videos of imagined episodes beside the true ones of the same actions, at every validation.
 
 The run's folder gets ``samples/iter_000000492_episodes.mp4`` and a contact sheet of the same name, with a row for each
 of the first starts of the validation data, which are the same every time.

@@ -25,7 +25,7 @@ Mode = Literal["sample", "greedy"]
 
 @dataclass(frozen=True)
 class Starts:
-    """Where episodes begin, and what they draw from: of the policy (``draws``), inside the environment (``seeds``)."""
+    """Tasks and starts of episodes, and the seeds of draws: the policy's (``draws``), the environment's (``seeds``)."""
 
     task_ids: list[int]
     trial_ids: list[int]
@@ -113,7 +113,10 @@ class Trajectories:
 
 
 class RolloutSource(Protocol):
-    """Where episodes are played: in this process, or elsewhere."""
+    """Plays episodes, in this process or elsewhere.
+
+    Optional members: ``is_elsewhere`` (true where this process needs no whole policy for it), ``release()``.
+    """
 
     def sync(self, policy: Policy) -> None:
         """The weights to decide with from now on."""
@@ -162,7 +165,7 @@ class LocalRollout:
 
 
 class _Places:
-    """Which episode each environment plays.
+    """The episode that each environment plays.
 
     An idle environment takes the next start at once. Where others would have to wait for its reset (``reset_chunks`` of
     the metadata), it does so when the idle ones have waited together as long as the others would: with the cheapest
@@ -310,7 +313,7 @@ def _of_length(parts: Sequence[Sequence[Tensor]], length: int, *, repeats: bool)
 
 
 def _valid(info: Info, count: int) -> Tensor:
-    """Which episodes were not lost, [E]; all, where an environment never loses one."""
+    """The episodes that were not lost, [E]; all, where an environment never loses one."""
     return info.get("valid", torch.ones(count, dtype=torch.bool)).cpu()  # type: ignore[no-any-return]
 
 

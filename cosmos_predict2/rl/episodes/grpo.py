@@ -276,7 +276,8 @@ class VLAGRPOModel(RLModel):
     def collect(self, batch: Mapping[str, Any], first: Trajectories | None = None) -> Experience:
         with self.phase("rollout"), nullcontext() if self._is_elsewhere else deciding(self.net):
             played = self.source.collect(self.starts(batch), "sample", self.progress)
-        return Experience(played, self._advantages(played), self._facts(played))
+        advantage = self._advantages(played)
+        return Experience(played, advantage, (advantage != 0).any(dim=1), self._facts(played))
 
     def after_rollouts(self) -> None:
         self._offload()
@@ -483,5 +484,5 @@ class VLAGRPOModel(RLModel):
 
 
 def _imagines(env: Any) -> bool:
-    """Whether an environment's episodes are those of a world model."""
+    """True where an environment's episodes are those of a world model."""
     return hasattr(env, "imagination")

@@ -38,7 +38,7 @@ class Rate:
 
     @classmethod
     def of(cls, success_E: Tensor, valid_E: Tensor, starts: Starts) -> "Rate":
-        """Of the valid episodes."""
+        """The rate of the valid episodes."""
         by_start: dict[tuple[int, int], list[float]] = {}
         for start, is_success, is_valid in zip(zip(starts.task_ids, starts.trial_ids), success_E, valid_E):
             if is_valid:
@@ -59,7 +59,7 @@ class Rate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the true rate lies, in 95 of 100 cases."""
+        """The bounds of the true rate, in 95 of 100 cases."""
         n, p = self.independent or self.episodes, self.rate
         if not n:
             return math.nan, math.nan
@@ -176,13 +176,13 @@ def evaluate(
 
 
 def imagined_along(found: Evaluation, imagined_env: VecEnv, execute: int | None = None) -> Comparison:
-    """What a world model imagines of the actions that the policy chose in the true environment."""
+    """Imagined beside true success, of the actions that the policy chose in the true environment."""
     imagined_E, _, valid_E = replayed(imagined_env, found.starts, found.played.actions_M_E_A_D, execute)
     return Comparison.of(imagined_E, found.played.success_E, found.played.is_valid_E & valid_E)
 
 
 def played_along(found: Evaluation, true_env: VecEnv, execute: int | None = None) -> Comparison:
-    """What truly follows from the actions that the policy chose in imagination."""
+    """True beside imagined success, of the actions that the policy chose in imagination."""
     true_E, _, valid_E = replayed(true_env, found.starts, found.played.actions_M_E_A_D, execute)
     return Comparison.of(found.played.success_E, true_E, found.played.is_valid_E & valid_E)
 

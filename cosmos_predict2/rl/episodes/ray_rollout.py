@@ -218,7 +218,7 @@ class RayRollout:
 
 
 class _Player:
-    """What an actor does. Its methods run in the order of their calls."""
+    """An actor: it plays episodes. Its methods run in the order of their calls."""
 
     def __init__(self, policy: bytes, env: bytes, execute: int | None, device: str) -> None:
         where = torch.device(device)
@@ -276,7 +276,7 @@ def _require_resources(ray: Any, num_workers: int, num_cpus: float, num_gpus: fl
 
 
 def _modules(policy: Policy, env: VecEnv) -> dict[str, nn.Module]:
-    """What has weights that workers need: the policy, and the network of a world model's environment."""
+    """The modules whose weights workers need: the policy, and the network of a world model's environment."""
     imagination = getattr(env, "imagination", None)
     found = {POLICY: policy, WORLD_MODEL: None if imagination is None else imagination.world.net}
     return {name: part for name, part in found.items() if isinstance(part, nn.Module)}
@@ -315,7 +315,7 @@ def _packed(value: Any) -> bytes:
 
 
 def _unpacked(content: bytes, device: torch.device) -> Any:
-    """What `_packed` was given, in another process: what lay on a GPU there is on the device, the rest on the CPU.
+    """The value that `_packed` was given, in another process: what lay on a GPU is on the device, the rest on the CPU.
 
     A GPU's number, such as that of the rank that packed it, means nothing here: `torch.device` becomes the device, too.
     """

@@ -17,7 +17,7 @@ class ReferenceTable:
         self.references.setdefault(number, {})[rank] = references[0]
 
     def take(self, number: int) -> list[Any]:
-        """Of all ranks, in their order."""
+        """The references of all ranks, in their order."""
         found = self.references[number]
         self.num_taken[number] = self.num_taken.get(number, 0) + 1
         if self.num_taken[number] == self.num_ranks:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a world model is refined by: windows of the policy's true episodes, kept as latents, beside older data.
+"""Data that refine a world model: windows of the policy's true episodes, kept as latents, beside older data.
 
 The windows are state: a resumed run draws from the same ones. Every process keeps all of them.
 """
@@ -55,7 +55,7 @@ class Windows(nn.Module):
 
     @torch.no_grad()
     def begin_phase(self, latents: Tensor, actions: Tensor) -> None:
-        """What was newest is now of an earlier phase, in place of the oldest."""
+        """The newest windows become those of an earlier phase, in place of the oldest; these are the newest."""
         have, seen, size = self.num_newest, int(self.counts[1]), len(self.earlier_latents)
         places = torch.arange(seen, seen + have) % size
         self.earlier_latents[places] = self.newest_latents[:have]
@@ -184,10 +184,11 @@ def require_refinable(model: Video2WorldModel, config: RefinementConfig, micro_b
     if not isinstance(model, FlowGRPOModel):
         return
     rl, key = model.rl, "model.config.world_model.config.rl"
-    if rl.updates * rl.minibatches > 1 or rl.kl_beta or rl.weight_copy_decay_type or not rl.on_policy:
+    keeps = rl.kl_beta or rl.weight_copy_decay_type or not rl.on_policy
+    if rl.updates * rl.minibatches > 1 or rl.max_rollouts > 1 or keeps:
         raise ConfigError(
             f"model.config.refinement takes one update of each batch, and keeps no other weights: set {key}.updates=1,"
-            " minibatches=1, kl_beta=0, weight_copy_decay_type=0 and on_policy=True."
+            " minibatches=1, max_rollouts=1, kl_beta=0, weight_copy_decay_type=0 and on_policy=True."
         )
     samples = (config.newest + config.earlier + config.old) * rl.num_rollout
     parts = -(-samples // rl.rollout_batch) * rl.num_trained
@@ -225,6 +226,6 @@ def chosen_windows(
 
 
 def _by_step(values_M_E_A: Tensor, num_steps: int) -> Tensor:
-    """What decisions have for each action, [M, E, A, ...], in the order of an episode's steps: [E, L, ...]."""
+    """Values of each action of decisions, [M, E, A, ...], in the order of an episode's steps: [E, L, ...]."""
     per_decision = num_steps // len(values_M_E_A)
     return values_M_E_A[:, :, :per_decision].transpose(0, 1).flatten(1, 2)

@@ -43,7 +43,7 @@ class Shard:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Shard | None":
-        """What this rank has to send; None where that is nothing."""
+        """The part that this rank has to send; None where that is nothing."""
         part, place = local_part(tensor)
         if not _sends(tensor) or not part.numel():
             return None
@@ -61,7 +61,7 @@ Shards = dict[str, Shard]
 
 
 def _sends(tensor: Tensor) -> bool:
-    """Whether this rank is the first that holds what it holds of a tensor."""
+    """True where this rank is the first that holds what it holds of a tensor."""
     if not isinstance(tensor, DTensor):
         return distributed.is_rank0()
     coordinate = tensor.device_mesh.get_coordinate()
