@@ -16,6 +16,7 @@ from tests.test_documentation import ROOT, blocks
 PAGE = ROOT / "documentations/extending.md"
 RUNS = "checkpoints/posttraining"
 NETWORK, POLICY = f"{RUNS}/video2world/my_network", f"{RUNS}/reinforcement_learning/my_policy"
+TOY = "cosmos_predict2.rl.envs.toy:ToyEnv"  # an environment by its path
 PROGRAM = """
 import runpy, sys
 
@@ -83,6 +84,7 @@ def test_what_is_added_is_trained_and_read_again_by_every_program(tmp_path: Path
         ["scripts.convert", *own, NETWORK, "exported.safetensors"],
         ["scripts.plan", *own, "--config=my_project/config.py", "--", "experiment=my_network"],
         ["scripts.plan", *own, "--config", f"{POLICY}/config.yaml"],
+        ["scripts.evaluate_policy", *own, "--suite", TOY, "--episodes", "2", "--policy", POLICY],
         ["scripts.run_report", *own, POLICY],
     ]
     play(tmp_path, [*(words for words in of_page if words[0] not in trains), *more])

@@ -261,15 +261,6 @@ def test_the_command_evaluates_by_what_it_is_given(tmp_path: Path, monkeypatch: 
     assert calls["videos"] == [f"task={task}_trial_{i}--success={outcome}.mp4" for task, i, outcome in names]
 
 
-def test_a_policy_is_measured_in_an_environment_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_policy(tmp_path / "policy", ToyPolicy(width=32), {})
-    words = ("--policy", str(tmp_path / "policy"), "--episodes", "2", "--suite")
-    assert _command(*words, "cosmos_predict2.rl.envs.toy:ToyEnv") == 0
-    assert capsys.readouterr().out.startswith("ToyEnv: ")
-    assert _command(*words, "nowhere") == 2
-    assert "No suite is called 'nowhere'" in capsys.readouterr().err
-
-
 def test_options_of_a_policy_replace_those_that_it_was_written_with(tmp_path: Path) -> None:
     write_policy(tmp_path / "policy", ToyPolicy(width=32, noise=0.2), {})
     assert files.read_policy(str(tmp_path / "policy"), options={"noise": 0.5})[0].arguments["noise"] == 0.5
@@ -283,6 +274,7 @@ def test_wrong_flags_and_missing_policies_are_named(tmp_path: Path, capsys: pyte
     policy = ("--policy", str(tmp_path / "policy"), "--episodes", "1")
     for words, named in [
         (("--policy", str(tmp_path / "nowhere")), "nowhere"),
+        ((*policy, "--suite", "nowhere"), "No suite is called 'nowhere'"),
         ((*policy, "--videos", "1"), "--videos 1 needs --out"),
         ((*policy, "--setting", "hart"), "hart"),
         ((*policy, "--split", "test"), "split 'test'"),
