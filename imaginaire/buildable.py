@@ -26,8 +26,7 @@ _TABLES: dict[str, dict[str, Any]] = {}  # by kind
 def shipped(kind: str, names: dict[str, Any]) -> dict[str, Any]:
     """The table of a kind: ``names``, whose paths "module:Thing" are imported when resolved, and what is registered."""
     for name, thing in _TABLES.get(kind, {}).items():
-        _require_free(kind, name, thing, names)
-        names[name] = thing
+        _add(kind, name, thing, names)
     _TABLES[kind] = names
     return names
 
@@ -36,17 +35,16 @@ def buildable(kind: str, name: str = "") -> Callable[[T], T]:
     """Decorator that gives a class, a function or an object a name; by default "module.Thing"."""
 
     def register(thing: T) -> T:
-        own, table = name or path_of(thing).replace(":", "."), _TABLES.setdefault(kind, {})
-        _require_free(kind, own, thing, table)
-        table[own] = thing
+        _add(kind, name or path_of(thing).replace(":", "."), thing, _TABLES.setdefault(kind, {}))
         return thing
 
     return register
 
 
-def _require_free(kind: str, name: str, thing: Any, table: Mapping[str, Any]) -> None:
+def _add(kind: str, name: str, thing: Any, table: dict[str, Any]) -> None:
     if name in table and path_of(table[name]) != path_of(thing):  # an equal one: its module was imported anew
         raise ConfigError(f"Two of the kind {kind} are called '{name}': {path_of(table[name])}, {path_of(thing)}.")
+    table[name] = thing
 
 
 def find(name: str, kind: str) -> Any:

@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--out {path} exists: give another path, or --overwrite.")
     if args.setting not in SETTINGS:
         raise ConfigError(f"--setting {args.setting}: the toy world has none.{near(args.setting, SETTINGS)}")
-    if args.base and files.is_public(cls):  # before demonstrations are made, which may take long
+    if args.base and args.policy in files.POLICIES and files.is_public(cls):  # before demonstrations are made
         require_public(args.base, args.policy)
     if args.data:
         if args.action_dim is not None:
