@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy
@@ -126,8 +127,9 @@ class ClipDataset(Dataset[dict[str, Any]]):
     is drawn in training; else they take turns.
 
     crop: ``stretch`` scales to ``video_size`` (height, width) whatever the shape, ``center`` keeps the shape and cuts
-    off what is over. ``fps`` is a label of the samples; by default the rate of their frames. Where the source has no
-    embedding the text is zeros of ``text_width`` that are all seen (mask of ones); none without a width.
+    off what is over; without a size pictures stay as they are. ``fps`` is a label of the samples; by default the rate
+    of their frames. Where the source has no embedding the text is zeros of ``text_width`` that are all seen (mask of
+    ones); none without a width.
 
     Actions go through ``action_transform``; by default, or "statistics", one fitted to those of the whole source. A bad
     recording is an error that names it, or with ``skip_bad_samples`` replaced by the next good one.
@@ -137,7 +139,7 @@ class ClipDataset(Dataset[dict[str, Any]]):
         self,
         source: Source,
         num_frames: int,
-        video_size: Sequence[int],
+        video_size: Sequence[int] | None,
         *,
         sampling: str = EVERY,
         stride: int = 1,
@@ -155,11 +157,11 @@ class ClipDataset(Dataset[dict[str, Any]]):
         most_bad_samples: int = 16,
         cure: str = CURE,
     ) -> None:
-        if problem := size_problem("video_size", video_size) or crop_problem(crop):
+        if problem := (video_size is not None and size_problem("video_size", video_size)) or crop_problem(crop):
             raise ConfigError(problem)
         self.source = source
         self.num_frames, self.stride = num_frames, stride
-        self.video_size = (int(video_size[0]), int(video_size[1]))
+        self.video_size = None if video_size is None else (int(video_size[0]), int(video_size[1]))
         self.fps = None if fps is None else float(fps)
         self.recordings = recordings  # those of the source that are used; None: all
         self._crop = crop
@@ -216,27 +218,37 @@ class ClipDataset(Dataset[dict[str, Any]]):
             i = i if self.recordings is None else int(self.recordings[i])
         camera, count = index, self.source.num_cameras
         camera = int(numpy.random.randint(count)) if self._draws_camera and count > 1 else index % count
-        names = self.source.names(i, camera)
         with self.source.open(i, camera) as clip:
             if frames is None:
-                frames = self._chosen(clip, names["video_path"])
-            video = clip.read(frames.tolist(), self._fit)
+                frames = self._chosen(clip, self.source.names(i, camera)["video_path"])
+            video = clip.read(frames.tolist(), None if self.video_size is None else self._fit)
             rate = self.rule.item_fps(frames.tolist(), clip.fps)
+        return {"video": video, **self.described(i, frames, (video.shape[2], video.shape[3]), rate, camera)}
+
+    def described(
+        self, i: int, frames: NDArray[numpy.int64], size: tuple[int, int], rate: float, camera: int = 0
+    ) -> dict[str, Any]:
+        """What a sample of these frames of recording i has besides its pictures."""
+        names = self.source.names(i, camera)
         text = self.source.text(i, int(frames[0]))
-        item = {
-            "video": video,
-            "fps": rate if self.fps is None else self.fps,
-            "num_frames": len(frames),
-            **frame_item(self.video_size),
-            "video_name": {"video_path": names.pop("video_path"), "t5_embedding_path": text.path},
-            **names,
-        }
         if text.embedding is None and self._zeros is not None:
             text = replace(text, embedding=no_text(*self._zeros))
-        item |= text.item()
+        item = {
+            "fps": rate if self.fps is None else self.fps,
+            "num_frames": len(frames),
+            **frame_item(size),
+            "video_name": {"video_path": names.pop("video_path"), "t5_embedding_path": text.path},
+            **names,
+            **text.item(),
+        }
         if self.action_transform is not None:
-            item |= {"action": self._actions(i, frames), TRANSFORM_KEY: self.action_transform.to_json()}
+            item |= {"action": self._actions(i, frames), TRANSFORM_KEY: self._transform_json}
         return item
+
+    @cached_property
+    def _transform_json(self) -> str:
+        assert self.action_transform is not None
+        return self.action_transform.to_json()
 
     def _chosen(self, clip: Clip, name: str) -> NDArray[numpy.int64]:
         try:
@@ -245,6 +257,7 @@ class ClipDataset(Dataset[dict[str, Any]]):
             raise DataError(f"{name} has {error}") from error
 
     def _fit(self, frames: Tensor) -> Tensor:
+        assert self.video_size is not None
         return CROPS[self._crop](frames, self.video_size)
 
     def _actions(self, i: int, frames: NDArray[numpy.int64]) -> Tensor:

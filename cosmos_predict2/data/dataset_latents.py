@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import Dataset
 
+from cosmos_predict2.data.clip_dataset import ClipDataset
 from cosmos_predict2.data.latent_cache import (
     FOLDER,
     LATENTS_KEY,
@@ -19,7 +19,6 @@ from cosmos_predict2.data.latent_cache import (
     open_latents,
     read_record,
 )
-from cosmos_predict2.data.samples import BadSamples, frame_item
 from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.video_folder import (
     OF_FOLDER,
@@ -36,7 +35,7 @@ FILES = (FOLDER, (SUFFIX,), "latents")
 NUM_LOOKED_INTO = 8  # clips, before the start; the others are when they are drawn
 
 
-class LatentDataset(Dataset[dict[str, Any]]):
+class LatentDataset(ClipDataset):
     """The clips that have latents and a text embedding; an item is one of a clip's cached windows, drawn at random.
 
     Items have the keys of the clips' own data set, but ``latents`` float32 [C, T, h, w] in place of ``video``, and
@@ -44,6 +43,8 @@ class LatentDataset(Dataset[dict[str, Any]]):
     beginning of a window. The draw is from NumPy's global generator, which the loader seeds per sample. The clips
     themselves need not be there; one that is must be the one that was encoded.
     """
+
+    source: CaptionedFolder
 
     def __init__(
         self,
@@ -58,16 +59,16 @@ class LatentDataset(Dataset[dict[str, Any]]):
         self.dataset_dir, self.record = _opened(dataset_dir)
         if problem := _length_problem(num_frames, self.record):
             raise ConfigError(problem)
-        self.num_frames = num_frames or self.record.num_frames
         self._probe = torch.tensor(self.record.probe)
-        self.folder = CaptionedFolder(
-            dataset_dir,
-            *FILES,
-            skip_bad=skip_bad_samples,
-            text_encoder=text_encoder,
-            num_tokens=num_tokens,
+        text: dict[str, Any] = dict(text_encoder=text_encoder, num_tokens=num_tokens)
+        super().__init__(
+            CaptionedFolder(dataset_dir, *FILES, skip_bad=skip_bad_samples, **text),
+            num_frames or self.record.num_frames,
+            self.record.size,
+            sampling="random",
+            skip_bad_samples=skip_bad_samples,
+            most_bad_samples=most_bad_samples,
         )
-        self._bad = BadSamples(skip_bad_samples, most_bad_samples)
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
@@ -94,14 +95,8 @@ class LatentDataset(Dataset[dict[str, Any]]):
 
         return DataFacts(kind=OF_FOLDER, has_actions=False, read_rate=rate)
 
-    def __len__(self) -> int:
-        return len(self.folder)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._bad.read(index, len(self), self._item)
-
-    def _item(self, index: int) -> dict[str, Any]:
-        path = self.folder.path(index)
+    def _item(self, i: int) -> dict[str, Any]:
+        path = self.source.path(i)
         with open_latents(path) as clip:
             video = clip.require_video(self.dataset_dir / "videos")
             latents, start = clip.window(int(numpy.random.randint(clip.num_windows)))
@@ -110,16 +105,9 @@ class LatentDataset(Dataset[dict[str, Any]]):
                 f"{path} has windows of {latents.shape[1]} latent frames, but {RECORD} has"
                 f" num_frames={self.record.num_frames}: {expected}. Delete {path.parent} and write the latents again."
             )
-        text = self.folder.text(index)
-        return {
-            LATENTS_KEY: latents[:, : latent_frames(self.num_frames)],
-            PROBE_KEY: self._probe,
-            "video_name": {"video_path": str(video), "t5_embedding_path": text.path, "start_frame": start},
-            **text.item(),
-            "fps": clip.fps,
-            "num_frames": self.num_frames,
-            **frame_item(self.record.size),
-        }
+        item = self.described(i, start + numpy.arange(self.num_frames), self.record.size, clip.fps)
+        item["video_name"] |= {"video_path": str(video), "start_frame": start}
+        return {LATENTS_KEY: latents[:, : latent_frames(self.num_frames)], PROBE_KEY: self._probe, **item}
 
 
 def _opened(dataset_dir: str) -> tuple[Path, LatentRecord]:

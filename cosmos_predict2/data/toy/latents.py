@@ -52,6 +52,7 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
         if not 0 <= handed_over <= 1:
             raise ConfigError(f"handed_over={handed_over}, but it is a share, from 0 to 1.")
         self.num_frames = num_frames
+        self._size = (self.videos.episodes.size,) * 2
         self.handed_over = handed_over
         self._num_windows = (self.videos.episodes.states.shape[1] - num_frames) // GROUP + 1
         travel = self.videos.episodes.travel(num_frames - 1)[:, ::GROUP]
@@ -77,7 +78,7 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
         window = int(chosen[numpy.random.randint(len(chosen))])
         again = window > 0 and numpy.random.random() < self.handed_over
         start = window * GROUP
-        item = self.videos.described(index, start)
+        item = self.videos.described(index, start + numpy.arange(self.num_frames), self._size, self.videos.fps)
         first = self._firsts[index, int(again), window]
         groups = self._groups[index, :, window : window + latent_frames(self.num_frames) - 1]
         latents = torch.cat([first[:, None], groups], dim=1).float()

@@ -2,18 +2,20 @@
 """Training videos that are made while they are read: episodes of the toy world with captions and actions."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from cosmos_predict2.actions.transforms import controller
-from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY, no_text
-from cosmos_predict2.data.samples import frame_item, place_of, text_item
+from cosmos_predict2.actions.transforms import ActionTransform, controller
+from cosmos_predict2.data.clip_dataset import ClipDataset, FramesOf, Source, Text
 from cosmos_predict2.data.toy.states import PATTERN, action_width, read_states
+from cosmos_predict2.data.video.clips import Clip, Fit
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import NO_TEXT
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
@@ -25,7 +27,7 @@ from imaginaire.findings import CheckContext, Finding, error, errors
 SPLITS = {"train": 0, "val": 2**40}
 
 
-class EpisodeVideos(Dataset[dict[str, Any]]):
+class EpisodeVideos(ClipDataset):
     """Each item is a random window of ``num_frames`` frames of one episode, drawn when it is asked for.
 
     The window's start comes from NumPy's global generator, which the loader seeds per sample; ``start`` fixes it. Items
@@ -33,6 +35,10 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
     k + 1. Without ``captions`` the text is zeros, as action-conditioned models have it: a caption would reveal how
     the episode ends. ``hide_actions`` replaces actions by zeros, to see what a model predicts without them.
     """
+
+    source: "EpisodeSource"
+    fps: float
+    action_transform: ActionTransform
 
     def __init__(
         self,
@@ -54,16 +60,18 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
                 "lower num_frames or start, or raise num_steps."
             )
         self.episodes = episodes
-        self.num_frames = num_frames
-        self.fps = float(fps)
-        self._start = start
-        self._num_starts = last + 1
-        self._name = name
-        self._text = _embeddings(BytesEncoder(num_tokens, width), self.episodes.captions) if captions else None
-        self._no_text = no_text(num_tokens, width)
-        self.action_transform = controller(self.episodes.actions.shape[-1], scale=1.0)  # they lie in [-1, 1] already
-        self._transform_json = self.action_transform.to_json()
         self._hides_actions = hide_actions
+        text = _embeddings(BytesEncoder(num_tokens, width), episodes.captions) if captions else {}
+        super().__init__(
+            EpisodeSource(episodes, name, start or 0, text),
+            num_frames,
+            None,
+            sampling="random" if start is None else "first",
+            fps=fps,
+            num_tokens=num_tokens,
+            text_width=width,
+        )
+        self.action_transform = controller(episodes.actions.shape[-1], scale=1.0)  # they lie in [-1, 1] already
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
@@ -81,32 +89,37 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
     def _action_dim(cls, options: Mapping[str, Any]) -> int:
         return int(options["action_dim"])
 
+    def _actions(self, i: int, frames: NDArray[numpy.int64]) -> Tensor:
+        first = self.source.first + int(frames[0])
+        action = torch.from_numpy(self.episodes.actions[i, first : first + len(frames) - 1].copy())
+        return torch.zeros_like(action) if self._hides_actions else action
+
+
+@dataclass(frozen=True)
+class EpisodeSource(Source):
+    """Episodes of the toy world from frame ``first`` on; ``embedded`` has the embedding of each caption, if any."""
+
+    episodes: Episodes
+    name: str
+    first: int
+    embedded: Mapping[str, tuple[Tensor, Tensor]]
+
     def __len__(self) -> int:
         return len(self.episodes)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        index = place_of(index, len(self))
-        start = numpy.random.randint(self._num_starts) if self._start is None else self._start
-        frames = self.episodes.render(index, start, start + self.num_frames)
-        video = torch.from_numpy(numpy.ascontiguousarray(frames.transpose(3, 0, 1, 2)))
-        return {"video": video, **self.described(index, start)}
+    def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:
+        def read(frames: Sequence[int], fit: Fit | None) -> Tensor:
+            pictures = self.episodes.render(i, self.first + frames[0], self.first + frames[-1] + 1)
+            return torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
 
-    def described(self, index: int, start: int) -> dict[str, Any]:
-        """What the item has besides its pictures, for the window that begins at frame ``start``."""
-        caption = self.episodes.captions[index]
-        embedding, mask = self._no_text if self._text is None else self._text[caption]
-        action = torch.from_numpy(self.episodes.actions[index, start : start + self.num_frames - 1].copy())
-        size = self.episodes.size
-        return {
-            "action": torch.zeros_like(action) if self._hides_actions else action,
-            TRANSFORM_KEY: self._transform_json,
-            **text_item(embedding, mask),
-            "fps": self.fps,
-            "num_frames": self.num_frames,
-            **frame_item((size, size)),
-            "ai_caption": caption,
-            "video_name": {"video_path": f"{self._name}/{index % len(self):06d}.mp4", "t5_embedding_path": ""},
-        }
+        return nullcontext(FramesOf(self.episodes.states.shape[1] - self.first, 1.0, read))
+
+    def text(self, i: int, frame: int) -> Text:
+        caption = self.episodes.captions[i]
+        return Text(caption, self.embedded.get(caption))
+
+    def names(self, i: int, camera: int) -> dict[str, str]:
+        return {"video_path": f"{self.name}/{i:06d}.mp4"}
 
 
 class ToyWorldVideos(EpisodeVideos):
