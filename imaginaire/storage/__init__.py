@@ -363,17 +363,21 @@ def remove_stale_temporaries(folder: StrPath) -> None:
         retry(folder, lambda: _abort_uploads(folder))
         return
     for name in listdir(folder):
-        if (match := _TEMPORARY.match(name)) and not _is_running(int(match[1])):
+        if (match := _TEMPORARY.match(name)) and not _may_write(int(match[1]), join(folder, name)):
             remove(join(folder, name))
             log.info("removed %s, left by a process that was stopped", join(folder, name))
 
 
-def _is_running(pid: int) -> bool:
-    """Whether there is such a process here that may still write; one that was killed and not yet collected cannot."""
+def _may_write(pid: int, path: str) -> bool:
+    """The file's process runs here: it is not a killed one that was not yet collected, nor one that began after the
+    file was changed and got the number of its writer."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= os.stat(path).st_mtime + 1
     except psutil.NoSuchProcess:
         return False
+    except FileNotFoundError:  # written to its end meanwhile
+        return True
 
 
 def _temporary_name(target: str) -> str:

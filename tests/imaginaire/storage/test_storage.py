@@ -132,6 +132,8 @@ def test_a_killed_writer_leaves_the_old_file_and_a_temporary_that_is_cleaned(tmp
     (tmp_path / f".g.tmp-{os.getpid()}").write_bytes(b"ours, still being written")
     (tmp_path / ".hidden").write_bytes(b"not ours")
     (tmp_path / f".h.tmp-{os.getppid()}").write_bytes(b"of another process that is at work")
+    (tmp_path / f".i.tmp-{os.getpid()}").write_bytes(b"of a killed process, whose number another one got later")
+    os.utime(tmp_path / f".i.tmp-{os.getpid()}", times=(1.0, 1.0))
     storage.remove_stale_temporaries(tmp_path)
     kept = [f".g.tmp-{os.getpid()}", f".h.tmp-{os.getppid()}", ".hidden", "f"]
     assert sorted(os.listdir(tmp_path)) == sorted(kept)
