@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.rl.envs.simulators import behavior_tasks, libero_suites, rendering
-from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM, CONTROL_HZ, BehaviorEnv
-from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
-from cosmos_predict2.rl.envs.simulators.lift import LiftTask
+from cosmos_predict2.rl.envs.simulators import rendering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import VecEnv
@@ -23,6 +20,7 @@ from imaginaire.errors import ConfigError
 
 TOY, LIFT = "toy", "lift"
 TOY_TASK, TOY_EPISODES, TOY_AT_ONCE = "push_puck", 800, 200
+LIBERO = tuple(f"libero_{name}" for name in ("spatial", "object", "goal", "90", "10", "all"))
 LIFT_TRIALS, AT_ONCE = 50, 8
 OWN_EPISODES = 100
 _PACKAGES = ("mujoco", "robosuite", "hf-libero", "omnigibson", "isaacsim")
@@ -71,6 +69,8 @@ def _toy(tasks: list[str], setting: str = "default", split: str = "val") -> Plac
 
 @buildable("suite", LIFT)
 def _lift(tasks: list[str], render: str = "auto", image_size: int | None = None, max_steps: int | None = None) -> Place:
+    from cosmos_predict2.rl.envs.simulators.lift import LiftTask
+
     if tasks and tasks != [LIFT]:
         raise ConfigError(f"--tasks {' '.join(tasks)}: the suite lift has one task, {LIFT}.")
     return _simulated([LIFT], LIFT_TRIALS, LiftTask, render, image_size=image_size, max_steps=max_steps)
@@ -84,12 +84,15 @@ def _libero(
     max_steps: int | None = None,
     num_steps_wait: int | None = None,
 ) -> Place:
+    from cosmos_predict2.rl.envs.simulators import libero_suites
+    from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
+
     names = [task.name for task in libero_suites.chosen_tasks(suite, tasks)]
     make, settings = partial(LiberoTask, suite, tasks=names), {"image_size": image_size, "max_steps": max_steps}
     return _simulated(names, libero_suites.TRIALS, make, render, **settings, num_steps_wait=num_steps_wait)
 
 
-for _name in libero_suites.SUITES:
+for _name in LIBERO:
     buildable("suite", _name)(partial(_libero, _name))
 
 
@@ -128,6 +131,9 @@ def _simulated(tasks: list[str], trials: int, make: Any, render: str, **settings
 @buildable("suite", "b1k")
 def _behavior(tasks: list[str], image_size: int | None = None, max_steps: int | None = None) -> Place:
     """Its places share one simulator, which takes a GPU: one episode at a time, unless more are asked for."""
+    from cosmos_predict2.rl.envs.simulators import behavior_tasks
+    from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM, CONTROL_HZ, BehaviorEnv
+
     given = {key: value for key, value in dict(image_size=image_size, max_steps=max_steps).items() if value is not None}
     options: dict[str, Any] = dict(tasks=tasks or None, max_steps=max_steps, height=image_size, width=image_size)
 
