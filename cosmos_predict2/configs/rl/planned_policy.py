@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a policy's experiment asks of each GPU, read off its configuration."""
 
+import logging
 from typing import Any
 
 from cosmos_predict2.rl.envs.simulators import libero_suites
@@ -12,12 +13,15 @@ from cosmos_predict2.rl.episodes.config import VLAGRPOConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.plan.embodied import EmbodiedRun
 from cosmos_predict2.tools.plan.simulated import SIZES, VIEWS, SimulatedRun
-from imaginaire.config.names import target_of
+from imaginaire.config.names import describe, target_of
 from imaginaire.config.schema import Config
 from imaginaire.config.typed_nodes import as_config
 from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 IMAGINED_CHUNK, IMAGINED_SIZE = 12, (256, 320)  # of the published world model of LIBERO, where nothing else is said
 
@@ -86,6 +90,10 @@ def _policy(model: VLAGRPOConfig) -> str | None:
         return "pi05"
     if target is OpenVLAPolicy:
         return "openvla" if model.policy.get("variant") == "autoregressive" else "openvla-oft"
+    if target is not ToyPolicy:
+        log.warning(
+            "model.config.policy is a %s, whose size is not known here: it is planned as a tiny one", describe(target)
+        )
     return None
 
 
