@@ -4,6 +4,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -123,12 +124,15 @@ class Rollout:
             )
         draws = self.draws.with_others([part.draws for part in others])
         conditions = [part.samples.conditions for part in parts]
-        condition = joined([one.condition for one in conditions])
-        unconditional = joined([one.unconditional for one in conditions])
+        unconditional = [one.unconditional for one in conditions if one.unconditional is not None]
         samples = joined([part.samples for part in parts])
-        samples.conditions = Conditions(condition, unconditional, draws.rows)
+        samples.conditions = Conditions(
+            reduce(Condition.stacked_with, [one.condition for one in conditions]),
+            reduce(Condition.stacked_with, unconditional) if unconditional else None,
+            draws.rows,
+        )
         latents = torch.cat([part.true_latents for part in parts])
-        return Rollout(samples, latents, joined([part.data_condition for part in parts]), draws)
+        return Rollout(samples, latents, reduce(Condition.stacked_with, [p.data_condition for p in parts]), draws)
 
 
 Shuffle = Callable[[list[int], int], list[int]]
