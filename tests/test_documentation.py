@@ -114,6 +114,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_contents_name_every_page() -> None:
+    contents = ROOT / "documentations/contents.md"
+    text = contents.read_text()
+    assert not [page.name for page in PAGES[2:] if page != contents and f"]({page.name})" not in text]
+
+
 def test_what_published_guides_link_to_is_here() -> None:
     pages = ROOT / "documentations"
     assert "downloading-checkpoints" in anchors(pages / "setup.md") and (pages / "performance.md").exists()
