@@ -5,6 +5,7 @@ An entry keeps its name for the file that registered it first. Where a second fi
 (published experiment files bring data of their own), the experiments of that file take its entry, all others the first.
 """
 
+import functools
 import logging
 import os
 import re
@@ -28,20 +29,37 @@ log = logging.getLogger(__name__)
 LAZY_MEMBERS = ("model", "optimizer", "scheduler", "dataloader_train", "dataloader_val")
 
 _absent: list[Callable[[str], str | None]] = []  # why a name is not registered
-_registered: dict[str, tuple[str, str]] = {}  # experiment name -> (content, module that registered it)
+_registered: dict[str, tuple[Callable[[], Any], str]] = {}  # experiment name -> (what builds it, its module)
 
 
-def register_experiment(name: str, node: Mapping[str, Any]) -> None:
-    """Make ``experiment=name`` available. The same content again is harmless, other content is refused."""
+class Entry(ConfigNode):
+    """An entry of the store that is built when somebody looks at it: of all that are there, a run needs a few."""
+
+    def __init__(self, group: str, name: str, package: str, module: str, build: Callable[[], Any]) -> None:
+        self.name, self.group, self.package, self.provider = f"{name}.yaml", group, package, module
+        self._tree = functools.cache(lambda: _as_node(build()))
+
+    @functools.cached_property
+    def node(self) -> DictConfig:  # type: ignore[override]
+        tree = self._tree()
+        if "defaults" in tree:
+            _rename_defaults(tree, self.provider)
+        return tree
+
+
+def register_experiment(name: str, build: Callable[[], Mapping[str, Any]] | Mapping[str, Any]) -> None:
+    """Make ``experiment=name`` available: a function that returns its dictionary, called when it is chosen, or the
+    dictionary. The same content again is harmless, other content is refused."""
     if not re.fullmatch(r"[\w.\-+]+", name):
         raise ConfigError(f"'{name}' cannot name an experiment: use letters, digits, '_', '-' and '.'.")
     module = sys._getframe(1).f_globals.get("__name__", "?")
-    _note(name, node, module)
-    _store("experiment", name, node, "_global_", module)
+    _note(name, build, module)
+    _store("experiment", name, build, "_global_", module)
 
 
 def register_group(group: str, nodes: Mapping[str, Any], package: str = "") -> None:
-    """Make ``group=name`` available for each node; what is chosen fills the key ``package``, by default ``group``."""
+    """Make ``group=name`` available for each node, or function that returns one; what is chosen fills the key
+    ``package``, by default ``group``."""
     module = sys._getframe(1).f_globals.get("__name__", "?")
     for name, node in nodes.items():
         _store(group, name, node, package or group, module)
@@ -54,20 +72,27 @@ def register_absent(explain: Callable[[str], str | None]) -> None:
 
 
 def _store(group: str, name: str, node: Any, package: str, module: str) -> None:
-    """As Hydra's ``store``, which would copy once more what was copied out of a dictionary."""
-    is_plain = isinstance(node, Mapping) and not isinstance(node, DictConfig)
-    tree = DictConfig(dict(node), flags=dict(OBJECTS)) if is_plain else OmegaConf.structured(node)
-    entry = ConfigNode(name=f"{name}.yaml", node=tree, group=group, package=package, provider=module)
+    entry = Entry(group, name, package, module, _builder(node))
     ConfigStore.instance().repo.setdefault(group, {})[entry.name] = entry
 
 
+def _builder(node: Any) -> Callable[[], Any]:
+    made = node if callable(node) else _as_node(node)  # now: whoever stored a dictionary may go on with it
+    return lambda: made() if callable(made) else made
+
+
+def _as_node(node: Any) -> DictConfig:
+    is_plain = isinstance(node, Mapping) and not isinstance(node, DictConfig)
+    return DictConfig(dict(node), flags=dict(OBJECTS)) if is_plain else OmegaConf.structured(node)
+
+
 def _note(name: str, node: Any, module: str, may_replace_own: bool = False) -> None:
-    content = _content(node)
-    if name in _registered and _registered[name][0] != content and is_registered("experiment", name):
-        other = _registered[name][1]
-        if not (may_replace_own and other == module):
+    build = node if callable(node) else lambda: node
+    if name in _registered and is_registered("experiment", name):
+        first, other = _registered[name]
+        if not (may_replace_own and other == module) and _content(_as_node(first())) != _content(_as_node(build())):
             raise ConfigError(f"Two experiments are called '{name}', from {other} and from {module}. Rename one.")
-    _registered[name] = (content, module)
+    _registered[name] = (build, module)
 
 
 def forgiving_store() -> AbstractContextManager[None]:
@@ -233,12 +258,12 @@ def prepare_store(root: Config) -> None:
     store = ConfigStore.instance()
     for old, new in RENAMED.items():
         for name, entry in store.repo.pop(old, {}).items():
-            package = new if entry.package in (None, "_group_", old) else entry.package
-            kept = ConfigNode(name=name, node=entry.node, group=new, package=package, provider=entry.provider)
-            store.repo.setdefault(new, {}).setdefault(name, kept)
+            entry.group = new
+            entry.package = new if entry.package in (None, "_group_", old) else entry.package
+            store.repo.setdefault(new, {}).setdefault(name, entry)
     for group in store.repo.values():
         for entry in group.values() if isinstance(group, dict) else ():
-            if isinstance(entry, ConfigNode) and isinstance(entry.node, DictConfig) and "defaults" in entry.node:
+            if type(entry) is ConfigNode and isinstance(entry.node, DictConfig) and "defaults" in entry.node:
                 _rename_defaults(entry.node, entry.provider)
     for name in LAZY_MEMBERS:
         store.store(group="clear", package="_global_", name=name, node={name: None}, provider=__name__)

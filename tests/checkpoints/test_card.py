@@ -156,7 +156,7 @@ def test_the_tiny_model_can_be_copied_without_its_config(tmp_path: Path) -> None
 
 def test_the_world_model_of_a_policys_run_is_read_like_any_other(tmp_path: Path) -> None:
     """Its weights are below ``world_model.``, and its actions are those of the weights that it began with."""
-    (tmp_path / "config.yaml").write_text(to_yaml({"model": EXPERIMENTS["tiny_vla_grpo_world_model"]["model"]}))
+    (tmp_path / "config.yaml").write_text(to_yaml({"model": EXPERIMENTS["tiny_vla_grpo_world_model"]("a")["model"]}))
     base = safetensors.torch.load_file(tiny_action_path())
     refined = {f"world_model.{name}": 2 * tensor for name, tensor in base.items()}
     safetensors.torch.save_file(refined | {"net.mlp.0.weight": torch.zeros(2)}, tmp_path / "model.safetensors")

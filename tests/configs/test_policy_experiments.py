@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cosmos_predict2.configs.rl.experiment import policy_behavior, policy_libero
+from imaginaire.config import registry
 
 EXPERIMENTS: dict[str, Any] = {**policy_libero.EXPERIMENTS, **policy_behavior.EXPERIMENTS}
 SUITES = policy_libero.NUM_TASKS
@@ -21,7 +22,7 @@ def test_there_are_all_policies_methods_algorithms_and_suites() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_so_many_decisions_pass_the_policy_together_as_fit(name: str) -> None:
-    node: Any = EXPERIMENTS[name]
+    node: Any = registry.node_of("experiment", name)
     model, trainer = node["model"].config, node["trainer"]
     limit = policy_behavior.MAX_STEPS if name.endswith("b1k") else policy_libero.MAX_STEPS
     env = model.env if name.endswith("b1k") else model.env.make

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups ``dataloader_train`` and ``dataloader_val``: clips with actions, besides those of configs/base."""
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.actions.statistics import STATISTICS
@@ -115,17 +116,17 @@ def entries(split: str) -> dict[str, Any]:
     """The entries of the group for training (``train``) or validation (``val``)."""
     is_train = split == "train"
     return {
-        f"bridge_13frame_480_640_{split}": bridge_of(split, [480, 640]),
-        f"bridge_13frame_256_320_{split}": bridge_of(split, [256, 320]),
-        f"gr00t_customiezed_gr1_{split}": gr1(split),  # the published spelling
-        "gr00t_customiezed_gr1_full": gr1(split, "full"),
-        f"lerobot_{split}": lerobot(split),
-        f"bridge_json_{split}": bridge_json(split),
-        f"libero_hdf5_{split}": of_a_user(libero("spatial", split), root="???", suites=None),
-        "mock_action": mock(),
-        "toy_action": toy(split),
-        "toy_action_hard": toy(split, "hard"),
-        **({f"libero_{suite}_rollouts": libero_with_rollouts(suite) for suite in LIBERO_SUITES} if is_train else {}),
+        f"bridge_13frame_480_640_{split}": partial(bridge_of, split, [480, 640]),
+        f"bridge_13frame_256_320_{split}": partial(bridge_of, split, [256, 320]),
+        f"gr00t_customiezed_gr1_{split}": partial(gr1, split),  # the published spelling
+        "gr00t_customiezed_gr1_full": partial(gr1, split, "full"),
+        f"lerobot_{split}": partial(lerobot, split),
+        f"bridge_json_{split}": partial(bridge_json, split),
+        f"libero_hdf5_{split}": lambda: of_a_user(libero("spatial", split), root="???", suites=None),
+        "mock_action": mock,
+        "toy_action": partial(toy, split),
+        "toy_action_hard": partial(toy, split, "hard"),
+        **{f"libero_{suite}_rollouts": partial(libero_with_rollouts, suite) for suite in LIBERO_SUITES if is_train},
     }
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups ``model`` and ``net`` of the action-conditioned models."""
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.action_conditioned.networks import (
@@ -57,12 +58,12 @@ def predict2p5(model_size: str, network: str) -> dict[str, Any]:
 
 def models() -> dict[str, Any]:
     return {
-        "predict2_v2w_2b_action_conditioned_fsdp": predict2("2B", "flat"),
-        "predict2_v2w_2b_action_chunk_conditioned_fsdp": predict2("2B", "chunk"),
-        "predict2_v2w_tiny_action_conditioned": predict2("tiny", "chunk"),
-        "predict2p5_v2w_2b_action_conditioned_fsdp": predict2p5("2B", "flat"),
-        "predict2p5_v2w_2b_action_chunk_conditioned_fsdp": predict2p5("2B", "chunk"),
-        "predict2p5_v2w_tiny_action_conditioned": predict2p5("tiny", "chunk"),
+        "predict2_v2w_2b_action_conditioned_fsdp": partial(predict2, "2B", "flat"),
+        "predict2_v2w_2b_action_chunk_conditioned_fsdp": partial(predict2, "2B", "chunk"),
+        "predict2_v2w_tiny_action_conditioned": partial(predict2, "tiny", "chunk"),
+        "predict2p5_v2w_2b_action_conditioned_fsdp": partial(predict2p5, "2B", "flat"),
+        "predict2p5_v2w_2b_action_chunk_conditioned_fsdp": partial(predict2p5, "2B", "chunk"),
+        "predict2p5_v2w_tiny_action_conditioned": partial(predict2p5, "tiny", "chunk"),
     }
 
 
@@ -70,8 +71,8 @@ def nets() -> dict[str, Any]:
     """Networks by their published names, for another one than the model's."""
     numbers = NETWORKS["2B Predict2.5"]
     return {
-        "cosmos_v1_2B_action_conditioned": network_node("flat", 7, numbers),
-        "cosmos_v1_2B_action_chunk_conditioned": network_node("chunk", 7, numbers),
+        "cosmos_v1_2B_action_conditioned": partial(network_node, "flat", 7, numbers),
+        "cosmos_v1_2B_action_chunk_conditioned": partial(network_node, "chunk", 7, numbers),
     }
 
 

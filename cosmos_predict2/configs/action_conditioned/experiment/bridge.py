@@ -21,4 +21,4 @@ def bridge() -> dict[str, Any]:
     )
 
 
-register_experiment("predict2_video2world_2b_action_conditioned_training", bridge())
+register_experiment("predict2_video2world_2b_action_conditioned_training", bridge)

@@ -27,4 +27,4 @@ def libero() -> dict[str, Any]:
     )
 
 
-register_experiment("predict2_video2world_2b_libero_action_conditioned", libero())
+register_experiment("predict2_video2world_2b_libero_action_conditioned", libero)

@@ -7,6 +7,7 @@ moment that keeps 0.999 of itself never falls, and steps of these learning rates
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
@@ -104,8 +105,8 @@ def libero() -> dict[str, Any]:
 
 
 for experiment, run in RUNS.items():
-    register_experiment(experiment, trained(experiment, run))
+    register_experiment(experiment, partial(trained, experiment, run))
     for is_mock in (False, True):
         variant = f"{experiment}{'_mock' if is_mock else ''}_wo_resume"
-        register_experiment(variant, without_weights(experiment, run, is_mock=is_mock))
-register_experiment("predict2p5_video2world_2b_libero_action_conditioned", libero())
+        register_experiment(variant, partial(without_weights, experiment, run, is_mock=is_mock))
+register_experiment("predict2p5_video2world_2b_libero_action_conditioned", libero)

@@ -11,6 +11,7 @@ The harder world, of 64 pixels and three chunks an episode, fits the same networ
         dataloader_train=toy_action_hard dataloader_val=toy_action_hard
 """
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import group_choices, job, tiny_run
@@ -49,6 +50,9 @@ def tiny(name: str, *, hide_actions: bool) -> dict[str, Any]:
 
 
 register_experiment(
-    "predict2_video2world_tiny_action_conditioned_training", tiny("tiny_action_conditioned", hide_actions=False)
+    "predict2_video2world_tiny_action_conditioned_training",
+    partial(tiny, "tiny_action_conditioned", hide_actions=False),
 )
-register_experiment("predict2_video2world_tiny_action_blind_training", tiny("tiny_action_blind", hide_actions=True))
+register_experiment(
+    "predict2_video2world_tiny_action_blind_training", partial(tiny, "tiny_action_blind", hide_actions=True)
+)

@@ -6,6 +6,7 @@ data and how many workers read them. How many clips make a batch is a number of 
 experiment that needs another sets it.
 """
 
+from functools import partial
 from typing import Any
 
 from omegaconf import ListConfig, OmegaConf
@@ -199,10 +200,10 @@ def with_captions(split: str) -> dict[str, Any]:
     json = dict(caption_format="json", prompt_type="long")
     folder_of_split = {"train": "train", "val": "validation"}[split]
     return {
-        "gr1_captions": captioned("datasets/benchmark_train/gr1", split, video_size=SIZE_480),
-        "cosmos_nemo_assets_captions": captioned("datasets/cosmos_nemo_assets", split, video_size=SIZE_704),
-        "cosmos_nemo_assets_json": captioned(
-            f"datasets/cosmos_nemo_assets_json/{folder_of_split}", split, video_size=SIZE_704, **json
+        "gr1_captions": partial(captioned, "datasets/benchmark_train/gr1", split, video_size=SIZE_480),
+        "cosmos_nemo_assets_captions": partial(captioned, "datasets/cosmos_nemo_assets", split, video_size=SIZE_704),
+        "cosmos_nemo_assets_json": partial(
+            captioned, f"datasets/cosmos_nemo_assets_json/{folder_of_split}", split, video_size=SIZE_704, **json
         ),
     }
 
@@ -210,28 +211,30 @@ def with_captions(split: str) -> dict[str, Any]:
 def only_for_training() -> dict[str, Any]:
     """The published data sets that keep nothing back for validation."""
     return {
-        "gr1": folder("datasets/benchmark_train/gr1", "train", video_size=SIZE_480),
-        "cosmos_nemo_assets": folder("datasets/cosmos_nemo_assets", "train", video_size=SIZE_704),
-        "video2world_data": folder("datasets/cosmos_predict2_video2world_dataset", "train", video_size=SIZE_704),
+        "gr1": partial(folder, "datasets/benchmark_train/gr1", "train", video_size=SIZE_480),
+        "cosmos_nemo_assets": partial(folder, "datasets/cosmos_nemo_assets", "train", video_size=SIZE_704),
+        "video2world_data": partial(
+            folder, "datasets/cosmos_predict2_video2world_dataset", "train", video_size=SIZE_704
+        ),
     }
 
 
 def entries(split: str) -> dict[str, Any]:
     """The entries of the group for training (``train``) or validation (``val``)."""
     return {
-        **{name: toy(split, **world) for name, world in TOYS.items()},
-        "mock": mock(),
-        "mock_image": mock_image(),
-        "mock_video": mock_video(),
-        f"bridge_{split}": bridge(split),
-        **{f"libero_{suite}_{split}": libero(suite, split) for suite in LIBERO_SUITES},
-        "latents": latents("???", split),
-        "folder": folder("???", split),
-        "shards": shards(split),
-        "agibot_head_center_fisheye_color": agibot(split, SIZE_704),
-        "agibot_head_center_fisheye_color_480": agibot(split, SIZE_480),
+        **{name: partial(toy, split, **world) for name, world in TOYS.items()},
+        "mock": mock,
+        "mock_image": mock_image,
+        "mock_video": mock_video,
+        f"bridge_{split}": partial(bridge, split),
+        **{f"libero_{suite}_{split}": partial(libero, suite, split) for suite in LIBERO_SUITES},
+        "latents": partial(latents, "???", split),
+        "folder": partial(folder, "???", split),
+        "shards": partial(shards, split),
+        "agibot_head_center_fisheye_color": partial(agibot, split, SIZE_704),
+        "agibot_head_center_fisheye_color_480": partial(agibot, split, SIZE_480),
         **with_captions(split),
-        **({"prompts": prompts()} if split == "train" else {}),
+        **({"prompts": prompts} if split == "train" else {}),
         **(only_for_training() if split == "train" else {}),
     }
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group ``model``: a model with its size, resolution and frame rate, and the weights that it starts from."""
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
@@ -61,12 +62,12 @@ def video2world(model_size: str, fsdp_shard_size: int, **variant: Any) -> dict[s
 
 def entries() -> dict[str, Any]:
     name = "predict2_video2world_fsdp"
-    found = {f"{name}_tiny": video2world("tiny", 0)}
+    found = {f"{name}_tiny": partial(video2world, "tiny", 0)}
     for size in ("2B", "14B"):
-        found[f"{name}_{size.lower()}"] = video2world(size, SHARD_SIZE[size])
+        found[f"{name}_{size.lower()}"] = partial(video2world, size, SHARD_SIZE[size])
         for resolution in ("480", "720"):
             for fps in (10, 16):
-                variant = video2world(size, 8, resolution=resolution, fps=fps)
+                variant = partial(video2world, size, 8, resolution=resolution, fps=fps)
                 found[f"{name}_{size.lower()}_{resolution}p_{fps}fps"] = variant
     return found
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group ``model``, the part of Predict2.5: captions are encoded in training, equal ones once."""
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.config_predict2p5 import (
@@ -41,7 +42,7 @@ def predict2p5_video2world(
 def register() -> None:
     sizes = {"tiny": 0, **SHARD_SIZE}
     entries = {
-        f"predict2p5_video2world_fsdp_{size.lower()}": predict2p5_video2world(size, shard_size)
+        f"predict2p5_video2world_fsdp_{size.lower()}": partial(predict2p5_video2world, size, shard_size)
         for size, shard_size in sizes.items()
     }
     register_group("model", entries, package="_global_")

@@ -4,6 +4,7 @@
 Each size has a base experiment, and four that take the released weights of another resolution or frame rate.
 """
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import (
@@ -76,11 +77,12 @@ def variant(size: str, resolution: str, fps: int) -> dict[str, Any]:
 
 
 for size in SIZES:
-    register_experiment(f"{PREFIX}_{size.lower()}_{DATA}", agibot(size))
+    register_experiment(f"{PREFIX}_{size.lower()}_{DATA}", partial(agibot, size))
     for resolution in ("480", "720"):
         for fps in (10, 16):
             name = f"{PREFIX}_{size.lower()}_{DATA}_{resolution}p_{fps}fps"
-            register_experiment(name, variant(size, resolution, fps))
+            register_experiment(name, partial(variant, size, resolution, fps))
 register_experiment(
-    f"{PREFIX}_tiny_{DATA}", tiny_twin(f"tiny_{DATA}", "toy_agibot", numbers=TINY, pipe_config=ONE_GIVEN_FRAME)
+    f"{PREFIX}_tiny_{DATA}",
+    partial(tiny_twin, f"tiny_{DATA}", "toy_agibot", numbers=TINY, pipe_config=ONE_GIVEN_FRAME),
 )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters instead of a new model, on the four clips of Cosmos-NeMo-Assets; the tiny twin adapts the tiny base."""
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
@@ -26,10 +27,11 @@ def adapters(size: str) -> dict[str, Any]:
 
 
 for size in RANKS:
-    register_experiment(f"predict2_video2world_lora_training_{size.lower()}_{DATA}", adapters(size))
+    register_experiment(f"predict2_video2world_lora_training_{size.lower()}_{DATA}", partial(adapters, size))
 register_experiment(
     f"predict2_video2world_lora_training_tiny_{DATA}",
-    tiny_twin(
+    partial(
+        tiny_twin,
         f"tiny_{DATA}",
         "toy_nemo_lora",
         group=GROUP,

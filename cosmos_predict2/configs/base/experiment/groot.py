@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Post-training on GR00T-Dreams GR1 clips, and its tiny twin on the toy world."""
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import (
@@ -33,7 +34,7 @@ def groot(size: str) -> dict[str, Any]:
 
 
 for size in CONTEXT_PARALLEL:
-    register_experiment(f"predict2_video2world_training_{size.lower()}_groot_gr1_480", groot(size))
+    register_experiment(f"predict2_video2world_training_{size.lower()}_groot_gr1_480", partial(groot, size))
 register_experiment(
-    "predict2_video2world_training_tiny_groot_gr1_480", tiny_twin("tiny_groot_gr1_480", "toy", numbers=TINY)
+    "predict2_video2world_training_tiny_groot_gr1_480", partial(tiny_twin, "tiny_groot_gr1_480", "toy", numbers=TINY)
 )

@@ -4,6 +4,7 @@
 Where Predict2 has an experiment of the same name, this one begins with predict2p5_.
 """
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
@@ -67,7 +68,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 }
 
 for experiment, row in EXPERIMENTS.items():
-    register_experiment(experiment, post_training(**row))
+    register_experiment(experiment, partial(post_training, **row))
 register_experiment(
     "predict2p5_video2world_training_tiny_groot_gr1_480",
     dict(

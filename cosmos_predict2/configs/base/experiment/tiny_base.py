@@ -5,10 +5,12 @@ Longer than the twins' runs. The box is there at times but stays where it is, so
 adapters that start from it.
 """
 
+from functools import partial
+
 from cosmos_predict2.configs.base.post_training import tiny_run, tiny_twin
 from imaginaire.config import register_experiment
 
 register_experiment(
     "predict2_video2world_training_tiny_base",
-    tiny_twin("tiny_base", "toy_base", numbers=tiny_run(9000, lr=0.03, adam_lr=2e-3)),
+    partial(tiny_twin, "tiny_base", "toy_base", numbers=tiny_run(9000, lr=0.03, adam_lr=2e-3)),
 )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group ``model``, the part of reinforcement learning: the Video2World models with ``model.config.rl``."""
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
@@ -52,12 +53,16 @@ def with_actions(model_size: str) -> dict[str, Any]:
 
 def register() -> None:
     sizes = {"tiny": 0, **SHARD_SIZE}
-    entries = {f"predict2_video2world_rl_{size.lower()}": predict2(size, shard) for size, shard in sizes.items()}
+    entries = {
+        f"predict2_video2world_rl_{size.lower()}": partial(predict2, size, shard) for size, shard in sizes.items()
+    }
     entries |= {
-        f"predict2p5_video2world_rl_{size.lower()}": predict2p5_video2world(
-            size, shard, Predict2p5RLConfig, FlowGRPOModel
+        f"predict2p5_video2world_rl_{size.lower()}": partial(
+            predict2p5_video2world, size, shard, Predict2p5RLConfig, FlowGRPOModel
         )
         for size, shard in sizes.items()
     }
-    entries |= {f"predict2_video2world_action_rl_{size.lower()}": with_actions(size) for size in ("tiny", "2B")}
+    entries |= {
+        f"predict2_video2world_action_rl_{size.lower()}": partial(with_actions, size) for size in ("tiny", "2B")
+    }
     register_group("model", entries, package="_global_")

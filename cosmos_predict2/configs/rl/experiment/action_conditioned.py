@@ -4,6 +4,7 @@
 The reward reads the motion from the clip alone, by a regression that is fitted to recorded clips when the run starts.
 """
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.defaults.data import bridge
@@ -34,4 +35,4 @@ def bridge_run(size: str) -> dict[str, Any]:
     )
 
 
-register_experiment("predict2_2b_action_flow_grpo", bridge_run("2B"))
+register_experiment("predict2_2b_action_flow_grpo", partial(bridge_run, "2B"))

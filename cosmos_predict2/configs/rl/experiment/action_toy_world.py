@@ -6,6 +6,7 @@ Rollouts go to a small noise level: there, clips from different noise differ by 
 level at which the base generates, 10, they differ by 0.07 px, and nothing was learnt from that.
 """
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
@@ -46,9 +47,5 @@ def tiny(name: str, rl: dict[str, Any]) -> dict[str, Any]:
     return run
 
 
-EXPERIMENTS: dict[str, dict[str, Any]] = {
-    "tiny_flow_grpo_action_toy_world": tiny("tiny_flow_grpo_action_toy_world", FLOW_GRPO),
-    "tiny_nft_action_toy_world": tiny("tiny_nft_action_toy_world", NFT),
-}
-for name, experiment in EXPERIMENTS.items():
-    register_experiment(name, experiment)
+for name, objective in (("tiny_flow_grpo_action_toy_world", FLOW_GRPO), ("tiny_nft_action_toy_world", NFT)):
+    register_experiment(name, partial(tiny, name, objective))

@@ -7,6 +7,7 @@ gives twice as many; here an episode ends after `MAX_STEPS`, by which memory and
 need max_steps of both environments, as many micro-batches more, and fewer episodes of an update.
 """
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.rl.experiment.policy_libero import learning, policies
@@ -21,12 +22,13 @@ def behavior(chunk: int) -> Any:
     return L(BehaviorEnv)(num_envs=1, chunk=chunk, max_steps=MAX_STEPS)
 
 
-EXPERIMENTS = {}
-for algorithm in ("grpo", "dapo"):
-    full_name = f"vla_{algorithm}_pi05_b1k"
+def in_behavior(name: str, algorithm: str) -> dict[str, Any]:
     kind = policies()["pi05"]
     kind.node.action_env_dim = ACTION_DIM
     places = behavior(kind.chunk), behavior(kind.chunk)
-    sizes = NUM_TASKS, TRIALS, MAX_STEPS
-    EXPERIMENTS[full_name] = learning(full_name, kind, *places, *sizes, algorithm == "dapo")
-    register_experiment(full_name, EXPERIMENTS[full_name])
+    return learning(name, kind, *places, NUM_TASKS, TRIALS, MAX_STEPS, algorithm == "dapo")
+
+
+EXPERIMENTS = {f"vla_{algorithm}_pi05_b1k": algorithm for algorithm in ("grpo", "dapo")}
+for full_name, algorithm_name in EXPERIMENTS.items():
+    register_experiment(full_name, partial(in_behavior, full_name, algorithm_name))

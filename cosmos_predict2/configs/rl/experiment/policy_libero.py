@@ -9,6 +9,7 @@ method that is in its name.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -108,14 +109,19 @@ def learning(
     )
 
 
-EXPERIMENTS = {}
-for (label, policy_kind), suite_name, algorithm in product(policies().items(), NUM_TASKS, ("grpo", "dapo")):
-    full_name = f"vla_{algorithm}_{label}_{suite_name}"
+def in_libero(name: str, policy: str, suite: str, algorithm: str) -> dict[str, Any]:
+    kind = policies()[policy]
     places = (  # the second as published evaluations have it
-        libero(suite_name, policy_kind.chunk, max_steps=MAX_STEPS, num_steps_wait=WAIT),
-        libero(suite_name, policy_kind.chunk),
+        libero(suite, kind.chunk, max_steps=MAX_STEPS, num_steps_wait=WAIT),
+        libero(suite, kind.chunk),
     )
-    sizes = NUM_TASKS[suite_name], TRIALS, MAX_STEPS
-    EXPERIMENTS[full_name] = learning(full_name, policy_kind, *places, *sizes, algorithm == "dapo")
-for full_name, experiment in EXPERIMENTS.items():
-    register_experiment(full_name, experiment)
+    return learning(name, kind, *places, NUM_TASKS[suite], TRIALS, MAX_STEPS, algorithm == "dapo")
+
+
+POLICIES = ("openvla", "openvla_oft", "pi05", "pi05_flow_cps", "pi05_flow_noise")
+EXPERIMENTS = {
+    f"vla_{algorithm}_{policy}_{suite}": (policy, suite, algorithm)
+    for policy, suite, algorithm in product(POLICIES, NUM_TASKS, ("grpo", "dapo"))
+}
+for full_name, parts in EXPERIMENTS.items():
+    register_experiment(full_name, partial(in_libero, full_name, *parts))

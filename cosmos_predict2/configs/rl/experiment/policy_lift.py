@@ -7,6 +7,7 @@ makes a policy to begin with, a clone of the toy world's expert. Four groups of 
 workers.
 """
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job
@@ -23,14 +24,14 @@ GROUPS, MEMBERS, MINIBATCHES = 4, 8, 2
 WORKERS, EPISODE, CHUNK = 4, 48, 12
 
 
-def experiment(name: str, policy: Any) -> dict[str, Any]:
+def experiment(name: str, label: str) -> dict[str, Any]:
     task = L(LiftTask)(image_size=64, max_steps=EPISODE)
     env = L(WorkerEnv)(make=task, num_envs=WORKERS, chunk=CHUNK, render="auto", _recursive_=False)
     rl = VLARLConfig(group_size=MEMBERS, minibatches=MINIBATCHES)
     return dict(
         defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
         job=job(name, group="reinforcement_learning"),
-        model=L(VLAGRPOModel)(config=VLAGRPOConfig(policy=policy, env=env, rl=rl), _recursive_=False),
+        model=L(VLAGRPOModel)(config=VLAGRPOConfig(policy=policy_of(label), env=env, rl=rl), _recursive_=False),
         dataloader_train=starts(100_000, GROUPS, shuffle=True),
         dataloader_val=starts(8, 8, shuffle=False),
         optimizer=dict(lr=3e-4, weight_decay=0.0, betas=[0.9, 0.999]),
@@ -39,9 +40,11 @@ def experiment(name: str, policy: Any) -> dict[str, Any]:
     )
 
 
-for label, node in (
-    ("openvla_oft", L(OpenVLAPolicy)(path="checkpoints/policies/tiny_openvla_oft_7")),
-    ("pi05", L(Pi05Policy)(path="checkpoints/policies/tiny_pi05_7", noise_method="flow_sde")),
-):
+def policy_of(label: str) -> Any:
+    path = f"checkpoints/policies/tiny_{label}_7"
+    return L(OpenVLAPolicy)(path=path) if label != "pi05" else L(Pi05Policy)(path=path, noise_method="flow_sde")
+
+
+for label in ("openvla_oft", "pi05"):
     full_name = f"tiny_vla_grpo_{label}_lift"
-    register_experiment(full_name, experiment(full_name, node))
+    register_experiment(full_name, partial(experiment, full_name, label))

@@ -5,7 +5,7 @@ Every part is a path, of the programs that make it: documentations/your_policy.m
 simulator, so validation is imagined, too, on starts that training never has.
 """
 
-import copy
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job
@@ -27,47 +27,51 @@ GROUPS, MEMBERS = 8, 8
 TRAIN, HELD_OUT = 80, 20  # starts, by number, which go on from the first where there are fewer
 MINIBATCHES = 4
 
-ENV = L(WorldModelEnv)(
-    imagination=L(imagination_of)(dit_path="outputs/my_world_model"),
-    starts=L(RecordedStarts)(path="outputs/my_starts", by_task=False),  # of all tasks
-    reward=L(ResnetReward)(path="outputs/my_reward/reward_model.safetensors"),
-    num_envs=GROUPS * MEMBERS,
-    max_steps=24,
-    scoring=Scoring(judge="last", reward_on="last"),
-    clip_actions=False,  # they have the units of the recordings
-)
-EXPERIMENT: dict[str, Any] = dict(
-    defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
-    job=job(NAME, group="reinforcement_learning"),
-    model=L(VLAGRPOModel)(
-        config=VLAGRPOConfig(
-            policy=L(OpenVLAPolicy)(path="outputs/my_policy"),
-            env=ENV,
-            rl=VLARLConfig(
-                group_size=MEMBERS,
-                minibatches=MINIBATCHES,
-                advantage_epsilon=0.05,
-                loss=PolicyLossConfig(ratio_level="chunk"),
-            ),
-        ),
-        _recursive_=False,
-    ),
-    dataloader_train=starts(TRAIN, GROUPS, shuffle=True),
-    dataloader_val=starts(HELD_OUT, HELD_OUT, shuffle=False),
-    optimizer=dict(lr=3e-4, weight_decay=0.0, betas=[0.9, 0.999]),
-    trainer=dict(
-        max_iter=20 * MINIBATCHES,
-        logging_iter=MINIBATCHES,
-        validation_iter=5 * MINIBATCHES,
-        run_validation=True,
-        distributed_parallelism="ddp",
-    ),
-    checkpoint=dict(save_iter=5 * MINIBATCHES),
-)
-EXPERIMENT["dataloader_val"].dataset.first = TRAIN
-register_experiment(NAME, EXPERIMENT)
 
-OF_PI05 = copy.deepcopy(EXPERIMENT)
-OF_PI05["job"] = job(f"{NAME}_pi05", group="reinforcement_learning")
-OF_PI05["model"].config.policy = L(Pi05Policy)(path="outputs/my_policy", noise_method="flow_sde")
-register_experiment(f"{NAME}_pi05", OF_PI05)
+def recordings(name: str, label: str) -> dict[str, Any]:
+    policy = L(OpenVLAPolicy)(path="outputs/my_policy")
+    if label == "pi05":
+        policy = L(Pi05Policy)(path="outputs/my_policy", noise_method="flow_sde")
+    env = L(WorldModelEnv)(
+        imagination=L(imagination_of)(dit_path="outputs/my_world_model"),
+        starts=L(RecordedStarts)(path="outputs/my_starts", by_task=False),  # of all tasks
+        reward=L(ResnetReward)(path="outputs/my_reward/reward_model.safetensors"),
+        num_envs=GROUPS * MEMBERS,
+        max_steps=24,
+        scoring=Scoring(judge="last", reward_on="last"),
+        clip_actions=False,  # they have the units of the recordings
+    )
+    run: dict[str, Any] = dict(
+        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
+        job=job(name, group="reinforcement_learning"),
+        model=L(VLAGRPOModel)(
+            config=VLAGRPOConfig(
+                policy=policy,
+                env=env,
+                rl=VLARLConfig(
+                    group_size=MEMBERS,
+                    minibatches=MINIBATCHES,
+                    advantage_epsilon=0.05,
+                    loss=PolicyLossConfig(ratio_level="chunk"),
+                ),
+            ),
+            _recursive_=False,
+        ),
+        dataloader_train=starts(TRAIN, GROUPS, shuffle=True),
+        dataloader_val=starts(HELD_OUT, HELD_OUT, shuffle=False),
+        optimizer=dict(lr=3e-4, weight_decay=0.0, betas=[0.9, 0.999]),
+        trainer=dict(
+            max_iter=20 * MINIBATCHES,
+            logging_iter=MINIBATCHES,
+            validation_iter=5 * MINIBATCHES,
+            run_validation=True,
+            distributed_parallelism="ddp",
+        ),
+        checkpoint=dict(save_iter=5 * MINIBATCHES),
+    )
+    run["dataloader_val"].dataset.first = TRAIN
+    return run
+
+
+for name, label in ((NAME, "openvla_oft"), (f"{NAME}_pi05", "pi05")):
+    register_experiment(name, partial(recordings, name, label))

@@ -6,6 +6,8 @@ ends to the goal, as the last picture shows it. Success is measured in the simul
 sees. In imagination the world model is refined, too, on what the policy really does.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_path
@@ -156,36 +158,52 @@ WATCH = dict(
     imagination_gap=L(ImaginationGap)(limit=0.4),
     draw_episodes=L(DrawEpisodes)(true_env=L(ToyEnv)(num_envs=SHOWN), num_episodes=SHOWN),
 )
-EXPERIMENTS: dict[str, dict[str, Any]] = {
-    "tiny_vla_grpo_simulator": tiny("tiny_vla_grpo_simulator", 200, 50, env=L(ToyEnv)(num_envs=GROUPS * MEMBERS)),
-    "tiny_vla_grpo_world_model": tiny(
-        "tiny_vla_grpo_world_model",
-        PHASES * EVERY,
-        EVERY,
-        **imagined(supervised()),
-        refinement=refinement(150, MUON),
-    ),
-    # Refined by an objective of reinforcement learning, with a data term.
-    "tiny_vla_grpo_world_model_nft": tiny(
-        "tiny_vla_grpo_world_model_nft",
-        PHASES * EVERY,
-        EVERY,
-        **imagined(rewarded()),
-        refinement=refinement(30, ADAMW),
-    ),
-    # The same world model throughout: the policy learns to exploit it.
-    "tiny_vla_grpo_world_model_frozen": tiny("tiny_vla_grpo_world_model_frozen", 60, 10, **imagined(supervised())),
-}
-# Policies that see with transformers, from a folder of scripts.train_policy; an update costs more than a rollout.
-for policy, node, experiences in (
-    ("openvla_oft", L(OpenVLAPolicy)(path="checkpoints/policies/tiny_openvla_oft"), 60),
-    ("pi05", L(Pi05Policy)(path="checkpoints/policies/tiny_pi05", noise_method="flow_sde"), 240),
-):
-    name = f"tiny_vla_grpo_{policy}_simulator"
+
+
+def simulated(name: str) -> dict[str, Any]:
+    return tiny(name, 200, 50, env=L(ToyEnv)(num_envs=GROUPS * MEMBERS))
+
+
+def refined(name: str) -> dict[str, Any]:
+    return tiny(name, PHASES * EVERY, EVERY, **imagined(supervised()), refinement=refinement(150, MUON))
+
+
+def refined_by_nft(name: str) -> dict[str, Any]:
+    """Refined by an objective of reinforcement learning, with a data term."""
+    return tiny(name, PHASES * EVERY, EVERY, **imagined(rewarded()), refinement=refinement(30, ADAMW))
+
+
+def frozen(name: str) -> dict[str, Any]:
+    """The same world model throughout: the policy learns to exploit it."""
+    return tiny(name, 60, 10, **imagined(supervised()))
+
+
+def seeing_policy(label: str) -> Any:
+    """A policy that sees with transformers, from a folder of scripts.train_policy."""
+    path = f"checkpoints/policies/tiny_{label}"
+    return L(OpenVLAPolicy)(path=path) if label != "pi05" else L(Pi05Policy)(path=path, noise_method="flow_sde")
+
+
+def seeing_simulated(label: str, experiences: int, name: str) -> dict[str, Any]:
+    """An update costs more than a rollout."""
     env = L(ToyEnv)(num_envs=GROUPS * MEMBERS)
-    EXPERIMENTS[name] = tiny(name, experiences, 20, updates=1, policy=node, env=env)
-    name = f"tiny_vla_grpo_{policy}_world_model"
+    return tiny(name, experiences, 20, updates=1, policy=seeing_policy(label), env=env)
+
+
+def seeing_imagined(label: str, name: str) -> dict[str, Any]:
     learning = dict(**imagined(supervised()), refinement=refinement(150, MUON))
-    EXPERIMENTS[name] = tiny(name, 10 * EVERY, EVERY, updates=1, policy=node, **learning)
-for name, experiment in EXPERIMENTS.items():
-    register_experiment(name, experiment)
+    return tiny(name, 10 * EVERY, EVERY, updates=1, policy=seeing_policy(label), **learning)
+
+
+EXPERIMENTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "tiny_vla_grpo_simulator": simulated,
+    "tiny_vla_grpo_world_model": refined,
+    "tiny_vla_grpo_world_model_nft": refined_by_nft,
+    "tiny_vla_grpo_world_model_frozen": frozen,
+    "tiny_vla_grpo_openvla_oft_simulator": partial(seeing_simulated, "openvla_oft", 60),
+    "tiny_vla_grpo_openvla_oft_world_model": partial(seeing_imagined, "openvla_oft"),
+    "tiny_vla_grpo_pi05_simulator": partial(seeing_simulated, "pi05", 240),
+    "tiny_vla_grpo_pi05_world_model": partial(seeing_imagined, "pi05"),
+}
+for name, build in EXPERIMENTS.items():
+    register_experiment(name, partial(build, name))

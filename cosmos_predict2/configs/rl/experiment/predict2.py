@@ -6,6 +6,7 @@ The latter train two drawn steps of each rollout, the only ones that draw noise;
 averaged weights.
 """
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import lora
@@ -32,8 +33,9 @@ def at_480p(mode: str, *, ema: bool = False, state_t: int = 24) -> dict[str, Any
     return dict(resolution="480", state_t=state_t, net=dict(sac_config=dict(mode=mode)), ema=dict(enabled=ema))
 
 
-def for_machine(name: str, run: dict[str, Any], data: dict[str, Any], *, rank: int = 0) -> dict[str, Any]:
-    """The run under another name, on two drawn steps; with a rank, of adapters on one card."""
+def for_machine(name: str, choices: dict[str, Any], data: dict[str, Any], *, rank: int = 0) -> dict[str, Any]:
+    """FlowGRPO with these choices, on two drawn steps; with a rank, of adapters on one card."""
+    run = published("flow_grpo", "2B", **choices)
     config = dict(run["model"]["config"], rl=dict(run["model"]["config"]["rl"], **TWO_STEPS))
     adapters: dict[str, Any] = dict(lora(rank), fsdp_shard_size=0) if rank else {}
     one_card: dict[str, Any] = dict(distributed_parallelism="ddp") if rank else {}
@@ -47,20 +49,24 @@ def for_machine(name: str, run: dict[str, Any], data: dict[str, Any], *, rank: i
     )
 
 
+def predict2(objective: str) -> dict[str, Any]:
+    run = published(objective, "2B", family="predict2", **T5_DATA)
+    run["model"]["config"]["rl"]["min_num_conditional_frames"] = 1
+    return run
+
+
 for objective in ("flow_grpo", "ddrl"):
-    experiment = published(objective, "2B", family="predict2", **T5_DATA)
-    experiment["model"]["config"]["rl"]["min_num_conditional_frames"] = 1
-    register_experiment(f"predict2_2b_{objective}", experiment)
+    register_experiment(f"predict2_2b_{objective}", partial(predict2, objective))
 
 SIZE_480: dict[str, Any] = dict(video_size=[432, 768])
 LATENTS: dict[str, Any] = dict(dataset_dir="datasets/cosmos_nemo_assets")
 SHORTER = at_480p("predict2_2b_720_aggressive", state_t=16)
-card_24 = published("flow_grpo", "2B", family="predict2", data_train="latents", data_val="mock", pipe_config=SHORTER)
-card_80 = published("flow_grpo", "2B", pipe_config=at_480p("block_wise"))
-gpus_8 = published("flow_grpo", "2B", pipe_config=at_480p("block_wise", ema=True))
+card_24 = dict(family="predict2", data_train="latents", data_val="mock", pipe_config=SHORTER)
+card_80 = dict(pipe_config=at_480p("block_wise"))
+gpus_8 = dict(pipe_config=at_480p("block_wise", ema=True))
 for name, run, data, rank in [
     ("predict2_2b_flow_grpo_24gb", card_24, LATENTS, 16),
     ("predict2p5_2b_flow_grpo_80gb", card_80, SIZE_480, 32),
     ("predict2p5_2b_flow_grpo_8gpus", gpus_8, SIZE_480, 0),
 ]:
-    register_experiment(name, for_machine(name, run, data, rank=rank))
+    register_experiment(name, partial(for_machine, name, run, data, rank=rank))

@@ -4,6 +4,7 @@
 The judge is VideoAlign (``dance_grpo``), at WFM_REWARD_ENQUEUE_URL and WFM_REWARD_FETCH_URL. FlowGRPO and DDRL train
 all weights with the published log-ratio; NFT trains adapters."""
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import group_choices, job, linear, lora
@@ -89,11 +90,17 @@ def published(
 
 for objective in OBJECTIVES:
     for size in ("2B", "14B"):
-        register_experiment(f"predict2p5_{size.lower()}_{objective}", published(objective, size))
+        register_experiment(f"predict2p5_{size.lower()}_{objective}", partial(published, objective, size))
 
 # Random videos, texts of T5's width and random weights: tries out a run with no other file than the tokenizer's.
 UNPROJECTED = dict(resolution="480", net=dict(sac_config=dict(mode="block_wise"), crossattn_proj_in_channels=None))
-mock = published("flow_grpo", "2B", data_train="mock_video", data_val="mock_video", pipe_config=UNPROJECTED)
-mock["job"]["name"] = "predict2p5_2b_flow_grpo_mock_data"
-mock["model"]["config"] |= dict(text=dict(encoder=None), model_manager_config=dict(dit_path=""))
-register_experiment("predict2p5_2b_flow_grpo_mock_data", mock)
+
+
+def on_mock_data(name: str) -> dict[str, Any]:
+    run = published("flow_grpo", "2B", data_train="mock_video", data_val="mock_video", pipe_config=UNPROJECTED)
+    run["job"]["name"] = name
+    run["model"]["config"] |= dict(text=dict(encoder=None), model_manager_config=dict(dit_path=""))
+    return run
+
+
+register_experiment(name := "predict2p5_2b_flow_grpo_mock_data", partial(on_mock_data, name))

@@ -6,6 +6,7 @@ puck and gripper from where they truly are, and, at half their weight, how still
 clips flicker more as the others rise.
 """
 
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
@@ -87,26 +88,30 @@ def toy_run(
     )
 
 
-EXPERIMENTS: dict[str, dict[str, Any]] = {
-    "tiny_flow_grpo_toy_world": toy_run("tiny_flow_grpo_toy_world", FLOW_GRPO),
-    "tiny_ddrl_toy_world": toy_run("tiny_ddrl_toy_world", DDRL),
-    "tiny_nft_toy_world": toy_run("tiny_nft_toy_world", NFT, iterations=240, lr=2e-4),
-}
 # What a bad reward does: the puck is imagined near the ring, which the measures of the alarm see.
 HACK = dict(FLOW_GRPO, rewards=dict(near_ring=RewardConfig(make=L(PuckNearRing)())))
-EXPERIMENTS["tiny_hacked_reward_toy_world"] = toy_run("tiny_hacked_reward_toy_world", HACK, iterations=CONTROL)
 # What a right one does without the true future: things do not pass through each other, nor move untouched.
 PHYSICS = dict(FLOW_GRPO, rewards=dict(contact=RewardConfig(make=L(Contact)())))
-EXPERIMENTS["tiny_physics_reward_toy_world"] = toy_run("tiny_physics_reward_toy_world", PHYSICS, iterations=CONTROL)
 # A control: from chance nothing can be learnt.
 CHANCE = dict(FLOW_GRPO, rewards=dict(chance=RewardConfig(make=L(Random)())))
-EXPERIMENTS["tiny_random_reward_toy_world"] = toy_run("tiny_random_reward_toy_world", CHANCE, iterations=CONTROL)
-EXPERIMENTS["tiny_supervised_toy_world"] = tiny_twin(  # what the others stand beside
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "tiny_flow_grpo_toy_world": dict(rl=FLOW_GRPO),
+    "tiny_ddrl_toy_world": dict(rl=DDRL),
+    "tiny_nft_toy_world": dict(rl=NFT, iterations=240, lr=2e-4),
+    "tiny_hacked_reward_toy_world": dict(rl=HACK, iterations=CONTROL),
+    "tiny_physics_reward_toy_world": dict(rl=PHYSICS, iterations=CONTROL),
+    "tiny_random_reward_toy_world": dict(rl=CHANCE, iterations=CONTROL),
+}
+for name, options in EXPERIMENTS.items():
+    register_experiment(name, partial(toy_run, name, **options))
+register_experiment(  # what the others stand beside
     "tiny_supervised_toy_world",
-    "toy",
-    numbers=tiny_run(600, lr=0.01, adam_lr=1e-3),
-    group="reinforcement_learning",
-    model_manager_config=dict(dit_path=tiny_video2world_path()),
+    partial(
+        tiny_twin,
+        "tiny_supervised_toy_world",
+        "toy",
+        numbers=tiny_run(600, lr=0.01, adam_lr=1e-3),
+        group="reinforcement_learning",
+        model_manager_config=dict(dit_path=tiny_video2world_path()),
+    ),
 )
-for name, experiment in EXPERIMENTS.items():
-    register_experiment(name, experiment)
