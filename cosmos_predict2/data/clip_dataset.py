@@ -172,9 +172,13 @@ class ClipDataset(Dataset[dict[str, Any]]):
         self.rule = FrameRule(
             num_frames=num_frames, fps=frame_rate, stride=stride, sampling="first" if sampling == EVERY else sampling
         )
+        if source.lengths is None and (sampling == EVERY or source.action_form is not None):
+            what = f"sampling={EVERY}" if sampling == EVERY else "action_form"
+            raise ConfigError(
+                f"{what} needs the lengths of all recordings, but {type(source).__name__} has no lengths."
+            )
         if sampling == EVERY:
-            if source.lengths is None:
-                raise ConfigError(f"sampling={EVERY}, but {type(source).__name__} has no lengths; random needs none.")
+            assert source.lengths is not None
             lengths = source.lengths if recordings is None else numpy.asarray(source.lengths)[recordings]
             self.windows = Windows(lengths, num_frames, stride, start_interval, what=str(source), most=most_windows)
         self.action_transform: ActionTransform | None = None
@@ -190,12 +194,15 @@ class ClipDataset(Dataset[dict[str, Any]]):
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments; the source has a check of its own."""
-        own = {key: value for key, value in arguments.items() if key != "sampling" or value != EVERY}
+        own = {
+            key: value for key, value in arguments.items() if value is not None and (key, value) != ("sampling", EVERY)
+        }
         return errors(context.key, clip_problems({**own, "fps": arguments.get("frame_rate")}))
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
-        facts = facts_of(arguments["source"])
+        source = arguments.get("source")
+        facts = facts_of(source) if isinstance(source, Mapping) else DataFacts(kind=cls.__name__)
 
         def rate() -> float | None:
             own = arguments.get("frame_rate") or facts.rate

@@ -167,6 +167,7 @@ def test_facts_are_known_before_it_is_built_and_never_raise(kind: str, root: Pat
     target, arguments = KINDS[kind][0], arguments_of(kind, root)
     if kind == "mine":
         arguments["source"] = dict(_target_=Mine, folder="")
+        assert facts_of(dict(_target_=target)).kind == "ClipDataset"
     facts = facts_of(dict(_target_=target, **arguments))
     item = made(kind, root)[0]
     assert facts.kind and facts.num_true_frames is None
@@ -252,11 +253,13 @@ def test_a_source_of_ones_own_has_windows_text_and_actions(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda mine: setattr(mine, "lengths", None), "sampling=every, but Mine has no lengths"),
+        (lambda mine: setattr(mine, "lengths", None), "sampling=every needs the lengths .* but Mine has no lengths"),
         (lambda mine: setattr(mine, "actions", lambda i, frames: numpy.ones((2, 2))), r"actions \[2, 2\] for 5 frames"),
     ],
 )
-def test_a_source_that_breaks_its_contract_is_told(change: Callable[[Mine], None], message: str, root: Path) -> None:
+def test_a_source_that_breaks_its_contract_is_an_error(
+    change: Callable[[Mine], None], message: str, root: Path
+) -> None:
     mine = Mine(str(root / "video/videos"))
     change(mine)
     with pytest.raises((ConfigError, DataError), match=message):
