@@ -114,6 +114,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_files_that_pages_name_are_there() -> None:
+    named = re.compile(r"`((?:benchmarks|configs|cosmos_predict2|examples|imaginaire|scripts|tests)/[\w./-]+)`")
+    found = [(page.name, path) for page in PAGES for path in named.findall(page.read_text())]
+    assert len(found) > 20 and not [pair for pair in found if not (ROOT / pair[1]).exists()]
+
+
 def test_the_contents_name_every_page() -> None:
     contents = ROOT / "documentations/contents.md"
     text = contents.read_text()
