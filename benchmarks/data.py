@@ -11,7 +11,6 @@ the file's it also scales, which is compared with bare decoding and the same sca
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,23 +70,16 @@ def compare(folder: Path, paths: list[Path], num_frames: int, turns: int) -> dic
         for name in ("ours, frames", "ours, data set"):
             assert torch.equal(readers[name](i), expected), f"{name} gives other frames than PyAV"
         assert torch.equal(readers["ours, data set, scaled"](i), readers["PyAV, bare, then scaled"](i))
-    walls: dict[str, list[float]] = {name: [] for name in readers}
-    cores: dict[str, list[float]] = {name: [] for name in readers}
-    for _ in range(turns):
-        for name, read in readers.items():
-            wall, core = time.perf_counter(), time.process_time()
-            for i in range(len(paths)):
-                read(i)
-            walls[name].append((time.perf_counter() - wall) / len(paths))
-            cores[name].append((time.process_time() - core) / len(paths))
+    passes = {name: lambda read=read: [read(i) for i in range(len(paths))] for name, read in readers.items()}
+    found = machine.in_turns(passes, turns, warm_up=0)
     print(f"\n{num_frames} frames: clips/s, processor ms per clip (median of the turns), against bare PyAV")
     ratios = {}
     for name in readers:
         base = "PyAV, bare, then scaled" if "scaled" in name else "PyAV, bare"
-        ratio = statistics.median(a / b for a, b in zip(cores[name], cores[base]))
+        ratio = found.ratio(name, base, of_core=True)
         if name.startswith("ours, data set"):
             ratios[f"{num_frames} frames: {name}"] = ratio
-        rate, core = 1 / statistics.median(walls[name]), statistics.median(cores[name])
+        rate, core = len(paths) / found.median(name), statistics.median(found.core[name]) / len(paths)
         print(f"  {name:24} {rate:7.2f} {1000 * core:9.1f}   {ratio:5.2f} times {base}", flush=True)
     return ratios
 

@@ -10,7 +10,6 @@ that for forward and backward. On a GPU, in bfloat16.
 """
 
 import gc
-import statistics
 import sys
 import types
 from collections.abc import Callable
@@ -194,13 +193,13 @@ def report(case: Case, device: torch.device, dtype: torch.dtype, peak: float, ro
     ).total
     for name, wrap, factor in [("forward", without_gradient, 1), ("forward + backward", backward_of, 3)]:
         try:
-            ours, theirs = machine.in_turns({"ours": wrap(run_ours), "theirs": wrap(run_theirs)}, rounds, 3).values()
+            found = machine.in_turns({"ours": wrap(run_ours), "theirs": wrap(run_theirs)}, rounds, 3)
         except torch.OutOfMemoryError:
             print(f"  {name:19s} does not fit into this GPU (nothing is recomputed)")
             gc.collect()  # what the exception held
             continue
-        ratio = ratios[f"{case.name}: {name}"] = statistics.median(b / a for a, b in zip(ours, theirs))
-        a, b = statistics.median(ours), statistics.median(theirs)
+        ratio = ratios[f"{case.name}: {name}"] = found.ratio("theirs", "ours")
+        a, b = found.median("ours"), found.median("theirs")
         rates = [factor * flops / seconds for seconds in (a, b)]
         print(
             f"  {name:19s} ours {a * 1e3:8.2f} ms ({rates[0] / 1e9:7.0f} GFLOP/s, {rates[0] / peak:4.0%})   "

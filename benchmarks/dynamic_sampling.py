@@ -10,14 +10,12 @@ it takes (``model.config.rl.max_rollouts``). Printed is the success on 3,200 hel
 experience, and after how many each first has what GRPO has at best.
 """
 
-import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.policy_learning import row_of
+from benchmarks import machine
+from benchmarks.policy_learning import SUCCESS
 
 EXPERIMENT = "tiny_vla_grpo_simulator"
 STEPS = 16  # of the optimizer, for an experience
@@ -25,24 +23,15 @@ EVERY = 3  # experiences between two checks
 WANTED = 2 / 3  # of GRPO's experiences at most
 
 
-def run(root: Path, name: str, *options: str) -> Path:
-    """Train, and give the run's folder."""
-    environment = dict(os.environ, IMAGINAIRE_OUTPUT_ROOT=str(root), WANDB_MODE="disabled")
-    words = [f"experiment={EXPERIMENT}", f"job.name={name}", *options]
-    subprocess.run([sys.executable, "-m", "scripts.train", "--", *words], check=True, env=environment)
-    (found,) = root.glob(f"*/*/{name}")
-    return found
-
-
-def checks(root: Path, name: str, policy: Path, seed: int, rollouts: int, experiences: int) -> list[float]:
+def checks(root: str, name: str, policy: Path, seed: int, rollouts: int, experiences: int) -> list[float]:
     """Success after every third experience, the first before all."""
-    folder = run(
-        *(root, name, f"model.config.policy.path={policy}", "+model.config.policy.noise=0.05"),
+    folder, _ = machine.train(
+        *(root, name, EXPERIMENT, f"model.config.policy.path={policy}", "+model.config.policy.noise=0.05"),
         *("+model.config.env.sparse=true", f"model.config.rl.max_rollouts={rollouts}", "optimizer.lr=1e-4"),
         *("dataloader_val.dataset.num=3200", f"trainer.seed={seed}", f"trainer.max_iter={experiences * STEPS}"),
         *(f"trainer.validation_iter={EVERY * STEPS}", f"checkpoint.save_iter={experiences * STEPS}"),
     )
-    return [success for _, success in row_of(EXPERIMENT, seed, folder / "metrics.jsonl", 0.0).curve]
+    return [record[SUCCESS] for record in machine.metrics(folder, SUCCESS)]
 
 
 def first(values: list[float], least: float) -> int | None:
@@ -51,14 +40,13 @@ def first(values: list[float], least: float) -> int | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="*", type=int, default=[5])
+    parser = machine.parser(__doc__, "seeds", seeds=[5])
     parser.add_argument("--experiences", type=int, default=30)
     parser.add_argument("--warm_up", type=int, default=80, help="experiences with the dense reward")
     arguments = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="dynamic_sampling_"))
+    root = tempfile.mkdtemp(prefix="dynamic_sampling_")
     warm = [f"trainer.max_iter={arguments.warm_up * STEPS}", f"checkpoint.save_iter={arguments.warm_up * STEPS}"]
-    policy = run(root, "warm", *warm, "trainer.run_validation=false")
+    policy, _ = machine.train(root, "warm", EXPERIMENT, *warm, "trainer.run_validation=false")
     for seed in arguments.seeds:
         curves = {
             name: checks(root, f"{name}_{seed}", policy, seed, rollouts, arguments.experiences)

@@ -11,12 +11,10 @@ then the pictures that nobody looks at, then all evaluations but one, which chan
 from them (the last column: how often a way and the first one call the same episodes successful). All ways take turns.
 """
 
-import argparse
 import itertools
-import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -150,8 +148,7 @@ def measure(num_envs: int, num_steps: int, members: int, rounds: int, precision:
     loops = {way: Loop(way, num_envs, num_steps, members, precision) for way in WAYS}
     seconds = machine.in_turns({way: loop.iterate for way, loop in loops.items()}, rounds)
     for way, loop in loops.items():
-        times = statistics.median(a / b for a, b in zip(seconds[PUBLIC], seconds[way], strict=True))
-        speed = num_envs * num_steps / statistics.median(seconds[way])
+        times, speed = seconds.ratio(PUBLIC, way), num_envs * num_steps / seconds.median(way)
         alike = float((loop.success_E == loops[PUBLIC].success_E).float().mean())
         total = sum(loop.shares.seconds.values())
         parts = "  ".join(f"{part} {loop.shares.seconds[part] / total:.0%}" for part in PARTS)
@@ -161,16 +158,13 @@ def measure(num_envs: int, num_steps: int, members: int, rounds: int, precision:
 PARTS = ("policy", "encode", "imagine", "decode", "reward", "update", "rest")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    parser = machine.parser(__doc__, "threads", "rounds", threads=1, rounds=3)
     parser.add_argument("--envs", nargs="*", type=int, default=[16, 64])
     parser.add_argument("--steps", nargs="*", type=int, default=[24], help="of an episode")
     parser.add_argument("--groups_of", nargs="*", type=int, default=[8])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", default="float32")
-    asked = parser.parse_args(arguments)
-    torch.set_num_threads(asked.threads)
+    asked = machine.parse(parser)
     device, _ = machine.device_and_dtype()
     print(f"{machine.described(device)}, {asked.precision}")
     for sizes in itertools.product(asked.envs, asked.steps, asked.groups_of):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark runs on: the device that the project chooses, its name, a clock that waits for it, and the record.
+"""The harness of all benchmarks: the machine and its name, calls in turns, runs of the programs, and the record.
 
 ``recorded.json`` holds ratios against the peer, by benchmark, processor (or GPU) and threads: what the documentation
 reports. `compare` prints what a run found beside them, so that a figure which holds on one processor only is noticed.
@@ -10,9 +10,15 @@ import datetime
 import json
 import logging
 import os
+import resource
+import statistics
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +44,34 @@ def described(device: torch.device) -> str:
     return f"torch {torch.__version__}, {place}"
 
 
-def parser(description: str | None, *flags: str) -> argparse.ArgumentParser:
-    """A parser with the named ones of the flags that benchmarks share."""
+def parser(description: str | None, *flags: str, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser with the named ones of the flags that benchmarks share; ``defaults`` are a benchmark's own."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     shared: dict[str, dict[str, Any]] = {
         "quick": dict(action="store_true", help="a small part of the work, for a look"),
         "threads": dict(type=int, help="threads of PyTorch; default: as many as it takes by itself"),
         "rounds": dict(type=int, help="timed rounds"),
         "record": dict(action="store_true", help=f"write the ratios to benchmarks/{RECORD.name}"),
+        "device": dict(default="cpu"),
+        "experiment": dict(nargs="*"),
+        "seeds": dict(nargs="*", type=int),
+        "overrides": dict(nargs="*", help="after --: overrides of every run"),
+        "output": dict(default="", help="folder of the runs; default: a temporary one"),
+        "checkpoint": dict(nargs="*", default=[], help="measure these instead of training"),
     }
     for flag in flags:
-        made.add_argument(f"--{flag}", **shared[flag])
+        made.add_argument(flag if flag == "overrides" else f"--{flag}", **shared[flag])
+    made.set_defaults(**defaults)
     return made
 
 
 def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """The arguments, with PyTorch's threads set as they ask."""
+    """The arguments, with PyTorch's threads set as they ask, and a folder for the runs."""
     arguments = made.parse_args()
-    if arguments.threads:
+    if getattr(arguments, "threads", None):
         torch.set_num_threads(arguments.threads)
+    if getattr(arguments, "output", None) == "":
+        arguments.output = tempfile.mkdtemp(prefix="benchmark_")
     return arguments
 
 
@@ -68,14 +83,32 @@ def quiet_trainer() -> None:
     os.chdir(RECORD.parents[1])
 
 
-def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
-    """Seconds of each call of all, in alternating order, so that what else the machine does meets all of them."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+@dataclass(frozen=True)
+class Turns:
+    """Seconds of several calls in each round, by name: on the clock, and of processor time, which others on the
+    machine disturb less."""
+
+    wall: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    core: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.wall[name])
+
+    def ratio(self, name: str, base: str, *, of_core: bool = False) -> float:
+        """The seconds of one over those of another in the same round, the median of all rounds."""
+        seconds = self.core if of_core else self.wall
+        return statistics.median(a / b for a, b in zip(seconds[name], seconds[base], strict=True))
+
+
+def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1) -> Turns:
+    """Call all in each round, in alternating order, so that what else the machine does meets all of them."""
+    found = Turns()
     for i in range(-warm_up, rounds):
         for name in list(runs)[:: 1 if i % 2 else -1]:
-            taken = seconds(runs[name])
+            core, wall = time.process_time(), seconds(runs[name])
             if i >= 0:
-                found[name].append(taken)
+                found.wall[name].append(wall)
+                found.core[name].append(time.process_time() - core)
     return found
 
 
@@ -92,6 +125,58 @@ def wait() -> None:
     """Until the device has done all that it was told."""
     if distributed.device().type == "cuda":
         torch.cuda.synchronize()
+
+
+def program(root: str | Path, *words: str) -> float:
+    """Run a program of this repository with its results below a folder; its core-seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own = dict(IMAGINAIRE_OUTPUT_ROOT=str(root), WANDB_MODE="disabled")
+    own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    subprocess.run([sys.executable, "-m", *words], check=True, env={**os.environ, **own})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def train(root: str | Path, name: str, experiment: str, *overrides: str) -> tuple[Path, float]:
+    """The folder of a run of this name, and the core-seconds that it took."""
+    seconds = program(root, "scripts.train", "--", f"experiment={experiment}", f"job.name={name}", *overrides)
+    (folder,) = Path(root).glob(f"*/*/{name}")
+    return folder, seconds
+
+
+def metrics(folder: Path, key: str) -> list[dict[str, Any]]:
+    """The records of a run that have this metric."""
+    return [row for line in (folder / "metrics.jsonl").read_text().splitlines() if key in (row := json.loads(line))]
+
+
+def draw(path: str, x: str, panes: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> None:
+    """A picture of curves: for each label of a pane its lines, by name, as (x, y) pairs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(panes), figsize=(1 + 5 * len(panes), 4), sharex=True, squeeze=False)
+    for pane, (label, lines) in zip(axes[0], panes.items(), strict=True):
+        for name, points in lines.items():
+            pane.plot(*zip(*points, strict=True), label=name)
+        pane.set(xlabel=x, ylabel=label)
+        pane.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def launch(path: str, overrides: Sequence[str]) -> Any:
+    """Run the trainer in this process below a temporary folder; the configuration that it ran."""
+    from imaginaire.config.compose import compose
+    from imaginaire.training import trainer
+
+    with tempfile.TemporaryDirectory() as root:
+        os.environ["IMAGINAIRE_OUTPUT_ROOT"] = root
+        config = compose(path, overrides)
+        trainer.launch(config)
+    return config
 
 
 def compare(benchmark: str, figures: Mapping[str, float], device: torch.device, *, record: bool = False) -> None:

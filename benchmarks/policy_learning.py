@@ -13,17 +13,13 @@ that the policy drew in imagination, at the end. ``--curve`` draws success over 
 every refinement.
 """
 
-import argparse
 import functools
-import json
-import os
-import resource
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks import machine
 
 EXPERIMENTS = ("tiny_vla_grpo_world_model", "tiny_vla_grpo_simulator")
 LEAST = {"tiny_vla_grpo_world_model": 0.14, "tiny_vla_grpo_simulator": 0.40}  # gain on each seed
@@ -34,6 +30,7 @@ MEAN = {
     "tiny_vla_grpo_pi05_simulator": 0.15,
     "tiny_vla_grpo_pi05_world_model": 0.08,
 }
+SUCCESS = "val/greedy_success"
 AT_THE_END = {"tiny_vla_grpo_world_model": 0.60}
 
 
@@ -71,26 +68,17 @@ def clone(policy: str, seed: int, root: Path, windows: str = "") -> Path:
     """What a run begins with: a clone by the defaults of the policy, or of other ``windows``."""
     path = root / f"clone_{policy}_{windows.replace(',', '_')}_{seed}"
     command = ["scripts.train_policy", "--policy", policy, "--seed", str(seed), "--out", str(path), "--overwrite"]
-    _run([*command, *(["--windows", windows] if windows else [])], root)
+    machine.program(root, *command, *(["--windows", windows] if windows else []))
     return path / "policy.safetensors" if policy == "toy" else path
 
 
 def learn(experiment: str, seed: int, policy: Path, root: Path, overrides: Sequence[str] = ()) -> Row:
     """One run from a clone."""
-    name = f"{experiment}_{seed}"
-    options = [f"experiment={experiment}", f"job.name={name}", f"trainer.seed={seed}"]
-    options += [f"model.config.policy.path={policy}", "checkpoint.keep_last=1"]
-    seconds = _run(["scripts.train", "--", *options, *overrides], root)
-    (path,) = root.glob(f"*/*/{name}/metrics.jsonl")
-    return row_of(experiment, seed, path, seconds)
-
-
-def row_of(experiment: str, seed: int, path: Path, seconds: float) -> Row:
-    """The figures of a run's metrics."""
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    checks = [record for record in records if "val/greedy_success" in record]
+    options = [f"trainer.seed={seed}", f"model.config.policy.path={policy}", "checkpoint.keep_last=1"]
+    folder, seconds = machine.train(root, f"{experiment}_{seed}", experiment, *options, *overrides)
+    checks = machine.metrics(folder, SUCCESS)
     last = max(1, checks[-1]["iteration"])
-    curve = [(seconds * check["iteration"] / last, check["val/greedy_success"]) for check in checks]
+    curve = [(seconds * check["iteration"] / last, check[SUCCESS]) for check in checks]
     return Row(experiment, seed, curve[0][1], curve[-1][1], seconds, checks[-1].get("val/gap"), curve)
 
 
@@ -108,48 +96,14 @@ def missed(rows: Sequence[Row], least: float | None = None) -> list[str]:
     return found
 
 
-def draw(rows: Sequence[Row], path: str) -> None:
-    """Success over core-seconds, a line for each run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    styles = dict(zip(dict.fromkeys(row.experiment for row in rows), ("-", "--", ":", "-."), strict=False))
-    for row in rows:
-        label = f"{row.experiment.removeprefix('tiny_vla_grpo_')}, seed {row.seed}"
-        axes.plot(*zip(*row.curve, strict=True), styles[row.experiment], color=f"C{row.seed}", label=label)
-    axes.set(xlabel="core-seconds", ylabel="greedy success in the simulator", ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
-def _run(arguments: Sequence[str], root: Path) -> float:
-    """Core-seconds of a module of this repository."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
-    environment = dict(os.environ, IMAGINAIRE_OUTPUT_ROOT=str(root), OMP_NUM_THREADS=threads, WANDB_MODE="disabled")
-    subprocess.run([sys.executable, "-m", *arguments], check=True, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiment", nargs="*", default=list(EXPERIMENTS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument(
-        "--windows", default="", help="of the demonstrations; all: a stronger clone of the small policy"
-    )
+    flags = ("experiment", "seeds", "output", "overrides")
+    parser = machine.parser(__doc__, *flags, experiment=list(EXPERIMENTS), seeds=[0, 1, 2])
+    parser.add_argument("--windows", default="", help="of the demonstrations; all: a stronger clone of the toy policy")
     parser.add_argument("--least", type=float, default=None, help="the gain that is wanted of each run")
-    parser.add_argument("--output", default="", help="folder of the runs; default: a temporary one")
     parser.add_argument("--curve", default="", help="a .png")
-    parser.add_argument("overrides", nargs="*", help="after --: overrides of every run")
-    arguments = parser.parse_args()
-    root = Path(arguments.output or tempfile.mkdtemp(prefix="policy_learning_"))
+    arguments = machine.parse(parser)
+    root = Path(arguments.output)
     checks = [] if arguments.curve else ["trainer.validation_iter=1000000000"]  # at the start and at the end
     rows, verdicts = [], []
     for experiment in arguments.experiment:
@@ -162,7 +116,8 @@ def main() -> int:
         rows += of_one
     print("", *rows, *verdicts, sep="\n")
     if arguments.curve:
-        draw(rows, arguments.curve)
+        lines = {f"{row.experiment.removeprefix('tiny_vla_grpo_')}, seed {row.seed}": row.curve for row in rows}
+        machine.draw(arguments.curve, "core-seconds", {"greedy success in the simulator": lines})
     return 0
 
 

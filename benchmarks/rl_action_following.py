@@ -12,9 +12,7 @@ regression that reads actions (`ActionFollowing`, which is no reward of these ru
 the tokenizer leaves them.
 """
 
-import argparse
 import sys
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +20,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from benchmarks import machine
 from benchmarks.rl_learning import train
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.choice import ActionModel, choose_action_model
@@ -109,14 +108,8 @@ def missed(row: Mapping[str, float], base: Mapping[str, float]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiment", nargs="*", default=list(EXPERIMENTS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--output", default="", help="folder of the runs; default: a temporary one")
-    parser.add_argument("--checkpoint", nargs="*", default=[], help="measure these instead of training")
-    parser.add_argument("overrides", nargs="*", help="after --: overrides of every run")
-    arguments = parser.parse_args()
-    root = arguments.output or tempfile.mkdtemp(prefix="rl_action_following_")
+    flags = ("experiment", "seeds", "output", "checkpoint", "overrides")
+    arguments = machine.parse(machine.parser(__doc__, *flags, experiment=list(EXPERIMENTS), seeds=[0]))
     base = weights(tiny_action_path(), "auto")
     windows = {mix: windows_of(held_out_episodes(NUM_WINDOWS, seed=SEED_OF_WINDOWS, mix=mix)) for mix in MIXES}
     verdicts = {mix: Verdict(base, windows[mix]) for mix in MIXES}
@@ -124,7 +117,7 @@ def main() -> int:
     for mix in MIXES:
         report(f"base, {mix}", 0.0, rows[mix], rows[mix])
     runs = [(path, path, 0.0) for path in arguments.checkpoint] or [
-        (f"{experiment} seed {seed}", *train(experiment, seed, root, arguments.overrides))
+        (f"{experiment} seed {seed}", *train(experiment, seed, arguments.output, arguments.overrides))
         for experiment in arguments.experiment
         for seed in arguments.seeds
     ]

@@ -19,13 +19,7 @@ reward), tiny_physics_reward_toy_world (a reward without the true future), and t
 where the true future is known.
 """
 
-import argparse
-import json
-import os
-import resource
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from benchmarks import machine
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.conditioner import TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
@@ -136,55 +131,26 @@ def _travel(found: Detection) -> float:
     return float(sum(numpy.nanmean(numpy.linalg.norm(step, axis=-1)) for step in steps))
 
 
-def train(experiment: str, seed: int, root: str, overrides: list[str]) -> tuple[str, float]:
+def train(experiment: str, seed: int, root: str, overrides: Sequence[str]) -> tuple[str, float]:
     """The newest checkpoint of a run, and the core-seconds that it took."""
-    name = f"{experiment}_{seed}"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    arguments = [f"experiment={experiment}", f"trainer.seed={seed}", f"job.name={name}", "checkpoint.keep_last=1"]
-    command = [sys.executable, "-m", "scripts.train", "--", *arguments[:3], *overrides]
-    environment = dict(os.environ, IMAGINAIRE_OUTPUT_ROOT=root, OMP_NUM_THREADS="1")
-    subprocess.run(command, check=True, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    (folder,) = Path(root).glob(f"*/*/{name}/checkpoints")
-    return str(sorted(folder.glob("model/iter_*.pt"))[-1]), seconds
+    folder, seconds = machine.train(root, f"{experiment}_{seed}", experiment, f"trainer.seed={seed}", *overrides)
+    return str(sorted(folder.glob("checkpoints/model/iter_*.pt"))[-1]), seconds
 
 
-def draw(root: str, runs: Sequence[str], path: str) -> None:
-    """How PSNR and distances of the alarm's clips change, a line for each run in this folder."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharex=True)
-    labels = {"quality/agreement": "PSNR, dB", "quality/positions": "distance, px"}
-    for name in runs:
-        (metrics,) = Path(root).glob(f"*/*/{name}/metrics.jsonl")
-        rows = [row for line in metrics.read_text().splitlines() if "quality/agreement" in (row := json.loads(line))]
-        for pane, key in zip(panes, labels, strict=True):
-            values = [abs(row[key]) for row in rows]  # positions are a reward: minus the distance
-            pane.plot([row["iteration"] for row in rows], [value - values[0] for value in values], label=name)
-    for pane, label in zip(panes, labels.values(), strict=True):
-        pane.set(xlabel="iteration", ylabel=f"change of {label}")
-        pane.grid(alpha=0.3)
-    panes[0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+def gains(root: str, name: str, key: str) -> list[tuple[float, float]]:
+    """How a metric of the alarm's clips changes; positions are a reward, minus the distance."""
+    (folder,) = Path(root).glob(f"*/*/{name}")
+    rows = machine.metrics(folder, key)
+    return [(row["iteration"], abs(row[key]) - abs(rows[0][key])) for row in rows]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiment", nargs="*", default=list(EXPERIMENTS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--output", default="", help="folder of the runs; default: a temporary one")
-    parser.add_argument("--checkpoint", nargs="*", default=[], help="measure these instead of training")
+    flags = ("experiment", "seeds", "output", "checkpoint", "overrides")
+    parser = machine.parser(__doc__, *flags, experiment=list(EXPERIMENTS), seeds=[0, 1, 2])
     parser.add_argument("--pictures", default="", help="a .png: true clips, the base's, and the last run's")
     parser.add_argument("--curve", default="", help="a .png: what the runs' held-out clips gain while they learn")
-    parser.add_argument("overrides", nargs="*", help="after --: overrides of every run")
-    arguments = parser.parse_args()
-    clips = held_out()
-    root = arguments.output or tempfile.mkdtemp(prefix="rl_learning_")
+    arguments = machine.parse(parser)
+    clips, root = held_out(), arguments.output
     overrides = [*(CHECKS if arguments.curve else ()), *arguments.overrides]
     report("base", 0, 0.0, base := measure(tiny_video2world_path(), "auto", clips), base)
     for path in arguments.checkpoint:
@@ -201,7 +167,10 @@ def main() -> int:
                 sheet = media.contact_sheet(triples, ["true", "before", "after"] * SHOWN, side=64)
                 media.write_image(arguments.pictures, sheet)
     if arguments.curve:
-        draw(root, [f"{name}_{seed}" for name in arguments.experiment for seed in arguments.seeds], arguments.curve)
+        names = [f"{name}_{seed}" for name in arguments.experiment for seed in arguments.seeds]
+        labels = {"quality/agreement": "change of PSNR, dB", "quality/positions": "change of distance, px"}
+        panes = {label: {name: gains(root, name, key) for name in names} for key, label in labels.items()}
+        machine.draw(arguments.curve, "iteration", panes)
     return 0
 
 

@@ -11,8 +11,6 @@ network would take at the speed of the fastest matrix product found here.
 """
 
 import argparse
-import os
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +29,6 @@ from cosmos_predict2.tools.plan.workload import read_workload
 from imaginaire.config.compose import compose
 from imaginaire.config.schema import Config
 from imaginaire.training.callbacks import Callback
-from imaginaire.training.trainer import launch
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 RL = "model.config.rl"
@@ -105,9 +102,7 @@ def measure(overrides: list[str], experiences: int) -> Measured:
     updates = work.passes.updates
     PhaseClock.steps.clear()
     last = f"trainer.max_iter={(experiences + 1) * updates}"
-    with tempfile.TemporaryDirectory() as root:
-        os.environ["IMAGINAIRE_OUTPUT_ROOT"] = root
-        launch(compose(CONFIG, [*overrides, last]))
+    machine.launch(CONFIG, [*overrides, last])
     timed = PhaseClock.steps[updates:]
     names = {name for step in timed for name in step}
     seconds = {name: sum(step.get(name, 0.0) for step in timed) / len(timed) for name in names}

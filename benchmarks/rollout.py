@@ -10,7 +10,6 @@ values at every step, attention to a text of zeros. Each row below leaves out on
 depend on them.
 """
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -182,13 +181,12 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
         as_float=True,
     )
     seconds = machine.in_turns(runs, rounds)
-    first = seconds[WAYS[0].name]
     print(f"\nbatch {batch}: 12 frames each, {num_steps} steps")
-    for name, times in seconds.items():
-        ratio = statistics.median(a / b for a, b in zip(first, times))
-        rate = 12 * batch / statistics.median(times)
-        print(f"  {name:40s} {statistics.median(times) * 1e3:9.1f} ms {rate:9.1f} frames/s {ratio:6.2f} x", flush=True)
-    return statistics.median(a / b for a, b in zip(first, seconds["generate_actions"]))
+    ratio = 1.0
+    for name in runs:
+        ratio, took = seconds.ratio(WAYS[0].name, name), seconds.median(name)
+        print(f"  {name:40s} {took * 1e3:9.1f} ms {12 * batch / took:9.1f} frames/s {ratio:6.2f} x", flush=True)
+    return ratio
 
 
 def main() -> None:

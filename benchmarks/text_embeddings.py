@@ -25,14 +25,13 @@ TEXT = "the robot arm slowly moves a red cup to the left of the table and puts i
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "threads")
+    parser = machine.parser(__doc__, "threads", "device")
     parser.add_argument("--clips", type=int, default=200)
     parser.add_argument("--distinct", type=int, default=20, help="different captions where they recur")
     parser.add_argument("--t5", metavar="DIR", help="a T5 folder, such as checkpoints/google-t5/t5-11b")
     parser.add_argument("--layers", type=int, default=4, help="of the random T5")
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--device", default="cpu")
     args = machine.parse(parser)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -7,8 +7,6 @@ Prints seconds of each (the best of the turns), how many times faster ours is, a
 outputs, which must be rounding. Weights are random: the time does not depend on them.
 """
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,14 +20,13 @@ TOLERANCE = {torch.float32: (1e-5, 3e-5), torch.bfloat16: (0.05, 0.3)}  # latent
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "threads", "record")
+    parser = machine.parser(__doc__, "threads", "record", "device")
     parser.add_argument("--frames", type=int, default=17)
     parser.add_argument("--height", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--dim", type=int, default=96, help="width of the network; 96 is the released one")
     parser.add_argument("--temporal_window", type=int, default=4, help="frames at a time")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     arguments = machine.parse(parser)
     dtype = getattr(torch, arguments.dtype)
@@ -70,8 +67,9 @@ def main() -> None:
     for name, ours, theirs, limit in pairs:
         difference = (ours().float() - theirs().float()).abs().max().item()
         assert difference <= limit, f"{name}: outputs differ by {difference:.1e}, more than {limit:.0e}"
-        turns = [(*seconds(ours), *seconds(theirs)) for _ in range(arguments.turns)]
-        own, own_cpu, other, other_cpu = (min(column) for column in zip(*turns))
+        turns = machine.in_turns({"ours": ours, "theirs": theirs}, arguments.turns, warm_up=0)
+        own, other = (min(turns.wall[which]) for which in ("ours", "theirs"))
+        own_cpu, other_cpu = (min(turns.core[which]) for which in ("ours", "theirs"))
         ratio = other / own if arguments.device.startswith("cuda") else other_cpu / own_cpu
         ratios[f"{name}, {arguments.frames} x {arguments.height} x {arguments.width}"] = ratio
         print(
@@ -98,14 +96,6 @@ def diffusers_twin(tokenizer: WanTokenizer) -> Any:
     named = {to_diffusers_name(name, config.num_res_blocks): w.contiguous() for name, w in weights.items()}
     peer.load_state_dict(named)
     return peer.to(device=tokenizer.device, dtype=tokenizer.dtype).eval().requires_grad_(False)
-
-
-def seconds(run: Callable[[], Tensor]) -> tuple[float, float]:
-    """On the clock, and of processor time, which others on the machine disturb less."""
-    start, start_cpu = time.perf_counter(), time.process_time()
-    if run().is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, time.process_time() - start_cpu
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ median of several blocks, since other work on the machine only ever takes time a
 """
 
 import platform
-import statistics
-import time
 from collections.abc import Callable
 
 import numpy
@@ -35,13 +33,9 @@ WORLDS = [
 
 def rates(block: Callable[[], int], num_blocks: int) -> tuple[float, float]:
     """Best and median number per second of a block that returns how many it did."""
-    block()
-    found = []
-    for _ in range(num_blocks):
-        start = time.perf_counter()
-        count = block()
-        found.append(count / (time.perf_counter() - start))
-    return max(found), statistics.median(found)
+    count = block()
+    seconds = machine.in_turns({"": block}, num_blocks, warm_up=0)
+    return count / min(seconds.wall[""]), count / seconds.median("")
 
 
 def report(name: str, best: float, median: float, unit: str) -> None:

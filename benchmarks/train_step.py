@@ -13,12 +13,10 @@ for adapters), and nothing that is computed a second time.
 import argparse
 import gc
 import json
-import os
 import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,11 +29,9 @@ from benchmarks.dit import ceiling
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.tools.plan.speed import GPUS
 from cosmos_predict2.world_model.network import network_of
-from imaginaire.config.compose import compose
 from imaginaire.config.schema import Config
 from imaginaire.errors import TrainingError, UserError
 from imaginaire.training.callbacks import Callback
-from imaginaire.training.trainer import launch
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -118,10 +114,7 @@ def measure(what: str, overrides: list[str]) -> Measured:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    with tempfile.TemporaryDirectory() as root:
-        os.environ["IMAGINAIRE_OUTPUT_ROOT"] = root
-        config = compose(CONFIG, overrides)
-        launch(config)
+    config = machine.launch(CONFIG, overrides)
     first, *steps = StepClock.seconds
     tokens, flops = work(config, StepClock.shapes)
     if torch.cuda.is_available():

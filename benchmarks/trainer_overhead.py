@@ -7,9 +7,7 @@ Both loops take the same model, data stream, optimizer, clipping and weight aver
 alternate in one process. Saving: steps of about 0.5 s, a 50 MB checkpoint before every other ten, against the rest.
 """
 
-import os
 import statistics
-import tempfile
 import time
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -27,7 +25,6 @@ from imaginaire.data.stream import DataStream, ResumableLoader
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.training.callbacks import Callback
-from imaginaire.training.trainer import launch
 
 CONFIG = "examples/minimal/config.py"
 SETTINGS = ["experiment=minimal", "dataloader_train.num_workers=0", "trainer.run_validation=False"]
@@ -95,9 +92,7 @@ def trainer_loop(steps: int, *overrides: str) -> list[float]:
     """Seconds of each step of the trainer with its default callbacks."""
     StepClock.times.clear()
     clock = "+trainer.callbacks.clock={_target_: benchmarks.trainer_overhead.StepClock}"
-    with tempfile.TemporaryDirectory() as root:
-        os.environ["IMAGINAIRE_OUTPUT_ROOT"] = root
-        launch(compose(CONFIG, [*SETTINGS, f"trainer.max_iter={steps}", clock, *overrides]))
+    machine.launch(CONFIG, [*SETTINGS, f"trainer.max_iter={steps}", clock, *overrides])
     return [b - a for a, b in pairwise(StepClock.times)]
 
 

@@ -13,7 +13,6 @@ whose slice of action tokens is taken afterwards; the autoregressive decision co
 there. Both ways give the same numbers, which is checked. The widths are small, the vocabulary is that of LLaMA-2.
 """
 
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,7 +127,7 @@ def iterations(num_envs: int, members: int, rounds: int) -> None:
                 parts = "  ".join(f"{part} {spent[part] / total:.0%}" for part in PARTS)
                 print(
                     f"  {place:11} {name:18} {of_policy:6.0f} decisions/s {rounds * steps / spent['simulator']:7.0f}"
-                    f" env steps/s  all {steps / statistics.median(seconds[name]):6.0f} steps/s  {parts}",
+                    f" env steps/s  all {steps / seconds.median(name):6.0f} steps/s  {parts}",
                     flush=True,
                 )
 
@@ -220,8 +219,8 @@ def passes(width: int, layers: int, batch: int, rounds: int) -> dict[str, float]
         away = float((one - other).abs().max())
         assert away < (1e-4 if exact else 0.1), f"{name}: the ways differ by {away}"
         seconds = machine.in_turns(ways, rounds)
-        found[name] = statistics.median(a / b for a, b in zip(seconds[PLAIN], seconds[OURS], strict=True))
-        each = "  ".join(f"{way} {1e3 * statistics.median(taken):.0f} ms" for way, taken in seconds.items())
+        found[name] = seconds.ratio(PLAIN, OURS)
+        each = "  ".join(f"{way} {1e3 * seconds.median(way):.0f} ms" for way in ways)
         print(f"  {name:24} {each}  {found[name]:.2f} x  (differ by {away:.1e})", flush=True)
     return found
 
