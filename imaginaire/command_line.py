@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 faults were found or some items failed, 2 wrong flags, set
 
 import argparse
 import importlib
+import inspect
 import io
 import logging
 import math
@@ -35,7 +36,7 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
-        if action.default in (None, False, "", []) or "default" in text:
+        if action.default in (None, False, "", [], ()) or "default" in text:
             return text
         return super()._get_help_string(action)
 
@@ -206,6 +207,13 @@ def values_of(cls: type[T], args: argparse.Namespace, **others: Any) -> T:
     """The dataclass with the values of its flags, and with ``others``, which count more."""
     flags = {one.name: getattr(args, one.metadata.get("name", one.name)) for one in fields(cls) if one.metadata}  # type: ignore[arg-type]
     return cls(**{**flags, **others})
+
+
+def options_of(function: Callable[..., Any], args: argparse.Namespace, **others: Any) -> dict[str, Any]:
+    """The flags that are keyword arguments of a function, by name, and ``others``, which count more."""
+    parameters = inspect.signature(function).parameters.values()
+    names = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
+    return {**{name: value for name, value in vars(args).items() if name in names}, **others}
 
 
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Storage size calculation overflowed")

@@ -51,27 +51,11 @@ add("--dry_run", action="store_true", help="log what would be done, and write no
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from cosmos_predict2.world_model.assembly import check_device
+    from cosmos_predict2.world_model.assembly import device_of
 
-    name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(name)
-    device = torch.device(name)
-    outcome = cache_latents(
-        args.data,
-        make_tokenizer(args.tokenizer, args.tokenizer_path),
-        num_frames=args.num_frames,
-        size=(args.size[0], args.size[1]),
-        windows_per_clip=args.windows_per_clip,
-        fps=args.fps,
-        stride=args.stride,
-        crop=args.crop,
-        dtype=args.dtype,
-        decoder=args.decoder,
-        shard=args.shard,
-        workers=args.workers,
-        device=device,
-        dry_run=args.dry_run,
-    )
+    device = torch.device(device_of(args.device))
+    options = command_line.options_of(cache_latents, args, size=tuple(args.size), device=device)
+    outcome = cache_latents(args.data, make_tokenizer(args.tokenizer, args.tokenizer_path), **options)
     if outcome.results:
         log.info("wrote the latents of %d clips to %s", len(outcome.results), Path(args.data) / "latents")
     return outcome.report("clips")

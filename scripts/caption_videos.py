@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.timeout > 0:  # nan is not
         raise ConfigError(f"--timeout is {args.timeout:g}; it must be more than 0 seconds.")
     dataset, command = Path(args.data), parse_command(args.command)
-    jobs = plan(dataset, command, timeout=args.timeout, retries=args.retries, overwrite=args.overwrite)
+    jobs = plan(dataset, command, **command_line.options_of(plan, args))
     if args.dry_run:
         for job in jobs[:10]:
             log.info("%s <- %s", job.target, " ".join(word.replace(PLACE, str(job.clip)) for word in job.command))

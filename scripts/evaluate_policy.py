@@ -86,7 +86,6 @@ add("--fps", type=command_line.above_zero, default=None, help="of the videos (de
 
 
 def run(args: argparse.Namespace) -> None:
-    import torch
 
     from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs import suites
@@ -99,10 +98,9 @@ def run(args: argparse.Namespace) -> None:
         played_along,
     )
     from cosmos_predict2.rl.policies.files import read_policy
-    from cosmos_predict2.world_model.assembly import check_device
+    from cosmos_predict2.world_model.assembly import device_of
 
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
+    device = device_of(args.device)
     if args.videos and not args.out:
         raise ConfigError(f"--videos {args.videos} needs --out, the folder that they are written to.")
     if args.world_model is not None and args.suite != suites.TOY:

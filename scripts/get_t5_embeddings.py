@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 
 from cosmos_predict2.data.dataset_forms import split_folders
 from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.folder import FORMS
 from cosmos_predict2.tools.prepare.caption_embeddings import (
     Captions,
@@ -104,18 +105,8 @@ def run_with(
         write_metas(dataset, captions)
     if args.text_encoder == "none":
         return captions.report("captions")
-    counts = embed_dataset(
-        dataset,
-        captions,
-        make() if args.text_encoder == "bytes" else make,
-        kind=args.text_encoder,
-        form=args.form,
-        shard=args.shard,
-        batch_size=args.batch_size,
-        cache=args.cache,
-        adopt=args.adopt,
-        dry_run=args.dry_run,
-    )
+    options = command_line.options_of(embed_captions, args, kind=args.text_encoder)
+    counts = embed_dataset(dataset, captions, make() if args.text_encoder == "bytes" else make, **options)
     if args.dry_run and counts.written:
         check_weights(args)
     return captions.report("captions")
@@ -136,10 +127,9 @@ def check_weights(args: argparse.Namespace) -> None:
 
 def make_encoder(args: argparse.Namespace) -> TextEncoder:
     """The encoder that the flags name, on its device."""
-    import torch
+    from cosmos_predict2.world_model.assembly import device_of
 
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    args = argparse.Namespace(**vars(args) | {"device": device})
+    args = argparse.Namespace(**vars(args) | {"device": device_of(args.device)})
     check_weights(args)
     options = {"batch_size": args.batch_size} if args.text_encoder == "t5" else {}
     return encoder_of(args, args.cache_dir, num_tokens=MAX_LENGTH, width=BYTES_WIDTH, **options)

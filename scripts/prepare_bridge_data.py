@@ -39,9 +39,7 @@ add("--dry_run", action="store_true", help="log what would be fetched and unpack
 
 
 def run(args: argparse.Namespace) -> int:
-    contents = bridge.prepare(
-        args.source, args.out, keep_archive=args.keep_archive, workers=args.workers, dry_run=args.dry_run
-    )
+    contents = bridge.prepare(args.source, args.out, **command_line.options_of(bridge.prepare, args))
     if args.dry_run:
         return 0
     counts = ", ".join(f"{count} {split}" for split, count in contents.recordings.items())

@@ -59,24 +59,13 @@ def run(args: argparse.Namespace) -> int:
     if args.repo_id is not None and not re.fullmatch(r"([\w.-]+/)?\w[\w.-]*", args.repo_id):
         raise ConfigError(f"--repo_id {args.repo_id}: the name of a data set of the hub, such as lerobot/pusht.")
     root = Path(args.source or Path("datasets") / "lerobot" / args.repo_id.rpartition("/")[2])
-    if args.repo_id is not None:
-        is_there = fetch_source(args.repo_id, root, camera=args.camera, revision=args.revision, dry_run=args.dry_run)
-        if not is_there:
-            return 0
+    options = command_line.options_of(fetch_source, args)
+    if args.repo_id is not None and not fetch_source(args.repo_id, root, **options):
+        return 0
     if args.out is None:
         return _look_at(root, args.camera)
-    outcome = export(
-        root,
-        Path(args.out),
-        camera=args.camera,
-        splits=args.splits,
-        val_fraction=args.val_fraction,
-        annotation=args.annotation,
-        caption=args.caption,
-        workers=args.workers,
-        dry_run=args.dry_run,
-        command=shlex.join(["python", "-m", "scripts.prepare_lerobot_data", *sys.argv[1:]]),
-    )
+    command = shlex.join(["python", "-m", "scripts.prepare_lerobot_data", *sys.argv[1:]])
+    outcome = export(root, Path(args.out), **command_line.options_of(export, args, command=command))
     if not args.dry_run and not outcome.faults:
         try:
             _show_actions(LeRobotSource.open(root))

@@ -109,13 +109,12 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.policies import cloning, files
     from cosmos_predict2.rl.policies.weights import require_public
     from cosmos_predict2.toy_world.scene import SETTINGS
-    from cosmos_predict2.world_model.assembly import check_device
+    from cosmos_predict2.world_model.assembly import device_of
     from imaginaire import random
     from imaginaire.buildable import made, resolve
     from imaginaire.errors import near
 
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
+    device = device_of(args.device)
     cls = resolve(args.policy, "policy")
     for option, default in {**cloning.DEFAULTS, **getattr(cls, "cloning", {})}.items():
         if getattr(args, option) is None:

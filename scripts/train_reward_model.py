@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
         scale_to,
         train,
     )
-    from cosmos_predict2.world_model.assembly import check_device
+    from cosmos_predict2.world_model.assembly import device_of
     from imaginaire import random
     from imaginaire.training.provenance import run_record
 
@@ -100,8 +100,7 @@ def run(args: argparse.Namespace) -> None:
     for flag in ("least_precision", "least_recall"):
         if not 0 <= getattr(args, flag) < 1:
             raise ConfigError(f"--{flag} {getattr(args, flag)}: 0 or more and below 1.")
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
+    device = device_of(args.device)
     learnt, calibrating, measured = _of_toy(args, device) if args.data == "toy" else _of_recordings(args)
     with random.preserved():
         torch.manual_seed(random.derive_seed(args.seed, 0, "success classifier"))

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which files of which repositories a set of released models needs, and how large they are. Asks nobody."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cosmos_predict2.released import (
     EMBODIED,
+    EMBODIED_DIR,
+    FPS,
     GUARDRAIL,
     LLAMA_GUARD,
     MODEL_TYPES,
@@ -15,10 +18,13 @@ from cosmos_predict2.released import (
     REASON1_ENCODER_DIR,
     REASON1_ENCODER_REVISION,
     REPOSITORIES,
+    RESOLUTIONS,
+    SIZES,
     T5,
     VIDEO_SIZES,
     not_yet_here,
 )
+from imaginaire.command_line import flag
 from imaginaire.errors import ConfigError
 
 _GIGABYTES = {"0.6B": 1.2, "2B": 3.92, "14B": 28.6}  # of one DiT in bfloat16
@@ -65,22 +71,35 @@ class Part:
         return f"{self.repository} @ {revision}{place}: {what}{without}; about {self.gigabytes:.3g} GB ({self.purpose})"
 
 
+_NAMES = dict(nargs="+", metavar="NAME")
+
+
 @dataclass(frozen=True)
 class Wishes:
-    """The flags of the download command; None where a flag was not given."""
+    """What the download command is asked for, by flags."""
 
-    model_sizes: tuple[str, ...] | None = None
-    model_types: tuple[str, ...] | None = None
-    fps: tuple[int, ...] = (16,)
-    resolution: tuple[str, ...] = ("720",)
-    natten: bool = False
-    predict25: tuple[str, ...] = ()
-    embodied: tuple[str, ...] = ()
-    text_encoder: bool = True
-    guardrail: bool = True
-    all_guardrails: bool = False
-    prompt_refiner: bool = False
-    tokenizer_only: bool = False
+    model_sizes: Sequence[str] = flag((), "sizes (default: 2B 14B)", nargs="+", choices=SIZES)
+    model_types: Sequence[str] = flag((), "kinds (default: all)", nargs="+", choices=tuple(MODEL_TYPES))
+    fps: Sequence[int] = flag((16,), "of video2world (default: 16)", nargs="+", type=int, choices=FPS)
+    resolution: Sequence[str] = flag(("720",), "of video2world (default: 720)", nargs="+", choices=RESOLUTIONS)
+    natten: bool = flag(False, "video2world's weights for sparse attention too (720)")
+    predict2_5: Sequence[str] = flag(
+        (),
+        f"Predict2.5 models: {', '.join(PREDICT25)}; alone, nothing else is fetched",
+        choices=tuple(PREDICT25),
+        **_NAMES,
+    )
+    embodied: Sequence[str] = flag(
+        (),
+        f"a world model that policies learn in, and policies: {', '.join(EMBODIED)}; alone, into {EMBODIED_DIR}/",
+        choices=tuple(EMBODIED),
+        **_NAMES,
+    )
+    no_text_encoder: bool = flag(False, "leave out T5-11B (45 GB) and Reason1")
+    no_guardrail: bool = flag(False, "leave out the blocklist")
+    all_guardrails: bool = flag(False, "Llama-Guard-3 and the video guardrails too")
+    prompt_refiner: bool = flag(False, "Cosmos-Reason1-7B for the refiner too")
+    tokenizer_only: bool = flag(False, "nothing but the video tokenizer")
 
 
 @dataclass
@@ -108,12 +127,12 @@ def make_plan(wishes: Wishes) -> Plan:
         return _embodied(wishes)
     plan = Plan()
     sizes = wishes.model_sizes or VIDEO_SIZES
-    types = wishes.model_types or (() if wishes.predict25 else tuple(MODEL_TYPES))
+    types = wishes.model_types or (() if wishes.predict2_5 else tuple(MODEL_TYPES))
     for model_type in types:
         fitting = [size for size in sizes if size in MODEL_TYPES[model_type].sizes]
         if not fitting:
             there = ", ".join(MODEL_TYPES[model_type].sizes)
-            if wishes.model_types is None:
+            if not wishes.model_types:
                 plan.notes.append(f"{model_type}: left out, it exists as {there} only")
                 continue
             raise ConfigError(
@@ -121,20 +140,20 @@ def make_plan(wishes: Wishes) -> Plan:
             )
         for size in fitting:
             _add_model(plan, model_type, size, wishes)
-    for name in wishes.predict25:
+    for name in wishes.predict2_5:
         _add_predict25(plan, name, wishes)
-    if absent := [name for name in (*types, *wishes.predict25) if not_yet_here(name)]:
+    if absent := [name for name in (*types, *wishes.predict2_5) if not_yet_here(name)]:
         plan.notes.append(f"{', '.join(absent)}: not yet here, no program of this version runs these weights")
     if wishes.tokenizer_only:
         return plan
-    if wishes.text_encoder:
+    if not wishes.no_text_encoder:
         if types:
             plan.add(_folder(T5, "text encoder", 45, ignored=("tf_model.h5",)))
-        if wishes.predict25:
+        if wishes.predict2_5:
             plan.add(
                 Part(REASON1, REASON1_ENCODER_DIR, REASON1_ENCODER_REVISION, "text encoder of Predict2.5", estimate=16)
             )
-    if wishes.guardrail or wishes.all_guardrails:
+    if not wishes.no_guardrail or wishes.all_guardrails:
         if wishes.all_guardrails:
             plan.add(_folder(GUARDRAIL, "guardrails", 6))
             plan.add(_folder(LLAMA_GUARD, "guardrail", 16, ignored=("original/*",)))
@@ -202,7 +221,7 @@ def _add_predict25(plan: Plan, name: str, wishes: Wishes) -> None:
 
 def _embodied(wishes: Wishes) -> Plan:
     """A world model that a policy learns in, with all that it needs; and policies."""
-    if wishes.model_types or wishes.predict25:
+    if wishes.model_types or wishes.predict2_5:
         raise ConfigError(
             "--embodied goes into models/, --model_types and --predict2_5 into checkpoints/: ask for each."
         )

@@ -83,6 +83,13 @@ def other_parts(trained: ModelCard, config: Any, tokenizer: Any) -> Iterator[str
         )
 
 
+def device_of(name: str | None) -> str:
+    """The device that ``--device`` names, checked; without a name a GPU where there is one."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(name)
+    return name
+
+
 def check_device(device: str) -> None:
     """Raise for a device that torch does not know or this machine does not have."""
     try:

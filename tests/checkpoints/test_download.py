@@ -16,6 +16,7 @@ from cosmos_predict2 import released
 from cosmos_predict2.checkpoints import download, open_dit
 from cosmos_predict2.checkpoints.download import check
 from cosmos_predict2.checkpoints.download_plan import Plan, Wishes, make_plan
+from imaginaire.command_line import values_of
 from imaginaire.errors import ConfigError
 from scripts import download_checkpoints
 from tests.checkpoints.hub_server import Hub, serve
@@ -28,7 +29,7 @@ ACTION = "nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned"
 
 
 def _plan(*words: str) -> Plan:
-    return make_plan(download_checkpoints.wishes_of(download_checkpoints.parser.parse_args(list(words))))
+    return make_plan(values_of(Wishes, download_checkpoints.parser.parse_args(list(words))))
 
 
 def _files(plan: Plan) -> dict[str, list[str]]:
@@ -68,7 +69,7 @@ def test_variants_multiply_and_every_model_brings_its_tokenizer() -> None:
 
 def test_the_files_of_the_plan_are_where_the_path_functions_say() -> None:
     plan = _plan("--fps", "10", "16", "--resolution", "480", "720", "--natten", "--predict2_5", *released.PREDICT25,
-                 "--model_types", *download_checkpoints.MODEL_TYPES)  # fmt: skip
+                 "--model_types", *released.MODEL_TYPES)  # fmt: skip
     there = {f"checkpoints/{part.folder}/{file.name}" for part in plan.parts for file in part.files}
     expected = {
         released.get_cosmos_predict2_video2world_checkpoint(
@@ -104,7 +105,7 @@ def test_the_command_in_an_error_message_fetches_that_very_file(path: str) -> No
     assert words[:3] == ["python", "-m", "scripts.download_checkpoints"]
     args = download_checkpoints.parser.parse_args(words[3:])
     root = released.checkpoint_dir(args.checkpoint_dir)
-    plan = make_plan(download_checkpoints.wishes_of(args))
+    plan = make_plan(values_of(Wishes, args))
     assert path in {f"{root}/{part.folder}/{file.name}" for part in plan.parts for file in part.files}
 
 
@@ -201,7 +202,7 @@ def test_a_text_encoder_with_a_lost_shard_is_found(tmp_path: Path) -> None:
     for name in ("config.json", "spiece.model"):
         (folder / name).write_text("{}")
     torch.save({"shared.weight": torch.ones(2)}, folder / "pytorch_model-00001-of-00002.bin")
-    plan = make_plan(Wishes(model_types=("video2world",), model_sizes=("2B",), guardrail=False))
+    plan = make_plan(Wishes(model_types=("video2world",), model_sizes=("2B",), no_guardrail=True))
     results = {Path(path).name: faults for path, faults, _ in check(plan, str(tmp_path))}
     assert "00002-of-00002" in results["t5-11b"][0]
 

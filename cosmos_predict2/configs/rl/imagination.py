@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A world model to imagine with, from its weights alone; environments name it in their configuration."""
 
-import torch
-
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.choice import choose_action_model
 from cosmos_predict2.pipelines.asked import ActionModel
-from cosmos_predict2.world_model.assembly import check_device
+from cosmos_predict2.world_model.assembly import device_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.world_model import build_world_model
@@ -36,8 +34,7 @@ def imagination_of(
         load_ema=load_ema,
     )
     choice = choose_action_model(asked)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
+    device = device_of(device)
     precision = precision or ("float32" if device == "cpu" else choice.config.precision)
     if precision not in PRECISIONS:
         raise ConfigError(f"precision is '{precision}'.{near(precision, PRECISIONS)}")
