@@ -51,112 +51,87 @@ def main() -> int:
         f" adapters\n    on pushes of the box, and interrupt that after iteration {INTERRUPT_AT} (SIGTERM)."
     )
     process = start(TRAIN)
-    while process.poll() is None and last_iteration() < INTERRUPT_AT:
+    while process.poll() is None and max([0, *records("iteration")]) < INTERRUPT_AT:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     if (code := process.wait()) != EXIT_INTERRUPTED:
-        print(f"expected exit code {EXIT_INTERRUPTED} (interrupted, state saved), got {code}", file=sys.stderr)
-        return 1
-    stopped_at = latest_checkpoint()
+        sys.exit(f"expected exit code {EXIT_INTERRUPTED} (interrupted, state saved), got {code}")
+    stopped_at = (RUN / "checkpoints/latest_checkpoint.txt").read_text().strip()
     say(f"2. It saved {stopped_at} and left with exit code {code}. The same command goes on from there.")
-    if (code := start(TRAIN).wait()) != 0:
-        return code
-    losses = [r["train/loss"] for r in records() if "train/loss" in r]
+    finish(TRAIN)
+
     say("3. Clips that neither has seen: what follows the first frame, before and after, beside the truth.")
     figures_path, video = OUTPUT / "figures.json", OUTPUT / "truth_before_after.mp4"
-    evaluate = [*EVALUATE, "--dit_path", str(RUN), "--load_ema"]
-    if (code := start([*evaluate, "--json", str(figures_path), "--save_path", str(video)]).wait()) != 0:
-        return code
+    finish([*EVALUATE, "--dit_path", str(RUN), "--load_ema", "--json", str(figures_path), "--save_path", str(video)])
     figures = json.loads(figures_path.read_text())
     print(f"\nvideo:         {video}\ncontact sheet: {video.with_suffix('.png')}\nrun folder:    {RUN}")
-    if figures["ratio"] >= 0.7 or figures["psnr"] <= figures["psnr_before"]:
-        print(f"the adapters have not learned the task: {learned(figures)}", file=sys.stderr)
-        return 1
-    if (code := imagine_futures()) != 0:
-        return code
-    if (code := learn_in_imagination()) != 0:
-        return code
-    page = write_page(figures, json.loads((ACTIONS / "figures.json").read_text()), losses, stopped_at)
-    print(f"\n{learned(figures)}\nOpen {page}: all of it on one page.")
-    return 0
-
-
-def learned(figures: Mapping[str, Any]) -> str:
     before, after = (sum(figures[name]) / len(figures[name]) for name in ("before", "after"))
-    return (
+    learned = (
         f"Loss on held-out clips {before:.2f} -> {after:.2f}; generated frames, where something moves:"
         f" {figures['psnr_before']:.1f} -> {figures['psnr']:.1f} dB."
     )
+    if figures["ratio"] >= 0.7 or figures["psnr"] <= figures["psnr_before"]:
+        sys.exit(f"the adapters have not learned the task: {learned}")
+
+    say(
+        "4. Another tiny model that comes with the code is conditioned on a robot's actions. What it imagines of\n"
+        "    clips that it never saw, and of one picture under three sequences of actions, beside the simulator."
+    )
+    finish(IMAGINE)
+    actions = json.loads((ACTIONS / "figures.json").read_text())
+    apart, error = actions["futures"]["apart"], actions["futures"]["error"]
+    futures = (
+        f"Three sequences of actions from one picture: the futures are {apart:.0f} from each other and"
+        f" {error:.0f} from the simulator's (root mean square of 255)."
+    )
+    print(f"\nthree futures: {ACTIONS / 'futures.mp4'}\nas a picture:  {ACTIONS / 'futures.png'}\n{futures}")
+    if apart <= 1.2 * error or actions["verdict"]["word"] != "follows":
+        return 1
+
+    say(
+        "5. A policy was cloned from 20 demonstrations. It decides, the same world model imagines what follows, and\n"
+        "    whatever brings the puck nearer to the ring becomes more likely. Success is measured in the simulator."
+    )
+    finish(LEARN)
+    first, *_, last = records("val/greedy_success", POLICY_RUN)
+    success = f"Success in the simulator, of 800 held-out starts: {first:.0%} -> {last:.0%}"
+    print(f"\n{success}. Videos: {POLICY_RUN / 'samples'}")
+    if last <= first:
+        return 1
+    page = write_page(figures, actions, stopped_at, learned=learned, futures=futures, success=success)
+    print(f"\n{learned}\nOpen {page}: all of it on one page.")
+    return 0
 
 
-def write_page(figures: Mapping[str, Any], actions: Mapping[str, Any], losses: list[float], stopped_at: str) -> Path:
+def write_page(
+    figures: Mapping[str, Any], actions: Mapping[str, Any], stopped_at: str, *, learned: str, futures: str, success: str
+) -> Path:
     """outputs/demo/index.html: a sentence for each claim, with the curve or the videos that show it."""
     page = Page("What the demo has shown", ["no GPU, no download: all of this was made here"], video_width=640)
     page.heading("A new task in one or two minutes")
     page.verdict(f"Adapters on the tiny model: it {figures['verdict']}.")
     page.clips([Clip("truth; before; after", "truth_before_after.mp4")])
-    page.note(f"Held-out clips of a box pushed, which the base has never seen. {learned(figures)}")
+    page.note(f"Held-out clips of a box pushed, which the base has never seen. {learned}")
     page.link("its evaluation, with all figures and videos", "clips/index.html")
     page.heading("Interrupted and resumed")
-    shown = thinned(losses)
+    losses = records("train/loss")
+    every = max(1, len(losses) // 25)
+    shown = losses[(len(losses) - 1) % every :: every]  # the last one is among them
     page.curves({"training loss": {"loss": shown}}, f"{len(shown)} of {len(losses)} log lines")
     page.note(f"One curve: the run was stopped after {stopped_at} was saved, and the same command went on from there.")
     page.heading("Another model imagines what a robot's actions do")
     page.verdict(f"It {actions['verdict']['sentence']}.")
     page.clips([Clip("above the simulator's futures, below the imagined ones", "actions/futures.mp4")])
-    page.note(futures_sentence(actions["futures"]))
+    page.note(futures)
     page.link("its evaluation, with all figures and videos", "actions/index.html")
     page.heading("A policy learns in what that model imagines")
-    page.verdict(policy_sentence())
-    before, after = (str(video.relative_to(OUTPUT)) for video in videos())
+    page.verdict(success)
+    before, after = (
+        str(video.relative_to(OUTPUT)) for video in sorted((POLICY_RUN / "samples").glob("*_episodes.mp4"))
+    )
     page.clips([Clip("before: as it imagines, and as it truly goes", before), Clip("after", after)])
     page.note("Its greedy actions, and the same ones in the simulator. No action was executed while it learnt.")
     return page.write(OUTPUT)
-
-
-def policy_sentence() -> str:
-    successes = [r["val/greedy_success"] for r in records(POLICY_RUN) if "val/greedy_success" in r]
-    return f"Success in the simulator, of 800 held-out starts: {successes[0]:.0%} -> {successes[-1]:.0%}"
-
-
-def videos() -> list[Path]:
-    """The episodes that the run has drawn, before and after."""
-    return sorted((POLICY_RUN / "samples").glob("*_episodes.mp4"))
-
-
-def learn_in_imagination() -> int:
-    """Let a policy learn in the shipped world model; gives the exit code."""
-    say(
-        "5. A policy was cloned from 20 demonstrations. It decides, the same world model imagines what follows, and\n"
-        "    whatever brings the puck nearer to the ring becomes more likely. Success is measured in the simulator."
-    )
-    if (code := start(LEARN).wait()) != 0:
-        return code
-    print(f"\n{policy_sentence()}. Videos: {POLICY_RUN / 'samples'}")
-    successes = [r["val/greedy_success"] for r in records(POLICY_RUN) if "val/greedy_success" in r]
-    return 0 if successes[-1] > successes[0] else 1
-
-
-def futures_sentence(futures: Mapping[str, float]) -> str:
-    return (
-        f"Three sequences of actions from one picture: the futures are {futures['apart']:.0f} from each other and"
-        f" {futures['error']:.0f} from the simulator's (root mean square of 255)."
-    )
-
-
-def imagine_futures() -> int:
-    """Let the action-conditioned model imagine; gives the exit code."""
-    say(
-        "4. Another tiny model that comes with the code is conditioned on a robot's actions. What it imagines of\n"
-        "    clips that it never saw, and of one picture under three sequences of actions, beside the simulator."
-    )
-    if (code := start(IMAGINE).wait()) != 0:
-        return code
-    figures = json.loads((ACTIONS / "figures.json").read_text())
-    futures = figures["futures"]
-    print(f"\nthree futures: {ACTIONS / 'futures.mp4'}\nas a picture:  {ACTIONS / 'futures.png'}")
-    print(futures_sentence(futures))
-    return 0 if futures["apart"] > 1.2 * futures["error"] and figures["verdict"]["word"] == "follows" else 1
 
 
 def say(text: str) -> None:
@@ -175,27 +150,20 @@ def start(arguments: list[str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, *arguments], env=environment)
 
 
-def latest_checkpoint() -> str:
-    return (RUN / "checkpoints/latest_checkpoint.txt").read_text().strip()
+def finish(arguments: list[str]) -> None:
+    """Run a command to its end; one that fails ends the demo with its exit code."""
+    if (code := start(arguments).wait()) != 0:
+        sys.exit(code)
 
 
-def records(run: Path = RUN) -> list[dict[str, float]]:
+def records(key: str, run: Path = RUN) -> list[float]:
+    """The values of a metric of a run, so far."""
     path = run / "metrics.jsonl"
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):  # half a line, of a record that is being written or never was
             found.append(json.loads(line))
-    return found
-
-
-def last_iteration() -> int:
-    return max((int(r["iteration"]) for r in records()), default=0)
-
-
-def thinned(losses: list[float], rows: int = 25) -> list[float]:
-    """About so many of them, the last one included."""
-    every = max(1, len(losses) // rows)
-    return losses[(len(losses) - 1) % every :: every]
+    return [record[key] for record in found if key in record]
 
 
 if __name__ == "__main__":

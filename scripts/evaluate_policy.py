@@ -86,7 +86,6 @@ add("--fps", type=command_line.above_zero, default=None, help="of the videos (de
 
 
 def run(args: argparse.Namespace) -> None:
-
     from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.world_model import require_state
