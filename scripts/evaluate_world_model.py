@@ -45,20 +45,6 @@ examples:
 """
 
 
-def _configuration(args: argparse.Namespace) -> Any:
-    """The configuration of --experiment, or that of the run that the weights lie in."""
-    from cosmos_predict2.checkpoints import read_card
-    from cosmos_predict2.pipelines.composed_run import composed_run, is_video2world
-    from imaginaire.config.compose import compose
-
-    card = read_card(args.dit_path)
-    if args.experiment:
-        return compose(args.config, [f"experiment={args.experiment}", *args.overrides])
-    if not is_video2world(card):
-        raise ConfigError(f"{args.dit_path} lies in no Video2World run on this machine: give --experiment NAME, too.")
-    return composed_run(card, args.overrides)
-
-
 parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG, {"--resolution": "--size"})
 add = parser.add_argument
 add("--dit_path", default="", metavar="PATH", help="the weights: a run's folder, a .pt or a safetensors file")
@@ -98,10 +84,12 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.checkpoints import read_card
     from cosmos_predict2.data.video.media import WRITTEN_VIDEO_SUFFIXES, check_writable
     from cosmos_predict2.evaluation.reports.held_out_evaluation import evaluate
-    from cosmos_predict2.pipelines.composed_run import is_video2world
+    from cosmos_predict2.pipelines.recorded_run import composed_run, is_video2world
+    from imaginaire.config.compose import compose
 
     _check_flags(args)
-    if not args.experiment and not is_video2world(read_card(args.dit_path)):
+    card = read_card(args.dit_path)
+    if not args.experiment and not is_video2world(card):
         return evaluate_actions(args)
     if not args.dit_path:
         raise ConfigError("--dit_path is needed beside --experiment: give a run's folder or a file.")
@@ -114,8 +102,9 @@ def run(args: argparse.Namespace) -> int:
             )
     if args.save_path:
         check_writable(args.save_path, WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
+    overrides = [f"experiment={args.experiment}", *args.overrides]
     found = evaluate(
-        _configuration(args),
+        compose(args.config, overrides) if args.experiment else composed_run(card, args.overrides),
         args.dit_path,
         data=args.data,
         which="net_ema" if args.load_ema else "auto",

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Held-out recordings to measure a model with actions on: of the toy world, of a folder, or those of its own run.
+"""Held-out data to measure a model on: recordings of the toy world, of a folder, or those of its own run.
 
     recordings = read_recordings("toy", transform, num=64, num_actions=24)
     recordings = read_recordings("datasets/bridge", transform, num=64, num_actions=24, size=(480, 640))
 
-What a run's config.yaml names is built only where the class is one of those known here.
+What a run's config.yaml names is built only where the class is one of those known here. Of a model without actions,
+`held_out_node` gives the node of its clips.
 """
 
 import logging
@@ -29,16 +30,20 @@ from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
 from cosmos_predict2.data.toy.states import PATTERN
 from cosmos_predict2.data.toy.videos import SPLITS as TOY_SPLITS
 from cosmos_predict2.data.toy.videos import ToyWorldStates
-from cosmos_predict2.pipelines.composed_run import HELD_OUT, described_dataset
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS
 from imaginaire.buildable import recorded, shipped
 from imaginaire.config.lazy_config import signature
+from imaginaire.config.names import target_of
+from imaginaire.config.schema import Config
 from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
 
+HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that is there
+VIDEOS = "videos"  # of a folder of clips
+PLACES = ("dataset_dir", "folder", "root", "video_path")  # arguments of data sets: where they lie
 TOY = "toy"
 OF_EXPERIMENT = "The run's dataloader_val is the toy world"
 OTHER = "Give --data with recordings of such actions (toy: the toy world), or weights that were trained on these."
@@ -314,3 +319,47 @@ def own_arguments(cls: type, trained: Mapping[str, Any], given: Mapping[str, Any
     if differing:
         log.info("data: read as by the run of the weights: %s", ", ".join(differing))
     return {**own, **given}
+
+
+# Clips without actions ------------------------------------------------------------------------------------------------
+
+
+def described_dataset(node: Mapping[str, Any]) -> str:
+    """The class of a data set's node and the folder that it reads, where it reads one."""
+    target = node["_target_"]
+    name = target.rpartition(".")[2] if isinstance(target, str) else target.__name__
+    place = next((str(node[key]) for key in PLACES if node.get(key)), "")
+    return f"{name} ({place})" if place else str(name)
+
+
+def dataset_node(config: Config, loader: str) -> Mapping[str, Any]:
+    """The node of a loader's data set."""
+    node: Mapping[str, Any] | None = (getattr(config, loader) or {}).get("dataset")
+    if node is None:
+        raise ConfigError(f"{loader} has no dataset to take clips from: give --data, or another entry ({loader}=toy).")
+    return node
+
+
+def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
+    """The node of the held-out clips: of dataloader_val, or of the folder ``data`` (of its splits, if any, the held-out
+    one), read as the training clips are."""
+    if not data:
+        return dataset_node(config, "dataloader_val")
+    training = dataset_node(config, "dataloader_train")
+    if "dataset_dir" not in training:
+        raise ConfigError(f"--data {data}: the training data are {described_dataset(training)}, no folder of clips.")
+    if not Path(data).is_dir():
+        raise ConfigError(f"--data {data}: no such folder of clips like {training['dataset_dir']}.")
+    splits = [] if Path(data, VIDEOS).is_dir() else [name for name in HELD_OUT if Path(data, name, VIDEOS).is_dir()]
+    return {**training, "dataset_dir": str(Path(data, *splits[:1]))}
+
+
+def held_out_doubt(training: Mapping[str, Any], held_out: Mapping[str, Any]) -> str:
+    """What makes figures on the held-out clips of a node doubtful; empty: nothing."""
+    names = described_dataset(held_out), described_dataset(training)
+    if target_of(held_out) is not target_of(training):
+        return f"the clips are of {names[0]}, those of training of {names[1]}: give --data FOLDER with clips like these"
+    folders = [node.get("dataset_dir") for node in (training, held_out)]
+    if all(folders) and len({Path(str(folder)).resolve() for folder in folders}) == 1:
+        return f"the clips are those of training ({folders[0]}), and say nothing of clips that the model never saw"
+    return ""

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of a pipeline made that of its weights, as their card records it.
+"""What weights record of the run that they come from: their pipeline's configuration, and the run's whole one.
 
-apply_card(read_card("checkpoints/posttraining/video2world/NAME/checkpoints/model/iter_000001000.pt"), config)
+    apply_card(read_card("checkpoints/posttraining/video2world/NAME/checkpoints/model/iter_000001000.pt"), config)
+    config = composed_run(read_card("checkpoints/posttraining/video2world/NAME"), overrides=[])
+
+A run's config.yaml may come with weights from anywhere: before anything that it names is looked for, all names are held
+to be of this code, or registered. A run of other code is composed from its experiment.
 """
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
+import torch
 
 from cosmos_predict2.checkpoints.card import (
     OF_THE_MACHINE,
@@ -34,14 +39,20 @@ from cosmos_predict2.world_model.config import (
     Video2WorldPipelineConfig,
 )
 from imaginaire import storage
+from imaginaire.buildable import recorded
 from imaginaire.checkpoint.weight_files import is_hub
+from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall, signature
-from imaginaire.config.names import target_of
+from imaginaire.config.lazy_yaml import FOLDERS, MARKS
+from imaginaire.config.names import locate, target_of
+from imaginaire.config.schema import Config
 from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
-Config = TypeVar("Config", bound=Any)  # of a pipeline
+OURS = ("cosmos_predict2", "imaginaire")
+
+PipelineConfig = TypeVar("PipelineConfig", bound=Any)
 
 # What makes latents and noise levels mean what they meant in training.
 _SAME = (
@@ -163,7 +174,7 @@ def _known(cls: type, values: Mapping[str, Any] | None) -> dict[str, Any]:
 # Text -----------------------------------------------------------------------------------------------------------------
 
 
-def with_trained_text(config: Config, sources: Sequence[str]) -> Config:
+def with_trained_text(config: PipelineConfig, sources: Sequence[str]) -> PipelineConfig:
     """The pipeline's config with the text of the last of these weights that records one, unless it has one."""
     if config.num_text_tokens is None:
         for path in reversed(sources):
@@ -216,3 +227,64 @@ def _encoder_node(node: Any, name: EncoderName, text: TrainedText, recorded: Map
     if name.dtype and not known.get("dtype"):
         known["dtype"] = name.dtype
     return LazyCall(cls)(**known)
+
+
+# The whole configuration ---------------------------------------------------------------------------------------------
+
+
+def is_video2world(card: ModelCard) -> bool:
+    """Whether weights lie in the local folder of a Video2World run without actions."""
+    has_folder = bool(card.run_folder) and "://" not in card.run_folder
+    return has_folder and card.network_class is not None and not card.takes_actions
+
+
+def composed_run(card: ModelCard, overrides: list[str]) -> Config:
+    """The frozen configuration of the run that weights lie in, as its ``config.yaml`` has it, with overrides."""
+    file, tree = f"{card.run_folder}/config.yaml", dict(card.run)
+    if not tree:
+        raise ConfigError(f"{file} cannot be read. Give --experiment NAME, the one that the run trained.")
+    types = [section.get("type") for section in _sections(tree, "trainer", "checkpoint")]
+    names = [*_names(tree), *(name for name in types if isinstance(name, str))]
+    if other := tree.get(FOLDERS) or next((name for name in names if not _is_ours(name)), None):
+        raise ConfigError(
+            f"{file} names {other}, which is not of this code, nor registered, and is not imported. Give --import"
+            " MODULE, where it is @buildable; or --experiment NAME, too, and --config FILE where the former is yours."
+        )
+    for section in _sections(tree, "model", "dataloader_train", "dataloader_val"):
+        built = section.get("config"), section.get("dataset")  # by an evaluation
+        if name := next((name for name in _names(built, ("_target_",)) if not _is_buildable(name)), None):
+            raise ConfigError(f"{file} builds its model or data by {name}, which is none of the classes for that.")
+    return compose(file, overrides)
+
+
+def _sections(tree: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
+    return [section for name in names if isinstance(section := tree.get(name), dict)]
+
+
+def _is_buildable(name: str) -> bool:
+    """A function could do anything with its arguments; the classes of models and data sets only keep them."""
+    return _is_registered(name) or (name.startswith("cosmos_predict2.") and isinstance(locate(name), type))
+
+
+def _is_registered(name: str) -> bool:
+    return any(isinstance(recorded(name, kind), type) for kind in ("part", "dataset", "callback"))
+
+
+def _names(tree: Any, marks: Sequence[str] = ("_target_", *MARKS)) -> Iterator[str]:
+    """Everything that a saved configuration names."""
+    if isinstance(tree, list | tuple):
+        tree = dict(enumerate(tree))
+    if isinstance(tree, dict):
+        yield from (str(tree[mark]) for mark in marks if mark in tree)
+        for value in tree.values():
+            yield from _names(value, marks)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a name is of this code, and what is found there, too: a module's ``os`` is not. Of torch, classes are."""
+    if name.startswith("torch."):
+        found = locate(name)
+        return isinstance(found, torch.dtype) or (isinstance(found, type) and found.__module__.startswith("torch"))
+    if name.partition(".")[0] not in OURS:
+        return _is_registered(name)
+    return str(getattr(locate(name), "__module__", "")).partition(".")[0] in OURS
