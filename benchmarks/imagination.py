@@ -14,7 +14,7 @@ from them (the last column: how often a way and the first one call the same epis
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,19 +23,19 @@ from benchmarks import machine, rollout
 from cosmos_predict2.checkpoints.tiny_base import tiny_policy_path
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.rl.advantages import group_advantages
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
-from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig, policy_loss
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.sampling import to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel
+from imaginaire.config import L
 
-UPDATES, MINIBATCHES = 4, 4
 EVERY = Scoring(judge="all", reward_on="last")
 LAST = Scoring(judge="last", reward_on="last")
 TEN = SamplingOptions(num_steps=10, guidance=rollout.GUIDANCE)  # whose halves are equal: the text is one of zeros
@@ -46,6 +46,10 @@ WAYS = {
     "+ the last picture alone": (LAST, TEN),
     "+ one evaluation": (LAST, ONE_EVALUATION),
 }
+
+
+Parts = Iterator[tuple[str, Any, str]]  # what is timed: the part, an object and its method
+PARTS = ("policy", "encode", "imagine", "decode", "reward", "update")
 
 
 class Shares:
@@ -60,6 +64,7 @@ class Shares:
             start = time.perf_counter()
             self._inside.append(0.0)
             result = function(*arguments, **options)
+            machine.wait()
             spent = time.perf_counter() - start
             self.seconds[name] += spent - self._inside.pop()
             if self._inside:
@@ -67,30 +72,6 @@ class Shares:
             return result
 
         return call
-
-
-def starts(num: int, members: int) -> Starts:
-    groups = [i // members for i in range(num)]
-    return Starts([0] * num, groups, groups, list(range(num)))
-
-
-def update(policy: ToyPolicy, played: Trajectories, members: int) -> None:
-    """The updates of one experience."""
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-4)
-    record = {key: value.flatten(0, 1) for key, value in played.record.items()}
-    mask = played.executed_M_E_A.flatten(0, 1)
-    returns = played.return_E.unflatten(0, (-1, members))
-    advantage = group_advantages(returns, torch.ones_like(returns, dtype=torch.bool), epsilon=0.05)
-    advantage_B = advantage.flatten().repeat(len(played.reward_M_E_A))
-    with torch.no_grad():
-        old = policy.log_prob(record).log_prob_B_K_N
-    for _ in range(UPDATES):
-        for rows in torch.randperm(len(mask)).tensor_split(MINIBATCHES):
-            found = policy.log_prob({key: value[rows] for key, value in record.items()})
-            loss = policy_loss(found, old[rows], advantage_B[rows], mask[rows], PolicyLossConfig()).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
 
 
 def published(world: WorldModel) -> Callable[..., torch.Tensor]:
@@ -114,48 +95,63 @@ def published(world: WorldModel) -> Callable[..., torch.Tensor]:
 
 
 class Loop:
-    """Iterations in one of the ways, with the seconds of their parts."""
+    """Iterations of a policy in an environment, as the trainer makes them, with the seconds of their parts."""
 
-    def __init__(self, way: str, num_envs: int, num_steps: int, members: int, precision: str) -> None:
-        scoring, sampling = WAYS[way]
-        self.policy, imagination = ToyPolicy(path=tiny_policy_path()), imagination_of(precision=precision)
-        reward, self.shares, world = ToyDetectorReward(), Shares(), imagination.world
-        if way == PUBLIC:
-            imagination.generate_actions = published(world)  # type: ignore[method-assign]
-        env = WorldModelEnv(imagination, ToyStarts(), reward, num_envs, num_steps, scoring=scoring, sampling=sampling)
-        for part, holder, attribute in (
-            ("policy", self.policy, "act"),
-            ("encode", world, "given_latents"),
-            ("imagine", imagination, "generate_actions"),
-            ("decode", world, "decode"),
-            ("reward", reward, "judge"),
-        ):
-            setattr(holder, attribute, self.shares.timed(part, getattr(holder, attribute)))
-        self.source, self.starts, self.members = LocalRollout(self.policy, env), starts(num_envs, members), members
-        self.learn = self.shares.timed("update", update)
-        self.iterate = self.shares.timed("rest", self._iterate)
-        played = self.source.collect(self.starts)
-        self.success_E = played.success_E
-        self.learn(self.policy, played, members)  # both warm
+    def __init__(self, policy: Any, env: Any, groups: int, rl: VLARLConfig, parts: Callable[[Any], Parts]) -> None:
+        self.model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=env, eval_env=L(ToyEnv)(num_envs=1), rl=rl))
+        self.model.to(machine.device_and_dtype()[0]).train()
+        trials = torch.arange(groups)
+        self.starts = {"task_id": torch.zeros_like(trials), "trial_id": trials}
+        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-6)
+        self.shares = Shares()
+        for part, holder, name in parts(self.model):
+            object.__setattr__(holder, name, self.shares.timed(part, getattr(holder, name)))
+        self.iterate = self.shares.timed("update", self._iterate)
+        self.iterate()  # warm
         self.shares.seconds.clear()
 
     def _iterate(self) -> None:
-        self.learn(self.policy, self.source.collect(self.starts), self.members)
+        for decisions in self.model.train_batches([self.starts]):
+            _, loss = self.model.training_step(decisions, 0)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+
+def imagined(way: str, num_envs: int, num_steps: int, precision: str = "float32") -> WorldModelEnv:
+    """The tiny world model as an environment that imagines in this way."""
+    (scoring, sampling), imagination = WAYS[way], imagination_of(precision=precision)
+    if way == PUBLIC:
+        imagination.generate_actions = published(imagination.world)  # type: ignore[method-assign]
+    reward = ToyDetectorReward()
+    return WorldModelEnv(imagination, ToyStarts(), reward, num_envs, num_steps, scoring=scoring, sampling=sampling)
+
+
+def parts_of(model: Any) -> Parts:
+    imagination = model.env.imagination
+    yield "policy", model.net, "act"
+    yield "encode", imagination.world, "given_latents"
+    yield "imagine", imagination, "generate_actions"
+    yield "decode", imagination.world, "decode"
+    yield "reward", model.env.reward, "judge"
 
 
 def measure(num_envs: int, num_steps: int, members: int, rounds: int, precision: str) -> None:
     print(f"\n{num_envs} environments, {num_steps} steps, groups of {members}")
-    loops = {way: Loop(way, num_envs, num_steps, members, precision) for way in WAYS}
+    rl = VLARLConfig(group_size=members, updates=4, minibatches=4)
+    envs = {way: L(imagined)(way=way, num_envs=num_envs, num_steps=num_steps, precision=precision) for way in WAYS}
+    policy = L(ToyPolicy)(path=tiny_policy_path())
+    loops = {way: Loop(policy, env, num_envs // members, rl, parts_of) for way, env in envs.items()}
+    success = {way: loop.model.source.collect(loop.model.starts(loop.starts)).success_E for way, loop in loops.items()}
+    for loop in loops.values():
+        loop.shares.seconds.clear()
     seconds = machine.in_turns({way: loop.iterate for way, loop in loops.items()}, rounds)
     for way, loop in loops.items():
         times, speed = seconds.ratio(PUBLIC, way), num_envs * num_steps / seconds.median(way)
-        alike = float((loop.success_E == loops[PUBLIC].success_E).float().mean())
+        alike = float((success[way] == success[PUBLIC]).float().mean())
         total = sum(loop.shares.seconds.values())
         parts = "  ".join(f"{part} {loop.shares.seconds[part] / total:.0%}" for part in PARTS)
         print(f"  {way:27} {speed:6.0f} steps/s {times:6.2f} x  {parts}  alike {alike:.3f}", flush=True)
-
-
-PARTS = ("policy", "encode", "imagine", "decode", "reward", "update", "rest")
 
 
 def main() -> None:

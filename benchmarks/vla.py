@@ -15,6 +15,7 @@ there. Both ways give the same numbers, which is checked. The widths are small, 
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,9 @@ import torch
 from torch import Tensor
 
 from benchmarks import machine
-from benchmarks.imagination import Shares
-from cosmos_predict2.configs.rl.imagination import imagination_of
-from cosmos_predict2.rl.envs.scoring import Scoring
-from cosmos_predict2.rl.envs.starts import ToyStarts
+from benchmarks.imagination import Loop, Parts, imagined
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
-from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.config import VLARLConfig
 from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.codec import ActionTokens, token_log_probs
@@ -38,7 +34,6 @@ from cosmos_predict2.rl.policies.openvla.model import PLACEHOLDER, OpenVLAModel,
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from imaginaire.config import L
 
 PARTS = ("policy", "transfer", "simulator", "update")
@@ -61,64 +56,27 @@ def policies(root: Path) -> dict[str, Any]:
     }
 
 
-def world_model_env(num_envs: int) -> WorldModelEnv:
-    scoring = Scoring(judge="last", reward_on="last")
-    return WorldModelEnv(
-        imagination_of(), ToyStarts(), ToyDetectorReward(), num_envs, EPISODE, scoring=scoring, sampling=ONE_EVALUATION
-    )
+ENVIRONMENTS: dict[str, Callable[..., Any]] = {
+    "simulator": L(ToyEnv),
+    "imagination": partial(L(imagined), way="+ one evaluation", num_steps=EPISODE),
+}
 
 
-ENVIRONMENTS = {"simulator": L(ToyEnv), "imagination": L(world_model_env)}
-
-
-class Loop:
-    """Iterations of one policy in one environment, with the seconds of their parts."""
-
-    def __init__(self, policy: Any, env: Any, groups: int, members: int) -> None:
-        rl = VLARLConfig(group_size=members, minibatches=4, loss=PolicyLossConfig(ratio_level="chunk"))
-        self.model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=env, eval_env=L(ToyEnv)(num_envs=1), rl=rl))
-        device, _ = machine.device_and_dtype()
-        self.model.to(device).train()
-        self.groups, self.shares = groups, Shares()
-        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-6)
-        net, of_env = self.model.net, self.model.env
-        inputs = "_inputs" if hasattr(net, "_inputs") else "seen"
-        for part, holder, name in (
-            ("policy", net, "act"),
-            ("transfer", net, inputs),
-            ("simulator", of_env, "reset"),
-            ("simulator", of_env, "chunk_step"),
-        ):
-            object.__setattr__(holder, name, self.shares.timed(part, _waiting(getattr(holder, name))))
-        self.iterate = self.shares.timed("update", _waiting(self._iterate))
-        self.iterate()  # warm
-        self.shares.seconds.clear()
-
-    def _iterate(self) -> None:
-        trials = torch.arange(self.groups)
-        starts = {"task_id": torch.zeros_like(trials), "trial_id": trials}
-        for decisions in self.model.train_batches([starts]):
-            _, loss = self.model.training_step(decisions, 0)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-
-
-def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any, **options: Any) -> Any:
-        result = function(*arguments, **options)
-        machine.wait()
-        return result
-
-    return call
+def parts_of(model: Any) -> Parts:
+    yield "policy", model.net, "act"
+    yield "transfer", model.net, "_inputs" if hasattr(model.net, "_inputs") else "seen"
+    yield "simulator", model.env, "reset"
+    yield "simulator", model.env, "chunk_step"
 
 
 def iterations(num_envs: int, members: int, rounds: int) -> None:
     print(f"\n{num_envs} environments, {EPISODE} steps, groups of {members}")
     with tempfile.TemporaryDirectory() as folder:
         nodes = policies(Path(folder))
+        rl = VLARLConfig(group_size=members, minibatches=4, loss=PolicyLossConfig(ratio_level="chunk"))
         for place, env in ENVIRONMENTS.items():
-            loops = {n: Loop(node, env(num_envs=num_envs), num_envs // members, members) for n, node in nodes.items()}
+            node, groups = env(num_envs=num_envs), num_envs // members
+            loops = {name: Loop(policy, node, groups, rl, parts_of) for name, policy in nodes.items()}
             seconds = machine.in_turns({name: loop.iterate for name, loop in loops.items()}, rounds, warm_up=0)
             for name, loop in loops.items():
                 spent, steps = loop.shares.seconds, num_envs * EPISODE
