@@ -122,7 +122,7 @@ WAITS_OF_REWARDS = {
 }
 WAITS_OF_RATIOS = {
     "cosmos_predict2/rl/clips/losses.py:_watched reads a number",
-    "cosmos_predict2/rl/clips/experience.py:mapped copies to the host",  # offload_trajectories
+    "cosmos_predict2/rl/clips/samples.py:mapped copies to the host",  # offload_trajectories
 }
 WAITS_OF_FRESH_NOISE = {
     "cosmos_predict2/rl/clips/flow_grpo.py:_noised copies to the device and waits",
@@ -132,8 +132,8 @@ WAITS_OF_FRESH_NOISE = {
 
 # Where it may wait when a policy learns from decisions that were played before: once a minibatch, a pass of the policy.
 WAITS_OF_DECISIONS = {
-    "cosmos_predict2/rl/episodes/grpo.py:_in_order reads a number",  # of experiences, when one is over
-    "cosmos_predict2/rl/episodes/grpo.py:_in_order copies and waits",
+    "cosmos_predict2/rl/episodes/grpo.py:at_end_of_experience reads a number",  # of experiences, when one is over
+    "cosmos_predict2/rl/episodes/grpo.py:at_end_of_experience copies and waits",
     "imaginaire/training/callbacks/running_mean.py:_fold copies to the host",
     *WAITS_OF_A_STEP,
 }

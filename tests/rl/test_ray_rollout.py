@@ -173,7 +173,7 @@ def test_a_worker_that_is_killed_in_a_rollout_costs_its_own_episodes(
         assert torch.equal(~played.is_valid_E, is_lost) and (remote.lost, remote.restarts) == (3, 1)
         assert "its 3 episodes are invalid" in caplog.text
         expected = LocalRollout(policy, env).collect(starts())  # which nothing kills any more
-        kept = ~is_lost
+        kept = (~is_lost).nonzero().flatten()
         assert_close(as_tensors(played.rows(kept)), as_tensors(expected.rows(kept)), rtol=0, atol=0)
         assert not played.success_E[is_lost].any() and not played.executed_M_E_A[:, is_lost].any()
         assert_close(as_tensors(remote.collect(starts())), as_tensors(expected), rtol=0, atol=0)  # it was started again

@@ -146,7 +146,7 @@ def _facts(run_dir: str, records: Sequence[Record], tree: Mapping[str, object]) 
     facts = [f"iteration {max(r['iteration'] for r in records):g}" + (f" of {most}" if most else ""), run_dir]
     config = model.get("config") if isinstance(model, Mapping) else None
     rl = config.get("rl") if isinstance(config, Mapping) else None
-    if isinstance(rl, Mapping) and "objective" in rl:
+    if isinstance(rl, Mapping) and "num_rollout" in rl:
         facts.append(f"{rl['objective']}, {rl.get('transition')}, groups of {rl.get('num_rollout')}")
     elif isinstance(rl, Mapping):
         facts.append(f"a policy, groups of {rl.get('group_size')} episodes")
