@@ -184,6 +184,12 @@ def test_churn_raises_the_level_where_asked_and_repeats_by_its_generator() -> No
     assert run(0, amount=1e9)[1][3] == pytest.approx(levels[3] * math.sqrt(1.2))
 
 
+def test_churn_adds_the_noise_that_the_raised_level_has_more() -> None:
+    x = torch.zeros(100_000, dtype=torch.float64)
+    churned, level = Churn(1e9, generator=torch.Generator().manual_seed(0)).apply(x, 2.0, 10)
+    assert churned.std().item() == pytest.approx(math.sqrt(level**2 - 4.0), rel=0.02)
+
+
 def test_a_scale_of_zero_is_no_guidance() -> None:
     conditional, unconditional = _noise(0), _noise(1)
     assert torch.equal(guide(conditional, unconditional, 0.0), conditional)
