@@ -29,6 +29,7 @@ from cosmos_predict2.rl.config import RLConfig, passes_of
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
+from imaginaire import random
 from imaginaire.data.stream import POSITION_KEY
 from tests.rl.runs import NAME, RL, rl_options, run
 from tests.training import run_dir
@@ -310,6 +311,25 @@ def _normal(seed: int = 0, position: int = 3, member: int = 0, purpose: str = "s
 def test_noise_follows_from_seed_place_member_and_purpose(change: dict[str, Any]) -> None:
     assert torch.equal(_normal(), _normal())
     assert not torch.equal(_normal(), _normal(**change))
+
+
+def test_the_data_terms_noise_and_its_level_are_drawn_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    purposes: list[str] = []
+    generator = random.generator
+
+    def noted(seed: int, place: int, purpose: str) -> torch.Generator:
+        purposes.append(purpose)
+        return generator(seed, place, purpose)
+
+    monkeypatch.setattr(random, "generator", noted)
+    draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([3])}, 0, Groups(2))
+    rollout: Any = SimpleNamespace(
+        samples=None, draws=draws, true_latents=torch.zeros(1, *SHAPE), data_condition=mock.Mock()
+    )
+    config = SimpleNamespace(draw_sigma=lambda uniform, is_image: uniform[:, 0])
+    ours: Any = SimpleNamespace(rl=RLConfig(data_beta=1.0, use_rl_sigma_and_noise=False), config=config)
+    assert FlowGRPOModel._data(ours, rollout, slice(0, 2), 1, True) is not None
+    assert len(set(purposes)) == len(purposes) == 4
 
 
 def test_every_update_has_each_of_its_samples_at_every_step_once() -> None:

@@ -154,12 +154,14 @@ def test_an_action_that_is_not_executed_may_hold_anything() -> None:
 @pytest.mark.parametrize("sums_unexecuted", [False, True])
 def test_a_chunks_ratio_may_count_what_was_not_executed_as_published(sums_unexecuted: bool) -> None:
     new, old, advantage, valid = case()
-    config = PolicyLossConfig(ratio_level="chunk", sums_unexecuted=sums_unexecuted)
-    watched = policy_loss(LogProb(new), old, advantage, valid, config).watched
+    config = PolicyLossConfig(ratio_level="chunk", sums_unexecuted=sums_unexecuted, kl_beta=0.1, kl_kind="k1")
+    watched = policy_loss(LogProb(new), old, advantage, valid, config, reference_B_K_N=new - 0.1).watched
     rows = torch.ones(6, 4, dtype=torch.bool) if sums_unexecuted else rows_of_actions(valid, 4)
     ratio = ((new - old) * rows[..., None]).sum(dim=(1, 2)).exp()[[0, 1, 2, 3, 5]]  # of the fifth nothing was executed
     for name, value in dict(min=ratio.min(), max=ratio.max(), mean=ratio.mean()).items():
         torch.testing.assert_close(watched[f"ratio_{name}"], value)
+    of_reference = 0.1 * 2 * rows.sum(dim=1)[[0, 1, 2, 3, 5]]
+    torch.testing.assert_close(watched["kl_to_reference"], of_reference.to(new).mean())
 
 
 def test_on_fresh_weights_the_gradient_is_that_of_reinforce() -> None:

@@ -49,6 +49,17 @@ def test_what_raises_the_alarm(reward: float, quality: float, is_raised: bool) -
     assert other.state_dict() == alarm.state_dict()
 
 
+def test_after_going_back_the_reward_is_that_of_then() -> None:
+    """That of the weights that are gone would set the alarm off again, for a quality that was there before."""
+    alarm = _alarm()
+    alarm.trainer, alarm._base_rates = mock.MagicMock(), [1.0]
+    good = dict(iteration=2, measured=2, values={"agreement": 14.0}, reward=1.0)
+    alarm.load_state_dict(dict(reward=2.0, best={"agreement": [14.0, 2.0, 1.0]}, saved=[good], num_back=0))
+    assert alarm._judge("agreement", 13.0, 3) is not None
+    alarm._go_back(None, "agreement", 3)
+    assert alarm._judge("agreement", 13.0, 4) is None
+
+
 def test_a_measure_without_a_valid_score_has_no_value() -> None:
     """Not a number, it would be a best that nothing is above, and below which everything is."""
     alarm = QualityAlarm({**MEASURES, "chance": Measure(make=L(Random)())}, every_n=1)

@@ -29,7 +29,7 @@ from cosmos_predict2.rl.episodes.episodes import (
 )
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
-from cosmos_predict2.rl.episodes.refinement import Refinement, chosen_windows
+from cosmos_predict2.rl.episodes.refinement import Refinement, Windows, chosen_windows
 from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
@@ -438,6 +438,15 @@ def test_a_refinement_plays_starts_of_training_and_keeps_pictures_of_few_at_a_ti
     assert not any(keeps_record for keeps_record, _, _ in true)
     assert [count for _, count, _ in true] == [4, 2] * 4  # of each of four temperatures
     assert set.union(*(trials for _, _, trials in true)) == set(range(5))
+
+
+def test_windows_of_earlier_phases_stay_until_there_is_no_room_and_the_oldest_go() -> None:
+    windows = Windows(2, 5, (1,), (1, 1))
+    for phase in range(4):
+        windows.begin_phase(torch.full((2, 1), float(phase)), torch.full((2, 1, 1), float(phase)))
+    assert windows.newest_latents.flatten().tolist() == [3, 3] and windows.num_earlier == 5
+    for earlier in (windows.earlier_latents, windows.earlier_actions):
+        assert sorted(earlier.flatten().tolist()) == [0, 1, 1, 2, 2]
 
 
 def test_windows_without_motion_are_kept_only_where_no_part_of_the_episodes_has_any() -> None:

@@ -445,3 +445,8 @@ def test_five_pictures_and_the_actions_between_them_are_handed_on(imagination: I
     kept = torch.equal(first[:, :, 0], five.pictures_E_F_H_W_C[:, 0].permute(0, 3, 1, 2))
     assert kept == keep_first
     assert torch.equal(env._actions, torch.cat([steps[:, 5:6], steps[:, :3]], dim=1))
+    starts.starts = lambda task_ids, trial_ids: replace(five, actions_E_A_D=None)
+    begin(env)
+    with mock.patch.object(imagination, "generate_actions", wraps=imagination.generate_actions) as generate:
+        env.chunk_step(steps)
+    assert not generate.call_args.args[1][:, :4].any(), "actions of the episode before"

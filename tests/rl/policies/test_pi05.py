@@ -18,6 +18,7 @@ from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy
+from cosmos_predict2.rl.policies.pi05.flow import noise_level
 from cosmos_predict2.rl.policies.pi05.inputs import augmented, prompt_tokens, resize_with_pad
 from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
 from cosmos_predict2.rl.policies.pi05.lerobot import BEFORE, BEHIND
@@ -71,6 +72,11 @@ def test_probabilities_are_those_that_were_drawn_with(folder: Path, method: str,
     found.log_prob_B_K_N.sum().backward()
     assert policy.network.action_out_proj.weight.grad.abs().sum() > 0
     assert (found.entropy_B_K_N is not None) == (method == "flow_noise")
+
+
+def test_annealed_noise_stays_at_its_last_level() -> None:
+    found = [noise_level(0.5, True, (0.7, 0.3, 400), step) for step in (0, 200, 400, 800)]
+    assert found == pytest.approx([0.7, 0.5, 0.3, 0.3])
 
 
 @pytest.mark.parametrize("method", METHODS)
