@@ -30,6 +30,14 @@ class Failing:
         raise ArithmeticError("torn")
 
 
+class Late(Failing):
+    """Takes longer than the others' margin, and not as long as the deadline."""
+
+    def fetch(self, ticket: Ticket, deadline: float) -> Scores:
+        time.sleep(1.5)
+        return Scores(torch.tensor([2.5]), torch.tensor([True]))
+
+
 def test_a_single_process_talks_itself() -> None:
     reward = OneRank(LocalReward(mean))
     scores = reward.fetch(reward.submit(clips_of("a", value=2.0), {}, "id"), 5)
@@ -53,6 +61,9 @@ def _ranks(folder: Path) -> None:
     failing = OneRank(Failing())
     with pytest.raises((ArithmeticError, RuntimeError), match="torn" if distributed.rank() == 0 else "rank 0 failed"):
         failing.fetch(Ticket("quick"), HANG_S)
+
+    patient = OneRank(Late(), margin_s=0.5)
+    assert patient.fetch(Ticket("late"), HANG_S).value_B.tolist() == [2.5]
 
     slow = folder / "the other has waited"
     if distributed.rank() == 0:

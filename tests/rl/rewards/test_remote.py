@@ -3,6 +3,7 @@
 
 import json
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import torch
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import remote, wire
+from cosmos_predict2.rl.rewards.http import NoAnswer, ask
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.remote import Address, RemoteReward, share_senders
 from imaginaire.distributed import free_port
@@ -269,6 +271,12 @@ def test_the_deadline_holds_when_nobody_answers(scripted: Any) -> None:
     assert not reward.fetch(reward.submit(clips_of("a"), {}, "id"), 0.3).is_valid_B.any()
     with pytest.raises(KeyError):
         reward.fetch(reward.submit(clips_of("a"), {}, "id").__class__("other"), 1)
+
+
+def test_a_service_that_never_answers_what_it_took_gives_no_answer() -> None:
+    """urllib makes no error of its own of a time-out while it reads."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(NoAnswer, match="does not answer"):
+        ask(f"http://127.0.0.1:{silent.getsockname()[1]}/pull", b"", {}, timeout=0.2)
 
 
 def test_pulls_go_to_the_replica_that_took_the_request(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:

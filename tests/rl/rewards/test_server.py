@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from cosmos_predict2.rl.rewards.service import sqlite_queue
 from cosmos_predict2.rl.rewards.service import worker as workers
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.opening import open_queue
-from cosmos_predict2.rl.rewards.service.queue import Depth
+from cosmos_predict2.rl.rewards.service.queue import Depth, Job
 from cosmos_predict2.rl.rewards.service.scoring import Scorer
 from cosmos_predict2.rl.rewards.service.server import Service, create_app
 from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
@@ -212,6 +212,12 @@ def test_limits(here: tuple[Here, TestClient]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("here", [dict(max_uploads=1, max_body_mb=0.01)], indirect=True)
+def test_a_body_that_is_refused_gives_its_place_back(here: tuple[Here, TestClient]) -> None:
+    for data, status in ((body("a" * 20_000), 413), (b"", 400), (body("a"), 200)):
+        assert enqueue(here[1], data).status_code == status
+
+
 @pytest.mark.parametrize("here", [dict(token="secret")], indirect=True)
 def test_nothing_but_health_is_open_without_the_token(here: tuple[Here, TestClient]) -> None:
     client = here[1]
@@ -302,6 +308,31 @@ def test_a_portion_keeps_its_leases_however_long_it_takes(tmp_path: Path, monkey
     assert is_over.wait(HANG_S)
     made.close()
     assert not stolen
+
+
+def test_all_jobs_of_a_portion_keep_their_leases_also_those_that_were_leased_first(tmp_path: Path) -> None:
+    made, is_scoring, renewed, found = Here(tmp_path), threading.Event(), threading.Event(), []
+    left = [[Job(ticket, "mean", 1, body(ticket))] for ticket in ("first", "second")]
+
+    def renew(jobs: Sequence[Job], worker: str, seconds: float) -> None:
+        if is_scoring.is_set():
+            found.append([job.ticket for job in jobs])
+            renewed.set()
+
+    def slow(clips: Clips, context: Any) -> Any:
+        is_scoring.set()
+        assert renewed.wait(HANG_S)
+        return mean(clips, context)
+
+    made.worker.queue = SimpleNamespace(  # type: ignore[assignment]
+        lease=lambda *_: left.pop(0) if left else [], renew=renew, finish=lambda *_: True
+    )
+    made.worker.settings = replace(made.worker.settings, max_batch=2, max_wait_s=HANG_S, lease_s=0.3)
+    made.worker.scorer.function = slow
+    made.work()
+    assert renewed.wait(HANG_S)
+    made.close()
+    assert found[0] == ["first", "second"]
 
 
 def test_a_suspect_is_scored_alone_and_in_turn_with_the_others(tmp_path: Path) -> None:
