@@ -61,9 +61,9 @@ for objective in ("flow_grpo", "ddrl"):
 SIZE_480: dict[str, Any] = dict(video_size=[432, 768])
 LATENTS: dict[str, Any] = dict(dataset_dir="datasets/cosmos_nemo_assets")
 SHORTER = at_480p("predict2_2b_720_aggressive", state_t=16)
-card_24 = dict(family="predict2", data_train="latents", data_val="mock", pipe_config=SHORTER)
-card_80 = dict(pipe_config=at_480p("block_wise"))
-gpus_8 = dict(pipe_config=at_480p("block_wise", ema=True))
+card_24: dict[str, Any] = dict(family="predict2", data_train="latents", data_val="mock", pipe_config=SHORTER)
+card_80: dict[str, Any] = dict(pipe_config=at_480p("block_wise"))
+gpus_8: dict[str, Any] = dict(pipe_config=at_480p("block_wise", ema=True))
 for name, run, data, rank in [
     ("predict2_2b_flow_grpo_24gb", card_24, LATENTS, 16),
     ("predict2p5_2b_flow_grpo_80gb", card_80, SIZE_480, 32),
