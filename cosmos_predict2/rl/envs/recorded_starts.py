@@ -98,10 +98,10 @@ class RecordedStarts:
                 " size that they are stretched to (starts.size)."
             )
         pictures, actions, contexts = zip(*(distinct[i] for i in numbers), strict=True)
-        has_actions = self.history > 1 and all(rows is not None for rows in actions)
+        known = next((rows for rows in actions if rows is not None), None)
         return FirstFrames(
             torch.stack(pictures),
-            torch.stack(actions) if has_actions else None,
+            None if known is None else torch.stack([torch.zeros_like(known) if a is None else a for a in actions]),
             [self._header[i]["task"] for i in numbers],
             {name: torch.stack([context[name] for context in contexts]) for name in self._known},
         )

@@ -81,6 +81,17 @@ def test_keyframe_files_give_the_first_picture_and_the_last_four_with_their_acti
     assert (other.pictures_E_F_H_W_C == other.pictures_E_F_H_W_C[:, :1]).all() and not other.actions_E_A_D.any()
 
 
+def test_the_actions_of_a_start_do_not_depend_on_those_it_is_asked_with(folder: Path) -> None:
+    _save(folder / "traj0_kir.npy", [_frame(2 * i) for i in range(9)])
+    bare = _frame(8)
+    del bare["delta_action"]
+    _save(folder / "traj8.npy", [bare])
+    starts = RecordedStarts(str(folder), history=5)
+    alone, beside = starts.starts([0], [1]), starts.starts([0, 0], [1, 3])
+    assert starts.starts([0], [3]).actions_E_A_D is None and alone.actions_E_A_D.any()
+    assert torch.equal(beside.actions_E_A_D[:1], alone.actions_E_A_D) and not beside.actions_E_A_D[1].any()
+
+
 def test_what_only_some_starts_have_is_known_of_none(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     _save(folder / "traj7.npy", [_frame(7, init_ee_pose=None)])
     starts = RecordedStarts(str(folder))
