@@ -2,7 +2,9 @@
 """Modules that moved to or in this package; ``imaginaire.renamed`` keeps their old names importable."""
 
 RENAMED = {
+    "cosmos_predict2.data.media": "cosmos_predict2.data.video.media",  # what pages imported, as video_quality below
     "cosmos_predict2.models.video2world_action_model": "cosmos_predict2.models.video2world_model",
+    "cosmos_predict2.pipelines.video_quality": "cosmos_predict2.evaluation.metrics.video_quality",
     "cosmos_predict2.rl.envs.reference": "cosmos_predict2.compat.rlinf.environment",
     "cosmos_predict2.rl.flow_grpo": "cosmos_predict2.rl.clips.flow_grpo",
     "cosmos_predict2.rl.objective_table": "cosmos_predict2.rl.objectives",
