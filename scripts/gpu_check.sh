@@ -6,8 +6,9 @@
 #   bash scripts/gpu_check.sh
 #
 # Looks over the machine, compares attention, network and videos with the CPU's, trains two tiny twins on NCCL, learns
-# from rewards, and takes training steps of the 2B network with random weights at 480p and 720p, with memory and speed
-# beside what plan predicted.
+# from rewards (a world model; policies in a simulator and in imagination; a service that decodes) as the CPU does, and
+# takes training steps of the 2B network with random weights at 480p and 720p, with memory and speed beside what plan
+# predicted.
 # Exit code: 0 all is well, 1 a step failed, 2 there is no GPU. Logs lie in $GPU_CHECK_DIR (a new folder in /tmp).
 
 set -u
@@ -63,10 +64,11 @@ step_of=("$python" -m benchmarks.train_step --model_size 2B --random_weights --s
 
 step "doctor" 90 "$python" -m scripts.doctor
 step "doctor on NCCL" 90 "$python" -m torch.distributed.run --standalone --nproc_per_node=1 -m scripts.doctor --dist
-step "parity" 150 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/pipelines tests/parity tests/nn tests/rl
+step "parity" 150 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/pipelines tests/parity tests/nn
+step "parity of learning from rewards" 150 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/rl
 step "GR00T twin" 90 "${train[@]}" experiment=predict2_video2world_training_tiny_groot_gr1_480 "${short[@]}"
 step "LoRA twin" 90 "${train[@]}" experiment=predict2_video2world_lora_training_tiny_cosmos_nemo_assets "${short[@]}"
-step "learning from rewards" 90 "$python" -m benchmarks.rl_step --quick
+step "iterations of learning from rewards" 90 "$python" -m benchmarks.rl_step --quick
 step "2B at 480p" 150 "${step_of[@]}" --resolution 480 --json "$logs/480.json"
 step "2B at 720p" 180 "${step_of[@]}" --resolution 720 --json "$logs/720.json"
 
