@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning from rewards on a GPU: rollout and training agree exactly there, runs resume, and learn what the host would."""
+"""Learning from rewards on a GPU: ratios of one, runs that resume, and what the host would have learnt."""
 
 import json
 import math
