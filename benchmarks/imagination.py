@@ -2,6 +2,7 @@
 """Imagined environment steps per second in the loop of a policy that learns, and where the time goes.
 
     python -m benchmarks.imagination [--envs 16 64] [--steps 24 48] [--groups_of 8] [--threads 1] [--rounds 3]
+    python -m benchmarks.imagination --released [--envs 16] [--rounds 2] [--size tiny] [--published none]
 
 An iteration is the rollout of all environments (decisions of twelve actions, imagined by the tiny world model and
 judged by the toy world's detector) and sixteen minibatches of the update. The first row of each table imagines as the
@@ -9,6 +10,7 @@ public code does (`benchmarks.rollout`: one environment after the other, guided 
 and judges every picture, and takes ten steps (eleven evaluations) a chunk. The rows below leave out what has no effect,
 then the pictures that nobody looks at, then all evaluations but one, which changes pictures but hardly what is learnt
 from them (the last column: how often a way and the first one call the same episodes successful). All ways take turns.
+`--released` measures chunks of the published sizes in place of all this: `benchmarks.released_imagination`.
 """
 
 import itertools
@@ -74,9 +76,11 @@ class Shares:
         return call
 
 
-def published(world: WorldModel) -> Callable[..., torch.Tensor]:
+def published(
+    world: WorldModel, way: rollout.Way = rollout.WAYS[0], num_tokens: int = rollout.SETTINGS["tiny"][2]
+) -> Callable[..., torch.Tensor]:
     """In place of `Imagination.generate_actions`: the same videos, made as the public code makes them."""
-    pipe, way = Video2WorldActionConditionedPipeline(world), rollout.WAYS[0]
+    pipe = Video2WorldActionConditionedPipeline(world)
 
     def generate(
         first: torch.Tensor,
@@ -88,7 +92,7 @@ def published(world: WorldModel) -> Callable[..., torch.Tensor]:
         **_: Any,
     ) -> torch.Tensor:
         inputs = rollout.Inputs(first, actions, seeds)
-        video = rollout.imagine(pipe, way, inputs, options.num_steps, rollout.SETTINGS["tiny"][2])
+        video = rollout.imagine(pipe, way, inputs, options.num_steps, num_tokens)
         return to_uint8(video[:, :, frames.start : frames.stop])
 
     return generate
@@ -155,16 +159,27 @@ def measure(num_envs: int, num_steps: int, members: int, rounds: int, precision:
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "threads", "rounds", threads=1, rounds=3)
-    parser.add_argument("--envs", nargs="*", type=int, default=[16, 64])
+    parser = machine.parser(__doc__, "threads", "rounds")
+    parser.add_argument("--envs", nargs="*", type=int, help="default: 16 64, of --released 16")
     parser.add_argument("--steps", nargs="*", type=int, default=[24], help="of an episode")
     parser.add_argument("--groups_of", nargs="*", type=int, default=[8])
     parser.add_argument("--precision", default="float32")
+    parser.add_argument("--released", action="store_true", help="chunks of the published sizes, with random weights")
+    parser.add_argument("--size", default="2B", choices=list(rollout.SETTINGS), help="of --released; 2B needs a GPU")
+    parser.add_argument("--published", default="batch", choices=("none", "batch", "single"), help="way, of --released")
+    parser.add_argument("--profile", action="store_true", help="where one chunk's time goes, of --released")
     asked = machine.parse(parser)
+    if asked.released:
+        from benchmarks import released_imagination  # which takes its parts from here
+
+        for num_envs in asked.envs or [16]:
+            released_imagination.measure(asked.size, num_envs, asked.rounds or 2, asked.published, asked.profile)
+        return
+    torch.set_num_threads(asked.threads or 1)
     device, _ = machine.device_and_dtype()
     print(f"{machine.described(device)}, {asked.precision}")
-    for sizes in itertools.product(asked.envs, asked.steps, asked.groups_of):
-        measure(*sizes, asked.rounds, asked.precision)
+    for sizes in itertools.product(asked.envs or [16, 64], asked.steps, asked.groups_of):
+        measure(*sizes, asked.rounds or 3, asked.precision)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,21 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+def peak_memory() -> tuple[int, int]:
+    """Bytes in use on the device at most, and taken from it; on a CPU those of the process."""
+    if distributed.device().type == "cuda":
+        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resident, resident
+
+
+def forget_peak_memory() -> None:
+    """Begin the next peak with what lies in memory now."""
+    if distributed.device().type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 def program(root: str | Path, *words: str) -> float:
     """Run a program of this repository with its results below a folder; its core-seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -13,7 +13,6 @@ for adapters), and nothing that is computed a second time.
 import argparse
 import gc
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -111,16 +110,11 @@ def measure(what: str, overrides: list[str]) -> Measured:
     """Run the trainer; raises TrainingError when memory runs out."""
     StepClock.seconds.clear()
     StepClock.losses.clear()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    machine.forget_peak_memory()
     config = machine.launch(CONFIG, overrides)
     first, *steps = StepClock.seconds
     tokens, flops = work(config, StepClock.shapes)
-    if torch.cuda.is_available():
-        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    else:
-        allocated = reserved = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    allocated, reserved = machine.peak_memory()
     return Measured(what, statistics.median(steps), first, tokens, flops, allocated, reserved, StepClock.losses[-1])
 
 

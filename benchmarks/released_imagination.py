@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The world-model environment at its published sizes, with random weights: seconds of a chunk, and where they go.
+
+    python -m benchmarks.imagination --released [--envs 16] [--rounds 2] [--size tiny] [--published none] [--profile]
+
+The 2B network with actions and the Wan tokenizer in bfloat16 imagine 12 frames of 256x320 in 10 steps of the 2AB solver
+(11 evaluations) with guidance 7, and a classifier judges every picture, as a published folder is set up for it. What
+has no effect is left out. Rows below the first judge the last picture alone, and replay captured passes. The published
+way (`benchmarks.rollout`'s first) has all environments in a batch, or with ``--published single`` one after the other.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from benchmarks import machine, rollout
+from benchmarks.dit import ceiling
+from benchmarks.imagination import Shares, published
+from benchmarks.train_step import known_gpu
+from cosmos_predict2.nn.flops import forward_flops
+from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts, write_starts
+from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.starts import RecordedStart
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier
+from cosmos_predict2.tools.plan.speed import GPUS
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.network import network_of
+from cosmos_predict2.world_model.options import SamplingOptions
+
+PARTS = ("encode", "network", "imagine", "decode", "reward", "environment")
+SAMPLING = SamplingOptions(num_steps=10, guidance=rollout.GUIDANCE, solver="2ab")
+GOAL_S, GOAL_SHARE = 2.4, 0.45
+
+
+def make_env(size: str, num_envs: int, folder: Path) -> WorldModelEnv:
+    """As `from_model_dir` makes it, with random weights, and with random pictures to begin with below a folder."""
+    device, dtype = machine.device_and_dtype()
+    height, width, _ = rollout.SETTINGS[size]
+    generator = numpy.random.default_rng(0)
+    shape = (1, height, height, 3)  # squares, which are stretched to the world model's size
+    pictures = [generator.integers(0, 256, shape, dtype=numpy.uint8) for _ in range(num_envs)]
+    write_starts(folder / FILE, (RecordedStart(f"start{i}", "a task", picture) for i, picture in enumerate(pictures)))
+    torch.manual_seed(0)
+    return WorldModelEnv(
+        Imagination(rollout.make_pipeline(size, device, dtype).world),
+        RecordedStarts(str(folder), size=(height, width)),
+        ResnetReward(model=SuccessClassifier(), rounded=True, device=str(device)),
+        num_envs,
+        max_steps=256,
+        scoring=Scoring(use_rel_reward=True, terminate_on_success=True),
+        sampling=SAMPLING,
+        hand_over="uint8",
+    )
+
+
+def chunk(env: WorldModelEnv) -> float:
+    """Seconds of the first chunk of an episode in all environments."""
+    trials = list(range(env.num_envs))
+    env.reset(options={"trial_ids": trials, "seeds": trials})
+    actions = torch.rand(env.num_envs, env.chunk, env.action_dim, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    return machine.seconds(partial(env.chunk_step, actions))
+
+
+def step_flops(config: Video2WorldPipelineConfig, num_envs: int, size: str) -> int:
+    """Operations of one evaluation of the network for all environments, as far as they have an effect: without the
+    attention to a text of zeros."""
+    height, width, _ = rollout.SETTINGS[size]
+    net = network_of({**config.net, "reads_text": False})
+    shape = (config.state_t, height // 8, width // 8)
+    return forward_flops(net, shape, text_tokens=0, timestep_rows=shape[0], batch_size=num_envs, is_prepared=True).total
+
+
+def time_parts(env: WorldModelEnv) -> Shares:
+    """Time what a chunk consists of from now on; the device is waited for after each part."""
+    shares, imagination = Shares(), env.imagination
+    for part, holder, name in (
+        ("encode", imagination.world, "given_latents"),
+        ("network", imagination.world, "denoiser"),
+        ("imagine", imagination, "generate_actions"),
+        ("decode", imagination.world, "decode"),
+        ("reward", env.reward, "judge"),
+        ("environment", env, "chunk_step"),
+    ):
+        setattr(holder, name, shares.timed(part, getattr(holder, name)))
+    return shares
+
+
+def measure(size: str, num_envs: int, rounds: int, way: str, is_profiled: bool) -> None:
+    device, dtype = machine.device_and_dtype()
+    if size != "tiny" and device.type != "cuda":
+        raise SystemExit(f"--size {size} takes hours without a GPU, and there is none: --size tiny")
+    peak = ceiling(device, dtype)
+    height, width, num_tokens = rollout.SETTINGS[size]
+    print(f"{machine.described(device)}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s")
+    print(f"{size}, {num_envs} environments, 12 frames of {height}x{width}, {SAMPLING.num_steps} steps", flush=True)
+    machine.forget_peak_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        env = make_env(size, num_envs, Path(folder))
+        first = chunk(env)
+        ours = report("all pictures judged", env, rounds)
+        print(f"    goal {GOAL_S} s at the published sizes; the first chunk took {first:.2f} s", flush=True)
+        report_memory()
+        scoring, tried = env.scoring, Tried()
+        env.scoring = Scoring(judge="last", use_rel_reward=True, terminate_on_success=True)
+        tried("the last picture judged alone", lambda: report("the last picture judged alone", env, rounds))
+        env.scoring = scoring
+        if is_profiled:
+            tried("profile", lambda: profile(env))
+        generate, denoiser = env.imagination.generate_actions, env.imagination.world.denoiser
+        shares = time_parts(env)
+        report("all pictures judged, by part", env, rounds)
+        evaluations = rounds * (SAMPLING.num_steps + 1)
+        report_parts(shares, rounds)
+        report_step(shares.seconds["network"] / evaluations, step_flops(env.imagination.config, num_envs, size), peak)
+        if way != "none":
+            chosen = replace(rollout.WAYS[0], one_by_one=way == "single")
+            imagine = published(env.imagination.world, chosen, num_tokens)
+            env.imagination.generate_actions = shares.timed("imagine", imagine)  # type: ignore[method-assign]
+            shares.seconds.clear()
+            machine.forget_peak_memory()
+            name = f"as the public code does, {'in one batch' if way == 'batch' else 'one after the other'}"
+            if (took := tried(name, lambda: report(name, env, 1))) is not None:
+                report_parts(shares, 1)
+                print(f"    {took / ours:.2f} times ours")
+                report_memory()
+        if device.type == "cuda":  # last: what a capture leaves behind when it fails is not known
+            env.imagination.generate_actions, env.imagination.world.denoiser = generate, denoiser  # type: ignore[method-assign]
+            env.sampling = replace(env.sampling, use_cuda_graphs=True)
+            tried("captured passes", lambda: (chunk(env), report("captured passes", env, rounds)))
+    if tried.has_failed:
+        raise SystemExit(1)
+
+
+def report(name: str, env: WorldModelEnv, rounds: int) -> float:
+    """Print the mean seconds of a chunk; gives them."""
+    took = sum(chunk(env) for _ in range(rounds)) / rounds
+    print(f"  {name:44s} {took:8.3f} s a chunk {env.num_envs * env.chunk / took:9.1f} frames/s", flush=True)
+    return took
+
+
+def report_parts(shares: Shares, rounds: int) -> None:
+    total = sum(shares.seconds.values())
+    parts = [f"{part} {shares.seconds[part] / rounds:.3f} s ({shares.seconds[part] / total:.0%})" for part in PARTS]
+    print(f"    {'  '.join(parts)}", flush=True)
+
+
+def report_step(seconds: float, flops: int, peak: float) -> None:
+    """One evaluation of the network beside the fastest matrix product, and beside the data sheet."""
+    rate = flops / seconds
+    gpu = known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    sheet = f"{rate / GPUS[gpu].peak:.1%} of the data sheet's {GPUS[gpu].peak / 1e12:.0f}" if gpu else "no data sheet"
+    print(
+        f"    a denoising step: {1e3 * seconds:.1f} ms, {flops / 1e12:.4g} TFLOP, {rate / 1e12:.4g} TFLOP/s:"
+        f" {rate / peak:.1%} of the fastest product, {sheet} (goal {GOAL_SHARE:.0%})",
+        flush=True,
+    )
+
+
+def report_memory() -> None:
+    used, taken = machine.peak_memory()
+    print(f"    peak memory: {used / 1e9:.2f} GB in use, {taken / 1e9:.2f} GB taken", flush=True)
+
+
+def profile(env: WorldModelEnv) -> None:
+    """Print which operations a chunk's time goes to."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if is_gpu := env.device.type == "cuda":
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as recorded:
+        chunk(env)
+    order = "self_device_time_total" if is_gpu else "self_cpu_time_total"
+    print(recorded.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=70), flush=True)
+
+
+class Tried:
+    """Calls of which one that fails is printed, and does not stop those after it."""
+
+    has_failed = False
+
+    def __call__(self, name: str, run: Callable[[], Any]) -> Any:
+        """What the call gives; None where it fails."""
+        try:
+            return run()
+        except RuntimeError as error:
+            self.has_failed = True
+            print(f"  {name} FAILED: {' '.join(str(error).splitlines()[:2])}", flush=True)
+            return None
