@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A video of the released size: seconds of its parts, of a step, and the memory that each part takes.
+
+    python -m benchmarks.inference --released [--resolutions 480 720] [--steps 4] [--network_batch together]
+    python -m benchmarks.inference [--size tiny]
+
+The product's pipeline makes a video of 93 frames from a picture, with guidance, out of random weights and texts. The
+two halves of the guidance pass the network as one batch where memory allows; ``--network_batch`` forces one way. With
+fewer ``--steps`` than 35 the seconds of 35 are computed, and said to be.
+"""
+
+import dataclasses
+import gc
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+from benchmarks.train_step import known_gpu
+from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.nn.flops import forward_flops
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.tools.plan.speed import GPUS
+from cosmos_predict2.world_model.options import GUIDED
+from cosmos_predict2.world_model.world_model import WorldModel
+
+STEPS = 35
+PICTURES = {"tiny": "assets/toy_world/first_frame.png"}
+PICTURE = "assets/video2world/input0.jpg"
+PROMPTS = ("a robot", "a poor video")  # whose embeddings are random
+TEXT_TOKENS = {"tiny": 64, "2B": 512}
+BATCHES = ("product", "together", "apart")
+
+
+class Parts:
+    """Seconds and peak memory of the calls that a video is made of, and of each pass of the network."""
+
+    def __init__(self, world: WorldModel) -> None:
+        self.world = world
+        self.seconds: dict[str, float] = {}
+        self.memory: dict[str, tuple[int, int]] = {}
+        self.passes: list[tuple[float, int]] = []  # seconds, and samples of the batch
+        for part, name in (("encode", "given_latents"), ("denoise", "generate_latents"), ("decode", "decode")):
+            setattr(world, name, self._timed(part, getattr(world, name)))
+        world.net.forward = self._counted(world.net.forward)  # type: ignore[method-assign]
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            found: list[Any] = []
+            machine.forget_peak_memory()
+            self.seconds[part] = machine.seconds(lambda: found.append(function(*arguments, **options)))
+            self.memory[part] = machine.peak_memory()
+            return found[0]
+
+        return call
+
+    def _counted(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+            found: list[Any] = []
+            spent = machine.seconds(lambda: found.append(forward(x, *arguments, **options)))
+            self.passes.append((spent, len(x)))
+            return found[0]
+
+        return call
+
+
+def pipeline(size: str, resolution: str) -> Video2WorldPipeline:
+    """The released pipeline with random weights, without what needs files of its own."""
+    is_tiny = size == "tiny"
+    config = get_cosmos_predict2_video2world_pipeline(model_size=size, resolution="" if is_tiny else resolution)
+    config.guardrail_config.enabled = config.prompt_refiner_config.enabled = False
+    if not is_tiny:
+        config.tokenizer.vae_pth, config.tokenizer.allow_random = "", True
+    return Video2WorldPipeline.from_config(config, use_text_encoder=False)
+
+
+def measure(size: str, resolution: str, num_steps: int, network_batch: str) -> dict[str, float]:
+    """Print the table of one resolution; seconds by part."""
+    pipe = pipeline(size, resolution)
+    world = pipe.world
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randn(2, TEXT_TOKENS[size], pipe.dit.text_channels, generator=generator)
+    options = dataclasses.replace(GUIDED, num_steps=num_steps, is_repeatable=network_batch == "apart")
+    if network_batch == "together":
+        world._fits_doubled = lambda latent: True  # type: ignore[method-assign]
+
+    def make(options: Any) -> torch.Tensor:
+        video: torch.Tensor = pipe(
+            PICTURES.get(size, PICTURE), *PROMPTS, options=options, embeddings=dict(zip(PROMPTS, text))
+        )
+        return video
+
+    make(dataclasses.replace(options, num_steps=1, final_evaluation=False))  # kernels are chosen, memory is taken
+    parts = Parts(world)
+    found: list[torch.Tensor] = []
+    whole = machine.seconds(lambda: found.append(make(options)))
+    shape = tuple(found[0].shape[2:])
+    assert torch.isfinite(found[0]).all(), "the video is not finite"
+
+    seconds, batch = dict(parts.seconds), parts.passes[0][1]
+    halves = 2 if batch == 1 else 1  # passes of an evaluation
+    evaluations = len(parts.passes) // halves
+    each = halves * statistics.median(spent for spent, _ in parts.passes)
+    latent = (pipe.config.state_t, shape[1] // 8, shape[2] // 8)
+    flops = forward_flops(pipe.dit, latent, text_tokens=text.shape[1], is_prepared=True, batch_size=2).total
+    gpu = known_gpu(torch.cuda.get_device_name()) if world.device.type == "cuda" else None
+    share = f", {flops / each / GPUS[gpu].peak:.1%} of the data sheet" if gpu else ""
+    print(f"\n{size} {resolution}: {shape[0]} frames of {shape[1]} x {shape[2]}, guidance, {num_steps} steps")
+    way = "as one batch of two" if batch == 2 else "one after the other"
+    print(f"  the halves of the guidance pass {way} ({network_batch}); {evaluations} evaluations")
+    print(f"  an evaluation {each:.3f} s ({flops / 1e12:.4g} TFLOP{share})")
+    print(f"  {'':10}{'seconds':>10}{'GB in use':>12}{'GB taken':>12}")
+    for part, spent in seconds.items():
+        in_use, taken = parts.memory[part]
+        print(f"  {part:10}{spent:>10.2f}{in_use / 1e9:>12.2f}{taken / 1e9:>12.2f}")
+    print(f"  {'whole':10}{whole:>10.2f}", flush=True)
+    if num_steps != STEPS:
+        more = (STEPS - num_steps) * each
+        print(f"  {STEPS} steps would take {whole + more:.1f} s: computed, {more:.1f} s more at the median evaluation")
+    return {**seconds, "whole": whole, "evaluation": each}
+
+
+def main() -> None:
+    parser = machine.parser(__doc__, "threads")
+    parser.add_argument("--released", action="store_true", help="the 2B network at the resolutions")
+    parser.add_argument("--size", choices=tuple(TEXT_TOKENS), help="default: tiny, and 2B where --released is given")
+    parser.add_argument("--resolutions", nargs="*", default=["480", "720"], choices=("480", "720"))
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"fewer than {STEPS}: the rest is computed")
+    parser.add_argument("--network_batch", default="product", choices=BATCHES, help="of the halves of the guidance")
+    asked = machine.parse(parser)
+    machine.quiet_trainer()
+    print(f"{machine.described(machine.device_and_dtype()[0])}, random weights")
+    size = asked.size or ("2B" if asked.released else "tiny")
+    for resolution in ["48"] if size == "tiny" else asked.resolutions:
+        measure(size, resolution, asked.steps, asked.network_batch)
+        gc.collect()  # the timed parts hold each other
+
+
+if __name__ == "__main__":
+    main()
