@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """One training step of a released size: seconds, share of the device's speed, peak memory, and what plan had predicted.
 
-python -m benchmarks.train_step --model_size 2B --resolution 480 --random_weights [--steps 3]
-python -m benchmarks.train_step --model_size tiny [--overrides a.b=c ...]
+python -m benchmarks.train_step --model_size 2B --resolution 480 --random_weights [--steps 3] [--profile]
+python -m benchmarks.train_step --model_size 2B --action --random_weights [--batch_sizes 16 32 64 128]
+python -m benchmarks.train_step --model_size tiny [--action] [--overrides a.b=c ...]
 
 The trainer itself runs the AgiBot experiment of that size on random clips, in one process, not sharded. When memory
-runs out, it starts anew with stronger recomputation, then without the weight average, then with adapters only. The
-ceiling is the fastest matrix product found on this machine; model operations count three forward passes a step (two
-for adapters), and nothing that is computed a second time.
+runs out, it starts anew with stronger recomputation, then without the weight average, then with adapters only. With
+``--action`` it is the action-conditioned model, 13 frames of 256 x 320, and the largest of the batch sizes that fits.
+With ``--profile`` one step more shows the kernels that take the time. The ceiling is the fastest matrix product found
+on this machine; model operations count three forward passes a step (two for adapters), and nothing that is computed a
+second time.
 """
 
 import argparse
 import gc
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -22,6 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import machine
 from benchmarks.dit import ceiling
@@ -42,6 +47,16 @@ FALLBACKS = [  # tried in this order when memory runs out, each on top of those 
     ("without the weight average", ["model.config.pipe_config.ema.enabled=False"]),
     ("adapters only", ["model.config.train_architecture=lora"]),
 ]
+BATCH_SIZES = {"tiny": [4, 8], "2B": [16, 32, 64, 128]}  # of the action-conditioned model
+KERNELS = {  # groups by parts of the names of kernels, on a CPU of operators; the first that matches counts
+    "attention": r"flash|fmha|sdpa|attention|attn|softmax",
+    "optimizer": r"multi_tensor_apply|adam|_foreach|fused_sgd",
+    "convolution": r"conv|fprop|dgrad|wgrad|implicit",
+    "matrix products": r"gemm|nvjet|cutlass|matmul|addmm|::b?mm|splitk",
+    "copies": r"memcpy|memset|copy|::cat|CatArray|contiguous",
+    "pointwise, norms": r"",
+}
+SHOWN = 10  # kernels by name
 
 
 @dataclass(frozen=True)
@@ -59,47 +74,74 @@ class Measured:
 
 
 class StepClock(Callback):
-    """Times each step from the moment that its batch is there, and notes what a batch looks like."""
+    """Times each step from the moment that its batch is there, and notes what a batch looks like. The step behind the
+    first ``num_timed`` is profiled instead, where there is one."""
+
+    profiled: ClassVar[dict[str, float]] = {}  # seconds of a step, by kernel
 
     seconds: ClassVar[list[float]] = []
     shapes: ClassVar[dict[str, tuple[int, ...]]] = {}
     losses: ClassVar[list[float]] = []
 
+    def __init__(self, num_timed: int) -> None:
+        super().__init__()
+        self.num_timed = num_timed
+        self.profiler: profile | None = None
+
     def on_training_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
         machine.wait()
+        if len(self.seconds) == self.num_timed:
+            is_gpu = torch.cuda.is_available()
+            self.profiler = profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU])
+            self.profiler.start()
         self.start = time.perf_counter()
         self.shapes.update({key: tuple(value.shape) for key, value in batch.items() if hasattr(value, "shape")})
 
     def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
         self.losses.append(float(loss.detach()))  # waits for the device
         machine.wait()
-        self.seconds.append(time.perf_counter() - self.start)
+        if self.profiler is None:
+            self.seconds.append(time.perf_counter() - self.start)
+            return
+        self.profiler.stop()
+        for event in self.profiler.key_averages():
+            microseconds = event.self_device_time_total or event.self_cpu_time_total
+            self.profiled[event.key] = self.profiled.get(event.key, 0.0) + microseconds / 1e6
+        self.profiler = None
 
 
 def experiment(arguments: argparse.Namespace) -> list[str]:
     """The experiment with what one process needs in place of many; plan is asked about the same."""
+    parallel = ["model_parallel.context_parallel_size=1", "model.config.fsdp_shard_size=0"]
+    if arguments.action:
+        name = f"predict2_video2world_{arguments.model_size.lower()}_action_conditioned_training"
+        clips = ["dataloader_train=mock_action", "dataloader_val=mock_action"]
+        if arguments.model_size == "tiny":
+            own = dict(video_size="[48,48]", num_tokens=64, width=64, action_shape="[12,4]")
+            clips += [f"dataloader_train.dataset.{option}={value}" for option, value in own.items()]
+            clips.append(f"{NET}.reads_text=True")  # as the released one, and as the random clips have it
+        return [f"experiment={name}", *clips, *parallel, *arguments.overrides]
     name = f"predict2_video2world_training_{arguments.model_size.lower()}_agibot_head_center_fisheye_color"
     if arguments.model_size != "tiny":
         name += f"_{arguments.resolution}p_{arguments.fps}fps"
-    parallel = ["model_parallel.context_parallel_size=1", "model.config.fsdp_shard_size=0"]
     return [f"experiment={name}", *parallel, *arguments.overrides]
 
 
 def settings(arguments: argparse.Namespace) -> list[str]:
     """What is run in place of files: random clips and, when asked for, random weights."""
-    found = [f"trainer.max_iter={arguments.steps + 1}", "trainer.run_validation=False", "ckpt_type=dummy"]
+    timed = arguments.steps + 1
+    found = [f"trainer.max_iter={timed + arguments.profile}", "trainer.run_validation=False", "ckpt_type=dummy"]
     found += [
         "trainer.callbacks.progress_bar=null",
-        "+trainer.callbacks.clock={_target_: benchmarks.train_step.StepClock}",
+        f"+trainer.callbacks.clock={{_target_: benchmarks.train_step.StepClock, num_timed: {timed}}}",
     ]
     if arguments.random_weights or arguments.model_size == "tiny":
         found.append("model.config.model_manager_config.dit_path=''")
     if arguments.model_size == "tiny":
         return found
-    found += [
-        "dataloader_train=mock_video",
-        f"dataloader_train.dataset.video_size={SIZES_IN_PIXELS[arguments.resolution]}",
-    ]
+    if not arguments.action:
+        size = SIZES_IN_PIXELS[arguments.resolution]
+        found += ["dataloader_train=mock_video", f"dataloader_train.dataset.video_size={size}"]
     if arguments.random_weights:
         tokenizer = "model.config.pipe_config.tokenizer"
         found += [f"{tokenizer}.vae_pth=''", f"{tokenizer}.allow_random=True"]
@@ -110,6 +152,7 @@ def measure(what: str, overrides: list[str]) -> Measured:
     """Run the trainer; raises TrainingError when memory runs out."""
     StepClock.seconds.clear()
     StepClock.losses.clear()
+    StepClock.profiled.clear()
     machine.forget_peak_memory()
     config = machine.launch(CONFIG, overrides)
     first, *steps = StepClock.seconds
@@ -152,6 +195,28 @@ def first_that_fits(arguments: argparse.Namespace) -> tuple[Measured, list[str]]
     raise SystemExit("Even adapters alone do not fit into this device.")
 
 
+def largest_batch(arguments: argparse.Namespace) -> tuple[Measured, list[str]]:
+    """The step with the largest of the batch sizes that memory allows, and its override."""
+    best: tuple[Measured, list[str]] | None = None
+    for size in arguments.batch_sizes or BATCH_SIZES[arguments.model_size]:
+        added = [f"dataloader_train.batch_size={size}"]
+        try:
+            found = measure(f"batch {size}", [*experiment(arguments), *settings(arguments), *added])
+        except TrainingError as error:
+            if not str(error).startswith("Out of memory"):
+                raise
+            print(f"  batch {size}: {str(error).splitlines()[0]}", flush=True)
+            break
+        finally:
+            gc.collect()
+        best = found, added
+        rate = f"{size / found.seconds:.2f} clips/s, {found.flops / found.seconds / 1e12:.4g} TFLOP/s"
+        print(f"  batch {size}: {found.seconds:.3f} s, {rate}, {found.reserved / 1e9:.1f} GB taken", flush=True)
+    if best is None:
+        raise SystemExit("The smallest batch does not fit into this device.")
+    return best
+
+
 def prediction(overrides: list[str]) -> dict[str, Any]:
     """What scripts.plan says of one process on this device."""
     command = [sys.executable, "-m", "scripts.plan", "--gpus", "1", "--json", "-"]
@@ -179,6 +244,9 @@ def main() -> None:
     parser.add_argument("--model_size", default="2B", choices=("tiny", "2B", "14B"))
     parser.add_argument("--resolution", default="480", choices=tuple(SIZES_IN_PIXELS))
     parser.add_argument("--fps", type=int, default=16, choices=(10, 16), help="16: 93 frames, 10: 61")
+    parser.add_argument("--action", action="store_true", help="the action-conditioned model, in the largest batch")
+    parser.add_argument("--batch_sizes", nargs="*", type=int, help="with --action: which are tried, growing")
+    parser.add_argument("--profile", action="store_true", help="the kernels of one step more")
     parser.add_argument("--random_weights", action="store_true", help="network and tokenizer without files")
     parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that is not")
     parser.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="of the configuration")
@@ -189,11 +257,13 @@ def main() -> None:
     peak = ceiling(device, dtype)
     print(f"{machine.described(device)}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s")
     try:
-        found, added = first_that_fits(arguments)
+        found, added = largest_batch(arguments) if arguments.action else first_that_fits(arguments)
     except UserError as error:
         raise SystemExit(f"error: {error}") from error
     plan = prediction([*experiment(arguments), *added])
     report(arguments, found, plan, peak)
+    if arguments.profile:
+        report_kernels(StepClock.profiled)
     if arguments.json:
         record = {"measured": asdict(found), "plan": plan, "ceiling": peak, "overrides": added}
         Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
@@ -203,6 +273,7 @@ def report(arguments: argparse.Namespace, found: Measured, plan: dict[str, Any],
     """The table: measured beside predicted."""
     rate = found.flops / found.seconds
     size = "" if arguments.model_size == "tiny" else f" {arguments.resolution}p {arguments.fps} fps"
+    size = " with actions" if arguments.action else size
     print(f"{arguments.model_size}{size}, {found.what}: loss {found.loss:.3f}, first step {found.first_seconds:.1f} s")
     memory = plan.get("memory_bytes", {})
     total, overhead = memory.get("total"), memory.get("overhead")
@@ -225,6 +296,17 @@ def report(arguments: argparse.Namespace, found: Measured, plan: dict[str, Any],
         print(f"  {name:32s}{measured:>12s}{planned:>12s}")
     if "error" in plan:
         print(f"  plan: {plan['error'][0]}")
+
+
+def report_kernels(seconds: dict[str, float]) -> None:
+    """The profiled step by groups of kernels, and those that take most by name."""
+    total, groups = sum(seconds.values()), dict.fromkeys(KERNELS, 0.0)
+    for name, spent in seconds.items():
+        groups[next(group for group, pattern in KERNELS.items() if re.search(pattern, name, re.IGNORECASE))] += spent
+    print(f"  one step of {total:.3f} s in kernels")
+    for kind, limit in ((groups, len(groups)), (seconds, SHOWN)):
+        for name, spent in sorted(kind.items(), key=lambda item: -item[1])[:limit]:
+            print(f"  {spent:>10.4f} s {spent / total:>7.1%}  {name[:90]}")
 
 
 def predicted(value: Any, form: str) -> str:
