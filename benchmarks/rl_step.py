@@ -3,11 +3,13 @@
 
     python -m benchmarks.rl_step [--quick] [--threads 1]
     python -m benchmarks.rl_step --experiment tiny_nft_toy_world -- model.config.rl.num_timesteps=2
+    python -m benchmarks.rl_step --released [--experiment NAME ...] [--architecture lora base] [--syncs] [--size tiny]
 
 The trainer itself runs the experiment, first with its own rewards. Then clips are generated in four parts, and a scorer
 elsewhere, which needs no time of this machine, takes as long for all clips as their rollout, or half as long: what it
 does while further clips are made, is hidden. The floor is the time that the operations of all passes through the
-network would take at the speed of the fastest matrix product found here.
+network would take at the speed of the fastest matrix product found here. `--released` measures published recipes of
+the 2B network in place of all this: `benchmarks.released_rl_step`.
 """
 
 import argparse
@@ -132,20 +134,29 @@ def with_scorer(config: Config, seconds: float) -> list[str]:
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "quick", "threads")
-    parser.add_argument("--experiment", default="tiny_flow_grpo_toy_world")
-    parser.add_argument("overrides", nargs="*", help="after --: overrides of the configuration")
+    parser = machine.parser(__doc__, "quick", "threads", "experiment", "overrides")
+    parser.add_argument("--released", action="store_true", help="published recipes of 2B, with random weights and data")
+    parser.add_argument("--architecture", nargs="*", choices=("lora", "base"), help="of --released; default: both")
+    parser.add_argument("--size", default="2B", choices=("2B", "tiny"), help="of --released; 2B needs a GPU")
+    parser.add_argument("--steps", type=int, default=1, help="timed experiences of --released, after one that is not")
+    parser.add_argument("--syncs", action="store_true", help="count where the host waits for the GPU, of --released")
     arguments = machine.parse(parser)
     machine.quiet_trainer()
+    if arguments.released:
+        from benchmarks import released_rl_step  # which takes its parts from here
+
+        released_rl_step.run(arguments)
+        return
     device, dtype = machine.device_and_dtype()
     peak = ceiling(device, dtype)
     print(f"{machine.described(device)}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s")
-    run(arguments, peak, 2 if arguments.quick else 6)
+    for experiment in arguments.experiment or ["tiny_flow_grpo_toy_world"]:
+        run(experiment, arguments, peak, 2 if arguments.quick else 6)
 
 
-def run(arguments: argparse.Namespace, peak: float, experiences: int) -> None:
-    overrides = options(arguments.experiment, arguments.overrides)
-    report(arguments.experiment, measure(overrides, experiences), peak)
+def run(experiment: str, arguments: argparse.Namespace, peak: float, experiences: int) -> None:
+    overrides = options(experiment, arguments.overrides)
+    report(experiment, measure(overrides, experiences), peak)
     config = compose(CONFIG, overrides)
     free = measure([*overrides, *with_scorer(config, 0.0)], experiences)
     clips, rollout = free.passes.clips, free.of("rollout") * free.passes.updates

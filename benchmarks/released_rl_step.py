@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One experience of the published recipes of reinforcement learning on the 2B network at 480p, with random weights.
+
+    python -m benchmarks.rl_step --released [--experiment NAME ...] [--architecture lora base] [--steps 1] [--syncs]
+    python -m benchmarks.rl_step --released --size tiny [-- model.config.rl.num_rollout=4]
+
+The trainer itself runs the registered experiments in one process, on random clips, with agreement of latents as the
+reward in place of the service. Fewer clips, steps and trained steps make an experience short; what was reduced is
+printed, and overrides after ``--`` come last. Printed are seconds by phase, memory beside what plan predicts, and the
+seconds of a clip's rollout beside those of the plain sampler for it. ``--syncs`` counts, in the experience that is not
+timed, where the host waits for the GPU in a rollout and in a micro-batch. An experiment that fails does not stop the
+others; the exit code is 1 then.
+"""
+
+import argparse
+import gc
+import itertools
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from benchmarks import machine
+from benchmarks.rl_step import CONFIG, QUIET, RL, ROWS, PhaseClock
+from benchmarks.train_step import known_gpu
+from cosmos_predict2.diffusion.transitions import FLOW_KINDS
+from cosmos_predict2.rl.clips.rollout import LEVEL_SOLVER
+from cosmos_predict2.rl.config import ANY, RLConfig, rl_of
+from cosmos_predict2.tools.plan.memory import Memory, predict_memory
+from cosmos_predict2.tools.plan.speed import GPUS, predict_speed
+from cosmos_predict2.tools.plan.workload import Workload, read_workload
+from cosmos_predict2.world_model.options import SamplingOptions
+from imaginaire.config.compose import compose
+from imaginaire.config.schema import Config
+from imaginaire.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ("cosmos_predict2", "imaginaire")  # where a wait is looked for
+EXPERIMENTS = ("predict2p5_2b_flow_grpo", "predict2p5_2b_ddrl", "predict2p5_2b_nft")
+ARCHITECTURES = {"lora": "adapters", "base": "all weights"}
+RANK = 32  # of adapters where the recipe has none
+CLIPS, SAMPLE_STEPS, TRAINED = 2, 4, 1  # of an experience, in place of those of the recipe
+GOAL_MEMORY, GOAL_ROLLOUT = 0.05, 1.05
+PIPE = "model.config.pipe_config"
+
+
+class Synchronisations:
+    """Where the host waited for the GPU in the last call of each kind."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, list[str]] = {}
+
+    @contextmanager
+    def counted(self, kind: str) -> Iterator[None]:
+        places = self.places[kind] = []
+
+        def note(message: Warning | str, *_: Any, **__: Any) -> None:
+            if "synchronizing" in str(message):
+                places.append(_place())
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = note
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    def report(self) -> None:
+        for kind, places in self.places.items():
+            print(f"  the host waits {len(places)} times in {kind}")
+            for place in list(dict.fromkeys(places))[:10]:
+                print(f"    {places.count(place)} x {place}")
+
+
+def _place() -> str:
+    """The innermost line of the product that is being run."""
+    folders = tuple(f"{ROOT}/{folder}/" for folder in OURS)
+    ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(folders)]
+    if not ours:
+        return "outside of this project"
+    return f"{Path(ours[-1].filename).relative_to(ROOT)}:{ours[-1].lineno} {ours[-1].line}"
+
+
+class Clock(PhaseClock):
+    """Phases of each experience, seconds of a rollout and of the plain sampler, and the memory of training."""
+
+    counts_syncs: ClassVar[bool] = False
+    syncs: ClassVar[Synchronisations]
+    rollouts: ClassVar[list[tuple[float, int]]] = []  # seconds of a batch of clips, and evaluations of the network
+    plain: ClassVar[tuple[float, int]] = (0.0, 0)
+    memory: ClassVar[tuple[int, int]] = (0, 0)
+
+    @classmethod
+    def forget(cls, counts_syncs: bool) -> None:
+        for kept in (cls.steps, cls.rollouts):
+            kept.clear()
+        cls.syncs, cls.counts_syncs = Synchronisations(), counts_syncs
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        super().on_train_start(model, iteration)
+        self.evaluations = 0
+        self.open = ExitStack()
+        self.hook = model.net.register_forward_pre_hook(self._count)
+        roll_out = model._roll_out
+
+        def timed(*arguments: Any) -> Any:
+            found: list[Any] = []
+
+            def run() -> None:
+                with self.syncs.counted("a rollout") if self._is_counting() else nullcontext():
+                    found.append(roll_out(*arguments))
+
+            self.rollouts.append(self._measured(run))
+            return found[0]
+
+        model._roll_out = timed
+
+    def on_training_step_batch_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
+        if self._is_counting():
+            self.open.enter_context(self.syncs.counted("a micro-batch"))
+
+    def on_after_backward(self, model: Any, iteration: int = 0) -> None:
+        self.open.close()
+
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
+        super().on_training_step_end(model, batch, output, loss, iteration)
+        self.clip = batch.condition, batch.noise_B_C_T_H_W
+
+    def on_train_end(self, model: Any, iteration: int = 0) -> None:
+        """Sample a clip of the last micro-batch as the product samples, with as many steps."""
+        type(self).memory = machine.peak_memory()
+        rl, (condition, noise) = model.rl, self.clip
+        solver = None if rl.transition in FLOW_KINDS else LEVEL_SOLVER
+        options = SamplingOptions(guidance=rl.guidance, num_steps=rl.sample_steps, solver=solver, is_repeatable=True)
+        with torch.no_grad(), model.autocast(model.world.device):
+            type(self).plain = self._measured(lambda: model.world.sample(condition, condition, noise, options))
+        self.hook.remove()
+        del self.clip, model._roll_out  # what holds the model holds its memory
+
+    def _is_counting(self) -> bool:
+        return self.counts_syncs and not self.steps
+
+    def _count(self, *_: Any) -> None:
+        self.evaluations += 1
+
+    def _measured(self, run: Callable[[], Any]) -> tuple[float, int]:
+        before = self.evaluations
+        return machine.seconds(run), self.evaluations - before
+
+
+# --- what is run
+
+
+def settings(experiment: str, size: str, architecture: str) -> list[str]:
+    """The registered experiment in one process, without files, at 480p."""
+    family = experiment.partition("_2b")[0]
+    is_tiny = size == "tiny"
+    found = [f"experiment={experiment}", *QUIET, "dataloader_train=mock_video", "dataloader_val=mock_video"]
+    found += [f"model={family}_video2world_rl_tiny", f"{PIPE}.state_t=4"] if is_tiny else []
+    found += ["model_parallel.context_parallel_size=1", "model.config.fsdp_shard_size=0"]
+    found += ["model.config.model_manager_config.dit_path=''"]
+    config = compose(CONFIG, found)
+    if family == "predict2p5":
+        width = config.model.config.pipe_config.net["crossattn_proj_in_channels"]
+        found += ["model.config.text.encoder=null", f"dataloader_train.dataset.width={width}"]
+    elif is_tiny:
+        found += [f"dataloader_train.dataset.width={config.model.config.pipe_config.net['crossattn_emb_channels']}"]
+    found += [f"dataloader_train.dataset.video_size={[48, 48] if is_tiny else [432, 768]}"]
+    if not is_tiny:
+        found += [f"{PIPE}.resolution='480'", f"{PIPE}.tokenizer.vae_pth=''", f"{PIPE}.tokenizer.allow_random=True"]
+    if config.model.config.train_architecture != architecture:
+        found += [f"model.config.train_architecture={architecture}"]
+        if architecture == "lora":
+            found += [f"model.config.lora_rank={RANK}", f"model.config.lora_alpha={RANK}"]
+    others = [f"trainer.callbacks.{name}=null" for name in config.trainer.callbacks if name != "grad_clip"]
+    clock = "+trainer.callbacks.clock={_target_: benchmarks.released_rl_step.Clock}"
+    return [*found, *others, clock, *reduced(rl_of(config.model["config"]))]
+
+
+def reduced(rl: RLConfig) -> list[str]:
+    """A short experience, with a reward that needs no service."""
+    rewards = [f"{RL}.rewards.{name}=null" for name in rl.rewards]
+    make = "{make: {_target_: cosmos_predict2.rl.rewards.verifiable.LatentAgreement}}"
+    found = [*rewards, f"+{RL}.rewards.agreement={make}"]
+    found += [f"{RL}.num_rollout={CLIPS}", f"{RL}.rollout_batch=1", f"{RL}.sample_steps={SAMPLE_STEPS}"]
+    if rl.is_ratio:
+        steps = rl.train_on if ANY in rl.train_on else [k for k in rl.train_on if k < SAMPLE_STEPS - 1]
+        return [*found, f"{RL}.train_on={steps[:TRAINED]}"]
+    return [*found, f"{RL}.num_timesteps={TRAINED}"]
+
+
+def with_length(overrides: list[str], experiences: int) -> tuple[Config, list[str]]:
+    """The overrides with as many micro-batches and updates as they make, and what they compose to."""
+    config = compose(CONFIG, overrides)
+    rl = rl_of(config.model["config"])
+    parts = config.dataloader_train.batch_size * rl.num_rollout // rl.rollout_batch
+    whole = [
+        *overrides,
+        f"trainer.grad_accum_iter={parts // rl.minibatches * rl.num_trained}",
+        f"trainer.max_iter={experiences * rl.updates * rl.minibatches}",
+    ]
+    return compose(CONFIG, whole), whole
+
+
+def run(arguments: argparse.Namespace) -> None:
+    device, dtype = machine.device_and_dtype()
+    if arguments.size != "tiny" and device.type != "cuda":
+        raise SystemExit("--size 2B takes hours without a GPU, and there is none: --size tiny")
+    print(f"{machine.described(device)}, {dtype}", flush=True)
+    if arguments.syncs and device.type != "cuda":
+        print("--syncs: on a CPU there is nothing to count, for the host waits for no device")
+    failed = 0
+    names = arguments.experiment or EXPERIMENTS
+    for experiment, architecture in itertools.product(names, arguments.architecture or ARCHITECTURES):
+        print(f"\n{experiment}, {ARCHITECTURES[architecture]}, {arguments.size}", flush=True)
+        start = time.perf_counter()
+        try:
+            measure(experiment, architecture, arguments, arguments.syncs and device.type == "cuda")
+        except Exception as error:  # whatever it is, the others are measured
+            failed += 1
+            lines = [line for line in str(error).splitlines() if line.strip()][:4]
+            print(f"  FAILED, {type(error).__name__}: " + "\n    ".join(lines), flush=True)
+            if not isinstance(error, UserError):
+                print("    " + "    ".join(traceback.format_tb(error.__traceback__)[-3:]), flush=True)
+        gc.collect()  # what exception and callbacks held
+        print(f"  {time.perf_counter() - start:.0f} s in all", flush=True)
+    if failed:
+        raise SystemExit(1)
+
+
+def measure(experiment: str, architecture: str, arguments: argparse.Namespace, counts_syncs: bool) -> None:
+    """Run so many experiences after one that is not timed, and print what they took."""
+    plain = compose(CONFIG, [f"experiment={experiment}"])
+    overrides = [*settings(experiment, arguments.size, architecture), *arguments.overrides]
+    config, overrides = with_length(overrides, arguments.steps + 1)
+    print(f"  {differences(plain, config)}", flush=True)
+    work = read_workload(config, 1)
+    assert work.passes is not None
+    Clock.forget(counts_syncs)
+    machine.forget_peak_memory()
+    machine.launch(CONFIG, overrides)
+    timed = Clock.steps[work.passes.updates :]
+    seconds = {
+        name: sum(step.get(name, 0.0) for step in timed) / arguments.steps for name in {*itertools.chain(*timed)}
+    }
+    report_phases(work, seconds)
+    report_memory(predict_memory(work), *Clock.memory)
+    of_experience = len(Clock.rollouts) // (arguments.steps + 1)
+    report_rollout(Clock.rollouts[of_experience:], Clock.plain)
+    Clock.syncs.report()
+
+
+# --- what is printed
+
+
+def differences(recipe: Config, ours: Config) -> str:
+    """What was reduced of the recipe."""
+    rows = [("text by", "its encoder" if encodes_text(recipe) else "embeddings", "random embeddings")]
+    for name in ("num_rollout", "sample_steps", "train_on", "num_timesteps", "rollout_batch"):
+        before, now = (getattr(rl_of(config.model["config"]), name) for config in (recipe, ours))
+        rows.append((name, before, now))
+    for name in ("resolution", "state_t"):
+        before, now = (config.model.config.pipe_config[name] for config in (recipe, ours))
+        rows.append((name, before, now))
+    rows.append(("trained", recipe.model.config.train_architecture, ours.model.config.train_architecture))
+    changed = [f"{name} {before} -> {now}" for name, before, now in rows if before != now]
+    return f"of the recipe is changed: {'; '.join(changed)}; reward: agreement of latents"
+
+
+def encodes_text(config: Config) -> bool:
+    text = config.model.config.get("text")
+    return bool(text and text.get("encoder"))
+
+
+def report_phases(work: Workload, seconds: Mapping[str, float]) -> None:
+    rows = {row: sum(seconds.get(phase, 0.0) for phase in phases) for row, phases in ROWS.items()}
+    whole, assumed = seconds["all"], GPUS["H100"]
+    rows["other"] = whole - sum(rows.values())
+    parts = "  ".join(f"{row} {value:.2f} s ({value / whole:.0%})" for row, value in rows.items())
+    print(f"  an experience of {work.passes and work.passes.clips} clips: {whole:.2f} s   {parts}")
+    flops = predict_speed(work, assumed).model_flops_per_gpu
+    gpu = known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    share = f", {flops / whole / GPUS[gpu].peak:.1%} of the data sheet's peak" if gpu else ""
+    print(f"  {flops / 1e12:.4g} TFLOP, {flops / whole / 1e12:.4g} TFLOP/s{share}", flush=True)
+
+
+def report_memory(planned: Memory, used: int, taken: int) -> None:
+    if not torch.cuda.is_available():
+        print(f"  peak memory of the process {used / 1e9:.2f} GB; plan is about a GPU's")
+        return
+    for name, found, expected in (("in use", used, planned.total - planned.overhead), ("taken", taken, planned.total)):
+        away = f"{found / expected - 1:+.1%} (goal: within {GOAL_MEMORY:.0%})"
+        print(f"  peak memory {name:6s} {found / 1e9:7.2f} GB, plan {expected / 1e9:7.2f} GB: {away}", flush=True)
+
+
+def report_rollout(rollouts: list[tuple[float, int]], plain: tuple[float, int]) -> None:
+    mean, evaluations = sum(seconds for seconds, _ in rollouts) / len(rollouts), rollouts[-1][1]
+    print(
+        f"  a clip's rollout {mean:.3f} s ({evaluations} evaluations), sampled plainly {plain[0]:.3f} s"
+        f" ({plain[1]}): {mean / plain[0]:.2f} times (goal {GOAL_ROLLOUT})",
+        flush=True,
+    )
