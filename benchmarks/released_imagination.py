@@ -34,6 +34,7 @@ from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.network import network_of
 from cosmos_predict2.world_model.options import SamplingOptions
+from imaginaire.errors import UserError
 
 PARTS = ("encode", "network", "imagine", "decode", "reward", "environment")
 SAMPLING = SamplingOptions(num_steps=10, guidance=rollout.GUIDANCE, solver="2ab")
@@ -189,7 +190,7 @@ class Tried:
         """What the call gives; None where it fails."""
         try:
             return run()
-        except RuntimeError as error:
+        except (RuntimeError, UserError) as error:
             self.has_failed = True
             print(f"  {name} FAILED: {' '.join(str(error).splitlines()[:2])}", flush=True)
             return None

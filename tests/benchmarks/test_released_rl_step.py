@@ -4,6 +4,7 @@
 import re
 import sys
 import warnings
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from benchmarks import machine, released_rl_step, rl_step
 from cosmos_predict2.rl.config import ANY, RLConfig
+from imaginaire.errors import TrainingError
 
 
 def test_a_recipe_is_measured_and_one_that_fails_stops_no_other(
@@ -29,6 +31,22 @@ def test_a_recipe_is_measured_and_one_that_fails_stops_no_other(
     assert re.search(r"an experience of 2 clips: .* gradient \d+\.\d\d s \((?!0%)", found)
     ours, plain = re.findall(r"\((\d+) evaluations\), sampled plainly [\d.]+ s \((\d+)\)", found)[0]
     assert ours == plain == "5"  # and the rollout takes as long as the same steps of the sampler
+
+
+def test_ratios_that_are_not_one_are_reported_and_the_recipe_is_timed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def measure(experiment: str, architecture: str, arguments: Any, *others: str) -> None:
+        asked.append(others)
+        if not others:
+            raise TrainingError("it differs by 0.1 (model.config.rl.ratio_tolerance=0.001)")
+
+    monkeypatch.setattr(released_rl_step, "measure", measure)
+    with pytest.raises(SystemExit):
+        released_rl_step.run(Namespace(size="tiny", syncs=False, experiment=["one"], architecture=["base"]))
+    assert asked == [(), (released_rl_step.LOOSE,)] and capsys.readouterr().out.count("FAILED") == 1
 
 
 def test_steps_that_a_short_chain_does_not_have_are_left_out() -> None:
@@ -51,7 +69,7 @@ def test_waits_are_counted_with_the_line_that_waits(
     with syncs.counted("a rollout"):
         for _ in range(3):
             warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
+        warnings.warn("does not yet detect all synchronizing operations", stacklevel=1)  # of the mode itself
     with syncs.counted("a micro-batch"):
         pass
     syncs.report()
