@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny random OpenVLA-OFT in the public layout: for tests, and to learn the toy world on a laptop."""
+"""A random OpenVLA-OFT in the public layout, by default a tiny one: for tests, and for laptops in the toy world."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,8 @@ def write_tiny(
     width: int = 64,
     layers: int = 3,
     mlp: int = 96,
-    vision: tuple[int, int] = (32, 48),
+    heads: int = 4,
+    vision: tuple[int, int] | None = (32, 48),
     vision_layers: int = 3,
     text_tokens: int = 320,
     bins: int = 256,
@@ -45,9 +46,14 @@ def write_tiny(
     proprio_dim: int = 0,
     gripper: str = "as_is",
     shard: int = 2**30,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> None:
     """Write config.json, random weights, settings of pictures, a tokenizer of the ``sentences``, and ``statistics``:
-    {"action": {"q01": ..., ...}, "proprio": ...}, without which numbers lie in [-1, 1]."""
+    {"action": {"q01": ..., ...}, "proprio": ...}, without which numbers lie in [-1, 1].
+
+    ``vision`` are the widths of the towers, None the published towers. Weights are drawn on the ``device``.
+    """
     transformers()  # which brings tokenizers, or an error before anything is written
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,14 +64,13 @@ def write_tiny(
         "vision_backbone_id": "dinosiglip-vit-so-224px",
         "use_fused_vision_backbone": True,
         "image_sizes": [image_size, image_size],
-        DINOV2: dict(embed_dim=vision[0], depth=vision_layers, num_heads=4, reg_tokens=4, patch=14),
-        SIGLIP: dict(embed_dim=vision[1], depth=vision_layers, num_heads=4, mlp_ratio=_SIGLIP_MLP, patch=14),
+        **_towers(vision, vision_layers),
         "n_action_bins": bins,
         "pad_token_id": 3,
         "pad_to_multiple_of": PADDING,
         "text_config": {
             "model_type": "llama", "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": mlp,
-            "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 4,
+            "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads,
             "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
             "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2,
         },
@@ -91,12 +96,23 @@ def write_tiny(
     for name, content in ((CONFIG, config), (PREPROCESSOR, pictures), (STATISTICS, {"tiny": found})):
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     _write_tokenizer(folder, sentences, text_tokens)
+    sizes = OpenVLASizes.of(config, str(folder))
     with random.preserved():
         torch.manual_seed(random.derive_seed(seed, 0, "tiny_openvla"))
-        model = OpenVLAModel(OpenVLASizes.of(config, str(folder)), proprio_dim)
-        model.apply(_drawn)
-        unused = _unread(vision)
+        with torch.device(device):
+            model = OpenVLAModel(sizes, proprio_dim)
+        model.apply(_drawn).to(dtype)
+        unused = _unread((sizes.dinov2.embed_dim, sizes.siglip.embed_dim))
     write_folder(folder, to_public(model.state_dict(), Origin(unused, {})), {}, shard)
+
+
+def _towers(vision: tuple[int, int] | None, layers: int) -> dict[str, Any]:
+    if vision is None:  # the backbone's name says it
+        return {}
+    return {
+        DINOV2: dict(embed_dim=vision[0], depth=layers, num_heads=4, reg_tokens=4, patch=14),
+        SIGLIP: dict(embed_dim=vision[1], depth=layers, num_heads=4, mlp_ratio=_SIGLIP_MLP, patch=14),
+    }
 
 
 def in_unit_range(dim: int) -> dict[str, list[Any]]:

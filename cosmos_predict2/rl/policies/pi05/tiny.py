@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A random PI0.5 of 0.2 M parameters in the public layout, for laptops and tests."""
+"""A random PI0.5 in the public layout, by default of 0.2 M parameters, for laptops and tests."""
 
 import io
 import json
@@ -45,11 +45,14 @@ def write_tiny(
     seed: int = 0,
     norm_stats: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
     sentences: Sequence[str] = (),
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
     **sizes: Any,
 ) -> Path:
     """config.json, model.safetensors, tokenizer.model and assets of a random policy; ``sizes`` are of `Pi05Config`.
 
-    It learns the pieces of ``sentences``, too, and is as long as the longest of them needs.
+    It learns the pieces of ``sentences``, too, and is as long as the longest of them needs. Weights are drawn on the
+    ``device``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = dict.fromkeys(prompt_text(sentence, None) for sentence in sentences)
@@ -59,12 +62,14 @@ def write_tiny(
     config = Pi05Config(**{**TINY, "max_token_len": length, **sizes})
     with random.preserved():
         torch.manual_seed(seed)
-        network = Pi05Network(config)
+        with torch.device(device):
+            network = Pi05Network(config)
         _wake(network)
+    network.to(dtype)
     tensors: dict[str, Tensor] = {public_name(name): value for name, value in network.state_dict().items()}
     for stream, width in (("paligemma", config.vlm.width), ("gemma_expert", config.expert.width)):
         name = f"paligemma_with_expert.{stream}.lm_head.weight"
-        tensors[name] = torch.zeros(config.vlm.vocab, width)
+        tensors[name] = torch.zeros(config.vlm.vocab, width, dtype=dtype)
     embedding = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
     tensors["paligemma_with_expert.paligemma.lm_head.weight"] = tensors[embedding].clone()
     safetensors.torch.save_file(tensors, folder / WEIGHTS, {"format": "pt"})
