@@ -2,6 +2,7 @@
 """Iterations of reinforcement learning of vision-language-action policies: speed, shares, and the passes of OpenVLA.
 
     python -m benchmarks.vla [--envs 32] [--groups_of 8] [--threads 1] [--rounds 3]
+    python -m benchmarks.vla --released [--policies openvla pi05] [--adapters] [--size tiny]
 
 The first table has iterations of tiny policies in the toy world's simulator and in the tiny world model (one evaluation
 a chunk): decisions a second while the policy decides, steps a second while the environment steps, steps a second of
@@ -11,6 +12,7 @@ prompts, and their way to the device; "update" is four minibatches, with the pro
 The second pairs passes of OpenVLA with the plain way, all logits of transformers' `LlamaForCausalLM` over whole rows,
 whose slice of action tokens is taken afterwards; the autoregressive decision computes the row anew for each token
 there. Both ways give the same numbers, which is checked. The widths are small, the vocabulary is that of LLaMA-2.
+`--released` measures a whole experience of the published policies in place of all this: `benchmarks.experience`.
 """
 
 import tempfile
@@ -185,13 +187,29 @@ def passes(width: int, layers: int, batch: int, rounds: int) -> dict[str, float]
 
 def main() -> None:
     parser = machine.parser(__doc__, "threads", "rounds", "record")
-    parser.add_argument("--envs", type=int, default=32)
+    parser.add_argument("--envs", type=int, help="default: 32, of --released 16")
     parser.add_argument("--groups_of", type=int, default=8)
+    released = parser.add_argument_group("--released")
+    released.add_argument("--released", action="store_true", help="a whole experience of the published policies")
+    released.add_argument("--policies", nargs="*", default=["openvla", "pi05"], choices=("openvla", "pi05"))
+    released.add_argument("--size", default="2B", choices=("tiny", "2B"), help="of policies and world model")
+    released.add_argument("--adapters", action="store_true", help="train adapters of rank 32 in place of the weights")
+    released.add_argument(
+        "--experiences", type=int, help="rollouts, each with its update; default: 2 of openvla, 1 of pi05"
+    )
+    released.add_argument("--decisions", type=int, help="of an episode; default: 2 of openvla, 8 of pi05")
+    released.add_argument("--folder", help="where policies are written for a while; default: the temporary folder")
+    released.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="of the configuration")
     asked = machine.parse(parser)
+    if asked.released:
+        from benchmarks import experience  # which imports the trainer
+
+        asked.envs = asked.envs or 16
+        raise SystemExit(experience.run(asked))
     device, dtype = machine.device_and_dtype()
     rounds = asked.rounds or 3
     print(f"{machine.described(device)}, {dtype}")
-    iterations(asked.envs, asked.groups_of, rounds)
+    iterations(asked.envs or 32, asked.groups_of, rounds)
     figures = {
         f"{name}, width {width}": value for width in (256, 512) for name, value in passes(width, 4, 8, rounds).items()
     }
