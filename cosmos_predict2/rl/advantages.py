@@ -37,7 +37,7 @@ def group_advantages(
     std_N_1 = (centred.square().sum(dim=1, keepdim=True) / (count_N_1 - correction).clamp(min=1)).sqrt()
     highest_N_1 = rewards_N_G.masked_fill(~is_valid_N_G, -torch.inf).amax(dim=1, keepdim=True)
     differs_N_1 = (is_valid_N_G & (rewards_N_G < highest_N_1)).any(dim=1, keepdim=True)
-    counts = (count_N_1 >= 2) & differs_N_1 & (std_N_1 > min_std)
+    counts = differs_N_1 & (std_N_1 > min_std)
     if norm == "group":
         centred = centred / (std_N_1 + epsilon)
     elif norm == "global":
@@ -73,7 +73,7 @@ def groups_within(
     their advantages are 0.
     """
     count_N = is_valid_N_G.sum(dim=1)
-    mean_N = (rewards_N_G * is_valid_N_G).sum(dim=1) / count_N.clamp(min=1)
+    mean_N = torch.where(is_valid_N_G, rewards_N_G, 0.0).sum(dim=1) / count_N.clamp(min=1)
     is_kept_N = count_N > 0
     if lower is not None:
         is_kept_N &= mean_N >= lower

@@ -38,6 +38,7 @@ def test_the_true_velocity_gives_back_the_clean_video(shape: tuple[int, ...]) ->
     t = per_frame(flow_time(sigma))
     torch.testing.assert_close(per_frame(scaling.c_in) * noisy, (1 - t) * x0 + t * epsilon)
     torch.testing.assert_close(scaling.c_noise, flow_time(sigma))
+    torch.testing.assert_close(rectified_flow_scaling(sigma, 500.0).c_noise, 500 * flow_time(sigma))
 
 
 @pytest.mark.parametrize("shape", SIGMA_SHAPES)

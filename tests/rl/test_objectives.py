@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties of chains, objectives and advantages that no golden value holds."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +11,10 @@ import torch
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, ChurnChain, FlowChain, log_ratio
 from cosmos_predict2.rl import objectives
-from cosmos_predict2.rl.advantages import group_advantages, has_spread
+from cosmos_predict2.rl.advantages import NORMS, group_advantages, groups_within, has_spread
 from cosmos_predict2.rl.clips.rollout import check_chain
 from cosmos_predict2.rl.config import RLConfig
-from cosmos_predict2.rl.objectives import OBJECTIVES, RatioStep, objective_of
+from cosmos_predict2.rl.objectives import OBJECTIVES, FreshNoise, RatioStep, objective_of
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import EDM
 from imaginaire.errors import ConfigError
@@ -101,6 +103,118 @@ def test_invalid_samples_are_left_out_and_not_filled_in() -> None:
     assert has_spread(rewards, valid).tolist() == [True, False, False]
 
 
+def test_guard_clips_its_own_ratio_at_both_limits() -> None:
+    """Of equal log-probabilities the ratio is exp(std * drift / (2 std^2)): half above 1 here."""
+    drift_B = torch.full((2,), 2 * 0.5 * math.log(1.5))
+    for high, ratio in ((None, 1.1), (0.3, 1.3)):
+        step = RatioStep(torch.zeros(2), torch.tensor([1.0, -1.0]), drift_B, 0.5, 0.1, dt=0.25, limit_high=high)
+        found = objectives.guard(step)
+        torch.testing.assert_close(found.loss_B, torch.tensor([-ratio, 1.5]) / 0.25)
+        assert found.is_above_B.all() and not found.is_below_B.any()
+
+
+def test_what_counts_as_clipped_is_beyond_the_limit_of_its_side() -> None:
+    found = objectives.clipped(torch.tensor([1.25, 1.35, 0.85, 0.75]).log(), torch.ones(4), 0.2, 0.3)
+    assert found.is_above_B.tolist() == [False, True, False, False]
+    assert found.is_below_B.tolist() == [False, False, False, True]
+
+
+def fresh_noise(v: torch.Tensor, **options: Any) -> FreshNoise:
+    generator = torch.Generator().manual_seed(1)
+    x0, epsilon, v_old = (torch.randn(v.shape, dtype=v.dtype, generator=generator) for _ in range(3))
+    numbers: dict[str, Any] = dict(limit=0.2, beta=1.0, largest_advantage=5.0, of_clip=lambda mean_B: mean_B) | options
+    t_B, advantage_B = torch.tensor([0.3, 0.6]).to(v), torch.tensor([2.0, -1.0]).to(v)
+    return FreshNoise(x0, epsilon, t_B, v if v.requires_grad else v_old, v_old, advantage_B, **numbers)
+
+
+def test_how_far_nft_looks_ahead_does_not_change_where_it_goes() -> None:
+    """Its gradient at the sampling policy is the same for every beta: the loss is divided by it."""
+    gradients = []
+    for beta in (0.5, 1.0, 2.0):
+        fresh = fresh_noise(torch.zeros(2, 3, 2, 2, 2, dtype=torch.float64), beta=beta)
+        v = fresh.v_old_B_C_T_H_W.clone().requires_grad_()
+        loss = OBJECTIVES["nft"].function(replace(fresh, v_B_C_T_H_W=v)).loss_B.sum()
+        gradients.append(torch.autograd.grad(loss, v)[0])
+    assert gradients[0].abs().max() > 0
+    torch.testing.assert_close(gradients[1:], gradients[:1] * 2)
+
+
+@pytest.mark.parametrize("name", ["nft", "awm"])
+def test_forward_objectives_are_of_whole_clips_where_a_rank_has_some_frames(name: str) -> None:
+    """Two ranks with a frame each: their losses are that of both frames, and so is the sum of their gradients."""
+    whole = fresh_noise(torch.randn(2, 3, 2, 2, 2, dtype=torch.float64).requires_grad_(), limit=9.0)
+    expected = OBJECTIVES[name].function(whole).loss_B
+    (gradient,) = torch.autograd.grad(expected.sum(), whole.v_B_C_T_H_W)
+    parts = []
+    for k in range(2):  # means over the frames of both, which the other rank's hold for this one as constants
+        frames = {field: value[:, :, k : k + 1] for field, value in vars_of(whole).items()}
+        others = {field: value[:, :, 1 - k : 2 - k].detach() for field, value in vars_of(whole).items()}
+        parts.append((replace(whole, **frames), replace(whole, **others)))
+    for k, (mine, other) in enumerate(parts):
+        means: list[torch.Tensor] = []
+        OBJECTIVES[name].function(replace(other, of_clip=lambda mean_B, means=means: means.append(mean_B) or mean_B))
+        of_other = iter(means)
+        of_both = replace(mine, of_clip=lambda mean_B, of_other=of_other: (mean_B + next(of_other).detach()) / 2)
+        found = OBJECTIVES[name].function(of_both).loss_B
+        torch.testing.assert_close(found, expected)
+        (own,) = torch.autograd.grad(found.sum(), whole.v_B_C_T_H_W, retain_graph=True)
+        torch.testing.assert_close(own[:, :, k], gradient[:, :, k])
+
+
+def vars_of(fresh: FreshNoise) -> dict[str, torch.Tensor]:
+    names = ("x0", "epsilon", "v", "v_old")
+    return {f"{name}_B_C_T_H_W": getattr(fresh, f"{name}_B_C_T_H_W") for name in names}
+
+
+def groups() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rewards and validity [6, 5]: of two groups all valid ones are alike, one has a single one and one has none."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, valid = torch.randn(6, 5, generator=generator), torch.rand(6, 5, generator=generator) < 0.7
+    rewards[0], rewards[1] = 0.1, -0.7
+    valid[0], valid[1], valid[2], valid[3] = torch.arange(5) > 0, torch.arange(5) < 3, torch.arange(5) == 1, False
+    return rewards, valid
+
+
+def judged(rewards: torch.Tensor, valid: torch.Tensor, norm: str) -> list[torch.Tensor]:
+    bounds = [groups_within(rewards, valid, **one) for one in ({}, dict(lower=-0.5, upper=0.5), dict(min_std=0.0))]
+    return [group_advantages(rewards, valid, norm=norm), has_spread(rewards, valid), *bounds]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_what_was_not_valid_may_be_any_number(norm: str) -> None:
+    rewards, valid = groups()
+    for other in (-1e6, 0.0, 1e6, torch.inf, torch.nan):
+        changed = judged(torch.where(valid, rewards, other), valid, norm)
+        for one, expected in zip(changed, judged(rewards, valid, norm), strict=True):
+            assert torch.equal(one, expected)
+    assert not group_advantages(rewards, valid, norm=norm)[:4].any()
+    assert groups_within(rewards, valid).tolist() == [True, True, True, False, True, True]
+    assert has_spread(rewards, valid).tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize("norm", [norm for norm in NORMS if norm != "dpo"])  # which takes the first of equals
+def test_the_order_of_groups_and_of_their_members_does_not_matter(norm: str) -> None:
+    rewards, valid = groups()
+    rows, members = torch.tensor([3, 5, 0, 1, 4, 2]), torch.tensor([4, 0, 3, 1, 2])
+    mixed = group_advantages(rewards[rows][:, members], valid[rows][:, members], norm=norm)
+    torch.testing.assert_close(mixed, group_advantages(rewards, valid, norm=norm)[rows][:, members])
+
+
+@pytest.mark.parametrize("norm", ["group", "global", "cosmos_rl", "sft", "dpo"])
+def test_the_unit_of_a_reward_and_its_zero_do_not_matter(norm: str) -> None:
+    rewards, valid = groups()
+    found = group_advantages(100 * rewards - 30, valid, norm=norm)
+    torch.testing.assert_close(found, group_advantages(rewards, valid, norm=norm), rtol=1e-3, atol=1e-5)
+    assert found[4:].abs().max() > 0.5
+
+
+def test_the_deviation_of_a_group_must_be_above_the_smallest() -> None:
+    rewards, valid = torch.tensor([[0.0, 1.0], [0.0, 2.0]]), torch.ones(2, 2, dtype=torch.bool)
+    assert group_advantages(rewards, valid, min_std=0.5).any(dim=1).tolist() == [False, True]
+    assert has_spread(rewards, valid, 0.5).tolist() == groups_within(rewards, valid, min_std=0.5).tolist()
+    assert has_spread(rewards, valid, 0.5).tolist() == [False, True]
+
+
 def test_a_group_without_spread_is_not_amplified_noise() -> None:
     rewards = torch.tensor([[0.5, 0.5 + 1e-6]])
     valid = torch.ones(1, 2, dtype=torch.bool)
@@ -111,7 +225,8 @@ def test_a_group_without_spread_is_not_amplified_noise() -> None:
 def test_a_group_that_is_all_alike_has_no_spread_whatever_its_mean_rounds_to() -> None:
     alike = -torch.rand(200, 1, generator=torch.Generator().manual_seed(0)).expand(200, 12)
     assert not group_advantages(alike, torch.ones(200, 12, dtype=torch.bool), epsilon=1e-6, correction=1).any()
-    assert not has_spread(alike, torch.rand(200, 12) < 0.8).any()
+    valid = torch.rand(200, 12, generator=torch.Generator().manual_seed(1)) < 0.8
+    assert not has_spread(torch.where(valid, alike, -9.0), valid).any()
 
 
 def test_published_forms_of_rows() -> None:

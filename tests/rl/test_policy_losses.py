@@ -207,6 +207,9 @@ def test_entropy_and_distance_to_the_reference_are_added() -> None:
     torch.testing.assert_close(kl_estimate(torch.tensor(0.5), "k3"), torch.tensor(0.5).exp() - 1.5)
     far = torch.tensor([-100.0, 2.0, 100.0])  # as published: at most 10, and finite
     torch.testing.assert_close(kl_estimate(far, "k3"), torch.tensor([10.0, math.exp(2) - 3, 10.0]))
+    far.requires_grad_()
+    (gradient,) = torch.autograd.grad(kl_estimate(far, "k3").sum(), far)
+    torch.testing.assert_close(gradient, torch.tensor([0.0, math.exp(2) - 1, 0.0]))
 
 
 @pytest.mark.parametrize(
