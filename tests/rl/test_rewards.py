@@ -2,6 +2,7 @@
 """Verifiable rewards order clips as they should; scoring leaves out what failed."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -276,10 +277,50 @@ def test_figures_are_of_valid_scores(true: Tensor) -> None:
     assert facts["r0_valid_rate"] == 0 and not {"r0", "r0_std", "r0_p10", "reward_mean"} & set(facts)
 
 
+class Given(Late):
+    """A reward that has its scores already, those of each request in turn."""
+
+    def __init__(self, *scores: Scores) -> None:
+        self.scores = list(scores)
+
+    def fetch(self, ticket: Ticket, deadline: float) -> Scores:
+        return self.scores.pop(0)
+
+
+def test_scores_and_parts_of_a_reward_elsewhere_are_those_of_valid_clips(true: Tensor) -> None:
+    """A number that is not finite is invalid whatever the reward says, and a part is there if all requests have it."""
+    scoring = _scoring(L(_partial)(name="_failing"))
+    valid = torch.tensor([True, True, True, False])
+    parts = {"often": torch.tensor([1.0, 2.0, 6.0, 900.0]), "once": torch.ones(4)}
+    first = Scores(torch.tensor([1.0, torch.nan, 3.0, 700.0]), valid, parts)
+    second = Scores(torch.arange(4.0), torch.ones(4, dtype=torch.bool), {"often": torch.full((4,), 3.0)})
+    scoring.rewards = {"r0": Given(first, second)}
+    found = scoring.fetch([scoring.submit(_clips(true), _context(true)) for _ in range(2)], 4)
+    assert found["r0"].value_B.tolist() == [[1.0, 0.0, 3.0, 0.0], [0.0, 1.0, 2.0, 3.0]]
+    assert found["r0"].is_valid_B.tolist() == [[True, False, True, False], [True] * 4]
+    assert set(found["r0"].parts) == {"often"}
+    advantage, facts = scoring.advantages(found)
+    assert (advantage[0] != 0).tolist() == [True, False, True, False]
+    assert facts["r0_often"] == pytest.approx((1 + 6 + 4 * 3) / 6)
+    values = torch.tensor([1.0, 3.0, 0.0, 1.0, 2.0, 3.0])
+    for percent in (10, 90):
+        assert facts[f"r0_p{percent}"] == pytest.approx(float(values.quantile(percent / 100)))
+
+
 def test_requests_are_named_by_what_is_asked(true: Tensor) -> None:
-    scoring = _scoring(L(verifiable.Smoothness)())
-    first, again, other = (scoring.submit(_clips(video), _context(true)) for video in (true, true, _still(true)))
-    assert first == again != other
+    """The clips, as latents or decoded, and their prompts."""
+    scoring = _scoring(L(verifiable.Smoothness)(), L(verifiable.LatentAgreement)())
+    assert scoring.needs_pixels
+    plain = _clips(true)
+    assert plain.latents_B_C_T_H_W is not None
+    others = [
+        plain,
+        replace(plain, video_B_C_F_H_W=_still(true)),
+        replace(plain, latents_B_C_T_H_W=plain.latents_B_C_T_H_W + 1),
+        replace(plain, prompts=["another", *plain.prompts[1:]]),
+    ]
+    named = [scoring.submit(clips, _context(true))["r0"].request_id for clips in (_clips(true), *others)]
+    assert named[0] == named[1] and len(set(named)) == 4
 
 
 def brightness(clips: Clips, context: Mapping[str, Any]) -> Tensor:

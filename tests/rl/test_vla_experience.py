@@ -13,7 +13,7 @@ import torch
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes import draw_episodes
-from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.episodes.episodes import validation_starts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
@@ -208,6 +208,128 @@ def test_rollouts_in_a_row_without_a_valid_episode_end_the_run() -> None:
         experience(one, each)
     with pytest.raises(TrainingError, match="No episode was valid in 2 rollouts in a row"):
         experience(one, lost)
+
+
+def test_a_rollout_with_one_valid_episode_has_not_failed() -> None:
+    one = model(max_failed_rollouts=1)
+    played = one.source.collect(one.starts(batch()))
+    experience(one, replace(played, is_valid_E=torch.arange(12) == 5))
+    assert one._failed_rollouts == 0
+
+
+def test_figures_of_a_rollout_are_of_valid_episodes_and_lengths_of_executed_actions() -> None:
+    one = model()
+    played = one.source.collect(starts(4))
+    played.executed_M_E_A[1, 1, 5:] = False  # of 24 actions 17
+    played.executed_M_E_A[1, 3] = False
+    facts = one._facts(replace(played, is_valid_E=torch.tensor([True, True, True, False])))
+    assert facts["episode_len"] == pytest.approx((24 + 17 + 24) / 3)
+    assert facts["reward_std"] == pytest.approx(float(played.return_E[:3].std()))
+
+
+def test_no_two_batches_of_starts_share_what_is_drawn() -> None:
+    """Draws follow from the place of a start in the stream of the run, and not from its row."""
+    one = model(shared_noise=False)
+    found = [one.starts({**batch(), "sample_position": torch.arange(first, first + 3)}) for first in (0, 3)]
+    shifted = one.starts({**batch(), "sample_position": torch.arange(2, 5)})
+    for name in ("seeds", "draws"):
+        values = [*getattr(found[0], name), *getattr(found[1], name)]
+        assert len(set(values)) == len(values) == 24
+        assert getattr(shifted, name) == values[8:20]
+
+
+def test_an_experience_syncs_its_policy_once_and_before_it_is_asked_for_episodes() -> None:
+    one, calls = model(max_rollouts=2, lower_bound=9.0), []
+    collect = one.source.collect
+    one.source = mock.Mock(
+        sync=lambda policy: calls.append(policy),
+        collect=lambda *arguments: calls.append("collect") or collect(*arguments),
+        is_elsewhere=False,
+    )
+    one.experience(batch(), iter([batch(3)]))
+    assert calls == [one.net, "collect", "collect"]
+
+
+def test_a_policy_gets_the_trainers_step_and_has_no_reference_unless_one_is_asked_for() -> None:
+    one = model()
+    one.parallelize(ParallelDims())
+    assert not any(name.startswith("net_ref") for name in one.checkpoint_state())
+    one.net.on_trainer_step = mock.Mock()  # type: ignore[assignment]
+    one.on_before_zero_grad(None, None, 7)
+    one.net.on_trainer_step.assert_called_once_with(7)
+
+
+def test_an_experience_is_open_from_its_rollout_to_its_last_update() -> None:
+    one, seen = model(updates=2), []
+    collect = one.source.collect
+    one.source.collect = lambda *arguments: seen.append(one.at_boundary()) or collect(*arguments)  # type: ignore
+    for _ in one.train_batches([batch()]):
+        seen.append(one.at_boundary())
+        one.on_before_zero_grad(None, None, 1)
+        seen.append(one.at_boundary())
+    assert seen == [False, False, False, False, True]
+
+
+def refined(counts: torch.Tensor, stop_after: int) -> tuple[list[Any], torch.Tensor]:
+    """What a run of four experiences with a refinement before every other plays and draws, up to its stop."""
+    found: list[Any] = []
+    config = SimpleNamespace(every=2, steps=3, newest=2, earlier=1, old=1)
+    refinement = mock.Mock(
+        config=config,
+        batch=lambda seed, first: ("batch", first),
+        add=lambda episodes, seed, phase: found.append(("episodes", phase)),
+    )
+    ours: Any = mock.MagicMock(refinement=refinement, progress_counts=counts.clone())
+    ours.world_model.train_batches, ours._dims = lambda batches: batches, SimpleNamespace(dp_rank=0, dp_size=1)
+    while len(found) < stop_after:
+        for one in VLAGRPOModel.between_experiences(ours):
+            found.append(one)
+            if len(found) >= stop_after:
+                return found, ours.progress_counts
+        found.append("experience")
+        VLAGRPOModel.at_end_of_experience(ours)
+    return found, ours.progress_counts
+
+
+def test_a_refinement_that_stopped_after_any_step_goes_on_as_if_it_had_not() -> None:
+    nothing = torch.zeros(2, dtype=torch.int64)
+    whole, _ = refined(nothing, 14)
+    assert whole[:7] == [
+        ("episodes", 0),
+        *(("batch", 4 * k) for k in range(3)),
+        "experience",
+        "experience",
+        ("episodes", 1),
+    ]
+    for stop in range(2, 12):
+        before, counts = refined(nothing, stop)
+        after, _ = refined(counts, 14 - len(before))
+        assert [*before, *after] == whole
+
+
+def test_ranks_share_the_true_episodes_of_a_phase_and_no_two_phases_have_the_same() -> None:
+    config = RefinementConfig(episodes=12, temperatures=[0.5, 1.0])
+
+    def played(rank: int, ranks: int, phase: int) -> list[tuple[float, int, int]]:
+        """(temperature, draw, trial) of each episode."""
+        one, found = model(), []
+        one.true_env, one._train_starts = ToyEnv(num_envs=1), EpisodeStarts(num=50, num_tasks=1)
+        one._dims = ParallelDims(ranks, rank)
+
+        def rollout(policy: Any, env: Any, execute: Any, frames: bool, temperature: float, record: bool) -> Any:
+            assert env is one.true_env and frames and not record
+            part = lambda some, *_: found.extend((temperature, *pair) for pair in zip(some.draws, some.trial_ids))  # noqa: E731
+            return SimpleNamespace(collect=part)
+
+        with mock.patch("cosmos_predict2.rl.episodes.grpo.LocalRollout", rollout):
+            list(one._true_episodes(config, phase))
+        return found
+
+    whole = [one for phase in range(2) for one in played(0, 1, phase)]
+    shared = [one for phase in range(2) for rank in range(2) for one in played(rank, 2, phase)]
+    assert {draw for _, draw, _ in shared} == {draw for _, draw, _ in whole} and len(whole) == len(shared) == 24
+    assert len({draw for _, draw, _ in whole}) == 24 and len({trial for _, _, trial in whole}) > 12
+    assert [temperature for temperature, _, _ in whole] == ([0.5] * 6 + [1.0] * 6) * 2
 
 
 def test_films_are_of_the_greedy_policy_and_of_the_same_actions_in_both_worlds(monkeypatch: pytest.MonkeyPatch) -> None:

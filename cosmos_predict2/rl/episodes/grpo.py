@@ -365,7 +365,7 @@ class VLAGRPOModel(RLModel):
             return
         config = refinement.config
         experiences, steps = self.progress_counts.tolist()
-        if experiences % config.every or steps >= config.steps:
+        if experiences % config.every:
             return
         phase = experiences // config.every
         if steps == 0:
