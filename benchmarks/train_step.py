@@ -71,6 +71,7 @@ class Measured:
     allocated: int  # bytes, the most at a time
     reserved: int
     loss: float
+    kernels: dict[str, float]  # seconds of the profiled step, if there was one
 
 
 class StepClock(Callback):
@@ -158,7 +159,8 @@ def measure(what: str, overrides: list[str]) -> Measured:
     first, *steps = StepClock.seconds
     tokens, flops = work(config, StepClock.shapes)
     allocated, reserved = machine.peak_memory()
-    return Measured(what, statistics.median(steps), first, tokens, flops, allocated, reserved, StepClock.losses[-1])
+    known = (tokens, flops, allocated, reserved, StepClock.losses[-1], dict(StepClock.profiled))
+    return Measured(what, statistics.median(steps), first, *known)
 
 
 def work(config: Config, shapes: dict[str, tuple[int, ...]]) -> tuple[int, float]:
@@ -263,7 +265,7 @@ def main() -> None:
     plan = prediction([*experiment(arguments), *added])
     report(arguments, found, plan, peak)
     if arguments.profile:
-        report_kernels(StepClock.profiled)
+        report_kernels(found.kernels)
     if arguments.json:
         record = {"measured": asdict(found), "plan": plan, "ceiling": peak, "overrides": added}
         Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
