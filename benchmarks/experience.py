@@ -293,6 +293,8 @@ def report(phases: Phases, plan: dict[str, Any]) -> None:
 
 def run(asked: argparse.Namespace) -> int:
     """All policies; the exit code."""
+    if asked.size != "tiny" and not torch.cuda.is_available():
+        raise SystemExit(f"--size {asked.size} takes hours without a GPU, and there is none: --size tiny")
     machine.quiet_trainer()
     print(f"{machine.described(machine.device_and_dtype()[0])}; random weights, rewards not rounded")
     code = 0

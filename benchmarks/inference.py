@@ -133,6 +133,8 @@ def main() -> None:
     machine.quiet_trainer()
     print(f"{machine.described(machine.device_and_dtype()[0])}, random weights")
     size = asked.size or ("2B" if asked.released else "tiny")
+    if size != "tiny" and not torch.cuda.is_available():
+        raise SystemExit(f"{size} takes hours without a GPU, and there is none: --size tiny")
     for resolution in ["48"] if size == "tiny" else asked.resolutions:
         measure(size, resolution, asked.steps, asked.network_batch)
         gc.collect()  # the timed parts hold each other

@@ -66,7 +66,7 @@ def write_tiny(
             network = Pi05Network(config)
         _wake(network)
     network.to(dtype)
-    tensors: dict[str, Tensor] = {public_name(name): value for name, value in network.state_dict().items()}
+    tensors: dict[str, Tensor] = {public_name(name): value.cpu() for name, value in network.state_dict().items()}
     for stream, width in (("paligemma", config.vlm.width), ("gemma_expert", config.expert.width)):
         name = f"paligemma_with_expert.{stream}.lm_head.weight"
         tensors[name] = torch.zeros(config.vlm.vocab, width, dtype=dtype)
