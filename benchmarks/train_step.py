@@ -106,8 +106,9 @@ class StepClock(Callback):
             return
         self.profiler.stop()
         for event in self.profiler.key_averages():
-            microseconds = event.self_device_time_total or event.self_cpu_time_total
-            self.profiled[event.key] = self.profiled.get(event.key, 0.0) + microseconds / 1e6
+            is_gpu = torch.cuda.is_available()  # there the host's launches and waits are no kernels
+            if microseconds := event.self_device_time_total if is_gpu else event.self_cpu_time_total:
+                self.profiled[event.key] = self.profiled.get(event.key, 0.0) + microseconds / 1e6
         self.profiler = None
 
 
