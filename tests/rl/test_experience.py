@@ -345,7 +345,9 @@ def test_every_update_has_each_of_its_samples_at_every_step_once() -> None:
 def test_a_copy_follows_by_its_decay_and_gives_the_own_weights_back() -> None:
     module = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(module.weight)
+    module.register_parameter("frozen", nn.Parameter(torch.zeros(1), requires_grad=False))
     copy = WeightCopy(module)
+    assert set(copy.weights) == {"weight"}
     nn.init.ones_(module.weight)
     copy.follow(module, 0.75)
     with pytest.raises(RuntimeError), copy.scope(module):

@@ -103,6 +103,66 @@ def test_imagined_success_stands_beside_that_of_eval_env() -> None:
         gap.on_validation_end(one)
 
 
+def test_true_success_beside_imagined_is_of_the_same_starts_and_of_valid_episodes() -> None:
+    """Two draws of each start; of the first two starts the last true episode was lost."""
+    one = judged(eval_env=L(ToyEnv)(num_envs=8), compare=2, validation_draws=2)
+    played = one._judged(one.eval_env, starts(8), "greedy")
+    of_true = replace(
+        played,
+        success_E=torch.tensor([True, True, False, True, False, False, False, True]),
+        is_valid_E=torch.tensor([True, True, True, False, True, True, True, True]),
+    )
+    imagined = replace(
+        played.rows(torch.arange(2)), success_E=torch.tensor([False, True]), is_valid_E=torch.tensor([True, False])
+    )
+    with mock.patch.object(one, "_judged", side_effect=[of_true, imagined]) as plays:
+        output, loss = one.validation_step(batch(size=4), 0)
+    once = validation_starts([0] * 4, list(range(4)))
+    assert [call.args[1] for call in plays.call_args_list] == [once.repeated(2), once.part(slice(0, 2))]
+    assert float(output["greedy_success"]) == pytest.approx(3 / 7) == 1 - float(loss)
+    assert float(output["greedy_return"]) == pytest.approx(float(of_true.return_E[of_true.is_valid_E].mean()))
+    assert float(output["imagined_success"]) == 0
+    assert float(output["true_success"]) == pytest.approx(2 / 3) == -float(output["gap"])
+
+
+def test_actions_that_were_drawn_in_imagination_are_played_again_truly() -> None:
+    one = judged(true_env=L(ToyEnv)(num_envs=8))
+    some = starts(4)
+    played = replace(
+        one._judged(one.env, some, "sample"),
+        success_E=torch.tensor([True, True, False, True]),
+        is_valid_E=torch.tensor([True, True, True, False]),
+    )
+    truly = torch.tensor([False, True, True, True]), torch.zeros(4), torch.tensor([True, True, False, True])
+    with (
+        mock.patch.object(one, "_judged", return_value=played) as plays,
+        mock.patch("cosmos_predict2.rl.episodes.grpo.replayed", return_value=truly) as again,
+    ):
+        found = one._compared(some)
+    plays.assert_called_once_with(one.env, some, "sample")
+    assert again.call_args.args[:2] == (one.true_env, some) and again.call_args.args[2] is played.actions_M_E_A_D
+    assert found == pytest.approx(
+        dict(
+            imagined_success=1.0,
+            true_success=0.5,
+            gap=0.5,
+            agreement=0.5,
+            true_positive_rate=1.0,
+            false_positive_rate=1.0,
+        )
+    )
+
+
+def test_batches_of_starts_are_the_policys_and_others_the_world_models() -> None:
+    one = model()
+    (part,) = experience(one, one.source.collect(one.starts(batch())))
+    assert [one.batch_kind(each) for each in (part, batch(), {"video": torch.zeros(1)})] == [
+        "policy",
+        "policy",
+        "world_model",
+    ]
+
+
 def test_imagined_validation_has_a_name_of_its_own() -> None:
     output, loss = judged().validation_step(batch(size=4), 0)
     assert set(output) == {"imagined_greedy_success", "imagined_greedy_success_margin", "imagined_greedy_return"}
