@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from cosmos_predict2.diffusion.transitions import FLOW_KINDS, ChurnChain, FlowCh
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.advantages import NORMS, group_advantages, groups_within, has_spread
 from cosmos_predict2.rl.clips.rollout import check_chain
-from cosmos_predict2.rl.config import RLConfig
+from cosmos_predict2.rl.config import RLConfig, check_steps, reward_configs
 from cosmos_predict2.rl.objectives import OBJECTIVES, FreshNoise, RatioStep, objective_of
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import EDM
@@ -266,6 +267,19 @@ COVERED: list[tuple[dict[str, Any], str | None]] = [
     (dict(objective="dppo", dual_clip=3.0), "dual_clip"),
     (dict(objective="nft", transition="ode", clip_ratio_high=0.1), "clip_ratio_high"),
     (dict(lower_bound=1.0, upper_bound=0.5), "lower_bound"),
+    (dict(lower_bound=0.5, upper_bound=0.5), None),
+    (dict(train_on=[0, 9]), None),
+    (dict(train_on=[10]), "train_on"),
+    (dict(train_on=[-2]), "train_on"),
+    (dict(train_on=[3, 3]), "train_on"),
+    *((dict(transition=kind, train_on=[9]), "train_on") for kind in ("cps", "ddim", "churn")),
+    (dict(transition="dance", train_on=[9]), None),
+    (dict(objective="nft", transition="ode", num_timesteps=10), None),
+    (dict(objective="nft", transition="ode", num_timesteps=11), "num_timesteps"),
+    (dict(num_rollout=1), "num_rollout"),
+    (dict(num_rollout=6, ranks_per_group=4), "ranks_per_group"),
+    (dict(min_num_conditional_frames=2), "max_num_conditional_frames"),
+    (dict(objective="nft", transition="ode", on_policy=False), "on_policy"),
     (dict(objective="nft", transition="ode"), None),
     (dict(objective="awm", transition="ode", use_same_seed=True), "use_same_seed"),
 ]
@@ -275,6 +289,57 @@ COVERED: list[tuple[dict[str, Any], str | None]] = [
 def test_what_an_objective_does_not_cover_is_refused(options: dict[str, Any], field: str | None) -> None:
     found = RLConfig(rewards=dict(one=dict(make="some:reward")), **options).problems()
     assert [name for name, _ in found] == ([] if field is None else [field])
+
+
+@pytest.mark.parametrize(
+    ("options", "teaches"),
+    [
+        (dict(), False),
+        (dict(objective="dppo"), False),
+        (dict(kl_beta=0.1), True),
+        (dict(data_beta=0.1), True),
+        (dict(exp_reward=True), True),
+        (dict(objective="nft"), True),
+    ],
+)
+def test_what_else_than_an_advantage_teaches(options: dict[str, Any], teaches: bool) -> None:
+    assert RLConfig(**options).teaches_without_advantage is teaches
+
+
+def test_what_is_trained_of_each_sample_are_steps_or_levels() -> None:
+    assert RLConfig(train_on=[0, 4, -1]).num_trained == 3
+    assert RLConfig(objective="nft", num_timesteps=4).num_trained == 4
+    assert RLConfig(objective="nft").num_trained == 10
+    made = {
+        name: dict(make="some:reward", weight=weight) for name, weight in dict(some=1.0, less=-0.5, none=0.0).items()
+    }
+    assert set(reward_configs(RLConfig(rewards=made | {"off": None}))) == {"some", "less"}
+
+
+@pytest.mark.parametrize(
+    ("rl", "run", "key"),
+    [
+        (dict(), dict(), None),
+        (dict(), dict(grad_accum_iter=6), "trainer.grad_accum_iter"),
+        (dict(minibatches=2), dict(grad_accum_iter=6), None),
+        (dict(minibatches=2, updates=3), dict(grad_accum_iter=6), "trainer.max_iter"),
+        (dict(minibatches=3), dict(), "rl.minibatches"),
+        (dict(rollout_batch=3), dict(), "rl.rollout_batch"),
+        (dict(ranks_per_group=2), dict(grad_accum_iter=6), None),
+        (dict(ranks_per_group=2), dict(grad_accum_iter=6, world_size=6), "rl.ranks_per_group"),
+    ],
+)
+def test_updates_and_the_run_have_whole_experiences(rl: dict[str, int], run: dict[str, int], key: str | None) -> None:
+    """Two conditions with four members each, in batches of two, at three steps; two processes share a clip."""
+    given = SimpleNamespace(
+        model_parallel=SimpleNamespace(context_parallel_size=2),
+        dataloader_train=dict(batch_size=2),
+        trainer=SimpleNamespace(grad_accum_iter=run.get("grad_accum_iter", 12), max_iter=16),
+    )
+    context: Any = SimpleNamespace(config=given, world_size=run.get("world_size", 8))
+    options = dict(num_rollout=4, rollout_batch=2, train_on=[0, 2, -1]) | rl
+    found = [finding.key.removeprefix("model.config.") for finding in check_steps(RLConfig(**options), context)]
+    assert found == ([] if key is None else [key])
 
 
 def test_members_start_apart_where_nothing_else_makes_them_differ() -> None:

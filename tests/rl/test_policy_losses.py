@@ -78,11 +78,12 @@ def loss_of(ratio: float, advantage: float, **options: object) -> float:
 
 
 def test_dppo_leaves_out_decisions_that_lead_further_away() -> None:
-    """The divergence of a decision is estimated from its draw: ratio - 1 - log ratio, 0.19 at 1.7 and 0.07 at 1.4."""
+    """The divergence of a decision is estimated from its draw: ratio - 1 - log ratio, 0.17 at 1.7 and 0.06 at 1.4; the
+    other way round it would be 0.12 at 1.7."""
     ratio = torch.tensor([1.7, 1.4, 1.7], dtype=torch.float64)
     new = ratio.log()[:, None, None].requires_grad_()
     advantage, valid = torch.tensor([1.0, 1.0, -1.0]), torch.ones(3, 1, dtype=torch.bool)
-    config = PolicyLossConfig(clip_low=0.1)
+    config = PolicyLossConfig(clip_low=0.15)
     dppo = OBJECTIVES["dppo"]
     loss = policy_loss(LogProb(new), torch.zeros_like(new), advantage, valid, config, objective=dppo).loss
     (gradient,) = torch.autograd.grad(loss, new)
@@ -162,6 +163,36 @@ def test_a_chunks_ratio_may_count_what_was_not_executed_as_published(sums_unexec
         torch.testing.assert_close(watched[f"ratio_{name}"], value)
     of_reference = 0.1 * 2 * rows.sum(dim=1)[[0, 1, 2, 3, 5]]
     torch.testing.assert_close(watched["kl_to_reference"], of_reference.to(new).mean())
+
+
+def test_what_is_watched_is_of_what_was_executed() -> None:
+    """Ratios 1.5, 0.5, 4 and 4, of which the last was not executed; advantages are 1, -1, -1 and -1."""
+    ratio, advantage = torch.tensor([1.5, 0.5, 4.0, 4.0]).double(), torch.tensor([1.0, -1.0, -1.0, -1.0])
+    new, entropy = ratio.log()[:, None, None], torch.tensor([1.0, 2.0, 6.0, 900.0])[:, None, None]
+    valid = torch.tensor([True, True, True, False])[:, None]
+    config = PolicyLossConfig(dual_clip=3.0, entropy_bonus=0.5)
+    found = policy_loss(LogProb(new, entropy), torch.zeros_like(new), advantage, valid, config)
+    watched = {name: float(value) for name, value in found.watched.items()}
+    assert watched == pytest.approx(
+        dict(
+            policy_loss=(-1.28 + 0.8 + 3.0) / 3,
+            clip_fraction=2 / 3,  # the good one above, the bad one below
+            approx_kl=-math.log(1.5 * 0.5 * 4) / 3,
+            ratio_mean=2.0,
+            ratio_min=0.5,
+            ratio_max=4.0,
+            dual_clip_fraction=1 / 3,
+            entropy=3.0,
+        )
+    )
+    assert float(found.loss) == pytest.approx(watched["policy_loss"] - 0.5 * 3.0)
+
+
+def test_a_decision_that_is_far_off_has_a_finite_ratio() -> None:
+    far, valid = torch.tensor([500.0, -500.0]).double()[:, None, None], torch.ones(2, 1, dtype=torch.bool)
+    config = PolicyLossConfig(largest_log_ratio=2.0)
+    watched = policy_loss(LogProb(far), torch.zeros_like(far), torch.ones(2), valid, config).watched
+    assert (float(watched["ratio_max"]), float(watched["ratio_min"])) == pytest.approx((math.exp(2), math.exp(-2)))
 
 
 def test_on_fresh_weights_the_gradient_is_that_of_reinforce() -> None:

@@ -238,6 +238,31 @@ def test_each_update_has_minibatches_of_its_own() -> None:
     assert len(set(halves)) == 8
 
 
+def test_the_first_micro_batch_has_the_figures_and_the_first_minibatch_ratios_of_one() -> None:
+    one = model(minibatches=2, micro_batches=2, updates=2)
+    parts = experience(one, one.source.collect(one.starts(batch())))
+    assert [bool(part.facts) for part in parts] == [True] + [False] * 7
+    assert [part.is_before_update for part in parts] == [True] * 2 + [False] * 6
+
+
+def test_what_was_not_executed_is_not_compared_with_what_was_drawn() -> None:
+    one = model(minibatches=24)  # so many that decisions of which nothing counts fill up
+    played = one.source.collect(one.starts(batch()))
+    assert played.log_prob_M_E_K_N is not None
+    played.executed_M_E_A[1, 3] = False
+    played.log_prob_M_E_K_N[1, 3] = torch.nan
+    parts = experience(one, played, torch.ones(3, 4))
+    assert len(parts) == 24 and parts[0].facts["draw_difference"] < 1e-5
+
+
+def test_chunks_share_a_minibatch_alike_however_much_of_them_was_executed() -> None:
+    for level in ("chunk", "chunk_level"):
+        one = model(micro_batches=3, loss=PolicyLossConfig(ratio_level=level))
+        played = one.source.collect(one.starts(batch()))
+        played.executed_M_E_A[1, :5, 1:] = False
+        assert [part.share for part in experience(one, played, torch.ones(3, 4))] == pytest.approx([1.0] * 3)
+
+
 def test_the_parts_of_a_minibatch_share_it_by_what_counts() -> None:
     one = model(minibatches=2, micro_batches=3, loss=PolicyLossConfig(ratio_level="action"))
     played = one.source.collect(one.starts(batch()))
