@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples of clips keep what is theirs: when groups are chosen and joined, in micro-batches, and for the data term.
+
+Every tensor names its clip: 10 times the number of its condition, and its member.
+"""
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.clips.groups import Groups, RowDraws
+from cosmos_predict2.rl.clips.rollout import Kept
+from cosmos_predict2.rl.clips.samples import Conditions, Forward, MicroBatch, Rollout, Samples
+from cosmos_predict2.rl.config import RLConfig
+from cosmos_predict2.rl.learner import Experience
+from imaginaire.data.stream import POSITION_KEY
+from imaginaire.errors import DataError
+
+LEVELS = [4.0, 2.0, 1.0]
+
+
+def video(numbers: Tensor) -> Tensor:
+    return numbers.float()[:, None, None, None, None].expand(-1, 1, 2, 1, 1).clone()
+
+
+def number(tensor: Tensor) -> float:
+    """What one clip's values are, which are all the same."""
+    assert tensor.min() == tensor.max()
+    return float(tensor.flatten()[0])
+
+
+def rollout(first: int, size: int = 3, num_tokens: int = 1) -> Rollout:
+    """Two members of each of some conditions."""
+    numbers = torch.arange(first, first + size).float()
+    text = numbers[:, None, None].expand(-1, num_tokens, 1).clone()
+    condition = Condition(text, fps_B=numbers, gt_frames_B_C_T_H_W=video(numbers))
+    draws = RowDraws({"fps": numbers, POSITION_KEY: 100 + numbers.long()}, 0, Groups(2), first=0)
+    clips = 10 * numbers[draws.rows] + draws.members
+    parts = [video(clips + 0.1 * i) for i in range(5)]
+    conditions = Conditions(condition, replace(condition, crossattn_emb_B_S_E=-text), draws.rows)
+    kept = {k: Kept(k, parts[k], parts[k + 1], parts[k], parts[k], parts[k]) for k in (0, 2)}
+    forwards = {1: Forward(parts[0], parts[1], clips, parts[2], parts[3])}
+    samples = Samples(conditions, parts[4], parts[0], None, LEVELS, kept, forwards)
+    return Rollout(samples, video(numbers), condition, draws)
+
+
+def clips_of(found: Rollout) -> list[float]:
+    """The numbers of its clips; raises where anything of a clip is of another."""
+    clips, samples, draws = [], found.samples, found.draws
+    for i in range(len(samples)):
+        one, row = slice(i, i + 1), draws.rows[i : i + 1]
+        clip = round(number(samples.final[one]))
+        condition, unconditional = samples.conditions.of(one)
+        assert unconditional is not None and condition.gt_frames_B_C_T_H_W is not None
+        of_condition = [condition.crossattn_emb_B_S_E, -unconditional.crossattn_emb_B_S_E]
+        of_condition += [condition.gt_frames_B_C_T_H_W, found.true_latents[row]]
+        of_condition += [found.data_condition.rows(row).crossattn_emb_B_S_E]
+        assert [number(each) for each in of_condition] == [clip // 10] * 5 and int(draws.members[i]) == clip % 10
+        tensors = [samples.noise, *vars(samples.forwards[1]).values()]
+        tensors += [value for each in samples.kept.values() for value in vars(each).values()]
+        assert {int(number(each[one]) + 0.01) for each in tensors if isinstance(each, Tensor)} == {clip}
+        alone = rollout(clip // 10, 1).draws.normal((4,), torch.tensor([0]), torch.tensor([clip % 10]), "step0")
+        assert torch.equal(draws.normal((4,), row, draws.members[one], "step0"), alone)
+        clips.append(clip)
+    return clips
+
+
+def test_groups_that_are_chosen_and_joined_keep_what_is_theirs() -> None:
+    first, second, third = rollout(0), rollout(3), rollout(6, 2)
+    assert clips_of(first) == [0, 1, 10, 11, 20, 21]
+    chosen = first.groups(torch.tensor([0, 2]), 2)
+    assert clips_of(chosen) == [0, 1, 20, 21]
+    joined = chosen.with_others([second.groups(torch.tensor([1]), 2), third])
+    assert clips_of(joined) == [0, 1, 20, 21, 40, 41, 60, 61, 70, 71]
+    assert clips_of(joined.groups(torch.tensor([3, 1, 2]), 2)) == [60, 61, 20, 21, 40, 41]
+    plain = replace(first.samples, conditions=Conditions(first.data_condition, None, first.draws.rows))
+    assert replace(first, samples=plain).groups(torch.tensor([1]), 2).samples.conditions.of(slice(0, 2))[1] is None
+    with pytest.raises(DataError, match=r"\[1, 2\] tokens"):
+        first.with_others([rollout(3, num_tokens=2)])
+
+
+def parts_of(found: Rollout, **options: Any) -> list[MicroBatch]:
+    """The micro-batches of an experience in which an advantage is its clip's number."""
+    rl = RLConfig(rollout_batch=2, train_on=[0, 2], **options)
+    config = SimpleNamespace(draw_sigma=lambda uniform, is_image: uniform.sum(dim=1).double())
+    ours: Any = SimpleNamespace(rl=rl, config=config)
+    ours._data = partial(FlowGRPOModel._data, ours)
+    clips = torch.tensor([number(one) for one in found.samples.final]).unflatten(0, (-1, 2))
+    count, parts = FlowGRPOModel.minibatches(ours, Experience(found, clips, clips.any(dim=1), {"reward": 1.0}), {})
+    whole = list(parts)
+    assert len(whole) == count
+    return whole
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_micro_batches_have_the_parts_of_their_own_clips(is_same: bool) -> None:
+    """In 3 updates of 3 minibatches, each of which has 4 clips at 2 steps, in batches of two."""
+    found = rollout(0).groups(torch.tensor([2, 0]), 2).with_others([rollout(3), rollout(6, 1)])
+    options = dict(data_beta=1.0, use_rl_sigma_and_noise=is_same)
+    parts, drawn = parts_of(found, updates=3, minibatches=3, **options), []
+    assert [part.is_before_update for part in parts] == [True] * 4 + [False] * 32
+    assert [bool(part.facts) for part in parts] == [True] + [False] * 35
+    for part in parts:
+        assert part.kept is not None and part.data is not None and part.unconditional is not None
+        for i, clip in enumerate(part.advantage_B.tolist()):
+            of_condition = [part.condition.crossattn_emb_B_S_E, -part.unconditional.crossattn_emb_B_S_E]
+            of_condition += [part.data.x0_B_C_T_H_W, part.data.condition.crossattn_emb_B_S_E]
+            assert [number(each[i]) for each in of_condition] == [clip // 10] * 4
+            assert number(part.noise_B_C_T_H_W[i]) == pytest.approx(clip + 0.4)
+            assert number(part.kept.x_B_C_T_H_W[i]) == pytest.approx(clip + 0.1 * part.kept.k)
+            if is_same:
+                assert torch.equal(part.data.epsilon_B_C_T_H_W, part.noise_B_C_T_H_W)
+                assert part.data.sigma_B_1.flatten().tolist() == [LEVELS[part.kept.k]] * 2
+            drawn.append((part.data.epsilon_B_C_T_H_W[i].sum().item(), part.data.sigma_B_1[i].item()))
+    if not is_same:  # for each clip at each step, the same in all updates
+        assert [len({one[i] for one in drawn}) for i in range(2)] == [12 * 2] * 2
+
+
+def test_the_order_of_steps_is_that_of_the_update_and_of_the_experience() -> None:
+    def order(position: int, update: int) -> list[int]:
+        draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, 0, Groups(2))
+        return draws.shuffled(list(range(20)), update)
+
+    orders = [order(position, update) for position in (3, 9) for update in (0, 1)]
+    assert all(sorted(one) == list(range(20)) for one in orders) and order(3, 1) == orders[1]
+    assert len({tuple(one) for one in orders}) == 4
+
+
+def test_the_data_term_is_with_each_step_or_with_the_first_of_each_clip() -> None:
+    for options, expected in ((dict(), 8), (dict(data_on_first_only=True), 4)):
+        parts = parts_of(rollout(0, 4), data_beta=1.0, **options)
+        having = [part for part in parts if part.data is not None]
+        assert len(having) == expected and len({float(part.advantage_B[0]) for part in having}) == 4
+    assert all(part.data is None for part in parts_of(rollout(0, 4)))
+
+
+@pytest.mark.parametrize(("options", "teaches"), [(dict(), [False, True]), (dict(kl_beta=1.0), [True, True])])
+def test_minibatches_without_an_advantage_teach_where_something_else_does(
+    options: dict[str, float], teaches: list[bool]
+) -> None:
+    found = rollout(0, 2)
+    found = replace(found, samples=replace(found.samples, final=video(torch.tensor([0, 0, 0, 5]))))
+    parts = parts_of(found, minibatches=2, **options)
+    assert [part.teaches for part in parts] == [value for value in teaches for _ in range(2)]
+
+
+def test_figures_of_groups_are_those_of_dynamic_sampling() -> None:
+    assert parts_of(rollout(0))[0].facts == {"reward": 1.0}
+    assert {"reward", "rollouts", "groups_with_spread"} < set(parts_of(rollout(0), max_rollouts=2)[0].facts)
