@@ -72,7 +72,8 @@ class Counter:
 
     def observation(self, ids: Any) -> Any:
         state = torch.from_numpy(numpy.stack([self.book.trial_ids[ids], self.book.steps[ids]], axis=1))
-        return {"full_image": self.pictures(ids), "state": state, "task_description": [str(i) for i in ids]}
+        sentences = [str(trial) for trial in self.book.trial_ids[ids]]
+        return {"full_image": self.pictures(ids), "state": state, "task_description": sentences}
 
 
 class Notes:
@@ -82,14 +83,16 @@ class Notes:
 
     def act(self, observation: Any, *, generators: Sequence[torch.Generator], **options: Any) -> Decision:
         self.calls += 1
+        self.options = options
         drawn = torch.stack([torch.rand(1, generator=one) for one in generators])
-        assert len(drawn) == len(observation["state"]) == len(observation["task_description"])
+        assert len(drawn) == len(observation["state"])
+        assert observation["task_description"] == [str(trial) for trial in observation["state"][:, 0].tolist()]
         record = {"seen": observation["state"], "drawn": drawn}
         return Decision(drawn[:, None].expand(-1, CHUNK, -1), record, drawn[:, None])
 
 
 def starts(num: int) -> Starts:
-    return Starts([0] * num, list(range(num)), list(range(num)), [100 + i for i in range(num)])
+    return Starts([0] * num, list(range(num)), list(range(num)), [100 + i * i for i in range(num)])
 
 
 def played(env: Counter, num: int, policy: Any = None, **options: Any) -> Trajectories:
@@ -182,6 +185,12 @@ def test_no_environment_waits_for_the_slowest() -> None:
         played(some, 64)
         spent, at_once = (len(one.chunks) + cost * len(one.resets) for one in (some, env))
         assert spent < waves + cost * 8 and (spent < at_once or cost == 1)
+
+
+def test_a_policy_is_asked_in_the_mode_and_at_the_temperature_of_the_rollout() -> None:
+    policy = Notes()
+    LocalRollout(policy, Counter(3, LENGTHS), temperature=0.5).collect(starts(8), "greedy")  # type: ignore[arg-type]
+    assert policy.options == dict(mode="greedy", temperature=0.5)
 
 
 def test_evaluations_keep_no_pictures() -> None:

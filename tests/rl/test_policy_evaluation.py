@@ -15,7 +15,7 @@ from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes import policy_evaluation
-from cosmos_predict2.rl.episodes.episodes import LocalRollout, replayed
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, replayed
 from cosmos_predict2.rl.episodes.policy_evaluation import (
     Comparison,
     Evaluation,
@@ -59,6 +59,15 @@ def test_an_interval_of_several_draws_is_over_the_starts() -> None:
     assert (low, high) == pytest.approx(expected, abs=2e-3)
     valid[1::4] = valid[2::4] = valid[3::4] = False  # lost
     assert Rate.of(free, valid, starts) == Rate(int(free[::4].sum()), 200)
+
+
+def test_the_number_of_independent_episodes_follows_from_the_spread_between_starts() -> None:
+    """Three starts of two draws each. With 2, 1 and 0 successes the variance of the mean is 2 * 3 / 2 / 6^2."""
+    starts, everyone = Starts([0] * 6, [0, 0, 1, 1, 2, 2], [0] * 6, list(range(6))), torch.ones(6, dtype=torch.bool)
+    found = Rate.of(torch.tensor([True, True, True, False, False, False]), everyone, starts)
+    assert found.independent == pytest.approx(0.25 / (2 * 3 / 2 / 6**2)) == 3
+    found = Rate.of(torch.tensor([True, True, True, False, True, False]), everyone, starts)
+    assert found.independent == 6, "where starts are more alike than chance makes them, all episodes"
 
 
 def test_policies_that_draw_noise_are_played_several_times() -> None:
@@ -139,6 +148,9 @@ def test_a_film_has_the_first_picture_and_one_for_each_action() -> None:
     pictures, rewards = film(both, starts, actions)
     assert all(map(torch.equal, film(one, starts, actions), (pictures, rewards)))
     assert rewards.shape == (2, 24) and rewards.ne(0).all()
+    some, of_some = film(both, starts, actions, execute=5)
+    assert some.shape == (2, 3, 11, 48, 48) and of_some.shape == (2, 10) and of_some.ne(0).all()
+    assert torch.equal(some[:, :, :6], pictures[:, :, :6])
     assert not both.keep_frames  # as before
     assert pictures.shape == (2, 3, 25, 48, 48) and pictures.dtype == torch.uint8
     assert torch.equal(pictures[:, :, 0], pictures[:, :, 12]) and not torch.equal(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -85,6 +86,8 @@ def test_the_same_actions_end_alike_elsewhere() -> None:
 
 def test_fewer_executed_actions_give_more_decisions() -> None:
     played = LocalRollout(policy(), ToyEnv(num_envs=2), execute=6).collect(starts(2))
+    _, total, _ = replayed(ToyEnv(num_envs=2), starts(2), played.actions_M_E_A_D, 6)
+    torch.testing.assert_close(total, played.return_E)
     assert played.executed_M_E_A.shape == (4, 2, 12)
     assert played.executed_M_E_A.sum(dim=(0, 2)).tolist() == [24, 24]
 
@@ -441,12 +444,85 @@ def test_a_refinement_plays_starts_of_training_and_keeps_pictures_of_few_at_a_ti
 
 
 def test_windows_of_earlier_phases_stay_until_there_is_no_room_and_the_oldest_go() -> None:
-    windows = Windows(2, 5, (1,), (1, 1))
-    for phase in range(4):
-        windows.begin_phase(torch.full((2, 1), float(phase)), torch.full((2, 1, 1), float(phase)))
-    assert windows.newest_latents.flatten().tolist() == [3, 3] and windows.num_earlier == 5
-    for earlier in (windows.earlier_latents, windows.earlier_actions):
-        assert sorted(earlier.flatten().tolist()) == [0, 1, 1, 2, 2]
+    """Phases of up to three windows, of which the fourth has one too many."""
+    windows, seen = Windows(3, 5, (1,), (1, 1)), []
+    for phase, count in enumerate((2, 3, 1, 4, 3)):
+        numbers = [10.0 * phase + i for i in range(count)]
+        windows.begin_phase(torch.tensor(numbers)[:, None], torch.tensor(numbers)[:, None, None])
+        newest, earlier = numbers[:3], seen[-5:]
+        assert (windows.num_newest, windows.num_earlier) == (len(newest), len(earlier))
+        for name in ("latents", "actions"):
+            of_name = [getattr(windows, f"{which}_{name}").flatten().tolist() for which in ("newest", "earlier")]
+            assert of_name[0][: len(newest)] == newest and sorted(of_name[1][: len(earlier)]) == earlier
+        seen += newest
+
+
+def test_windows_are_kept_with_their_own_actions_however_many_are_encoded_at_once() -> None:
+    """Latents in the scale of the network, in which sigma_data is 1."""
+    played: Any = SimpleNamespace(
+        frames_E_F_H_W_C=torch.arange(2 * 9.0).reshape(2, 9, 1, 1, 1).expand(-1, -1, 2, 2, 3),
+        actions_M_E_A_D=torch.arange(2 * 8.0)
+        .reshape(2, 2, 4, 1)
+        .transpose(0, 1),  # [M, E, A, D]: in the order of steps
+    )
+    ours: Any = mock.Mock(_num_frames=3, config=RefinementConfig())
+    ours._model = SimpleNamespace(
+        world=SimpleNamespace(encode=lambda video: video[:, :1, :, :1, :1]), pipe_config=SimpleNamespace(sigma_data=0.5)
+    )
+    ours._imagination.transformed = lambda raw: 100 + torch.from_numpy(raw)
+    ours.windows.newest_latents, ours.windows.newest_actions = torch.zeros(0, 1, 3, 1, 1), torch.zeros(0, 2, 1)
+    ours._kept = partial(Refinement._kept, ours)
+    places = [(1, 6), (0, 2), (1, 0)]
+    for at_once in (2, 64):
+        with (
+            mock.patch("cosmos_predict2.rl.episodes.refinement.chosen_windows", return_value=(True, places)),
+            mock.patch("cosmos_predict2.rl.episodes.refinement.CLIPS_AT_ONCE", at_once),
+        ):
+            Refinement.add(ours, [played], 0, 0)
+        latents, actions = ours.windows.begin_phase.call_args.args
+        assert latents.flatten(1).tolist() == [[2 * (9 * i + start + k) for k in range(3)] for i, start in places]
+        assert actions.flatten(1).tolist() == [[100 + 8 * i + start + k for k in range(2)] for i, start in places]
+
+
+def test_a_batch_of_a_refinement_is_full_before_there_are_earlier_windows() -> None:
+    windows = Windows(2, 4, (1, 1, 1, 1), (2, 1))
+    windows.begin_phase(torch.ones(2, 1, 1, 1, 1), torch.ones(2, 2, 1))
+    ours: Any = mock.Mock(config=RefinementConfig(newest=2, earlier=3, old=1), windows=windows, picture=(8, 8))
+    ours._model = SimpleNamespace(net=SimpleNamespace(text_channels=4), pipe_config=SimpleNamespace(fps=10))
+    ours._probe, ours._imagination.transform.to_json.return_value = torch.zeros(1), "{}"
+    ours._drawn = partial(Refinement._drawn, ours)
+    ours._old = lambda seed, position: (torch.full((1, 1, 1, 1, 1), 9.0), torch.full((1, 2, 1), 9.0))
+    first = Refinement.batch(ours, 0, 12)
+    windows.begin_phase(2 * torch.ones(2, 1, 1, 1, 1), 2 * torch.ones(2, 2, 1))
+    for batch_, expected in (
+        (first, [1.0] * 5 + [9.0]),
+        (Refinement.batch(ours, 0, 12), [2.0] * 2 + [1.0] * 3 + [9.0]),
+    ):
+        assert batch_[LATENTS_KEY].flatten().tolist() == expected
+        assert batch_[ACTION_KEY].flatten(1)[:, 0].tolist() == expected
+        assert batch_["sample_position"].tolist() == list(range(12, 18))
+
+
+def test_draws_of_a_refinement_follow_from_the_place_of_its_batch() -> None:
+    windows = Windows(400, 400, (1, 1, 1, 1), (1, 1))
+    for first in (0.0, 1000.0):
+        numbers = torch.arange(400.0) + first
+        windows.begin_phase(numbers[:, None, None, None, None], numbers[:, None, None])
+    data = [{LATENTS_KEY: torch.full((1, 1, 1, 1), float(i)), ACTION_KEY: torch.zeros(1, 1)} for i in range(400)]
+    ours: Any = mock.Mock(config=RefinementConfig(old=6), windows=windows, _held=(None, None, data))
+
+    def drawn(position: int) -> list[list[float]]:
+        parts = [Refinement._drawn(ours, "newest", 400, 6, 0, position), Refinement._old(ours, 0, position)]
+        parts.append(Refinement._drawn(ours, "earlier", 400, 6, 0, position))
+        return [latents.flatten().tolist() for latents, _ in parts]
+
+    before = numpy.random.get_state()[1].tolist()  # type: ignore[index]
+    first, again, other = drawn(0), drawn(0), drawn(6)
+    assert numpy.random.get_state()[1].tolist() == before  # type: ignore[index]
+    assert first == again and all(one != two for one, two in zip(first, other, strict=True))
+    assert all(len(set(one)) > 4 for one in (*first, *other))
+    newest, _, earlier = first
+    assert [number - 1000 for number in newest] != earlier
 
 
 def test_windows_without_motion_are_kept_only_where_no_part_of_the_episodes_has_any() -> None:
