@@ -5,8 +5,9 @@
 
 The 2B network with actions and the Wan tokenizer in bfloat16 imagine 12 frames of 256x320 in 10 steps of the 2AB solver
 (11 evaluations) with guidance 7, and a classifier judges every picture, as a published folder is set up for it. What
-has no effect is left out. Rows below the first judge the last picture alone, and replay captured passes. The published
-way (`benchmarks.rollout`'s first) has all environments in a batch, or with ``--published single`` one after the other.
+has no effect is left out. Rows below the first judge the last picture alone, replay captured passes, and compile the
+blocks. The published way (`benchmarks.rollout`'s first) has all environments in a batch, or with ``--published single``
+one after the other.
 """
 
 import tempfile
@@ -136,6 +137,10 @@ def measure(size: str, num_envs: int, rounds: int, way: str, is_profiled: bool) 
             env.imagination.generate_actions, env.imagination.world.denoiser = generate, denoiser  # type: ignore[method-assign]
             env.sampling = replace(env.sampling, use_cuda_graphs=True)
             tried("captured passes", lambda: (chunk(env), report("captured passes", env, rounds)))
+            env.sampling = replace(env.sampling, use_cuda_graphs=False, compile_network=True)
+            took = tried("compilation", lambda: chunk(env))
+            tried("compiled blocks", lambda: report("compiled blocks", env, rounds))
+            print(f"    compiled in about {took or 0:.0f} s", flush=True)
     if tried.has_failed:
         raise SystemExit(1)
 

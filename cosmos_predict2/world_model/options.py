@@ -18,12 +18,14 @@ class SamplingOptions:
     # Evaluate once more at the lowest noise level, where that is above 0; without it, num_steps 1 is one evaluation.
     final_evaluation: bool = True
     use_cuda_graphs: bool = flag(False, "capture the network's forward pass")
+    compile_network: bool = flag(False, "compile the network's blocks: up to a minute at first, then faster")
     progress: bool = False  # show a bar
     is_repeatable: bool = False  # whatever memory is free: of training, whose later part must compute as the whole does
 
     def record(self) -> dict[str, Any]:
         """What changes or describes a result, as plain values."""
-        left_out = {"progress", "is_repeatable"} | ({"final_evaluation"} if self.final_evaluation else set())
+        usual = {"final_evaluation": True, "compile_network": False}
+        left_out = {"progress", "is_repeatable", *(key for key in usual if getattr(self, key) == usual[key])}
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
 

@@ -102,8 +102,14 @@ def checked_policy(mode: str = "none", every_n_blocks: int = 1, **others: Any) -
 
 
 def compile_blocks(net: DiT, **options: Any) -> None:
-    """Let torch.compile compile each block by itself, in place; ``options`` are those of torch.compile."""
+    """Let torch.compile compile each block by itself, in place; ``options`` are those of torch.compile.
+
+    Blocks are alike, so that one of them is compiled for all. Marks are different in each, and the compiler's trace has
+    the names without them: they go, or each block would be compiled anew, up to the compiler's limit of eight.
+    """
     for block in net.blocks:
+        for mark in getattr(block, "recompute_marks", ()):
+            mark.remove()
         block.compile(**options)
 
 
@@ -113,11 +119,14 @@ _here = threading.local()
 
 def _mark(block: nn.Module, policy: Policy) -> None:
     """Note, while one of the policy's modules computes, which one it is."""
+    marks = []
     for name in (*policy.linears, *policy.attentions):
         module = _find(block, name)
         if module is not None:
-            module.register_forward_pre_hook(functools.partial(_enter, name))
-            module.register_forward_hook(_leave, always_call=True)  # a recomputation stops by an exception
+            marks.append(module.register_forward_pre_hook(functools.partial(_enter, name)))
+            # in any case: a recomputation stops by an exception
+            marks.append(module.register_forward_hook(_leave, always_call=True))
+    block.recompute_marks = marks  # type: ignore[assignment]
 
 
 def _find(block: nn.Module, name: str) -> nn.Module | None:
@@ -132,13 +141,11 @@ def _find(block: nn.Module, name: str) -> nn.Module | None:
 
 
 def _enter(name: str, module: nn.Module, args: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _here.names = (*getattr(_here, "names", ()), name)
+    _here.names = (*getattr(_here, "names", ()), name)
 
 
 def _leave(module: nn.Module, args: Any, out: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _here.names = _here.names[:-1]
+    _here.names = _here.names[:-1]
 
 
 def _recompute(module: nn.Module, policy: Policy) -> None:

@@ -34,6 +34,7 @@ from cosmos_predict2.world_model.device_memory import activation_bytes, clips_at
 from cosmos_predict2.world_model.network import network_of
 from cosmos_predict2.world_model.objectives import Predict, SamplingPath, chosen_solver, objective_of
 from cosmos_predict2.world_model.parallelize import ContextParallel
+from cosmos_predict2.world_model.recompute import compile_blocks
 from cosmos_predict2.world_model.sampling import GUIDED, UNGUIDED, SamplingOptions, initial_noise
 from imaginaire import distributed
 from imaginaire.config import lazy_config
@@ -115,6 +116,7 @@ class WorldModel:
         self._offload_tokenizer = offload_tokenizer
         self._offload_text_encoder = offload_text_encoder
         self._graphed: GraphedNetwork | None = None
+        self._is_compiled = False
         self._check_text_width()
 
     # --- weights
@@ -368,6 +370,9 @@ class WorldModel:
         given = conditional.gt_frames_B_C_T_H_W
         assert given is not None
         shape = (given.shape[2], given.shape[3], given.shape[4])
+        if options.compile_network and not self._is_compiled:
+            compile_blocks(self.net)
+            self._is_compiled = True
         denoiser = self.objective.denoiser(self._graphed_net()) if options.use_cuda_graphs else self.denoiser
 
         def run(condition: Condition) -> Callable[[Tensor, Tensor], Tensor]:

@@ -104,6 +104,25 @@ def test_names_and_modules_stay() -> None:
     assert [(name, type(m)) for name, m in net.named_modules()] == [(n, type(m)) for n, m in plain.named_modules()]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["none", "block_wise", "predict2_2b_720"])
+def test_one_block_is_compiled_for_all(mode: str) -> None:
+    """The compiler gives up after eight, and then runs the other blocks as they are."""
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def compiled(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    net = network(mode, num_blocks=3)
+    compile_blocks(net, backend=compiled)
+    expected, found = (gradients(one)[0] for one in (network("none", num_blocks=3), net))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12 * float(value.abs().max()))
+    assert len(graphs) == 1
+
+
 def test_nothing_is_recorded_without_gradients() -> None:
     net = network("predict2_2b_720")
     with torch.no_grad():
