@@ -31,14 +31,15 @@ def test_scores_of_all_ranks_are_whole_groups_and_each_gets_its_own_back(
     for groups in every:
         condition = torch.arange(2)[:, None] + 2 * groups.batch_number
         value = 10.0 * condition + torch.tensor(groups.members)
-        of_ranks.append({"reward": Scores(value, value > 0, {"part": -value})})
+        parts = {"part": -value, **({"often": value} if groups.dims.dp_rank else {})}  # which the first rank has not
+        of_ranks.append({"reward": Scores(value, value > 0, parts)})
     monkeypatch.setattr(distributed, "all_gather_object", lambda value: of_ranks)
     wanted = 10.0 * torch.arange(8 // ranks)[:, None] + torch.arange(4)
     for groups, scores in zip(every, of_ranks, strict=True):
         found = groups.gathered(scores)["reward"]
         assert torch.equal(found.value_B, wanted)
         assert torch.equal(found.is_valid_B, wanted > 0)
-        assert torch.equal(found.parts["part"], -wanted)
+        assert set(found.parts) == {"part"} and torch.equal(found.parts["part"], -wanted)
         assert torch.equal(groups.own(wanted), scores["reward"].value_B)
 
 

@@ -124,13 +124,23 @@ def test_micro_batches_have_the_parts_of_their_own_clips(is_same: bool) -> None:
 
 
 def test_the_order_of_steps_is_that_of_the_update_and_of_the_experience() -> None:
-    def order(position: int, update: int) -> list[int]:
-        draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, 0, Groups(2))
+    def order(seed: int, position: int, update: int) -> list[int]:
+        draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, seed, Groups(2))
         return draws.shuffled(list(range(20)), update)
 
-    orders = [order(position, update) for position in (3, 9) for update in (0, 1)]
-    assert all(sorted(one) == list(range(20)) for one in orders) and order(3, 1) == orders[1]
-    assert len({tuple(one) for one in orders}) == 4
+    orders = [order(seed, position, update) for seed in (0, 1) for position in (3, 9) for update in (0, 1)]
+    assert all(sorted(one) == list(range(20)) for one in orders) and order(0, 3, 1) == orders[1]
+    assert len({tuple(one) for one in orders}) == 8
+
+
+def test_draws_follow_from_places_in_the_stream_that_need_not_be_neighbours() -> None:
+    draws = RowDraws({"fps": torch.ones(3), POSITION_KEY: torch.tensor([7, 3, 50])}, 0, Groups(2))
+    for i in range(6):
+        row, member = draws.rows[i : i + 1], draws.members[i : i + 1]
+        alone = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([[7, 3, 50][int(row)]])}, 0, Groups(2))
+        assert torch.equal(draws.normal((4,), row, member, "a"), alone.normal((4,), torch.tensor([0]), member, "a"))
+        assert torch.equal(draws.uniform(4, row, member, "a"), alone.uniform(4, torch.tensor([0]), member, "a"))
+    assert [draws.rows.tolist(), draws.members.tolist()] == [[0, 0, 1, 1, 2, 2], [0, 1] * 3]
 
 
 def test_the_data_term_is_with_each_step_or_with_the_first_of_each_clip() -> None:
