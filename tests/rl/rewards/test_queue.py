@@ -4,7 +4,6 @@
 import contextlib
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,39 +14,13 @@ import pytest
 from cosmos_predict2.rl.rewards.service import queue as queues
 from cosmos_predict2.rl.rewards.service import sqlite_queue
 from cosmos_predict2.rl.rewards.service.opening import open_queue
-from cosmos_predict2.rl.rewards.service.queue import Limits, OtherBody, Queue, QueueFull, QueueUnusable
+from cosmos_predict2.rl.rewards.service.queue import Limits, Queue, QueueUnusable
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
-from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
-from tests.programs import HANG_S
 from tests.rl.rewards.doubles import in_threads
 
 A, AB = {"a": "v1"}, {"a": "v1", "b": "v1"}  # rewards, and their versions
 Open = Callable[[Limits], Queue]
-
-
-def await_redis(port: int) -> None:
-    import redis
-
-    for _ in range(int(10 * HANG_S)):
-        try:
-            redis.Redis(port=port).ping()
-            return
-        except redis.ConnectionError:
-            time.sleep(0.1)
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server is installed: apt-get install redis-server")
-    folder, port = tmp_path_factory.mktemp("redis"), free_port()
-    words = ["redis-server", "--port", str(port), "--dir", str(folder), "--appendonly", "yes", "--bind", "127.0.0.1"]
-    process = subprocess.Popen([*words, "--save", ""], stdout=subprocess.DEVNULL)
-    await_redis(port)
-    yield f"redis://127.0.0.1:{port}/0"
-    process.terminate()
-    process.wait()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
@@ -67,69 +40,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     yield make
     for queue in made:
         queue.close()
-
-
-def test_jobs_are_leased_in_order_and_finished_once(opened: Open) -> None:
-    queue = opened(Limits())
-    for k in range(5):
-        assert queue.put(f"t{k}", AB, b"body%d" % k, "d", 1)
-    jobs = queue.lease("a", "w1", 3, 30)
-    assert [(job.ticket, job.body) for job in jobs] == [("t0", b"body0"), ("t1", b"body1"), ("t2", b"body2")]
-    assert [job.ticket for job in queue.lease("a", "w2", 10, 30)] == ["t3", "t4"]
-    assert queue.lease("a", "w2", 10, 30) == []
-    assert queue.finish(jobs[0], "w1", '{"x": 1}', "v1")
-    assert not queue.finish(jobs[0], "w1", '{"x": 2}', "v1")
-    assert not queue.fail(jobs[0], "w1", "late")
-    assert not queue.finish(jobs[1], "w2", "{}", "v1")  # it is w1's
-    status = queue.look("t0", "a")
-    assert status is not None
-    assert (status.state, status.result) == ("done", '{"x": 1}')
-    assert queue.fail(jobs[1], "w1", "torn")
-    assert queue.look("t1", "a") == queues.Status("failed", None, "torn", 1)
-    assert queue.look("t0", "c") is None
-    waiting = [("t0", "a"), ("t1", "a"), ("t2", "a"), ("t0", "b"), ("unknown", "a")]
-    assert sorted(queue.settled(waiting)) == [("t0", "a"), ("t1", "a"), ("unknown", "a")]
-    assert queue.depth()["b"].counts["queued"] == 5
-    assert queue.depth()["a"].counts["running"] == 3
-
-
-def test_the_same_request_counts_once(opened: Open) -> None:
-    queue = opened(Limits())
-    assert queue.put("t", A, b"body", "d", 1)
-    assert not queue.put("t", A, b"body", "d", 1)
-    with pytest.raises(OtherBody):
-        queue.put("t", A, b"other", "e", 1)
-    (job,) = queue.lease("a", "w", 10, 30)
-    queue.finish(job, "w", "{}", "v1")
-    assert not queue.put("t", A, b"body", "d", 1)
-    assert queue.lease("a", "w", 10, 30) == []
-
-
-def test_a_lease_that_ends_gives_the_job_to_another_worker(opened: Open) -> None:
-    queue = opened(Limits(max_attempts=2))
-    queue.put("t", A, b"body", "d", 1)
-    (first,) = queue.lease("a", "w1", 1, 0.05)
-    time.sleep(0.1)
-    (second,) = queue.lease("a", "w2", 1, 2.0)
-    assert second.attempt == 2
-    queue.renew([second], "w2", 60)
-    queue.renew([first], "w1", 30)
-    time.sleep(2.1)
-    assert queue.lease("a", "w3", 1, 30) == []
-    assert not queue.finish(first, "w1", "{}", "v1")
-    assert queue.finish(second, "w2", "{}", "v1")
-
-
-def test_a_worker_that_leases_its_own_lost_job_again_finishes_the_new_lease_alone(opened: Open) -> None:
-    """What it still computed under the old one comes too late, like that of any other worker."""
-    queue = opened(Limits(max_attempts=3))
-    queue.put("t", A, b"body", "d", 1)
-    (first,) = queue.lease("a", "w", 1, 0.05)
-    time.sleep(0.1)
-    (second,) = queue.lease("a", "w", 1, 30)
-    assert not queue.finish(first, "w", '{"late": 1}', "v1")
-    assert not queue.fail(first, "w", "late")
-    assert queue.finish(second, "w", "{}", "v1") and not queue.finish(second, "w", "{}", "v1")
 
 
 def test_who_was_in_a_dead_workers_company_is_tried_alone_and_the_others_go_on(opened: Open) -> None:
@@ -180,66 +90,6 @@ def test_a_lost_server_or_machine_speaks_against_no_job_until_very_often(opened:
     assert status.state == "failed" and "leased" in str(status.error)
 
 
-def test_what_failed_or_has_another_version_is_scored_anew(opened: Open) -> None:
-    queue = opened(Limits())
-    assert queue.put("t", AB, b"body", "d", 1)
-    (a,), (b,) = queue.lease("a", "w", 9, 30), queue.lease("b", "w", 9, 30)
-    queue.finish(a, "w", '{"x": 1}', "v1")
-    queue.fail(b, "w", "torn")
-    assert queue.put("t", AB, b"body", "d", 1)
-    assert queue.lease("a", "w", 9, 30) == []
-    (b,) = queue.lease("b", "w", 9, 30)
-    assert (b.body, b.attempt) == (b"body", 1) and queue.finish(b, "w", "{}", "v1")
-    assert not queue.put("t", AB, b"body", "d", 1)
-    assert queue.put("t", {"a": "v2"}, b"body", "d", 1)
-    (a,) = queue.lease("a", "w", 9, 30)
-    assert not queue.put("t", {"a": "v3"}, b"body", "d", 1)  # it is on its way
-    assert queue.finish(a, "w", '{"x": 2}', "v2")
-    status = queue.look("t", "a")
-    assert status is not None and status.result == '{"x": 2}'
-    counts = {name: one.counts for name, one in queue.depth().items()}
-    assert not any(counts[name].get("queued", 0) + counts[name].get("running", 0) for name in "ab")
-
-
-def test_a_full_queue_refuses_and_takes_again(opened: Open) -> None:
-    queue = opened(Limits(max_jobs=3, max_bytes=120))
-
-    def finish(reward: str) -> None:
-        (job,) = queue.lease(reward, "w", 1, 30)
-        queue.finish(job, "w", "{}", "v1")
-
-    queue.put("t0", AB, b"x" * 60, "d", 1)
-    with pytest.raises(QueueFull):
-        queue.put("t1", AB, b"x", "d", 1)
-    with pytest.raises(QueueFull):
-        queue.put("t1", A, b"x" * 61, "d", 1)
-    finish("a")
-    assert queue.put("t0", {"a": "v2"}, b"x" * 60, "d", 1)  # while b is open: the body is there, and counts once
-    finish("a")
-    finish("b")
-    assert queue.put("t1", AB, b"x" * 120, "d", 1)
-    finish("b")
-    for _ in range(2):
-        queue.lease("a", "w", 1, 30)
-        queue.release("w", "killed", has_died=True)
-    assert queue.put("t2", A, b"x" * 120, "d", 1)  # what failed waits no longer
-
-
-def test_results_expire_and_may_be_asked_again(opened: Open) -> None:
-    queue = opened(Limits(result_ttl_s=1.0))
-    queue.put("t", A, b"body", "d", 1)
-    (job,) = queue.lease("a", "w", 1, 30)
-    queue.finish(job, "w", "{}", "v1")
-    assert queue.purge() == 0
-    time.sleep(1.1)
-    assert queue.purge() == 1
-    status = queue.look("t", "a")
-    assert status is not None
-    assert status.state == "expired" and status.result is None
-    assert queue.put("t", A, b"body", "d", 1)
-    assert len(queue.lease("a", "w", 1, 30)) == 1
-
-
 def test_many_threads_lease_each_job_once(opened: Open) -> None:
     queue = opened(Limits())
     in_threads(4, lambda k: [queue.put(f"t{k}.{i}", A, b"b", "d", 1) for i in range(15)])
@@ -252,21 +102,6 @@ def test_many_threads_lease_each_job_once(opened: Open) -> None:
 
     found = [ticket for tickets in in_threads(4, work) for ticket in tickets]
     assert len(found) == len(set(found)) == 60
-
-
-def test_the_age_of_the_oldest_open_job_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = open_queue(str(tmp_path / "queue.sqlite3"), Limits())
-    for ticket, accepted in (("t0", 100.0), ("t1", 107.0)):
-        monkeypatch.setattr(sqlite_queue, "now", lambda accepted=accepted: accepted)
-        queue.put(ticket, A, b"body", "d", 1)
-    jobs = queue.lease("a", "w", 1, 30)
-    monkeypatch.setattr(sqlite_queue, "now", lambda: 110.0)
-    assert queue.depth()["a"].oldest_s == 10  # it runs: nobody has its result yet
-    jobs += queue.lease("a", "w", 1, 30)
-    for job, age in zip(jobs, (3, 0), strict=True):
-        queue.finish(job, "w", "{}", "v1")
-        assert queue.depth()["a"].oldest_s == age
-    queue.close()
 
 
 def test_a_file_of_sqlite_survives_its_process(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ for _, job in ipairs(old) do
   local ticket, reward = string.match(job, '^([^:]+):(.*)$')
   local key = job_key(ticket, reward)
   redis.call('HSET', key, 'state', 'expired')
-  redis.call('HDEL', key, 'result', 'error')
+  redis.call('HDEL', key, 'result', 'error', 'died')
   redis.call('EXPIRE', key, ARGV[2])
   if redis.call('HGET', p .. ':request:' .. ticket, 'open') == '0' then
     redis.call('EXPIRE', p .. ':request:' .. ticket, ARGV[2])
@@ -264,7 +264,8 @@ class RedisQueue:
             for name, state in dict(waiting="queued", suspects="queued", running="running").items():
                 key = self._key(name, reward)
                 counts[state] += self._call("zcard", key)
-                for ticket in self._call("zrange", key, 0, 0):
+                last = -1 if state == "running" else 0  # those are by the end of their lease, not by age
+                for ticket in self._call("zrange", key, 0, last):
                     accepted = self._call("hget", self._key("job", ticket.decode(), reward), "accepted")
                     if accepted is not None:
                         oldest = max(oldest, seconds + millionths / 1e6 - float(accepted))
