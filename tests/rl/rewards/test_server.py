@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The endpoints, in this process: what each answers to good, bad, early and late requests."""
 
+import asyncio
 import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,48 +16,18 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.service import server as servers
-from cosmos_predict2.rl.rewards.service import sqlite_queue
-from cosmos_predict2.rl.rewards.service import worker as workers
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
-from cosmos_predict2.rl.rewards.service.opening import open_queue
-from cosmos_predict2.rl.rewards.service.queue import Depth, Job
-from cosmos_predict2.rl.rewards.service.scoring import Scorer
-from cosmos_predict2.rl.rewards.service.server import Service, create_app
-from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.queue import Depth
+from cosmos_predict2.rl.rewards.service.server import create_app
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
-from cosmos_predict2.rl.rewards.service.supervisor import BROKEN, READY, Supervisor
-from cosmos_predict2.rl.rewards.service.worker import Worker, WorkerSettings
+from cosmos_predict2.rl.rewards.service.supervisor import BROKEN, READY, STARTING
+from cosmos_predict2.rl.rewards.service.waiting import Waiting
 from tests.programs import HANG_S
-from tests.rl.rewards.doubles import HERE, body, mean
+from tests.rl.rewards.doubles import body
+from tests.rl.rewards.here import Here
 
 BINARY = {"Content-Type": "application/octet-stream"}
-
-
-class Here:
-    """A service whose worker is a thread of the test."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        reward = RewardSettings(reward_type="mean", make=f"{HERE}:mean")
-        self.settings = ServiceSettings(queue=str(folder / "queue.sqlite3"), rewards=[reward], **options)
-        self.queue = open_queue(self.settings.queue, self.settings.limits())
-        self.supervisor = Supervisor(self.settings, self.queue, Metrics())
-        self.supervisor.slots[0].state = READY
-        self.service = Service(self.settings, self.queue, self.supervisor, self.supervisor.metrics)
-        version = self.supervisor.version("mean")
-        told = WorkerSettings("w", "mean", "", self.settings.queue, version, max_wait_s=0.0)
-        self.worker = Worker(told, self.queue, Scorer("mean", mean, lambda: None), lambda event: None)  # type: ignore
-        self.thread = threading.Thread(target=self.worker.run)
-
-    def work(self) -> None:
-        self.thread.start()
-
-    def close(self) -> None:
-        self.worker.draining.set()
-        if self.thread.ident is not None:
-            self.thread.join()
-        self.queue.close()
 
 
 @pytest.fixture
@@ -191,7 +161,7 @@ def test_bad_requests_are_refused(here: tuple[Here, TestClient], path: str, data
     assert here[1].post(path, content=data).status_code == status
 
 
-@pytest.mark.parametrize("here", [dict(max_jobs=2, max_body_mb=0.001, result_ttl_s=0.2)], indirect=True)
+@pytest.mark.parametrize("here", [dict(max_jobs=2, max_body_mb=0.001)], indirect=True)
 def test_limits(here: tuple[Here, TestClient]) -> None:
     made, client = here
     for told in ({}, {"Content-Length": "99999999999999999999999"}):
@@ -205,11 +175,7 @@ def test_limits(here: tuple[Here, TestClient]) -> None:
     ends = time.monotonic() + HANG_S
     while (again := enqueue(client, body("3"))).status_code == 429 and time.monotonic() < ends:
         time.sleep(0.02)
-    ticket = again.json()["uuid"]
-    while pull(client, ticket).status_code != 410:
-        if time.monotonic() > ends:
-            raise TimeoutError("the queue stays full")
-        time.sleep(0.05)
+    assert again.status_code == 200
 
 
 @pytest.mark.parametrize("here", [dict(max_uploads=1, max_body_mb=0.01)], indirect=True)
@@ -259,96 +225,107 @@ def test_a_broken_reward_and_a_stopping_service_refuse(here: tuple[Here, TestCli
     assert client.get("/healthz").status_code == 200
 
 
-def test_a_worker_outlives_a_queue_that_does_not_answer(
+@pytest.mark.parametrize("here", [dict(names=("mean", "other"), max_jobs=3)], indirect=True)
+def test_each_reward_has_facts_of_its_own(here: tuple[Here, TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, client = here
+    monkeypatch.setattr(servers, "FAULTS_S", 0.0)
+    assert client.get("/readyz").json() == {"ready": True, "faults": []}
+    other = made.supervisor.slots[1]
+    other.state, other.reason, other.version, other.needs_pixels = BROKEN, "torn", "v2", True
+    both = body("a", request_id="id").replace(b'{"mean": 1.0}', b'{"mean": 1.0, "other": 1.0}')
+    tickets = [enqueue(client, data).json()["uuid"] for data in (both, body("b"))]
+    for name in ("mean", "other"):
+        (job, *_) = made.queue.lease(name, "w", 1, 900.0)
+        assert job.ticket == tickets[0] and made.queue.finish(job, "w", "{}", made.supervisor.version(name))
+    enqueue(client, both)
+    assert 'reward_requests_total{kind="repeated"} 1' in client.get("/metrics").text  # each is of its present version
+    (job,) = made.queue.lease("mean", "w", 1, 900.0)
+    assert client.get("/readyz").json()["faults"] == ["other is not ready"]
+    made.queue.put("t", {"other": "v2", "mean": "v"}, b"body", "d", 1)
+    assert client.get("/readyz").json()["faults"] == ["other is not ready", "the queue is full (3 jobs)"]
+    assert client.get("/v1/rewards").json()["rewards"] == [
+        dict(name="mean", workers=[READY], needs_pixels=None, timeout_s=120.0, waiting=2, fault=""),
+        dict(name="other", workers=[BROKEN], needs_pixels=True, timeout_s=121.0, waiting=1, fault="torn"),
+    ]
+    lines = client.get("/metrics").text.splitlines()
+    for reward, state in (("mean", READY), ("other", BROKEN)):
+        assert f'reward_workers{{reward="{reward}",state="{state}"}} 1' in lines
+    assert 'reward_jobs{reward="mean",state="running"} 1' in lines
+    assert 'reward_jobs{reward="other",state="queued"} 1' in lines
+    made.supervisor.slots[0].state = STARTING
+    made.service.drain()
+    assert made.service.waiting._is_closing
+    assert client.get("/readyz").json()["faults"][:3] == [
+        *("mean is not ready", "other is not ready", "the service is stopping")
+    ]
+
+
+def test_a_request_is_known_by_all_of_its_body_and_told_its_replica(
     here: tuple[Here, TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    client = here[1]
+    long = "a" * 100_000
+    assert set(enqueue(client, body(long, value=1.0, request_id="id")).json()) == {"uuid"}
+    assert enqueue(client, body(long, value=2.0, request_id="id")).status_code == 409
+    monkeypatch.setenv("LEPTON_REPLICA_ID", "r7")
+    assert enqueue(client, body("b")).json()["replica_id"] == "r7"
+    assert len({enqueue(client, body("b")).json()["uuid"] for _ in range(2)}) == 2  # without an id of their own
+
+
+def test_the_query_of_a_pull_may_give_the_wait_alone(here: tuple[Here, TestClient]) -> None:
     made, client = here
-    monkeypatch.setattr(workers, "OUTAGE_WAIT_S", 0.01)
-    for name in ("lease", "finish"):
-        real, outages = getattr(made.queue, name), iter([OSError("gone")] * 2)
-
-        def torn(*arguments: Any, real: Any = real, outages: Any = outages) -> Any:
-            if (error := next(outages, None)) is not None:
-                raise error
-            return real(*arguments)
-
-        monkeypatch.setattr(made.queue, name, torn)
-    made.worker.settings = replace(made.worker.settings, lease_s=0.2)
-    tickets = [enqueue(client, body(prompt)).json()["uuid"] for prompt in ("a", "b", "c")]
-    made.work()
-    assert [pull(client, ticket, wait="30").json()["status"] for ticket in tickets] == ["done"] * 3
+    made.queue.put("t", {"mean": "v"}, b"body", "d", 1)
+    form = {"uuid": "t", "type": "mean", **{f"more{k}": "1" for k in range(10)}}
+    assert client.post("/api/reward/pull?wait=0.01", data=form).status_code == 202
+    assert client.post("/api/reward/pull?uuid=t&type=mean&wait=0.01").status_code == 400
 
 
-def test_a_portion_keeps_its_leases_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of a lease is always left over for a worker that is held up."""
-    made, clock, stolen, is_asked, is_over = Here(tmp_path), [0.0], [], threading.Event(), threading.Event()
-    lease_s, others = made.worker.settings.lease_s, threading.enumerate()  # which may keep leases, too
+@pytest.mark.parametrize(("options", "pause_s"), [({}, 30.0), (dict(result_ttl_s=10.0), 5.0)])
+def test_old_results_are_purged_for_as_long_as_the_service_runs(
+    options: Any, pause_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, slept = Here(tmp_path, **options), []
 
-    def nap(seconds: float) -> None:
-        if threading.current_thread() in others:
-            return time.sleep(seconds)
-        is_asked.wait()
-        if clock[0] >= 3 * lease_s:
-            is_over.set()
-            return time.sleep(seconds)
-        clock[0] += seconds + lease_s / 2
-        stolen.extend(made.queue.lease("mean", "other", 1, lease_s))
-        clock[0] -= lease_s / 2
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise asyncio.CancelledError
 
-    def slow(clips: Clips, context: Any) -> Any:
-        is_asked.set()
-        is_over.wait(HANG_S)
-        return mean(clips, context)
+    def purge() -> int:
+        raise OSError("gone")
 
-    monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
-    monkeypatch.setattr(sqlite_queue, "now", lambda: clock[0])
-    made.worker.scorer.function = slow
-    made.queue.put("t", {"mean": "v"}, body("a"), "d", 1)
-    made.work()
-    assert is_over.wait(HANG_S)
+    monkeypatch.setattr(servers, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
+    monkeypatch.setattr(made.queue, "purge", purge)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(made.service.keep_house())
+    assert slept == [pause_s] * 3
     made.close()
-    assert not stolen
 
 
-def test_all_jobs_of_a_portion_keep_their_leases_also_those_that_were_leased_first(tmp_path: Path) -> None:
-    made, is_scoring, renewed, found = Here(tmp_path), threading.Event(), threading.Event(), []
-    left = [[Job(ticket, "mean", 1, body(ticket))] for ticket in ("first", "second")]
+def test_all_who_wait_for_a_job_are_woken_and_nothing_of_them_is_kept() -> None:
+    settled: list[Any] = [OSError("gone"), [], [("t", "a")], [("t", "a"), ("u", "a")]]
 
-    def renew(jobs: Sequence[Job], worker: str, seconds: float) -> None:
-        if is_scoring.is_set():
-            found.append([job.ticket for job in jobs])
-            renewed.set()
+    def look(waiting: Any) -> Any:
+        found = settled.pop(0) if len(settled) > 1 else settled[0]
+        if isinstance(found, OSError):
+            raise found
+        return found
 
-    def slow(clips: Clips, context: Any) -> Any:
-        is_scoring.set()
-        assert renewed.wait(HANG_S)
-        return mean(clips, context)
+    async def wait() -> None:
+        waiting = Waiting(SimpleNamespace(settled=look))  # type: ignore[arg-type]
+        watch = asyncio.create_task(waiting.watch())
+        await asyncio.gather(*(waiting.wait(ticket, "a", 1e6) for ticket in ("t", "t", "u")))
+        await waiting.wait("v", "a", 0.0)
+        assert not waiting._woken
+        held = asyncio.create_task(waiting.wait("v", "a", 1e6))
+        await asyncio.sleep(0)
+        waiting.close()
+        await held
+        await waiting.wait("v", "a", 1e6)  # it is stopping
+        assert not waiting._woken
+        watch.cancel()
 
-    made.worker.queue = SimpleNamespace(  # type: ignore[assignment]
-        lease=lambda *_: left.pop(0) if left else [], renew=renew, finish=lambda *_: True
-    )
-    made.worker.settings = replace(made.worker.settings, max_batch=2, max_wait_s=HANG_S, lease_s=0.3)
-    made.worker.scorer.function = slow
-    made.work()
-    assert renewed.wait(HANG_S)
-    made.close()
-    assert found[0] == ["first", "second"]
-
-
-def test_a_suspect_is_scored_alone_and_in_turn_with_the_others(tmp_path: Path) -> None:
-    made = Here(tmp_path)
-    queue, worker = made.queue, made.worker
-    worker.settings = replace(worker.settings, max_batch=2, max_wait_s=0.05, lease_s=HANG_S)
-    for ticket in ("s0", "s1", "t0", "t1", "t2", "t3"):
-        queue.put(ticket, {"mean": "v"}, b"body", ticket, 1)
-        if ticket == "s1":
-            queue.lease("mean", "dead", 2, HANG_S)
-            queue.release("dead", "signal 9", has_died=True)
-    for expected in (["t0", "t1"], ["s0"], ["t2", "t3"], ["s1"]):
-        jobs = worker._next_portion()
-        assert [job.ticket for job in jobs] == expected
-        assert all(queue.finish(job, "w", "{}", "v") for job in jobs)
-    made.close()
+    asyncio.run(asyncio.wait_for(wait(), 60))
 
 
 def test_many_who_ask_for_health_look_at_the_queue_once(
@@ -360,6 +337,9 @@ def test_many_who_ask_for_health_look_at_the_queue_once(
     monkeypatch.setattr(made.service, "faults", lambda: looks.append(1) or ["gone"])
     assert [client.get("/readyz").json()["faults"] for _ in range(20)] == [["gone"]] * 20
     assert len(looks) == 1
+    monkeypatch.setattr(servers, "FAULTS_S", -1.0)
+    monkeypatch.setattr(made.service, "faults", list)
+    assert client.get("/readyz").json()["faults"] == []
 
 
 def test_metrics_are_in_the_format_of_prometheus(here: tuple[Here, TestClient]) -> None:
@@ -377,6 +357,26 @@ def test_metrics_are_in_the_format_of_prometheus(here: tuple[Here, TestClient]) 
     assert 'reward_rejects_total{reason="malformed"} 1' in text
     assert {"reward_http_seconds_bucket", "reward_workers", "reward_oldest_job_seconds"} <= names
     assert client.get("/v1/rewards").json()["rewards"][0]["name"] == "mean"
+
+
+def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
+    metrics = Metrics()
+    for jobs in (1, 2, 3, 100):
+        metrics.observe("reward_batch_jobs", jobs, reward='a"\n')
+    metrics.count("reward_clips_total", 2.0, reward="a")
+    metrics.count("reward_clips_total", 0.5, reward="a")
+    text = metrics.text({"reward_workers": [({"state": "b", "reward": "a"}, 2.0)]})
+    labels = 'reward="a\\"\\n"'
+    bounds = {"1": 1, "2": 2, "4": 3, "8": 3, "16": 3, "32": 3, "64": 3, "+Inf": 4}
+    assert [line for line in text.splitlines() if not line.startswith("#")] == [
+        'reward_clips_total{reward="a"} 2.5',
+        *(f'reward_batch_jobs_bucket{{{labels},le="{bound}"}} {n}' for bound, n in bounds.items()),
+        f"reward_batch_jobs_sum{{{labels}}} 106",
+        f"reward_batch_jobs_count{{{labels}}} 4",
+        'reward_workers{reward="a",state="b"} 2',
+    ]
+    metrics.observe("reward_http_seconds", 0.005)
+    assert 'reward_http_seconds_bucket{le="0.005"} 1\nreward_http_seconds_bucket{le="0.01"} 1' in metrics.text({})
 
 
 def test_logs_name_no_prompt(here: tuple[Here, TestClient], caplog: pytest.LogCaptureFixture) -> None:

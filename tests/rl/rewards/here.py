@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service in the process of the test."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cosmos_predict2.rl.rewards.service.metrics import Metrics
+from cosmos_predict2.rl.rewards.service.opening import open_queue
+from cosmos_predict2.rl.rewards.service.scoring import Scorer
+from cosmos_predict2.rl.rewards.service.server import Service
+from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.supervisor import READY, Supervisor
+from cosmos_predict2.rl.rewards.service.worker import Worker, WorkerSettings
+from tests.rl.rewards.doubles import HERE, mean
+
+
+class Here:
+    """A service with rewards of these names; the worker of the first is a thread of the test."""
+
+    def __init__(self, folder: Path, names: Sequence[str] = ("mean",), **options: Any) -> None:
+        rewards = [
+            RewardSettings(reward_type=name, make=f"{HERE}:mean", timeout_s=120.0 + k) for k, name in enumerate(names)
+        ]
+        self.settings = ServiceSettings(queue=str(folder / "queue.sqlite3"), rewards=rewards, **options)
+        self.queue = open_queue(self.settings.queue, self.settings.limits())
+        self.supervisor = Supervisor(self.settings, self.queue, Metrics())
+        for slot in self.supervisor.slots:
+            slot.state = READY
+        self.service = Service(self.settings, self.queue, self.supervisor, self.supervisor.metrics)
+        version = self.supervisor.version("mean")
+        told = WorkerSettings("w", "mean", "", self.settings.queue, version, max_wait_s=0.0)
+        self.reports: list[dict[str, Any]] = []
+        scorer = Scorer("mean", mean, lambda: None)  # type: ignore[arg-type, return-value]
+        self.worker = Worker(told, self.queue, scorer, self.reports.append)
+        self.thread = threading.Thread(target=self.worker.run)
+
+    def work(self) -> None:
+        self.thread.start()
+
+    def close(self) -> None:
+        self.worker.draining.set()
+        if self.thread.ident is not None:
+            self.thread.join()
+        self.queue.close()

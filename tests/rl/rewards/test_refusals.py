@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every refusal of the service: how it is answered and counted, and that it holds nothing afterwards."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cosmos_predict2.rl.rewards.service import server as servers
+from cosmos_predict2.rl.rewards.service.queue import QueueUnusable
+from cosmos_predict2.rl.rewards.service.server import create_app
+from cosmos_predict2.rl.rewards.service.supervisor import BROKEN
+from tests.rl.rewards.doubles import body
+from tests.rl.rewards.here import Here
+
+RIGHT = ("authorization", "Bearer secret")
+STALL, GONE = "stall", "gone"  # instead of a chunk: nothing for a while, and a client that closed the connection
+LONGEST_S = 60.0  # of an answer that comes at once
+LARGE = [b"x" * 400] * 8  # more than a body may have, in chunks
+DRIP = [b"x" * 40] * 60
+
+
+@dataclass
+class Answered:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    content: Any = None
+
+
+async def asked(app: Any, clock: list[float], path: str, chunks: Any, headers: Any = ()) -> Answered:
+    """The answer to a POST whose body comes in chunks, each 10 s after the one before."""
+    left, found, text = list(chunks), Answered(), b""
+
+    async def receive() -> Any:
+        clock[0] += 10
+        if not left:
+            return {"type": "http.request", "body": b"", "more_body": False}
+        chunk = left.pop(0)
+        if chunk == STALL:
+            await asyncio.sleep(900)
+        if chunk == GONE:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": chunk, "more_body": True}
+
+    async def send(message: Any) -> None:
+        nonlocal text
+        if message["type"] == "http.response.start":
+            found.status = message["status"]
+            found.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            text += message.get("body", b"")
+
+    raw = [(name.encode(), value.encode()) for name, value in (RIGHT, *headers)]
+    scope = dict(type="http", method="POST", path=path, raw_path=path.encode(), query_string=b"", headers=raw)
+    await app({**scope, "http_version": "1.1", "scheme": "http", "root_path": "", "state": {}}, receive, send)
+    found.content = json.loads(text)
+    return found
+
+
+def held(made: Here) -> Any:
+    """Places, waiting pulls, jobs and bytes."""
+    db = made.queue._db()  # type: ignore[attr-defined]
+    kept = [db.execute(f"SELECT * FROM {name}").fetchall() for name in ("jobs", "requests", "bodies")]
+    return made.service._uploads._value, dict(made.service.waiting._woken), kept
+
+
+def rejects(made: Here) -> dict[str, float]:
+    rows = made.supervisor.metrics._counters["reward_rejects_total"]
+    return {dict(labels)["reason"]: number for labels, number in rows.items()}
+
+
+def drains(made: Here) -> None:
+    made.service.drain()
+
+
+def breaks(made: Here) -> None:
+    made.supervisor.slots[0].state, made.supervisor.slots[0].reason = BROKEN, "torn"
+
+
+def fills(made: Here) -> None:
+    for k in range(2):
+        made.queue.put(f"t{k}", {"mean": "v"}, b"body", "d", 1)
+
+
+def fills_places(made: Here) -> None:
+    made.service._uploads._value = 0
+
+
+def uses_the_id(made: Here) -> None:
+    made.service._accept(body("b", request_id="id"))
+
+
+def cannot(is_full: bool) -> Callable[[Here], None]:
+    def put(*_: Any) -> bool:
+        error = QueueUnusable("torn")
+        error.is_full = is_full
+        raise error
+
+    return lambda made: setattr(made.queue, "put", put)
+
+
+def settles(state: str) -> Callable[[Here], None]:
+    def settle(made: Here) -> None:
+        made.queue.put("t", {"mean": "v"}, b"body", "d", 3)
+        (job,) = made.queue.lease("mean", "w", 1, 900.0)
+        if state != "running":
+            made.queue.fail(job, "w", "torn")
+        if state == "expired":
+            made.queue._db().execute("UPDATE jobs SET state = 'expired'")  # type: ignore[attr-defined]
+
+    return settle
+
+
+def nothing(made: Here) -> None: ...
+
+
+ENQUEUE, PULL, PING = (f"/api/reward/{name}" for name in ("enqueue", "pull", "ping"))
+AGAIN, CLOSE = {"retry-after": "2"}, {"connection": "close"}
+LENGTH = [("content-length", "3000")]
+# name: what was before, the request, the answer's status, its label in the metrics, and its headers
+REFUSALS: dict[str, tuple[Callable[[Here], None], dict[str, Any], int, str, dict[str, str]]] = {
+    "stopping": (drains, dict(path=ENQUEUE, chunks=[body("a")]), 503, "draining", AGAIN),
+    "no place": (fills_places, dict(path=ENQUEUE, chunks=[body("a")]), 429, "uploads", AGAIN),
+    "malformed": (nothing, dict(path=ENQUEUE, chunks=[b"{}"]), 400, "malformed", {}),
+    "one unknown of two": (
+        nothing,
+        dict(path=ENQUEUE, chunks=[body("a").replace(b'{"mean": 1.0}', b'{"mean": 1.0, "x": 1}')]),
+        400,
+        "unknown_reward",
+        {},
+    ),
+    "out of order": (breaks, dict(path=ENQUEUE, chunks=[body("a")]), 503, "broken_reward", AGAIN),
+    "full": (fills, dict(path=ENQUEUE, chunks=[body("a")]), 429, "queue_full", AGAIN),
+    "another body": (uses_the_id, dict(path=ENQUEUE, chunks=[body("a", request_id="id")]), 409, "other_body", {}),
+    "long by its header": (nothing, dict(path=ENQUEUE, chunks=[STALL], headers=LENGTH), 413, "too_long", CLOSE),
+    "long in fact": (nothing, dict(path=ENQUEUE, chunks=[*LARGE, STALL]), 413, "too_long", CLOSE),
+    "a body that stalls": (nothing, dict(path=ENQUEUE, chunks=[b"x", STALL]), 408, "slow_upload", CLOSE),
+    "a body that drips": (nothing, dict(path=ENQUEUE, chunks=DRIP), 408, "slow_upload", CLOSE),
+    "a client that goes": (nothing, dict(path=ENQUEUE, chunks=[b"x", GONE]), 400, "disconnected", {}),
+    "no disk": (cannot(True), dict(path=ENQUEUE, chunks=[body("a")]), 507, "queue_unusable", AGAIN),
+    "no queue": (cannot(False), dict(path=ENQUEUE, chunks=[body("a")]), 503, "queue_unusable", AGAIN),
+    "a pull without a ticket": (nothing, dict(path=PULL, chunks=[b"type=mean"]), 400, "malformed", {}),
+    "an endless wait": (nothing, dict(path=PULL, chunks=[b"uuid=t&wait=inf"]), 400, "malformed", {}),
+    "a long ticket": (nothing, dict(path=PULL, chunks=[b"uuid=" + b"t" * 201]), 400, "malformed", {}),
+    "a type that cannot be printed": (nothing, dict(path=PULL, chunks=[b"uuid=t&type=%1b"]), 400, "malformed", {}),
+    "a long form": (nothing, dict(path=PULL, chunks=[b"uuid=" + b"t" * 99_999]), 413, "too_long", CLOSE),
+    "a long ping": (nothing, dict(path=PING, chunks=[b"x" * 99_999]), 413, "too_long", CLOSE),
+    "an unknown ticket": (nothing, dict(path=PULL, chunks=[b"uuid=t&type=mean"]), 404, "", {}),
+    "a reward that nobody named": (fills, dict(path=PULL, chunks=[b"uuid=t0"]), 404, "", {}),
+    "not ready, as published": (fills, dict(path=PULL, chunks=[b"uuid=t0&type=mean"]), 400, "", {}),
+    "not ready": (fills, dict(path=PULL, chunks=[b"uuid=t0&type=mean&wait=0.01"]), 202, "", {}),
+    "at work": (settles("running"), dict(path=PULL, chunks=[b"uuid=t&type=mean&wait=900"]), 202, "", {}),
+    "failed": (settles("failed"), dict(path=PULL, chunks=[b"uuid=t&type=mean"]), 200, "", {}),
+    "forgotten": (settles("expired"), dict(path=PULL, chunks=[b"uuid=t&type=mean"]), 410, "", {}),
+    "no token": (nothing, dict(path=ENQUEUE, chunks=[STALL], headers=[RIGHT]), 401, "token", CLOSE),  # twice
+}  # fmt: skip
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def answer(made: Here, clock: list[float], **request: Any) -> Answered:
+    return asyncio.run(asyncio.wait_for(asked(create_app(made.service), clock, **request), LONGEST_S))
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_is_counted_and_holds_nothing(
+    name: str, clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, request, status, reason, headers = REFUSALS[name]
+    monkeypatch.setattr(servers, "UPLOAD_WAIT_S", 0.01)
+    idle_s = 900.0
+    if name == "a body that stalls":
+        idle_s = 0.01
+        monkeypatch.setattr(servers, "UPLOAD_S", 1e6)
+    limits = dict(max_jobs=2, max_body_mb=0.0025, max_uploads=3, idle_s=idle_s, max_wait_s=0.05)
+    made = Here(tmp_path, token="secret", **limits)
+    before(made)
+    was = held(made)
+    found = answer(made, clock, **request)
+    assert found.status == status, found
+    assert rejects(made) == ({reason: 1} if reason else {})
+    kept = {name: value for name, value in found.headers.items() if name in ("retry-after", "connection")}
+    assert kept == headers
+    assert held(made) == was
+    if name == "failed":
+        assert found.content["valid"] == [False] * 3 and found.content["error"] == "torn"
+    else:
+        assert found.content["message"]
+    made.close()
+
+
+@pytest.mark.parametrize(("size", "status"), [(2500, 200), (2501, 413)])
+def test_a_body_may_be_as_long_and_as_slow_as_it_is_allowed(
+    size: int, status: int, clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "SLOWEST_UPLOAD", 10)
+    made = Here(tmp_path, token="secret", max_body_mb=0.0025)
+    data = body("a" * (size - len(body(""))))
+    found = answer(made, clock, path=ENQUEUE, chunks=[data[k : k + 100] for k in range(0, size, 100)])
+    assert len(data) == size and found.status == status
+    made.close()
