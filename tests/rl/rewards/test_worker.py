@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker: which jobs it takes together, that it keeps their leases, and what it writes and reports of them."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rewards.service import sqlite_queue
+from cosmos_predict2.rl.rewards.service import worker as workers
+from cosmos_predict2.rl.rewards.service.opening import open_queue
+from cosmos_predict2.rl.rewards.service.queue import Job, Limits
+from cosmos_predict2.rl.rewards.service.worker import WorkerSettings
+from tests.programs import HANG_S
+from tests.rl.rewards.doubles import ROOT, body, mean
+from tests.rl.rewards.here import Here
+
+LONGEST_S = 120.0  # of what a process does at once
+
+
+class Steps:
+    """``draining``, set after so many waits."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.waits = number, []  # type: tuple[int, list[float]]
+
+    def is_set(self) -> bool:
+        return len(self.waits) >= self.number
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+
+def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(tmp_path: Path) -> None:
+    made, job = Here(tmp_path), Job("t", "mean", 1, body("a"))
+    script: list[Any] = [[], [], [job], *[[]] * 5, OSError("gone"), [job], OSError("gone"), [job], []]
+    held: list[list[Job]] = []
+
+    def lease(*_: Any) -> list[Job]:
+        found = script.pop(0)
+        if isinstance(found, OSError):
+            raise found
+        return list(found)
+
+    made.worker.settings = replace(made.worker.settings, max_batch=2, max_wait_s=0.0)
+    made.worker.queue = SimpleNamespace(lease=lease, finish=lambda *_: True)  # type: ignore[assignment]
+    steps = Steps(10)
+    made.worker.draining = steps  # type: ignore[assignment]
+    made.worker._held = [job]  # of a portion whose second lease failed
+    made.worker.report = lambda event: held.append(made.worker._held)  # type: ignore[assignment]
+    made.worker.run()
+    assert steps.waits == pytest.approx([0.01, 0.02, 0.01, 0.02, 0.04, 0.08, 0.1, workers.OUTAGE_WAIT_S, 1.0, 0.01])
+    assert held[-2:] == [[job], []]  # while it is scored, and then
+    made.queue.close()
+
+
+def test_an_outage_amid_a_portion_gives_up_its_leases(tmp_path: Path) -> None:
+    made, script = Here(tmp_path), [[Job("t", "mean", 1, body("a"))]]
+
+    def lease(*_: Any) -> list[Job]:
+        if not script:
+            raise OSError("gone")
+        return script.pop()
+
+    made.worker.settings = replace(made.worker.settings, max_batch=2, max_wait_s=HANG_S)
+    made.worker.queue = SimpleNamespace(lease=lease)  # type: ignore[assignment]
+    made.worker.draining = Steps(1)  # type: ignore[assignment]
+    made.worker.run()
+    assert made.worker._held == []
+    made.queue.close()
+
+
+def test_a_portion_is_filled_and_not_overfilled(tmp_path: Path) -> None:
+    made, asked = Here(tmp_path), []
+    jobs = [Job(f"t{k}", "mean", 1, b"") for k in range(3)]
+    left = [jobs[:1], [], jobs[1:]]
+
+    def lease(reward: str, worker: str, limit: int, seconds: float, suspect_first: bool) -> list[Job]:
+        asked.append((reward, worker, limit, seconds, suspect_first))
+        return left.pop(0)
+
+    made.worker.settings = replace(made.worker.settings, max_batch=3, max_wait_s=HANG_S, lease_s=7.0)
+    made.worker.queue = SimpleNamespace(lease=lease)  # type: ignore[assignment]
+    assert made.worker._next_portion() == jobs == made.worker._held
+    assert asked == [("mean", "w", limit, 7.0, False) for limit in (3, 2, 2)]
+    made.queue.close()
+
+
+def test_results_and_reasons_are_written_and_reported(tmp_path: Path) -> None:
+    """Of a portion with a failure, a lease that another has, and a result that cannot be written."""
+    made = Here(tmp_path)
+    queue, worker = made.queue, made.worker
+    for k in range(4):
+        queue.put(f"t{k}", {"mean": "v1"}, b"body", "d", 2)
+    worker.settings = replace(worker.settings, version="v1", max_batch=4)
+    good = {"valid": [True, False], "duration": "0.50", "decoded_duration": "0.25", "scores": {"mean": [1.0, None]}}
+    results: list[Any] = [good, ArithmeticError("torn"), good, {**good, "scores": float("nan")}]
+    worker.scorer = SimpleNamespace(needs_pixels=True, score=lambda bodies: results)  # type: ignore[assignment]
+    jobs = worker._next_portion()
+    queue.fail(jobs[2], "w", "another has it")
+    worker._score(jobs)
+    assert worker._held == []
+    facts = dict(jobs=4, clips=6, failed=1, late=2, decode_s=0.75, score_s=1.5)
+    assert made.reports == [{"event": "alive"}, dict(event="scored", total_s=made.reports[1]["total_s"], **facts)]
+    worker.scorer.needs_pixels = False
+    done, failed = queue.look("t0", "mean"), queue.look("t1", "mean")
+    assert done is not None and json.loads(str(done.result)) == good
+    assert failed is not None and failed.error == "ArithmeticError: torn"
+    assert not queue.put("t0", {"mean": "v1"}, b"body", "d", 2) and queue.put("t0", {"mean": "v2"}, b"body", "d", 2)
+    (job,) = queue.lease("mean", "w", 1, 900.0)
+    results[:] = [good]
+    worker._score([job])
+    assert made.reports[-1]["decode_s"] == 0.0
+    made.queue.close()
+
+
+def test_leases_are_kept_after_a_renewal_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = Here(tmp_path), []
+
+    def renew(jobs: Sequence[Job], worker: str, seconds: float) -> None:
+        asked.append((jobs, worker, seconds))
+        if len(asked) < 2:
+            raise OSError("gone")
+        raise SystemExit  # of the test's own
+
+    monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=lambda _: None))
+    made.worker.queue = SimpleNamespace(renew=renew)  # type: ignore[assignment]
+    made.worker._held = jobs = [Job("t", "mean", 1, b"")]
+    with pytest.raises(SystemExit):
+        made.worker._keep_leases()
+    assert asked == [(jobs, "w", 30.0)] * 2
+    made.queue.close()
+
+
+class Told:
+    """A reward that keeps what it was made with, and speaks to standard output."""
+
+    needs_pixels = True
+
+    def __init__(self, scale: float, dtype: str, device: str, model_path: str) -> None:
+        self.told = scale, dtype, device, model_path
+        print("a library's words")
+
+    def __call__(self, clips: Clips, context: Any) -> Any:
+        if clips.prompts == ["sleep"]:
+            time.sleep(HANG_S)
+        print("more of them")
+        assert clips.video_B_C_F_H_W is not None
+        return clips.video_B_C_F_H_W.float().mean(dim=(1, 2, 3, 4))
+
+
+def told(folder: Path, path: str = f"{__name__}:Told") -> WorkerSettings:
+    words = dict(arguments={"scale": 2.0}, dtype="float16", device="cpu", model_path="a/b", max_batch=3)
+    kept = dict(decode={"model_path": "tiny"}, decoded=str(folder / "decoded"), decoding="d1")
+    return WorkerSettings("w", "mean", path, str(folder / "q"), "v1", **words, **kept, limits={"max_attempts": 7})  # type: ignore
+
+
+def test_a_worker_is_made_as_it_was_told(tmp_path: Path) -> None:
+    reports: list[Any] = []
+    worker = workers.build_worker(told(tmp_path), reports.append)
+    assert worker.scorer.function.told == (2.0, "float16", "cpu", "a/b")  # type: ignore[union-attr]
+    assert (worker.scorer.name, worker.scorer.max_clips, worker.queue.limits.max_attempts) == ("mean", 3, 7)
+    assert worker.scorer.decoded is not None and worker.scorer.decoded.decoding == "d1"
+    (found,) = worker.scorer.score([body("a")])
+    assert isinstance(found, dict) and reports == [{"event": "alive"}] * 3  # before, and where it decodes and scores
+    worker.queue.close()
+    alone = workers.build_worker(replace(told(tmp_path), decoded=""), reports.append)
+    assert alone.scorer.decoded is None
+    alone.queue.close()
+
+
+@pytest.mark.slow
+def test_the_process_of_a_worker_speaks_to_its_server_and_ends_with_it(tmp_path: Path) -> None:
+    queue = open_queue(str(tmp_path / "q"), Limits())
+    queue.put("t", {"mean": "v1"}, body("a"), "d", 1)
+    command = [sys.executable, "-m", workers.__name__]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    worker, unfit = (subprocess.Popen(command, **pipes) for _ in range(2))  # type: ignore[call-overload]
+    for process, path in ((worker, f"{__name__}:Told"), (unfit, "no.such:thing")):
+        process.stdin.write(told(tmp_path, path).to_json() + "\n")
+        process.stdin.flush()
+    event = json.loads(unfit.stdout.readline())
+    assert event["event"] == "unfit" and "no.such" in event["reason"]
+    assert unfit.wait(LONGEST_S) == workers.UNFIT
+    events = [json.loads(worker.stdout.readline()) for _ in range(6)]
+    assert events[0] == {"event": "ready", "needs_pixels": True}
+    assert [one["event"] for one in events[1:]] == [*["alive"] * 4, "scored"]
+    worker.stdin.write("drain\n")
+    worker.stdin.flush()
+    assert worker.wait(LONGEST_S) == 0
+    for process in (worker, unfit):
+        process.stdin.close()
+        process.stdout.close()
+    again = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]
+    queue.put("u", {"mean": "v1"}, body("sleep"), "d", 1)
+    again.stdin.write(told(tmp_path).to_json() + "\n")
+    again.stdin.flush()
+    while json.loads(again.stdout.readline())["event"] != "alive":
+        pass
+    assert again.communicate(timeout=LONGEST_S) and again.returncode == 1  # the server's end of the pipe is closed
+    queue.close()
+
+
+def test_a_portion_keeps_its_leases_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a lease is always left over for a worker that is held up."""
+    made, clock, stolen, is_asked, is_over = Here(tmp_path), [0.0], [], threading.Event(), threading.Event()
+    lease_s, others = made.worker.settings.lease_s, threading.enumerate()  # which may keep leases, too
+
+    def nap(seconds: float) -> None:
+        if threading.current_thread() in others:
+            return time.sleep(seconds)
+        is_asked.wait()
+        if clock[0] >= 3 * lease_s:
+            is_over.set()
+            return time.sleep(seconds)
+        clock[0] += seconds + lease_s / 2
+        stolen.extend(made.queue.lease("mean", "other", 1, lease_s))
+        clock[0] -= lease_s / 2
+
+    def slow(clips: Clips, context: Any) -> Any:
+        is_asked.set()
+        is_over.wait(HANG_S)
+        return mean(clips, context)
+
+    monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
+    monkeypatch.setattr(sqlite_queue, "now", lambda: clock[0])
+    made.worker.scorer.function = slow
+    made.queue.put("t", {"mean": "v"}, body("a"), "d", 1)
+    made.work()
+    assert is_over.wait(HANG_S)
+    made.close()
+    assert not stolen
+
+
+def test_all_jobs_of_a_portion_keep_their_leases_also_those_that_were_leased_first(tmp_path: Path) -> None:
+    made, is_scoring, renewed, found = Here(tmp_path), threading.Event(), threading.Event(), []
+    left = [[Job(ticket, "mean", 1, body(ticket))] for ticket in ("first", "second")]
+
+    def renew(jobs: Sequence[Job], worker: str, seconds: float) -> None:
+        if is_scoring.is_set():
+            found.append([job.ticket for job in jobs])
+            renewed.set()
+
+    def slow(clips: Clips, context: Any) -> Any:
+        is_scoring.set()
+        assert renewed.wait(HANG_S)
+        return mean(clips, context)
+
+    made.worker.queue = SimpleNamespace(  # type: ignore[assignment]
+        lease=lambda *_: left.pop(0) if left else [], renew=renew, finish=lambda *_: True
+    )
+    made.worker.settings = replace(made.worker.settings, max_batch=2, max_wait_s=HANG_S, lease_s=0.3)
+    made.worker.scorer.function = slow
+    made.work()
+    assert renewed.wait(HANG_S)
+    made.close()
+    assert found[0] == ["first", "second"]
+
+
+def test_a_suspect_is_scored_alone_and_in_turn_with_the_others(tmp_path: Path) -> None:
+    made = Here(tmp_path)
+    queue, worker = made.queue, made.worker
+    worker.settings = replace(worker.settings, max_batch=2, max_wait_s=0.05, lease_s=HANG_S)
+    for ticket in ("s0", "s1", "t0", "t1", "t2", "t3"):
+        queue.put(ticket, {"mean": "v"}, b"body", ticket, 1)
+        if ticket == "s1":
+            queue.lease("mean", "dead", 2, HANG_S)
+            queue.release("dead", "signal 9", has_died=True)
+    for expected in (["t0", "t1"], ["s0"], ["t2", "t3"], ["s1"]):
+        jobs = worker._next_portion()
+        assert [job.ticket for job in jobs] == expected
+        assert all(queue.finish(job, "w", "{}", "v") for job in jobs)
+    made.close()
