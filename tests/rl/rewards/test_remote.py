@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.interfaces import Clips, Scores
 from cosmos_predict2.rl.rewards import remote, wire
-from cosmos_predict2.rl.rewards.http import NoAnswer, ask
+from cosmos_predict2.rl.rewards.http import Answer, NoAnswer, ask
 from cosmos_predict2.rl.rewards.local import LocalReward
-from cosmos_predict2.rl.rewards.remote import Address, RemoteReward, share_senders
+from cosmos_predict2.rl.rewards.remote import Address, RemoteReward, Sender, share_senders
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
 from tests.rl.rewards.doubles import clips_of, mean
@@ -143,17 +143,22 @@ def test_rewards_of_one_service_upload_a_clip_once(scripted: Any) -> None:
         server.reward(score_key="part"),
         server.reward(media="video"),
         server.reward(latent_dtype="bfloat16"),
+        server.reward(token="secret"),
         other.reward(),
     ]
+    senders = [reward.sender for reward in rewards]
     share_senders([*rewards, LocalReward(mean)])
+    assert [sender._threads._shutdown for sender in senders] == [sender is not senders[0] for sender in senders[:3]] + (
+        [False] * 4
+    )
     context = {"true_latents": clips.latents_B_C_T_H_W, "actions": torch.ones(1, 2, 3), "goal": torch.ones(1, 2)}
     for _ in range(2):
         tickets = [reward.submit(clips, context, "id") for reward in rewards]
         scores = [reward.fetch(ticket, 30) for reward, ticket in zip(rewards, tickets)]
-        assert [one.value_B.tolist() for one in scores] == [[1.5], [2.0], [2.0], [1.5], [1.5], [1.5]]
+        assert [one.value_B.tolist() for one in scores] == [[1.5], [2.0], [2.0], [1.5], [1.5], [1.5], [1.5]]
     sent = [wire.parse(one[2]) for one in server.asked("enqueue")]
     assert sorted((one.rewards, one.media) for one in sent) == sorted(
-        [(("mean", "second"), "latent"), (("mean",), "video"), (("mean",), "latent")] * 2
+        [(("mean", "second"), "latent"), (("mean",), "video"), (("mean",), "latent"), (("mean",), "latent")] * 2
     )
     shared = next(one for one in sent if len(one.rewards) == 2)
     assert {*shared.context} == {"true_latents", "actions"}
@@ -172,7 +177,7 @@ def rewards_page(**timeouts: float) -> tuple[int, str, dict[str, str]]:
         (rewards_page(mean=120.0), TICKET, SCORES, ""),
         ((404, "{}", {}), TICKET, SCORES, ""),  # a published service
         (rewards_page(man=120.0), TICKET, SCORES, "man"),
-        (rewards_page(mean=900.0), TICKET, SCORES, "timeout_s=900"),
+        (rewards_page(mean=300.0), TICKET, SCORES, "timeout_s=300"),
         ((401, "{}", {}), (401, '{"message": "The bearer token is missing or wrong."}', {}), SCORES, "token"),
         ((404, "{}", {}), (400, '{"message": "is not served"}', {}), SCORES, "not served"),
         (rewards_page(mean=120.0), TICKET, (200, '{"scores": null, "error": "the judge is ill"}', {}), "ill"),
@@ -188,6 +193,7 @@ def test_what_could_give_no_score_ends_the_start(scripted: Any, page: Any, enque
         return
     with pytest.raises(ConfigError, match=named):
         reward.probe(clips_of("a"), {}, 300.0)
+    assert {one[1]["Authorization"] for one in server.requests} == {"Bearer secret"}
 
 
 def test_after_the_deadline_what_is_there_still_counts_for_a_moment(scripted: Any) -> None:
@@ -219,6 +225,127 @@ def test_a_service_that_says_when_to_ask_again_is_asked_then(scripted: Any, monk
     reward = server.reward(submit_deadline_s=900.0)
     assert reward.fetch(reward.submit(clips_of("a"), {}, "id"), 900).is_valid_B.all()
     assert len(slept) == 1 and 7 <= slept[0] <= 7 + remote.LONGEST_WAIT_S  # and a moment, so that not all come at once
+
+
+class Talk:
+    """Answers by a script, each after some seconds of a clock of its own: what was asked, and how long was slept."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *script: tuple[float, Answer | NoAnswer]) -> None:
+        self.script, self.now = list(script), 1000.0
+        self.asked: list[tuple[Any, float]] = []
+        self.slept: list[float] = []
+        for name, value in dict(FIRST_WAIT_S=0.5, LONGEST_WAIT_S=20.0, ask=self.ask).items():
+            patch.setattr(remote, name, value)
+        patch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+        patch.setattr(remote, "_JITTER", SimpleNamespace(uniform=lambda low, high: high))
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def ask(self, url: str, body: Any, headers: Any, timeout: float) -> Answer:
+        self.asked.append((body, timeout))
+        took, answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        self.now += took
+        if isinstance(answer, NoAnswer):
+            raise answer
+        return answer
+
+
+NONE, EARLY, GOOD = NoAnswer("gone"), Answer(202, {}), Answer(200, {"uuid": "t"})
+
+
+def far(**options: Any) -> RemoteReward:
+    return RemoteReward("mean", enqueue_url="http://x/enqueue", fetch_url="http://x/pull", **options)
+
+
+def test_waits_grow_with_failures_in_a_row_and_end_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Talk(monkeypatch, *[(0, NONE)] * 7, (0, EARLY), (5, EARLY), (5, EARLY), (0, NONE), (0, GOOD))
+    sender = far().sender
+    assert sender.ask("http://x", b"", {}, talk.now + 1e3, lambda left: left) is GOOD
+    assert talk.slept == [0.5, 1, 2, 4, 8, 16, 20, 20, 0.5]  # a pull that was held is no failure
+    talk = Talk(monkeypatch, (0, NONE))
+    with pytest.raises(NoAnswer, match="after 3 tries; the last: gone"):
+        sender.ask("http://x", b"", {}, talk.now + 3, lambda left: left)
+    assert talk.slept == [0.5, 1, 1.5]
+    for status in (408, 425, 429, 500, 502, 503, 504, 507):
+        talk = Talk(monkeypatch, (0, Answer(status, {})), (0, GOOD))
+        assert sender.ask("http://x", b"", {}, talk.now + 3, lambda left: left) is GOOD
+
+
+UPLOADS = [(1, 1e4, 60), (10**8, 1e4, 330), (3 * 10**8, 1e4, 600), (10**8, 10, 10)]  # bytes, seconds left and given
+
+
+@pytest.mark.parametrize(("size", "left", "limit"), UPLOADS)
+def test_an_upload_has_time_by_its_size(size: int, left: float, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Talk(monkeypatch, (0, GOOD))
+    assert far().sender.enqueue(bytes(size), talk.now + left) == ("t", {})
+    assert talk.asked[0][1] == limit
+
+
+@pytest.mark.parametrize(("left", "wait", "timeout"), [(100, 20, 30), (20.5, 19.5, 21.5), (0.5, 0, 1.5), (-1, 0, 1)])
+def test_a_pull_waits_within_its_deadline(
+    left: float, wait: float, timeout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(monkeypatch, (0, GOOD))
+    far()._pull("t", {}, talk.now + left)
+    assert talk.asked == [(f"uuid=t&type=mean&wait={wait:.1f}".encode(), timeout)]
+
+
+def test_a_request_has_its_own_deadline_and_is_waited_for_until_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk, posted = Talk(monkeypatch, (0, GOOD)), []
+    monkeypatch.setattr(Sender, "enqueue", lambda sender, body, ends: posted.append(ends - talk.now) or ("t", {}))
+    reward = far(submit_deadline_s=50.0)
+    reward.submit(clips_of("a"), {}, "x" * 300)
+    assert wire.REQUEST_ID.fullmatch(str(wire.parse(reward._asked["x" * 300][0].body).request_id))
+    monkeypatch.setattr(reward, "_check_service", lambda deadline: None)
+    monkeypatch.setattr(reward, "_scores", lambda asked, ends: Scores(torch.ones(1), torch.ones(1) > 0))
+    for deadline in (9.0, 90.0):
+        reward.probe(clips_of("a"), {}, deadline)
+    reward.close()
+    reward.sender._threads.shutdown()
+    assert posted == [50, 9, 50]
+    waited: list[float] = []
+
+    def late(timeout: float) -> Any:
+        waited.append(timeout)
+        raise remote.Late
+
+    for left in (7.0, -7.0):
+        asked = remote._Asked(b"", 1, SimpleNamespace(result=late))  # type: ignore[arg-type]
+        with pytest.raises(NoAnswer, match="delivered"):
+            far()._scores(asked, talk.now + left)
+    assert waited == [7, 0]
+
+
+def test_scores_are_fetched_in_the_order_in_which_they_were_asked(scripted: Any) -> None:
+    tickets = [(200, f'{{"uuid": "{name}"}}', {}) for name in ("t1", "t2")]
+    answers = [(200, f'{{"scores": {{"mean": [{value}]}}}}', {}) for value in (1, 2)]
+    server = scripted(enqueue=tickets, pull=answers)
+    reward = server.reward()
+    asked = []
+    for _ in range(2):
+        asked.append(reward.submit(clips_of("a"), {}, "id"))
+        reward._asked["id"][-1].ticket.result(900)  # it is posted
+    assert [reward.fetch(ticket, 30).value_B.item() for ticket in asked] == [1, 2]
+    assert [parse_qs(one[2].decode())["uuid"] for one in server.asked("pull")] == [["t1"], ["t2"]]
+
+
+def test_an_invalid_clip_leaves_the_parts_of_the_others(scripted: Any) -> None:
+    scores = '{"scores": {"mean": [1.5, null], "part": [2.0, null], "odd": [null, 1.0]}, "valid": [true, false]}'
+    server = scripted(enqueue=[TICKET], pull=[(200, scores, {})])
+    reward = server.reward()
+    found = reward.fetch(reward.submit(clips_of("a", "b"), {}, "id"), 30)
+    assert found.is_valid_B.tolist() == [True, False]
+    assert {name: part.tolist() for name, part in found.parts.items()} == {"mean": [1.5, 0.0], "part": [2.0, 0.0]}
+    assert (reward.num_clips, reward.num_invalid) == (2, 1)
+
+
+def test_a_ticket_that_is_no_text_is_no_answer(scripted: Any) -> None:
+    server = scripted(enqueue=[(200, '{"uuid": 5}', {})], pull=[SCORES])
+    reward = server.reward()
+    assert not reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30).is_valid_B.any()
+    assert not server.asked("pull")
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 409, 413])
@@ -254,8 +381,9 @@ def test_scores_of_another_number_are_invalid(scripted: Any) -> None:
     assert not reward.fetch(reward.submit(clips_of("a", "b"), {}, "id"), 30).is_valid_B.any()
 
 
-def test_a_service_that_lost_its_queue_is_asked_once_more(scripted: Any) -> None:
-    server = scripted(enqueue=[TICKET], pull=[(404, "{}", {}), SCORES])
+@pytest.mark.parametrize("status", [404, 410])  # it lost its queue, or forgot the result
+def test_a_service_that_has_no_scores_any_more_is_asked_once_more(scripted: Any, status: int) -> None:
+    server = scripted(enqueue=[TICKET], pull=[(status, "{}", {}), SCORES])
     reward = server.reward()
     assert reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30).is_valid_B.all()
     assert len(server.asked("enqueue")) == 2
@@ -279,6 +407,31 @@ def test_a_service_that_never_answers_what_it_took_gives_no_answer() -> None:
         ask(f"http://127.0.0.1:{silent.getsockname()[1]}/pull", b"", {}, timeout=0.2)
 
 
+def test_an_answer_says_as_much_as_it_can(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which is not asked for what is near
+    server = scripted(
+        pull=[
+            (503, "<html>busy", {"Retry-After": "1e9"}),
+            (503, '{"detail": "d"}', {"Retry-After": "Wed, 21 Oct 2099 07:28:00 GMT"}),
+            (400, json.dumps({"error": "e" * 999}), {"Retry-After": "-5"}),
+            (200, "[]", {}),
+        ]
+    )
+    url = f"http://127.0.0.1:{server.server_address[1]}/pull"
+    found = [ask(url, b"", {}, 900) for _ in range(3)]
+    assert [(one.status, one.message(), one.retry_after) for one in found] == [
+        *((503, "<html>busy", 300.0), (503, "d", None), (400, "e" * 300, 0.0))
+    ]
+    with pytest.raises(NoAnswer, match="no JSON object"):
+        ask(url, b"", {}, 900)
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(NoAnswer):
+        ask("http://far.invalid/pull", b"", {}, 900)
+    monkeypatch.setenv("http_proxy", url)
+    server.page = (200, '{"proxy": 1}', {})
+    assert ask("http://far.invalid/pull", None, {}, 900).content == {"proxy": 1}  # a GET, through the proxy
+
+
 def test_pulls_go_to_the_replica_that_took_the_request(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it was lost there, and another one took it."""
     tickets = [(200, f'{{"uuid": "t", "replica_id": "{name}"}}', {}) for name in ("r7", "r8")]
@@ -299,9 +452,10 @@ def test_the_environment_counts_before_the_config(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(f"{prefix}_FETCH_URL", f"http://{letter}")
         monkeypatch.setenv(f"{prefix}_TOKEN", letter)
         assert Address.found("http://a", "http://b", "t") == Address(f"http://{letter}", f"http://{letter}", letter)
-    monkeypatch.setenv("WFM_REWARD_FETCH_URL", "host:8080")
-    with pytest.raises(ConfigError, match="WFM_REWARD_FETCH_URL"):
-        Address.found()
+    for wrong in ("host:8080", "httpd:8080"):
+        monkeypatch.setenv("WFM_REWARD_FETCH_URL", wrong)
+        with pytest.raises(ConfigError, match="WFM_REWARD_FETCH_URL"):
+            Address.found()
 
 
 def test_video_and_half_precision_are_sent(scripted: Any) -> None:
@@ -314,6 +468,10 @@ def test_video_and_half_precision_are_sent(scripted: Any) -> None:
     assert video.video() is not None and reward.needs_pixels is False
     found = latent.latents()
     assert found is not None and found.dtype == torch.bfloat16
+    assert far(clip=(1.0, 1.0)).clip == (1.0, 1.0)
+    assert (far().score_key, RemoteReward("dance_grpo", enqueue_url="http://x", fetch_url="http://x").score_key) == (
+        *("mean", "overall_reward"),
+    )
     for wrong in (dict(media="sound"), dict(clip=(1.0, 0.0))):
         with pytest.raises(ConfigError):
             server.reward(**wrong)
