@@ -33,3 +33,14 @@ def test_another_number_of_tasks_than_the_environment_has_is_refused() -> None:
     assert _settled(EpisodeStarts(2, num_tasks=3), None, is_remote=True) == [(0, 0), (1, 0)]  # which asks nobody
     with pytest.raises(ConfigError, match="num_tasks is null"):
         EpisodeStarts(5)[0]
+
+
+def test_the_simulators_of_validation_are_released_after_they_were_asked_and_those_of_training_stay() -> None:
+    released: list[str] = []
+    envs: list[Any] = [
+        SimpleNamespace(metadata={"num_tasks": num}, release=lambda num=num: released.append(str(num)))
+        for num in (2, 3)
+    ]
+    loaders = [SimpleNamespace(dataset=EpisodeStarts(4)) for _ in envs]
+    settle_num_tasks(loaders, envs, is_remote=False)
+    assert [loader.dataset.num_tasks for loader in loaders] == [2, 3] and released == ["3"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The alarm goes off when held-out quality falls while the reward rises, and only then."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.evaluation.reports.run_report import write_report
+from cosmos_predict2.rl.clips import quality_alarm
 from cosmos_predict2.rl.clips.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.verifiable import Agreement, Random
@@ -60,16 +62,121 @@ def test_after_going_back_the_reward_is_that_of_then() -> None:
     assert alarm._judge("agreement", 13.0, 4) is None
 
 
+def test_a_fall_by_the_tolerance_is_none_and_a_best_is_the_first_of_equals() -> None:
+    alarm = _alarm()
+    for reward, value, iteration in ((1.0, 14.0, 1), (2.0, 14.0, 2), (3.0, 13.5, 3)):
+        alarm._reward = reward
+        assert alarm._judge("agreement", value, iteration) is None
+    assert alarm._best["agreement"] == [14.0, 1.0, 1.0]
+    alarm._reward = 1.0  # as at the best: it did not rise
+    assert alarm._judge("agreement", 0.0, 4) is None
+
+
+class Schedule:
+    """Of a scheduler what the alarm uses: the next step's rates are of ``base_lrs`` when the state was loaded."""
+
+    def __init__(self) -> None:
+        self.base_lrs, self.rates = [1.0, 0.5], [1.0, 0.5]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rates = list(self.base_lrs)
+
+
+class Planned:
+    """A run of the alarm in which it is planned what each iteration measures and earns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: Any = None, on_alarm: Any = "rollback") -> None:
+        monkeypatch.setattr(quality_alarm, "apart", lambda *_: nullcontext())
+        monkeypatch.setattr(quality_alarm, "GivesClips", object)
+        measures = {name: Measure(make=L(Random)(), tolerance=0.5) for name in ("a", "b")}
+        self.alarm = QualityAlarm(measures, every_n=1, on_alarm=on_alarm)
+        self.restored: list[int] = []
+        self.trainer: Any = mock.MagicMock(save_wanted=False, scheduler=Schedule(), dataloader_val=[])
+        self.trainer.optimizer.state = {"moments": 1}
+        self.trainer.checkpointer.restore_weights = lambda model, target: self.restored.append(target)
+        self.model: Any = mock.MagicMock()
+        self.alarm.trainer, self.alarm.name = self.trainer, "quality_alarm"
+        self.alarm.config = mock.MagicMock()
+        self.alarm.config.checkpoint.keep_last = None
+        if state is not None:
+            self.alarm.load_state_dict(state)
+        self.alarm.on_train_start(self.model)
+
+    def step(self, iteration: int, reward: float, a: float, b: float, *, is_end: bool = True) -> None:
+        """Saves are made after the step, where the experience is at its end."""
+        self.model.at_boundary.return_value = is_end
+        self.alarm.on_training_step_batch_end(self.model, None, {"reward_mean": reward}, torch.zeros(()), iteration)
+        with mock.patch.object(self.alarm, "_measured", return_value={"a": a, "b": b}):
+            self.alarm.on_training_step_end(self.model, None, {}, torch.zeros(()), iteration)
+        if is_end:
+            self.alarm.on_save_checkpoint_start(self.model, iteration)
+            self.trainer.save_wanted = False
+
+
+def test_it_goes_back_to_before_the_first_measure_fell_once_the_experience_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned = Planned(monkeypatch)
+    planned.step(1, 1.0, a=1.0, b=1.0, is_end=False)  # saved at 2, after another measurement
+    planned.step(2, 1.0, a=0.9, b=0.9)
+    planned.step(3, 2.0, a=2.0, b=0.9)
+    planned.step(4, 2.0, a=1.9, b=0.9)  # no best: not saved
+    assert [(one["iteration"], one["measured"]) for one in planned.alarm._saved] == [(2, 2), (3, 3)]
+    planned.alarm._saved[0]["measured"] = 1  # as where the save alone waited for the end
+    planned.alarm._saved[0]["values"] = {"a": 1.0, "b": 1.0}
+    planned.step(5, 9.0, a=1.0, b=0.2, is_end=False)
+    assert planned.restored == [] and planned.trainer.scheduler.rates == [1.0, 0.5]
+    with mock.patch.object(planned.alarm, "fires_at", return_value=False):
+        planned.step(6, 9.0, a=1.0, b=0.2)
+        assert planned.restored == [2] and planned.trainer.scheduler.rates == [0.5, 0.25]
+        assert planned.trainer.optimizer.state == {} and planned.alarm._reward == pytest.approx(
+            planned.alarm._saved[0]["reward"]
+        )
+        assert planned.alarm._best == {"a": [1.0, 1.0, planned.alarm._reward], "b": [1.0, 1.0, 1.0]}
+        planned.step(7, 9.0, a=1.0, b=0.2)
+        assert planned.restored == [2], "once"
+    planned.step(8, 20.0, a=1.0, b=0.1)
+    assert planned.restored == [2, 2] and planned.trainer.scheduler.rates == [0.25, 0.125]
+    again = Planned(monkeypatch, planned.alarm.state_dict())
+    assert again.trainer.scheduler.rates == [0.25, 0.125] and again.alarm._saved == planned.alarm._saved
+
+
+def test_a_best_of_one_measure_is_not_kept_where_another_fell(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Planned(monkeypatch, on_alarm="rollback")
+    planned.step(1, 1.0, a=1.0, b=1.0)
+    planned.step(2, 9.0, a=3.0, b=0.2)
+    assert [one["iteration"] for one in planned.alarm._saved] == [1] and planned.restored == [1]
+    warned = Planned(monkeypatch, on_alarm="warn")
+    warned.step(1, 1.0, a=1.0, b=1.0)
+    warned.step(2, 9.0, a=3.0, b=0.2)
+    assert warned.restored == [] and warned.alarm._saved == []
+
+
+def test_the_reward_is_smoothed_over_steps_and_the_mean_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Planned(monkeypatch)
+    planned.step(1, 1.0, a=1.0, b=1.0)
+    planned.step(2, 2.0, a=1.0, b=1.0)
+    assert planned.alarm._reward == pytest.approx(0.7 * 1.0 + 0.3 * 2.0)
+    monkeypatch.setattr(distributed, "all_gather_object", lambda mine: [({"a": 5.0, "b": 5.0}, 3.0), (mine[0], 5.0)])
+    planned.step(3, 2.0, a=1.0, b=1.0)
+    assert planned.alarm._reward == 4.0 and planned.alarm._values == {"a": 5.0, "b": 5.0}
+
+
 def test_a_measure_without_a_valid_score_has_no_value() -> None:
     """Not a number, it would be a best that nothing is above, and below which everything is."""
-    alarm = QualityAlarm({**MEASURES, "chance": Measure(make=L(Random)())}, every_n=1)
-    still = torch.zeros(1, 4, 2, 2, 2)
+    alarm = QualityAlarm({**MEASURES, "chance": Measure(make=L(Random)())}, every_n=1, seed=7)
+    still, seeds = torch.zeros(1, 4, 2, 2, 2), []
     given = SimpleNamespace(gt_frames_B_C_T_H_W=still)
     clip = SimpleNamespace(conditions=dict, condition_on=lambda device: given, x0_1_C_T_H_W=still, num_given=1, fps=8.0)
-    alarm._clips = [clip]  # type: ignore[list-item]
+    alarm._clips = [clip, clip]  # type: ignore[list-item]
     pixels = torch.zeros(1, 3, 5, 8, 8)
-    world = SimpleNamespace(device="cpu", generate_latents=lambda *_, **options: still, decode=lambda latents: pixels)
+    generate = lambda *_, seed, **options: seeds.append(seed) or still  # noqa: E731
+    world = SimpleNamespace(device="cpu", generate_latents=generate, decode=lambda latents: pixels)
     assert set(alarm._measured(SimpleNamespace(world=world))) == {"chance"}
+    assert seeds == [[7], [8]]
 
 
 # As the experiments have it, but seldom and short.

@@ -163,6 +163,31 @@ def test_batches_of_starts_are_the_policys_and_others_the_world_models() -> None
     ]
 
 
+def gap_of(*rates: tuple[float, float], others: Any = (), before: Any = (), **options: Any) -> str | None:
+    """What is said at the end of a validation with these (imagined, true) rates; ``others`` are another rank's."""
+    gap = ImaginationGap(on_alarm="stop", **options)
+    for some in (before, rates):
+        gap.on_validation_start(None, None)
+        for imagined, true in some:
+            gap.on_validation_step_end(None, None, dict(imagined_success=imagined, true_success=true), torch.zeros(()))
+    with mock.patch("imaginaire.distributed.all_gather_object", lambda mine: [mine, list(others)]):
+        try:
+            gap.on_validation_end(None)
+        except TrainingError as error:
+            return str(error)
+    return None
+
+
+def test_the_gap_is_the_mean_of_a_validation_on_all_ranks_and_has_a_direction() -> None:
+    assert gap_of((0.75, 0.5), limit=0.25) is None
+    assert "100% of the episodes succeed in imagination and 50% truly" in str(gap_of((1.0, 0.5), limit=0.25))
+    assert gap_of((0.0, 1.0), limit=0.25) is None, "where more succeeds than was imagined"
+    assert gap_of((0.5, 0.5), before=[(1.0, 0.0)], limit=0.25) is None
+    assert "75% of the episodes succeed in imagination and 25%" in str(
+        gap_of((0.5, 0.5), others=[(1.0, 0.0)], limit=0.25)
+    )
+
+
 def test_imagined_validation_has_a_name_of_its_own() -> None:
     output, loss = judged().validation_step(batch(size=4), 0)
     assert set(output) == {"imagined_greedy_success", "imagined_greedy_success_margin", "imagined_greedy_return"}
@@ -432,4 +457,11 @@ def test_films_are_of_the_greedy_policy_and_of_the_same_actions_in_both_worlds(m
     with mock.patch.object(one.env, "reset", wraps=one.env.reset) as reset:
         callback.on_validation_end(one)
     assert calls == ["greedy", "greedy", [True, True]]
+    named = {id(one.env): torch.zeros(2), id(one.true_env): torch.ones(2)}
+    monkeypatch.setattr(draw_episodes, "film", lambda env, *_: (named[id(env)], None))
+    monkeypatch.setattr(
+        callback, "_write", lambda rows, iteration: calls.append([tuple(map(float, row)) for row in rows])
+    )
+    callback.on_validation_end(one)
+    assert calls[-1] == [(0.0, 1.0)] * 2, "imagined, true"
     assert reset.call_args.kwargs["options"]["trial_ids"] == validation_starts([0, 0], [5, 6]).trial_ids
