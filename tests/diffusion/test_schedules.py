@@ -17,6 +17,10 @@ def test_levels_run_down_between_the_given_ends(num_steps: int, order: float) ->
     torch.testing.assert_close((sigmas ** (1 / order)).diff().diff(), torch.zeros(num_steps - 1).double())
 
 
+def test_the_last_level_may_be_none() -> None:
+    assert karras_sigmas(4, 0.0, 80.0)[-1] == 0
+
+
 @pytest.mark.parametrize(("kind", "evaluations"), [("shift", 35), ("karras", 36)])
 def test_flow_lists_end_in_zero_and_tell_whole_timesteps(kind: str, evaluations: int) -> None:
     schedule = flow_sigmas(35, kind)  # type: ignore[arg-type]
@@ -33,6 +37,8 @@ def test_timesteps_are_found_by_level(num_steps: int, dtype: torch.dtype) -> Non
     schedule = flow_sigmas(num_steps, shift=1.0)  # the shift with most levels on whole timesteps
     found = schedule.timesteps_at(schedule.sigmas[:-1].to(dtype))
     assert found.dtype == dtype and found.tolist() == schedule.timesteps.tolist()
+    for factor in (0.9999, 1.0001):  # as another precision has them
+        assert schedule.timesteps_at(factor * schedule.sigmas[:-1].to(dtype)).tolist() == found.tolist()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 from cosmos_predict2.diffusion.exponential import AdamsBashforth2
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.diffusion.schedules import flow_sigmas, karras_sigmas
-from cosmos_predict2.diffusion.solvers import SOLVERS, Churn, guide, sample
+from cosmos_predict2.diffusion.solvers import SOLVERS, Churn, SameNoise, guide, sample
 from cosmos_predict2.diffusion.step import Step, Stepper
 from cosmos_predict2.diffusion.unipc import UniPC
 
@@ -188,6 +188,15 @@ def test_churn_adds_the_noise_that_the_raised_level_has_more() -> None:
     x = torch.zeros(100_000, dtype=torch.float64)
     churned, level = Churn(1e9, generator=torch.Generator().manual_seed(0)).apply(x, 2.0, 10)
     assert churned.std().item() == pytest.approx(math.sqrt(level**2 - 4.0), rel=0.02)
+    scaled, _ = Churn(1e9, noise_scale=1.5, generator=torch.Generator().manual_seed(0)).apply(x, 2.0, 10)
+    torch.testing.assert_close(scaled, 1.5 * churned)
+
+
+def test_the_same_noise_is_put_back_at_the_next_time() -> None:
+    noise, x0 = torch.ones(2, 1, 1, 1, 1), torch.full((2, 1, 1, 1, 1), 5.0)
+    step = SameNoise(noise).step(torch.zeros_like(x0), x0, 0.8, 0.25)
+    torch.testing.assert_close(step.x_next_B_C_T_H_W, (0.25 * noise + 0.75 * x0).double())
+    assert (step.sigma, step.sigma_next) == (0.8, 0.25)
 
 
 def test_a_scale_of_zero_is_no_guidance() -> None:

@@ -31,7 +31,7 @@ def test_scores_of_all_ranks_are_whole_groups_and_each_gets_its_own_back(
     for groups in every:
         condition = torch.arange(2)[:, None] + 2 * groups.batch_number
         value = 10.0 * condition + torch.tensor(groups.members)
-        parts = {"part": -value, **({"often": value} if groups.dims.dp_rank else {})}  # which the first rank has not
+        parts = {"part": -value, **({} if groups.dims.dp_rank else {"once": value})}
         of_ranks.append({"reward": Scores(value, value > 0, parts)})
     monkeypatch.setattr(distributed, "all_gather_object", lambda value: of_ranks)
     wanted = 10.0 * torch.arange(8 // ranks)[:, None] + torch.arange(4)

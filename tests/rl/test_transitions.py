@@ -242,6 +242,16 @@ def test_churn_follows_the_steps_of_the_window_with_its_scale() -> None:
     assert [whole.step(k, one, one, None).std for k in steps] == pytest.approx([*added[1:], 0.0])
 
 
+def test_the_deviation_after_a_step_is_that_of_noise_and_clean_latents_at_its_level() -> None:
+    """(1 - t) x_0 + t eps of the next flow time, or x_0 + sigma eps of the next noise level with its churn."""
+    flow, churn = FlowChain([0.9, 0.5, 0.2], "ode"), ChurnChain(karras_sigmas(3).tolist())
+    for k, t in enumerate((0.5, 0.2)):
+        assert flow.deviation_after(k, 3.0) == pytest.approx(math.sqrt((3 * (1 - t)) ** 2 + t**2))
+    for k, sigma in enumerate((*churn.levels[1:], churn.sigmas[-1])):
+        assert churn.deviation_after(k, 3.0) == pytest.approx(math.sqrt(9 + sigma**2))
+    assert churn.levels[1] > churn.sigmas[1]
+
+
 LENGTHS: list[Chain] = [FlowChain([1.0, 0.8, 0.5, 0.1], "ode"), ChurnChain(karras_sigmas(6).tolist(), solver="1euler")]
 
 

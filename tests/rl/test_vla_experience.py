@@ -153,6 +153,15 @@ def test_actions_that_were_drawn_in_imagination_are_played_again_truly() -> None
     )
 
 
+def test_a_step_of_the_world_model_has_a_gradient_where_that_has_one() -> None:
+    for has_gradient in (True, False):
+        ours: Any = mock.MagicMock(_has_gradient=not has_gradient)
+        ours.world_model.training_step.return_value = ({"edm_loss": 3.0, "x": 1}, torch.ones(()))
+        ours.world_model.has_gradient.return_value = has_gradient
+        assert VLAGRPOModel.training_step(ours, {"video": 0}, 5)[0] == {"edm_loss": 3.0}
+        assert ours._has_gradient is has_gradient
+
+
 def test_batches_of_starts_are_the_policys_and_others_the_world_models() -> None:
     one = model()
     (part,) = experience(one, one.source.collect(one.starts(batch())))

@@ -398,6 +398,9 @@ def test_simulators_of_training_and_of_validation_are_not_alive_together() -> No
     assert told == ["training", "workers of Ray"]
     next(one.train_batches([batch()]))
     assert told[2:] == ["validation"]
+    one.eval_env = one.env
+    next(one.train_batches([batch()]))
+    assert told[3:] == [], "those of training stay"
 
 
 def windows_of(played: Trajectories, span: int, stride: int = 4, count: int = 9) -> list[tuple[int, int]]:

@@ -150,3 +150,24 @@ def test_a_state_of_another_environment_is_refused() -> None:
             other.load_state(env.get_state())
     with pytest.raises(CheckpointError, match="damaged"):
         env.load_state(env.get_state()[:100])
+
+
+def test_pictures_behind_what_was_executed_repeat_the_last_one_and_nothing_moves() -> None:
+    env = ToyEnv(2, keep_frames=True)
+    env.reset(options={"trial_ids": [1, 2]})
+    actions = torch.zeros(2, 12, 4)
+    actions[..., 0] = 1.0
+    observed, *_, info = env.chunk_step(actions, execute=5)
+    assert torch.equal(info["frames"][:, 4], observed["full_image"])
+    assert torch.equal(info["frames"][:, 5:], observed["full_image"][:, None].expand(-1, 7, -1, -1, -1))
+    assert not torch.equal(info["frames"][:, 0], info["frames"][:, 4]) and not info["moved"][:, 5:].any()
+
+
+def test_the_ring_is_shown_elsewhere_in_the_share_that_is_asked_for() -> None:
+    shares = []
+    for share in (0.0, 0.25, 1.0):
+        env = ToyEnv(40, keep_frames=True, ring_elsewhere=share)
+        env.reset(options={"trial_ids": range(40), "seeds": range(40)})
+        observed, *_, info = env.chunk_step(torch.zeros(40, 12, 4), execute=1)
+        shares.append((info["frames"][:, 0] != observed["full_image"]).flatten(1).any(dim=1).float().mean().item())
+    assert shares[0] == 0 and 0.1 < shares[1] < 0.4 and shares[2] > 0.9
