@@ -3,14 +3,27 @@
 
 A world model that is trained by rewards makes `Clips`, and a `Reward` scores them. A policy decides in a `VecEnv`: a
 simulator, or a world model whose pictures a `FrameReward` judges.
+
+Optional members of a protocol have their values in a class of defaults beside it. Classes here derive from it; objects
+of yours may lack them, and get them by `completed` where they come in.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
+
+
+def completed(thing: T, defaults: type) -> T:
+    """The same object, whose class has all optional members from now on; None stays None."""
+    for name, default in vars(defaults).items():
+        if thing is not None and not name.startswith("_") and not hasattr(thing, name):
+            setattr(type(thing), name, default)
+    return thing
 
 
 @dataclass(frozen=True)
@@ -40,10 +53,15 @@ class Scores:
 class Reward(Protocol):
     """Scores clips, now or later. ``context`` holds what the clips were conditioned on, and the true clips if known.
 
-    A reward may set ``needs_pixels = True`` to have the clips decoded for it. One that asks elsewhere may have
+    Optional: ``needs_pixels`` (true: the clips are decoded for it), and of one that asks elsewhere
     ``probe(clips, context, deadline)``, which raises where it could not score them: it is called before the first
-    rollout.
+    rollout. A reward's class may name in ``requires`` what of the context it compares with.
     """
+
+    needs_pixels: bool
+
+    @property
+    def probe(self) -> Callable[[Clips, Mapping[str, Any], float], None] | None: ...
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket: ...
 
@@ -52,6 +70,11 @@ class Reward(Protocol):
 
         A deadline of 0 or below is over: scores that are there already count.
         """
+
+
+class RewardDefaults:
+    needs_pixels: bool = False
+    probe: Callable[[Clips, Mapping[str, Any], float], None] | None = None
 
 
 # --- policies and the environments that they act in
@@ -94,10 +117,18 @@ class ContractError(AssertionError):
 class Policy(Protocol):
     """Decides on chunks of actions. A policy that is trained is a module besides.
 
-    Optional members: ``reads_state`` (true where decisions need ``state``), ``draws_when_greedy`` (true where greedy
-    decisions draw noise, too), and ``on_trainer_step(iteration)``, called after each optimizer step.
-    `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
+    Optional: ``reads_state`` (decisions need ``state``), ``draws_when_greedy`` (greedy decisions draw noise, too) and
+    ``on_trainer_step(iteration)``, called after each optimizer step. `cosmos_predict2.rl.policies.contract` checks a
+    policy against what is written here.
     """
+
+    @property
+    def reads_state(self) -> bool: ...
+
+    @property
+    def draws_when_greedy(self) -> bool: ...
+
+    def on_trainer_step(self, iteration: int) -> None: ...
 
     def act(
         self,
@@ -116,16 +147,31 @@ class Policy(Protocol):
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb: ...
 
 
+class PolicyDefaults:
+    reads_state: bool = False
+    draws_when_greedy: bool = False
+
+    def on_trainer_step(self, iteration: int) -> None: ...
+
+
 class VecEnv(Protocol):
     """Environments that are stepped together, each with a task, a start and a length of its own.
 
-    Optional members: ``keep_frames`` (see `chunk_step`), ``release()`` (ends simulators, which start again with the
-    next episodes), ``offload()`` (leaves the GPU to others until the next episodes), ``offload_policy`` (whether it
-    does), and ``imagination`` (the world model that the episodes are imagined by).
+    Optional: ``keep_frames`` (see `chunk_step`; None: there are no frames), ``release()`` (ends simulators, which start
+    again with the next episodes), ``offload()`` (leaves the GPU to others until the next episodes), ``offload_policy``
+    ("phase" where it does), and ``imagination`` (the world model that the episodes are imagined by).
     `cosmos_predict2.rl.envs.contract` checks an environment against what is written here.
     """
 
     num_envs: int
+    keep_frames: bool | None
+    offload_policy: str
+    imagination: Any
+
+    @property
+    def release(self) -> Callable[[], None] | None: ...
+
+    def offload(self) -> None: ...
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -151,8 +197,8 @@ class VecEnv(Protocol):
         episode that is over, else -1), ``executed`` [E, A] bool. An episode that is over is not stepped: it keeps its
         last observation, and its rewards are 0. Actions that are not finite raise `DataError`; others are clipped to
         their bounds. Where a simulator can be lost in mid-episode, ``valid`` [E] is false for such an episode, which is
-        over. An environment with an attribute ``keep_frames`` gives, where it is true, ``frames``, the pictures after
-        each action, uint8 [E, A, H, W, 3], of which the last executed one stays.
+        over. Where ``keep_frames`` is true, ``frames`` are the pictures after each action, uint8 [E, A, H, W, 3], of
+        which the last executed one stays.
         """
 
     def get_state(self) -> bytes: ...
@@ -160,6 +206,15 @@ class VecEnv(Protocol):
     def load_state(self, state: bytes) -> None: ...
 
     def close(self) -> None: ...
+
+
+class EnvDefaults:
+    keep_frames: bool | None = None
+    offload_policy: str = "never"
+    imagination: Any = None
+    release: Callable[[], None] | None = None
+
+    def offload(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -172,6 +227,20 @@ class Judgement:
 
 class FrameReward(Protocol):
     """Judges pictures that a world model imagined, uint8 [E, F, H, W, 3]. ``context`` has what is known of each start:
-    ``task_description``, and what a reward needs besides, such as ``goal`` [E, 2]. Optional: ``to(device)``."""
+    ``task_description``, and what a reward needs besides, such as ``goal`` [E, 2].
+
+    Optional: ``to(device)``, and ``takes_floats`` (true: it sees pictures of RLinf's environment before they become
+    bytes, in [-1, 1]).
+    """
+
+    takes_floats: bool
 
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement: ...
+
+    def to(self, device: torch.device | str) -> Any: ...
+
+
+class FrameRewardDefaults:
+    takes_floats: bool = False
+
+    def to(self, device: torch.device | str) -> Any: ...

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages, groups_within, has_spread
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig, reward_configs
-from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
+from cosmos_predict2.rl.interfaces import Clips, Reward, RewardDefaults, Scores, Ticket, completed
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.one_rank import OneRank
 from cosmos_predict2.rl.rewards.registry import reward_of
@@ -33,7 +33,7 @@ class Scoring:
         self.rewards: dict[str, Reward] = {name: _made(name, one) for name, one in self.options.items()}
         self.advantage: AdvantageConfig = rl.advantage
         self.bounds = dict(lower=rl.lower_bound, upper=rl.upper_bound)
-        self.needs_pixels = any(getattr(reward, "needs_pixels", False) for reward in self.rewards.values())
+        self.needs_pixels = any(reward.needs_pixels for reward in self.rewards.values())
         self._is_probed = False
         share_senders(self.rewards.values())
 
@@ -45,13 +45,13 @@ class Scoring:
     @property
     def needs_probe(self) -> bool:
         """True where a reward asks elsewhere and has not been asked for a first score yet."""
-        return not self._is_probed and any(callable(getattr(one, "probe", None)) for one in self.rewards.values())
+        return not self._is_probed and any(one.probe is not None for one in self.rewards.values())
 
     def probe(self, clips: Clips, context: Mapping[str, Any]) -> None:
         """Raise where a reward that asks elsewhere could not score these clips."""
         for name, reward in self.rewards.items():
-            if callable(probe := getattr(reward, "probe", None)):
-                probe(clips, context, self.options[name].deadline)
+            if reward.probe is not None:
+                reward.probe(clips, context, self.options[name].deadline)
         self._is_probed = True
 
     def submit(self, clips: Clips, context: Mapping[str, Any]) -> dict[str, Ticket]:
@@ -128,7 +128,7 @@ def _made(name: str, option: RewardConfig) -> Reward:
     """The reward of an option: an object with submit and fetch, or a function, which is asked at once."""
     made = reward_of(option.make)
     if all(callable(getattr(made, method, None)) for method in ("submit", "fetch")):
-        return cast(Reward, made)
+        return cast(Reward, completed(made, RewardDefaults))
     if callable(made):
         return LocalReward(made)
     raise ConfigError(

@@ -296,13 +296,17 @@ def test_ranks_divide_the_workers(cluster: None, policy: ToyPolicy, monkeypatch:
         RayRollout(policy, ToyEnv(2), num_workers=1)
 
 
+class Imagines(SimpleNamespace):
+    """An environment with a world model alone."""
+
+
 def test_what_is_trained_reaches_the_workers_and_is_in_evaluation_mode_there(
     policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
     monkeypatch.setattr(ray, "get", lambda value: value)
     network = torch.nn.Linear(2, 2)
-    env: Any = SimpleNamespace(imagination=SimpleNamespace(world=SimpleNamespace(net=network)))
+    env: Any = Imagines(imagination=SimpleNamespace(world=SimpleNamespace(net=network)))
     ours = _modules(policy.train(), env)
     with without_weights(policy), without_weights(network):
         player = _Player(_packed(policy), _packed(env), None, "cpu")

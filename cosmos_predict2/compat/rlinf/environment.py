@@ -227,7 +227,7 @@ class _Reference(WorldModelEnv):
         return video if video.dtype == torch.uint8 else ((video + 1) / 2 * 255).clamp(0, 255).to(torch.uint8)
 
     def _as_judged(self, video: Tensor) -> Tensor:
-        return video if getattr(self.reward, "takes_floats", False) else self._to_bytes(video)
+        return video if self.reward.takes_floats else self._to_bytes(video)
 
 
 def _published(observed: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import ContractError, VecEnv
+from cosmos_predict2.rl.interfaces import ContractError, EnvDefaults, VecEnv, completed
 from imaginaire.errors import DataError
 
 PICTURES = ("full_image", "wrist_image")
@@ -35,7 +35,7 @@ def check_environment(env: VecEnv, *, picture_levels: int = 0) -> None:
     """
     for rule in RULES:
         try:
-            rule(env, picture_levels)
+            rule(completed(env, EnvDefaults), picture_levels)
         except ContractError as error:
             raise ContractError(f"{rule.__name__}: {error}") from None
         except Exception as error:  # of the environment's own code
@@ -228,10 +228,10 @@ def check_company_does_not_matter(env: VecEnv, levels: int) -> None:
 
 def check_frames(env: VecEnv, levels: int) -> None:
     """With ``keep_frames``, where an environment has it, info['frames'] shows each action; the last is observed."""
-    before = getattr(env, "keep_frames", None)
+    before = env.keep_frames
     if before is None:
         return
-    env.keep_frames = True  # type: ignore[attr-defined]
+    env.keep_frames = True
     try:
         _reset(env)
         actions = _actions(env)
@@ -242,7 +242,7 @@ def check_frames(env: VecEnv, levels: int) -> None:
         is_last = torch.equal(info["frames"][:, -1].cpu(), observed["full_image"].cpu())
         _require(is_last, "the last of info['frames'] is not the observed full_image")
     finally:
-        env.keep_frames = before  # type: ignore[attr-defined]
+        env.keep_frames = before
 
 
 def check_state_round_trip(env: VecEnv, levels: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
-from cosmos_predict2.rl.interfaces import Info, Observation
+from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from cosmos_predict2.toy_world.layout import episode_generator, lay_table, random_spot
 from cosmos_predict2.toy_world.physics import action_layout, advance
 from cosmos_predict2.toy_world.rendering import render
@@ -61,7 +61,7 @@ class Tables:
         return [self.tasks[int(task) % len(self.tasks)].sentence for task in task_ids]
 
 
-class ToyEnv:
+class ToyEnv(EnvDefaults):
     """``num_envs`` tables, each with an episode of its own; see `VecEnv`.
 
     The dense reward of `toy_world.tasks` is paid for the last step of an episode, or with ``reward_on`` "each" for

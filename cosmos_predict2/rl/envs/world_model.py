@@ -25,7 +25,15 @@ from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.scoring import Scored, Scoring, merged, score
 from cosmos_predict2.rl.envs.starts import FirstFrames, Starts
 from cosmos_predict2.rl.envs.toy import NUM_TRIALS
-from cosmos_predict2.rl.interfaces import FrameReward, Info, Observation
+from cosmos_predict2.rl.interfaces import (
+    EnvDefaults,
+    FrameReward,
+    FrameRewardDefaults,
+    Info,
+    Observation,
+    Policy,
+    completed,
+)
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import UNGUIDED, SamplingOptions
 from cosmos_predict2.world_model.sampling import to_uint8
@@ -43,9 +51,9 @@ _NOISE_STRIDE = 2**31  # between the seeds of an environment's noises
 _DESCRIPTION = "task_description"
 
 
-def require_state(env: Any, policy: Any) -> None:
+def require_state(env: Any, policy: Policy) -> None:
     """Raise for a policy that reads the robot's state where a world model shows none; warn where zeros stand for it."""
-    if not getattr(policy, "reads_state", False) or not isinstance(env, WorldModelEnv):
+    if not policy.reads_state or not isinstance(env, WorldModelEnv):
         return
     name = type(policy).__name__
     if not env.state_size:
@@ -57,7 +65,7 @@ def require_state(env: Any, policy: Any) -> None:
     log.warning("%s reads the robot's state: in imagination it is shown %d zeros (state_size)", name, env.state_size)
 
 
-class WorldModelEnv:
+class WorldModelEnv(EnvDefaults):
     """``num_envs`` imagined episodes of at most ``max_steps`` actions; see `VecEnv`.
 
     ``chunk`` actions are imagined at once, as the weights were trained for unless it is given. A shorter chunk of a
@@ -105,7 +113,8 @@ class WorldModelEnv:
                 raise ConfigError(f"{name} is '{value}'.{near(value, known)}")
         if num_noises not in (1, 2):
             raise ConfigError(f"num_noises={num_noises}: 1, or 2 of which the worst one counts.")
-        self.imagination, self.starts, self.reward = imagination, starts, reward
+        self.imagination, self.starts = imagination, starts
+        self.reward = completed(reward, FrameRewardDefaults)
         self.sampling = replace(sampling, is_repeatable=True)
         self.scoring, self.batch_size = scoring or Scoring(), batch_size
         self.padding, self.gripper_dims, self.text, self.hand_over = padding, tuple(gripper_dims), text, hand_over
@@ -386,8 +395,7 @@ class WorldModelEnv:
 
     def _move(self, device: torch.device | str) -> None:
         self.imagination.world.move(device)
-        if (move := getattr(self.reward, "to", None)) is not None:
-            move(device)
+        self.reward.to(device)
         if self._frames is not None and self._first is not None:
             self._frames, self._first = self._frames.to(device), self._first.to(device)
         self._texts = {text: value.to(device) for text, value in self._texts.items()}

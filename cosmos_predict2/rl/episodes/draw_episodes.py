@@ -15,6 +15,7 @@ from cosmos_predict2.callbacks.side_by_side import side_by_side
 from cosmos_predict2.data.video import media
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, release, validation_starts
 from cosmos_predict2.rl.episodes.policy_evaluation import film
+from cosmos_predict2.rl.interfaces import EnvDefaults, completed
 from imaginaire import distributed, storage
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks import Callback
@@ -38,8 +39,8 @@ class DrawEpisodes(Callback):
         self._starts: Starts | None = None
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
-        self.true_env = self.true_env or getattr(model, "true_env", None)
-        if not hasattr(model.env, "imagination") or self.true_env is None:
+        self.true_env = completed(self.true_env, EnvDefaults) or model.true_env
+        if model.env.imagination is None or self.true_env is None:
             raise ConfigError(
                 f"trainer.callbacks.{self.name} shows imagined beside true episodes of the same starts: it needs an"
                 f" environment that imagines (model.config.world_model, or env.imagination) and true_env, there or of"
@@ -64,9 +65,8 @@ class DrawEpisodes(Callback):
                 film(env, self._starts, played.actions_M_E_A_D, model.rl.execute)[0]
                 for env in (model.env, self.true_env)
             ]
-        if (offload := getattr(model.env, "offload", None)) is not None:
-            offload()  # the policy may be trained next
-        if self.true_env is not getattr(model, "true_env", None):
+        model.env.offload()  # the policy may be trained next
+        if self.true_env is not model.true_env:
             release(self.true_env)
         if distributed.is_rank0():
             self._write(list(zip(*films, strict=True)), iteration)

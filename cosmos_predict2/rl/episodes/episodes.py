@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Decision, Info, Observation, Policy, VecEnv
+from cosmos_predict2.rl.interfaces import Decision, EnvDefaults, Info, Observation, Policy, VecEnv, completed
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError
 from imaginaire.progress import Progress
@@ -115,8 +115,14 @@ class Trajectories:
 class RolloutSource(Protocol):
     """Plays episodes, in this process or elsewhere.
 
-    Optional members: ``is_elsewhere`` (true where this process needs no whole policy for it), ``release()``.
+    Optional: ``is_elsewhere`` (this process needs no whole policy for it) and ``release()``, as of `VecEnv`.
     """
+
+    @property
+    def is_elsewhere(self) -> bool: ...
+
+    @property
+    def release(self) -> Callable[[], None] | None: ...
 
     def sync(self, policy: Policy) -> None:
         """The weights to decide with from now on."""
@@ -124,8 +130,13 @@ class RolloutSource(Protocol):
     def collect(self, starts: Starts, mode: Mode = "sample", on_progress: Any = None) -> Trajectories: ...
 
 
+class RolloutDefaults:
+    is_elsewhere: bool = False
+    release: Callable[[], None] | None = None
+
+
 @dataclass
-class LocalRollout:
+class LocalRollout(RolloutDefaults):
     """Plays in this process, as many episodes at once as the environment has places.
 
     An environment whose episode is over takes the next start while others go on; see `_Places`. Evaluations do without
@@ -138,6 +149,9 @@ class LocalRollout:
     keep_frames: bool = False
     temperature: float = 1.0
     keep_record: bool = True
+
+    def __post_init__(self) -> None:
+        completed(self.env, EnvDefaults)
 
     def sync(self, policy: Policy) -> None:
         self.policy = policy
@@ -331,11 +345,11 @@ def _joined_rows(first: Observation, second: Observation) -> Observation:
     }
 
 
-def frames_of(info: Info, env: Any) -> Tensor:
+def frames_of(info: Info, env: VecEnv) -> Tensor:
     """The pictures [E, A, H, W, 3] after each action of a chunk, which an environment gives with ``keep_frames``."""
     if "frames" in info:
         return info["frames"]  # type: ignore[no-any-return]
-    name, keeps = type(env).__name__, getattr(env, "keep_frames", None)
+    name, keeps = type(env).__name__, env.keep_frames
     cure = "set its keep_frames=True"
     if keeps is None:
         cure = 'give it an attribute keep_frames, and where that is true info["frames"] [E, A, H, W, 3] after a chunk'
@@ -344,11 +358,11 @@ def frames_of(info: Info, env: Any) -> Tensor:
     raise ConfigError(f'{name} gave no info["frames"] after a chunk, and these episodes are to be shown: {cure}.')
 
 
-def release(*players: Any) -> None:
+def release(*players: "VecEnv | RolloutSource | None") -> None:
     """Environments or rollouts end their simulators, where they have some, and start them again when they play."""
     for player in players:
-        if (own := getattr(player, "release", None)) is not None:
-            own()
+        if player is not None and player.release is not None:
+            player.release()
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts, settle_num
 from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
     Mode,
+    RolloutDefaults,
     RolloutSource,
     Starts,
     Trajectories,
@@ -46,7 +47,7 @@ from cosmos_predict2.rl.episodes.minibatches import (
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison, Rate, draws_of
 from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
-from cosmos_predict2.rl.interfaces import Policy, VecEnv
+from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import objective_of
 from cosmos_predict2.rl.policies.contract import tolerance_of
@@ -119,10 +120,11 @@ class VLAGRPOModel(RLModel):
         env_arguments = {}
         if config.world_model is not None:
             env_arguments["imagination"] = self._build_world_model(config)
-        self.env: VecEnv = lazy_config.instantiate(config.env, **env_arguments)
-        require_state(self.env, self.policy)
-        self.true_env: VecEnv | None = lazy_config.instantiate(config.true_env)
-        self.eval_env: VecEnv = lazy_config.instantiate(config.eval_env) or self.true_env or self.env
+        self.env: VecEnv = completed(lazy_config.instantiate(config.env, **env_arguments), EnvDefaults)
+        require_state(self.env, completed(self.policy, PolicyDefaults))
+        self.true_env: VecEnv | None = completed(lazy_config.instantiate(config.true_env), EnvDefaults)
+        eval_env: VecEnv | None = completed(lazy_config.instantiate(config.eval_env), EnvDefaults)
+        self.eval_env = eval_env or self.true_env or self.env
         self.validation_metric = f"{'imagined_' if _imagines(self.eval_env) else ''}greedy_success"
         if self.eval_env is self.env and _imagines(self.env):
             log.warning("there is neither eval_env nor true_env: validation is imagined, too (imagined_greedy_success)")
@@ -132,9 +134,9 @@ class VLAGRPOModel(RLModel):
         self.source: RolloutSource = (
             LocalRollout(**rollout) if config.rollout is None else lazy_config.instantiate(config.rollout, **rollout)
         )
-        self._is_elsewhere = bool(getattr(self.source, "is_elsewhere", False))
-        if self._is_elsewhere and self.refinement is None and _imagines(self.env):
-            self.env.offload_policy = "phase"  # type: ignore[attr-defined]  # the workers have their own world models
+        completed(self.source, RolloutDefaults)
+        if self.source.is_elsewhere and self.refinement is None and _imagines(self.env):
+            self.env.offload_policy = "phase"  # the workers have their own world models
         # experiences of the policy that are over; steps of the present refinement
         self.register_buffer("progress_counts", torch.zeros(2, dtype=torch.int64))
         self._train_starts: Any = None  # the data set of training, from `on_data`
@@ -164,7 +166,7 @@ class VLAGRPOModel(RLModel):
             raise ConfigError(f"{KEY}.refinement needs {KEY}.world_model and {KEY}.true_env: what it refines, and by.")
         if config.optimizer is None:
             raise ConfigError(f"{KEY}.refinement.optimizer must be set, such as L(muon)(lr=0.015).")
-        if (offload := getattr(self.env, "offload_policy", "never")) != "never":
+        if (offload := self.env.offload_policy) != "never":
             raise ConfigError(
                 f"{KEY}.env.offload={offload}, but with {KEY}.refinement the world model is trained,"
                 f" too, and stays on the GPU: set {KEY}.env.offload=never, or {KEY}.refinement=null."
@@ -255,9 +257,7 @@ class VLAGRPOModel(RLModel):
 
     def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
         super().on_before_zero_grad(optimizer, scheduler, iteration)
-        on_step: Any = getattr(self.net, "on_trainer_step", None)  # of policies whose noise is annealed
-        if on_step is not None:
-            on_step(iteration)
+        self.policy.on_trainer_step(iteration)
         if self.refinement is not None:
             self.world_model.on_before_zero_grad(optimizer, scheduler, iteration)
 
@@ -266,26 +266,21 @@ class VLAGRPOModel(RLModel):
         return POLICY if is_of_policy else WORLD_MODEL
 
     def before_rollouts(self) -> None:
-        if hasattr(self.env, "release"):  # simulators of two kinds at once may not fit into the host's memory
+        if self.env.release is not None:  # simulators of two kinds at once may not fit into the host's memory
             release(*(one for one in (self.eval_env, self.true_env) if one is not self.env))
-        if self._is_elsewhere:
-            self._offload()
+        if self.source.is_elsewhere:
+            self.env.offload()
         with self.phase("rollout"):
             self.source.sync(self.policy)
 
     def collect(self, batch: Mapping[str, Any], first: Trajectories | None = None) -> Experience:
-        with self.phase("rollout"), nullcontext() if self._is_elsewhere else deciding(self.net):
+        with self.phase("rollout"), nullcontext() if self.source.is_elsewhere else deciding(self.net):
             played = self.source.collect(self.starts(batch), "sample", self.progress)
         advantage = self._advantages(played)
         return Experience(played, advantage, (advantage != 0).any(dim=1), self._facts(played))
 
     def after_rollouts(self) -> None:
-        self._offload()
-
-    def _offload(self) -> None:
-        """The environment leaves the GPU to the policy, where it is asked to."""
-        if (offload := getattr(self.env, "offload", None)) is not None:
-            offload()
+        self.env.offload()  # leaves the GPU to the policy, where it is asked to
 
     def starts(self, batch: Mapping[str, Any]) -> Starts:
         """The episodes of a batch of starts, those of a group one after the other."""
@@ -466,7 +461,7 @@ class VLAGRPOModel(RLModel):
                 imagined = played.success_E[played.is_valid_E].float().mean()
                 true = greedy.success_E[rows][valid[rows]].float().mean()
                 output |= {"imagined_success": imagined, "true_success": true, "gap": imagined - true}
-        self._offload()
+        self.env.offload()
         return output, 1 - success
 
     def _judged(self, env: VecEnv, starts: Starts, mode: Mode) -> Trajectories:
@@ -483,6 +478,6 @@ class VLAGRPOModel(RLModel):
         return {"imagined_success": found.imagined_rate, "true_success": found.true_rate, "gap": gap, **shares}
 
 
-def _imagines(env: Any) -> bool:
+def _imagines(env: VecEnv) -> bool:
     """True where an environment's episodes are those of a world model."""
-    return hasattr(env, "imagination")
+    return env.imagination is not None

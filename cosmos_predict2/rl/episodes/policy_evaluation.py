@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Mode, Starts, Trajectories, frames_of, replayed
-from cosmos_predict2.rl.interfaces import Policy, VecEnv
+from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, VecEnv, completed
 from imaginaire.random import derive_seed
 
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
@@ -155,7 +155,7 @@ def held_out_starts(
 
 def draws_of(policy: Policy, mode: Mode, asked: int | None = None) -> int:
     """How often each start is played: as asked, or several times where the policy's decisions draw noise."""
-    draws_noise = mode == "sample" or getattr(policy, "draws_when_greedy", False)
+    draws_noise = mode == "sample" or policy.draws_when_greedy
     return asked or (SEVERAL if draws_noise else 1)
 
 
@@ -198,9 +198,9 @@ def film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | No
 
 
 @contextmanager
-def _keeping_frames(env: Any) -> Iterator[None]:
+def _keeping_frames(env: VecEnv) -> Iterator[None]:
     """Inside, ``info["frames"]`` has the pictures after each action, which training does without."""
-    before = getattr(env, "keep_frames", None)
+    before = completed(env, EnvDefaults).keep_frames
     if before is None:
         frames_of({}, env)  # raises
     env.keep_frames = True

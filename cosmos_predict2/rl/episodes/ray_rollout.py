@@ -26,9 +26,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cosmos_predict2.rl.episodes.episodes import BAR, LocalRollout, Mode, Starts, Trajectories, release
+from cosmos_predict2.rl.episodes.episodes import BAR, LocalRollout, Mode, RolloutDefaults, Starts, Trajectories, release
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
-from cosmos_predict2.rl.interfaces import Policy, VecEnv
+from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, VecEnv, completed
 from imaginaire import distributed
 from imaginaire.errors import ConfigError, TrainingError, UserError, missing_package
 from imaginaire.progress import LINES_S, Progress
@@ -39,7 +39,7 @@ KEY = "model.config.rollout"
 POLICY, WORLD_MODEL = "policy", "world_model"
 
 
-class RayRollout:
+class RayRollout(RolloutDefaults):
     """Plays on ``num_workers`` actors, each with ``num_cpus`` cores and ``num_gpus`` GPUs (a share: 0.5).
 
     They are those of all ranks, each of which has its part of them for its own episodes.
@@ -48,7 +48,7 @@ class RayRollout:
     the workers that were started again.
     """
 
-    is_elsewhere = True  # this process needs no whole policy for it
+    is_elsewhere: bool = True  # this process needs no whole policy for it
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RayRollout:
         if num_workers < ranks:
             each = "" if ranks == 1 else f", one for each of the {ranks} processes that train"
             raise ConfigError(f"{KEY}.num_workers is {num_workers}, but it is at least {ranks}{each}.")
-        self.policy, self.env, self.execute = policy, env, execute
+        self.policy, self.env, self.execute = policy, completed(env, EnvDefaults), execute
         self.num_workers = num_workers // ranks + (distributed.rank() < num_workers % ranks)  # of this rank
         self.timeout, self.max_deaths = timeout, max_deaths
         self._ray = _connected(address)
@@ -277,8 +277,7 @@ def _require_resources(ray: Any, num_workers: int, num_cpus: float, num_gpus: fl
 
 def _modules(policy: Policy, env: VecEnv) -> dict[str, nn.Module]:
     """The modules whose weights workers need: the policy, and the network of a world model's environment."""
-    imagination = getattr(env, "imagination", None)
-    found = {POLICY: policy, WORLD_MODEL: None if imagination is None else imagination.world.net}
+    found = {POLICY: policy, WORLD_MODEL: None if env.imagination is None else env.imagination.world.net}
     return {name: part for name, part in found.items() if isinstance(part, nn.Module)}
 
 

@@ -19,6 +19,7 @@ import torch
 from cosmos_predict2.checkpoints.adapters.adapters import Adapter
 from cosmos_predict2.checkpoints.card import name_of, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
 from cosmos_predict2.rl.policies.low_rank import trained_adapter
 from cosmos_predict2.rl.policies.weights import PUBLIC_CONFIG, load_weights
 from imaginaire import foreign_json, storage
@@ -116,7 +117,7 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
         raise CheckpointError(f"{address}: its policy cannot be built from what it records{given}: {error}.") from error
     if not card.is_public:  # else it has read its folder
         load_weights(policy, address, which)
-    return policy.eval(), card
+    return completed(policy.eval(), PolicyDefaults), card
 
 
 def policy_adapter(address: str, which: str = "auto", alpha: float | None = None) -> Adapter | None:

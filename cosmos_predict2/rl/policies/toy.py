@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
+from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.weights import load_weights
 from cosmos_predict2.toy_world.detector import BITS, THINGS, shares
 from cosmos_predict2.toy_world.physics import ACTION_LAYOUTS, action_layout
@@ -27,7 +27,7 @@ _DIFFERENCE_PX = 12.0  # a difference of places of this size is 1
 _KNOT_ENTRIES = 2
 
 
-class ToyPolicy(nn.Module):
+class ToyPolicy(nn.Module, PolicyDefaults):
     """Places of gripper, puck and ring -> an MLP -> ``num_knots`` motions, with normal noise where it samples.
 
     Actions are clipped to [-1, 1]; the log-probability is that of the draw before it is clipped. ``path`` names weights

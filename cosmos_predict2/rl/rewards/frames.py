@@ -8,14 +8,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Judgement
+from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.toy_world.detector import detect
 from cosmos_predict2.toy_world.scene import find_setting
 from cosmos_predict2.toy_world.tasks import REWARD_RANGE
 from imaginaire.errors import ConfigError, DataError
 
 
-class ToyDetectorReward:
+class ToyDetectorReward(FrameRewardDefaults):
     """The toy world's dense reward, 1 [d < success distance] - min(d, 12) / 12, where d is how far the detector sees
     the puck from ``goal`` [E, 2] of the context. A puck that is not seen counts as farthest."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
+from cosmos_predict2.rl.interfaces import Clips, RewardDefaults, Scores, Ticket
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 ScoreFunction = Callable[[Clips, Mapping[str, Any]], Tensor | Mapping[str, Tensor]]
 
 
-class LocalReward:
+class LocalReward(RewardDefaults):
     """``function`` gives a number for each clip. What is not finite is invalid, and so is all where it raises."""
 
     def __init__(self, function: ScoreFunction) -> None:

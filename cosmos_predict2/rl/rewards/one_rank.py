@@ -29,7 +29,7 @@ class OneRank:
         self.reward = reward
         self.group = group
         self.margin_s = margin_s
-        self.needs_pixels = bool(getattr(reward, "needs_pixels", False))
+        self.needs_pixels = reward.needs_pixels
         self._is_on = dist.is_available() and dist.is_initialized()
         self._first = dist.get_global_rank(group, 0) if self._is_on and group is not None else 0
         self._talks = not self._is_on or dist.get_rank() == self._first
@@ -38,8 +38,8 @@ class OneRank:
         return self.reward.submit(clips, context, request_id) if self._talks else Ticket(request_id)
 
     def probe(self, clips: Clips, context: Mapping[str, Any], deadline: float) -> None:
-        if self._talks and callable(probe := getattr(self.reward, "probe", None)):
-            probe(clips, context, deadline)
+        if self._talks and self.reward.probe is not None:
+            self.reward.probe(clips, context, deadline)
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
         packed, failure = b"", None

@@ -20,7 +20,7 @@ from urllib.parse import urljoin
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
+from cosmos_predict2.rl.interfaces import Clips, RewardDefaults, Scores, Ticket
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.http import Answer, NoAnswer, ask
 from imaginaire.errors import ConfigError, DataError, near
@@ -162,7 +162,7 @@ def share_senders(rewards: Iterable[Any]) -> None:
                 sender.rewards.append(reward)
 
 
-class RemoteReward:
+class RemoteReward(RewardDefaults):
     """`Reward` of the service's reward ``reward``.
 
     ``score_key`` names the score, or several joined by '+' (default: the one called like the reward); it is clipped to

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.card import safetensors_header
-from cosmos_predict2.rl.interfaces import Judgement
+from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import shape_of
@@ -73,7 +73,7 @@ class SuccessClassifier(nn.Module):
         return logits
 
 
-class ResnetReward:
+class ResnetReward(FrameRewardDefaults):
     """Judges pictures one by one with a `SuccessClassifier`; see `FrameReward`.
 
     The value is the probability of success, or with ``rounded`` 0 or 1 by the threshold; success is a probability of at

@@ -43,7 +43,7 @@ def make(
 def test_a_policy_that_reads_the_state_is_refused_or_shown_the_zeros_that_were_chosen(
     imagination: Imagination, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reads, blind = SimpleNamespace(reads_state=True), SimpleNamespace()
+    reads, blind = SimpleNamespace(reads_state=True), SimpleNamespace(reads_state=False)
     with pytest.raises(ConfigError, match=r"reads the robot's state.*use_proprio=False.*state_size=N"):
         require_state(make(imagination), reads)
     require_state(make(imagination), blind)

@@ -17,7 +17,7 @@ from torch import Tensor
 from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.simulators import behavior_tasks
 from cosmos_predict2.rl.envs.simulators.omnigibson import OmniGibson, simulator
-from cosmos_predict2.rl.interfaces import Info, Observation
+from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from imaginaire.errors import ConfigError, DataError
 
 ACTION_DIM = 23  # base 3, trunk 4, left arm 7, left gripper, right arm 7, right gripper
@@ -29,7 +29,7 @@ GRIPPERS = ("gripper_left_qpos", "gripper_right_qpos")  # two fingers each
 _OBSERVED = ("full_image", "wrist_image", "state")
 
 
-class BehaviorEnv:
+class BehaviorEnv(EnvDefaults):
     """``num_envs`` scenes, each with an episode of its own; see `VecEnv`.
 
     ``tasks`` are names of the challenge's tasks, all 50 by default, and trials its starts for evaluations, or

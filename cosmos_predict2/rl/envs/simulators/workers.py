@@ -32,7 +32,7 @@ from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.simulators import Floats, rendering
 from cosmos_predict2.rl.envs.simulators.buffers import Buffers
 from cosmos_predict2.rl.envs.simulators.worker_process import FAILED, STEPPED, serve
-from cosmos_predict2.rl.interfaces import Info, Observation
+from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from imaginaire.errors import ConfigError, TrainingError
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class WorkerError(TrainingError):
 
 
 @dataclass(eq=False)
-class WorkerEnv:
+class WorkerEnv(EnvDefaults):
     """``num_envs`` workers; ``make`` is a callable that can be pickled, or a node, of a `TaskEnv`.
 
     ``step_timeout`` and ``reset_timeout`` are the seconds that a worker may take for one action and for a start or a
@@ -67,7 +67,7 @@ class WorkerEnv:
     render: str | None = None  # how MuJoCo renders: see `rendering`; null: nothing is chosen
     chunk: int | None = None  # actions of a decision; null: as the simulator says
     terminate_on_success: bool = True
-    keep_frames: bool = False
+    keep_frames: bool | None = False
     seed: int = 0
     step_timeout: float = 60.0
     reset_timeout: float = 600.0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.actions.statistics import usual_statistics
-from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
+from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning
 from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.openvla import pictures
@@ -54,7 +54,7 @@ NO_PROBABILITY = (
 )
 
 
-class OpenVLAPolicy(nn.Module):
+class OpenVLAPolicy(nn.Module, PolicyDefaults):
     """A policy of a public folder or hub id, ``path``.
 
     "oft" decides on ``action_chunk`` actions in one pass, with every token seeing every other; "autoregressive" is the

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
+from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning
 from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
@@ -31,7 +31,7 @@ _NO_STEP = -1  # the drawn step of a greedy decision
 _BETA = 1.5  # t = 0.001 + 0.999 Beta(1.5, 1)
 
 
-class Pi05Policy(nn.Module):
+class Pi05Policy(nn.Module, PolicyDefaults):
     """``path`` is a folder in the public layout or a hub id; ``options`` are fields of `Pi05Config` that replace what
     its config.json says.
 
@@ -59,6 +59,7 @@ class Pi05Policy(nn.Module):
         require_public(path, "pi05")
         self.path, self.options, self.augment = path, options, augment
         self.config = read_config(layout.settings(path), path, options)
+        self.reads_state = self.config.discrete_state_input
         if load:
             with torch.device("meta"):
                 pretrained.refuse_larger(Pi05Network(self.config), layout.tensors_of(path), path)
@@ -117,14 +118,10 @@ class Pi05Policy(nn.Module):
     def chunk(self) -> int:
         return self.config.executed * self.config.hold
 
-    draws_when_greedy = True  # what is denoised begins as noise
+    draws_when_greedy: bool = True  # what is denoised begins as noise
 
-    @property
-    def reads_state(self) -> bool:
-        return self.config.discrete_state_input
-
-    def on_trainer_step(self, step: int) -> None:
-        self.trainer_step.fill_(step)
+    def on_trainer_step(self, iteration: int) -> None:
+        self.trainer_step.fill_(iteration)
 
     def train(self, mode: bool = True) -> "Pi05Policy":
         super().train(mode)
