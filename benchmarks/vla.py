@@ -27,8 +27,7 @@ from torch import Tensor
 from benchmarks import machine
 from benchmarks.imagination import Loop, Parts, imagined
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.episodes.config import VLARLConfig
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.codec import ActionTokens, token_log_probs
 from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes, Tower

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import imaginaire  # noqa: F401  (first of all: outside the environment it says how to enter it)
-from cosmos_predict2.renamed import RENAMED
+from cosmos_predict2.renamed import KEYS, RENAMED
 from imaginaire import renamed
 
 renamed.add(RENAMED)
+renamed.KEYS.update(KEYS)

@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that moved to or in this package; ``imaginaire.renamed`` keeps their old names importable."""
+"""Modules that moved to or in this package, and keys of configurations; ``imaginaire.renamed`` keeps the old ones."""
+
+_RL = "model.config.rl"
+KEYS = {  # of policies, which have the names of world models
+    f"{_RL}.advantage_correction": f"{_RL}.advantage.correction",
+    f"{_RL}.advantage_epsilon": f"{_RL}.advantage.epsilon",
+    f"{_RL}.loss.clip_high": f"{_RL}.clip_ratio_high",
+    f"{_RL}.loss.clip_low": f"{_RL}.clip_ratio",
+    f"{_RL}.loss.dual_clip": f"{_RL}.dual_clip",
+    f"{_RL}.loss.kl_beta": f"{_RL}.kl_beta",
+}
 
 RENAMED = {
     "cosmos_predict2.data.media": "cosmos_predict2.data.video.media",  # what pages imported, as video_quality below

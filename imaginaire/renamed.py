@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that moved: their old names can still be imported, and named by the ``_target_`` of a saved configuration.
 
-Each package lists its own: ``add({"package.old": "package.new"})``. The old name gives the very same module.
+Each package lists its own: ``add({"package.old": "package.new"})``. The old name gives the very same module. ``KEYS``
+are those of configurations, in full: overrides, experiments and saved configurations may have the old one.
 """
 
 import importlib
@@ -12,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 RENAMED: dict[str, str] = {}
+KEYS: dict[str, str] = {}
 
 
 class _Loader(Loader):

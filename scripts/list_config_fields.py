@@ -96,6 +96,15 @@ def section_fields(cls: type, instance: Any = None) -> Iterator[Field]:
         yield Field(name, ast.unparse(item.annotation), repr(value), allowed, comment, nested)
 
 
+def all_fields(instance: Any) -> Iterator[Field]:
+    """The fields of a section, those of its base classes first."""
+    found: dict[str, Field] = {}
+    for base in reversed(type(instance).__mro__):
+        if attrs.has(base):
+            found |= {field.name: field for field in section_fields(base, instance)}
+    yield from found.values()
+
+
 def argument_fields(target: Any, node: Any = None) -> Iterator[Field]:
     """The arguments of a function or of a class's constructor, base classes included, with the values of a node."""
     values = OmegaConf.to_container(node) if node is not None else {}
@@ -138,7 +147,7 @@ def lines_of(prefix: str, fields: Iterator[Field]) -> Iterator[str]:
         if field.section is not None:
             if field.default == "None":
                 yield f"- `{prefix}{field.name}` (`{field.kind}`, default `None`); when it is set:"
-            yield from lines_of(f"{prefix}{field.name}.", section_fields(type(field.section), field.section))
+            yield from lines_of(f"{prefix}{field.name}.", all_fields(field.section))
             continue
         kind = f"`{field.kind}`" if field.kind else ""
         is_text = field.default.startswith(("required", "that of "))

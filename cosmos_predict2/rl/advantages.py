@@ -65,12 +65,10 @@ def groups_within(
     *,
     lower: float | None = None,
     upper: float | None = None,
-    min_std: float | None = None,
 ) -> Tensor:
-    """Dynamic sampling (DAPO): the groups with a mean reward in the bounds, both included, that are not all alike, [N].
+    """Dynamic sampling (DAPO): the groups with a mean reward in the bounds, both included, [N].
 
-    Alike is a deviation of at most ``min_std``; None keeps groups that are alike, as the published filter does, and
-    their advantages are 0.
+    As of the published filter, groups that are all alike are among them; their advantages are 0.
     """
     count_N = is_valid_N_G.sum(dim=1)
     mean_N = torch.where(is_valid_N_G, rewards_N_G, 0.0).sum(dim=1) / count_N.clamp(min=1)
@@ -79,7 +77,7 @@ def groups_within(
         is_kept_N &= mean_N >= lower
     if upper is not None:
         is_kept_N &= mean_N <= upper
-    return is_kept_N if min_std is None else is_kept_N & has_spread(rewards_N_G, is_valid_N_G, min_std)
+    return is_kept_N
 
 
 def filled_in(rewards_G: Tensor, is_valid_G: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of world-model reinforcement learning, ``model.config.rl``; published names where there are some."""
+"""Options of reinforcement learning, ``model.config.rl``: what clips and episodes share, and those of clips.
+
+Names are the published ones where there are some. Those of episodes are in `episodes.config`.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
+from torch import Tensor
 
 from cosmos_predict2.diffusion.transitions import KINDS
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.passes import Passes
-from cosmos_predict2.rl.advantages import NORMS
+from cosmos_predict2.rl.advantages import EPSILON, NORMS, group_advantages
 from cosmos_predict2.rl.objectives import objective_of
 from imaginaire.config.schema import Section, above, at_least, is_text_to_come, one_of
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, error
 
 KEY = "model.config.rl"
+UNCLIPPED = ("dppo", "nft")  # objectives without a limit of ratios
 ANY = -1  # in train_on: a step drawn for each rollout
 
 
@@ -26,23 +31,31 @@ def is_objective(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -
         objective_of(str(value))
 
 
-def bound_problems(low: Any, high: Any) -> "list[tuple[str, str]]":
-    """(field, sentence) for bounds of a group's mean reward that are no numbers, or leave nothing."""
-    for name, bound in (("lower_bound", low), ("upper_bound", high)):
-        if bound is not None and not (isinstance(bound, int | float) and math.isfinite(bound)):
-            return [(name, f"{bound!r}, but a group's mean reward is a number (null: no bound)")]
-    if low is not None and high is not None and low > high:
-        return [("lower_bound", f"{low} is above upper_bound={high}: no group would teach anything")]
-    return []
+@attrs.define(kw_only=True, slots=False)
+class GroupAdvantageConfig(Section):
+    """How rewards of a group become advantages, (r - mean) / (std + epsilon)."""
+
+    norm: str = attrs.field(default="group", validator=one_of(*NORMS))
+    adv_clip_max: Any = attrs.field(default=None, validator=above(0))  # null: no limit
+    min_std: float = attrs.field(default=0.0, validator=at_least(0))  # groups with no more spread teach nothing
+    epsilon: float = attrs.field(default=EPSILON, validator=above(0))
+    correction: int = attrs.field(default=0, validator=at_least(0, at_most=1))  # the deviation divides by n less this
+
+    def of(self, rewards_N_G: Tensor, is_valid_N_G: Tensor) -> Tensor:
+        """`group_advantages` by these options, without the limit."""
+        numbers = dict(min_std=self.min_std, epsilon=self.epsilon, correction=self.correction)
+        return group_advantages(rewards_N_G, is_valid_N_G, norm=self.norm, **numbers)  # type: ignore[arg-type]
+
+    def limited(self, advantage: Tensor) -> Tensor:
+        return advantage if self.adv_clip_max is None else advantage.clamp(-self.adv_clip_max, self.adv_clip_max)
 
 
 @attrs.define(kw_only=True, slots=False)
-class AdvantageConfig(Section):
-    """How rewards of a group become advantages."""
+class AdvantageConfig(GroupAdvantageConfig):
+    """The same of several rewards."""
 
-    norm: str = attrs.field(default="group", validator=one_of(*NORMS))
     adv_clip_max: float = attrs.field(default=5.0, validator=above(0))
-    min_std: float = attrs.field(default=1e-6, validator=at_least(0))  # groups with less spread teach nothing
+    min_std: float = attrs.field(default=1e-6, validator=at_least(0))
     each_reward: bool = True  # normalise each reward, then weight; else weight, then normalise
 
 
@@ -58,13 +71,42 @@ class RewardConfig(Section):
 
 
 @attrs.define(kw_only=True, slots=False)
-class RLConfig(Section):
-    """Rollouts, what is trained of them, and by which objective."""
+class LearnerConfig(Section):
+    """What clips and episodes share: the objective and its limits, which groups teach, and how often."""
 
     objective: str = attrs.field(default="grpo", validator=is_objective)  # of OBJECTIVES, or module:function
+    clip_ratio: float = attrs.field(default=1e-4, validator=above(0))  # of ratios downwards; of dppo a divergence
+    clip_ratio_high: Any = attrs.field(default=None, validator=above(0))  # upwards; null: clip_ratio
+    dual_clip: Any = attrs.field(default=None, validator=above(1))  # the loss is at most this times |A|; null: no limit
+    kl_beta: float = attrs.field(default=0.0, validator=at_least(0))  # of the distance to the reference
+    update_ref_every_iter: int = attrs.field(default=0, validator=at_least(0))  # 0: the reference stays
+    max_rollouts: int = attrs.field(default=1, validator=at_least(1))  # of an update, until enough groups have spread
+    lower_bound: Any = None  # groups whose mean reward lies outside the bounds teach nothing; null: no bound
+    upper_bound: Any = None
+    max_failed_rollouts: int = attrs.field(default=3, validator=at_least(1))  # in a row, without a valid sample
+    updates: int = attrs.field(default=1, validator=at_least(1))  # passes over the samples of a rollout
+    minibatches: int = attrs.field(default=1, validator=at_least(1))  # parts of the samples, each with steps of its own
+    ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
+
+    def problems(self) -> "list[tuple[str, str]]":
+        """(field, sentence) of everything that does not fit together."""
+        low, high = self.lower_bound, self.upper_bound
+        for name, bound in (("lower_bound", low), ("upper_bound", high)):
+            if bound is not None and not (isinstance(bound, int | float) and math.isfinite(bound)):
+                return [(name, f"{bound!r}, but a group's mean reward is a number (null: no bound)")]
+        found = []
+        if low is not None and high is not None and low > high:
+            found.append(("lower_bound", f"{low} is above upper_bound={high}: no group would teach anything"))
+        if self.dual_clip is not None and self.objective in UNCLIPPED:
+            found.append(("dual_clip", f"{self.dual_clip}, but {self.objective} clips no ratios: set it to null"))
+        return found
+
+
+@attrs.define(kw_only=True, slots=False)
+class RLConfig(LearnerConfig):
+    """Rollouts of clips, and what is trained of them."""
+
     ratio_normalisation: str = attrs.field(default="gaussian", validator=one_of("gaussian", "cosmos_rl"))
-    clip_ratio: float = attrs.field(default=1e-4, validator=above(0))
-    kl_beta: float = attrs.field(default=0.0, validator=at_least(0))
     data_beta: float = attrs.field(default=0.0, validator=at_least(0))
     use_rl_sigma_and_noise: bool = True  # the data term shares level and noise of the rollout; else draws its own
     data_on_first_only: bool = False  # at the first step that is trained of each clip
@@ -90,15 +132,9 @@ class RLConfig(Section):
     min_num_conditional_frames: int = attrs.field(default=1, validator=at_least(0))
     max_num_conditional_frames: int = attrs.field(default=1, validator=at_least(0))
     on_policy: bool = True  # roll out with the weights that are trained; else with the reference
-    update_ref_every_iter: int = attrs.field(default=0, validator=at_least(0))  # 0: the reference stays
     rollout_batch: int = attrs.field(default=8, validator=at_least(1))  # samples that pass the network together
     offload_trajectories: bool = False  # keep what is trained on in the host's memory
 
-    # training
-    updates: int = attrs.field(default=1, validator=at_least(1))  # optimizer steps for each rollout's samples
-    minibatches: int = attrs.field(default=1, validator=at_least(1))  # parts of the samples, each with steps of its own
-    ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
-    max_failed_rollouts: int = attrs.field(default=3, validator=at_least(1))  # in a row, without a valid score
     advantage: AdvantageConfig = attrs.field(factory=AdvantageConfig)
     rewards: Any = attrs.field(factory=dict)  # name -> RewardConfig
 
@@ -107,13 +143,6 @@ class RLConfig(Section):
     num_timesteps: int = attrs.field(default=0, validator=at_least(0))  # levels trained on for a sample; 0: all
     use_same_forward_noise: bool = False  # a group's clips get the same fresh noise, which cancels in comparing them
     weight_copy_decay_type: int = attrs.field(default=0, validator=at_least(0, at_most=2))
-
-    # of DAPO
-    clip_ratio_high: Any = attrs.field(default=None, validator=above(0))  # upwards; null: clip_ratio
-    dual_clip: Any = attrs.field(default=None, validator=above(1))  # the loss is at most this times |A|; null: no limit
-    max_rollouts: int = attrs.field(default=1, validator=at_least(1))  # of an update, until enough groups have spread
-    lower_bound: Any = None  # groups whose mean reward lies outside the bounds teach nothing; null: no bound
-    upper_bound: Any = None
 
     @property
     def is_ratio(self) -> bool:
@@ -136,11 +165,9 @@ class RLConfig(Section):
         return len(self.train_on) if self.is_ratio else self.num_timesteps or self.sample_steps
 
     def problems(self) -> "list[tuple[str, str]]":
-        """(field, sentence) of everything that does not fit together."""
-        found = bound_problems(self.lower_bound, self.upper_bound)
-        for name in ("clip_ratio_high", "dual_clip"):
-            if getattr(self, name) is not None and self.objective in ("dppo", "nft"):
-                found.append((name, f"{getattr(self, name)}, but {self.objective} clips no ratios: set it to null"))
+        found = super().problems()
+        if (high := self.clip_ratio_high) is not None and self.objective in UNCLIPPED:
+            found.append(("clip_ratio_high", f"{high}, but {self.objective} clips no ratios: set it to null"))
         if self.is_ratio:
             found += self._ratio_problems()
         elif self.num_timesteps > self.sample_steps:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cosmos_predict2.rl.advantages import group_advantages, groups_within, has_spread
+from cosmos_predict2.rl.advantages import groups_within, has_spread
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig, reward_configs
 from cosmos_predict2.rl.interfaces import Clips, Reward, RewardDefaults, Scores, Ticket, completed
 from cosmos_predict2.rl.rewards.local import LocalReward
@@ -86,15 +86,14 @@ class Scoring:
         for name, one in scores.items():
             weight = self.options[name].weight
             value = one.value_B
-            total += weight * (self._normalised(value, valid) if self.advantage.each_reward else value)
+            total += weight * (self.advantage.of(value, valid) if self.advantage.each_reward else value)
             facts |= _facts(name, value, one.is_valid_B)
             for part, of_part in one.parts.items():
                 if one.is_valid_B.any():
                     facts[f"{name}_{part}"] = float(of_part[one.is_valid_B].float().mean())
         if not self.advantage.each_reward:
-            total = self._normalised(total, valid)
-        largest = self.advantage.adv_clip_max
-        advantage = torch.where(valid, total, 0.0).clamp(-largest, largest)
+            total = self.advantage.of(total, valid)
+        advantage = self.advantage.limited(torch.where(valid, total, 0.0))
         reward = sum((self.options[name].weight * one.value_B for name, one in scores.items()), torch.zeros(()))
         advantage = torch.where(groups_within(reward, valid, **self.bounds)[:, None], advantage, 0.0)
         spread = torch.stack([has_spread(one.value_B, valid, self.advantage.min_std) for one in scores.values()])
@@ -103,9 +102,6 @@ class Scoring:
         if all(name in facts for name in scores):
             facts["reward_mean"] = sum(self.options[name].weight * facts[name] for name in scores)
         return advantage, facts
-
-    def _normalised(self, value: Tensor, valid: Tensor) -> Tensor:
-        return group_advantages(value, valid, norm=self.advantage.norm, min_std=self.advantage.min_std)
 
 
 def _rows(parts: list[Tensor], members: int) -> Tensor:

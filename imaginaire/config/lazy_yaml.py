@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from imaginaire.config.internals import OBJECTS, full_key, is_empty, yaml_loader
 from imaginaire.config.names import locate, name_of
+from imaginaire.config.renamed_keys import move_keys
 from imaginaire.config.schema import Config, declared_class
 from imaginaire.config.typed_nodes import (
     default_of,
@@ -130,6 +131,7 @@ def from_yaml(text: str, source: str = "this YAML text", declared: type | None =
     if isinstance(data, dict):
         for folder in data.pop(FOLDERS, None) or ():
             add_import_folder(Path(str(folder)))
+        move_keys(data)
     try:
         value = from_data(data, declared=declared)
         if isinstance(value, dict) or is_config_class(type(value)):

@@ -10,6 +10,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from imaginaire.errors import ConfigError, near
+from imaginaire.renamed import KEYS
 
 FLAGS = ("--import", "--config", "--list", "--dryrun", "--debug", "--help", "-h")
 WITH_VALUE = ("--import", "--config")
@@ -68,7 +69,10 @@ def _parse_one(parser: OverridesParser, text: str, experiments: Sequence[str]) -
         hint = f" Did you mean experiment={close[0]}?" if close else " Is a shell variable unset?"
         raise ConfigError(f"'{text}' is not an override: it must be key=value, +key=value or ~key.{hint}")
     try:
-        override = parser.parse_override(_FIRST.sub(lambda m: m[1] + RENAMED.get(m[2], m[2]), text, count=1))
+        text = _FIRST.sub(lambda m: m[1] + RENAMED.get(m[2], m[2]), text, count=1)
+        override = parser.parse_override(text)
+        if (key := KEYS.get(override.key_or_group)) is not None:
+            override = parser.parse_override(text.replace(override.key_or_group, key, 1))
     except HydraException as error:
         reason = str(error).splitlines()[0].partition(" expecting ")[0]
         raise ConfigError(f"The override {text} cannot be read ({reason}).{_QUOTING}") from error

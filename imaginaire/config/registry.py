@@ -21,6 +21,7 @@ from imaginaire.config.files import broken_modules
 from imaginaire.config.internals import OBJECTS, patched_store, raw
 from imaginaire.config.names import describe
 from imaginaire.config.overrides import RENAMED
+from imaginaire.config.renamed_keys import move_keys
 from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError, near
 
@@ -44,6 +45,7 @@ class Entry(ConfigNode):
         tree = self._tree()
         if "defaults" in tree:
             _rename_defaults(tree, self.provider)
+        move_keys(tree)
         return tree
 
 
@@ -263,8 +265,10 @@ def prepare_store(root: Config) -> None:
             store.repo.setdefault(new, {}).setdefault(name, entry)
     for group in store.repo.values():
         for entry in group.values() if isinstance(group, dict) else ():
-            if type(entry) is ConfigNode and isinstance(entry.node, DictConfig) and "defaults" in entry.node:
-                _rename_defaults(entry.node, entry.provider)
+            if type(entry) is ConfigNode and isinstance(entry.node, DictConfig):
+                move_keys(entry.node)
+                if "defaults" in entry.node:
+                    _rename_defaults(entry.node, entry.provider)
     for name in LAZY_MEMBERS:
         store.store(group="clear", package="_global_", name=name, node={name: None}, provider=__name__)
     store.store(group="clear", package="trainer", name="callbacks", node={"callbacks": None}, provider=__name__)

@@ -158,7 +158,7 @@ FRAGMENTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {  # recipe; what 
                 }
             }
         },
-        ["++model.config.policy.temperature=1.6", "model.config.rl.loss.clip_high=0.28"],
+        ["++model.config.policy.temperature=1.6", "model.config.rl.clip_ratio_high=0.28"],
     ),
 }
 

@@ -109,7 +109,7 @@ def test_published_files_become_the_same_run(path: str) -> None:
 def test_the_tiny_recipes_compose(tiny: str) -> None:
     config = compose(BASE, changed(tiny).overrides)
     model, rl = config.model.config, config.model.config.rl
-    assert (rl.loss.ratio_level, rl.loss.aggregation, rl.advantage_correction) == ("element", "episode-mean", 0)
+    assert (rl.loss.ratio_level, rl.loss.aggregation, rl.advantage.correction) == ("element", "episode-mean", 0)
     assert (rl.group_size, rl.max_rollouts, rl.minibatches) == (4, 2, 1)
     assert (config.dataloader_train.batch_size, model.env.num_envs, model.eval_env.num_envs) == (4, 8, 8)
     options = dict(openvla=("temperature", 1.6), pi05=("noise_method", "flow_sde"))
@@ -133,7 +133,7 @@ def test_the_published_recipes_compose(path: str) -> None:
     for loader in (config.dataloader_train, config.dataloader_val):
         assert (loader.dataset.num, loader.dataset.num_tasks) == (500, 10)
     rl = model.rl
-    assert (rl.group_size, rl.max_rollouts, rl.loss.clip_low, rl.loss.clip_high) == (8, 2**20, 0.2, 0.28)
+    assert (rl.group_size, rl.max_rollouts, rl.clip_ratio, rl.clip_ratio_high) == (8, 2**20, 0.2, 0.28)
     assert (config.optimizer.lr, config.checkpoint.save_iter) == (5e-6, 80)
 
 
@@ -201,8 +201,8 @@ def test_policies_learn_in_published_episodes_and_are_judged_in_those_of_evaluat
 
 
 CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe, and what it sets here
-    (dict(train__train_policy__clip_ratio_c=3.0), "loss.dual_clip", "3.0"),
-    (dict(train__train_policy__kl_beta=0.5), "loss.kl_beta", "0.5"),
+    (dict(train__train_policy__clip_ratio_c=3.0), "rl.dual_clip", "3.0"),
+    (dict(train__train_policy__kl_beta=0.5), "rl.kl_beta", "0.5"),
     (dict(train__train_policy__mu_iterations=2), "trainer.max_iter", "4"),
     (dict(train__train_policy__mu_iterations=2), "trainer.validation_iter", "4"),
     (dict(train__train_policy__max_retry_for_on_policy=-1), "rl.max_rollouts", str(2**20)),
@@ -214,8 +214,8 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe
     (dict(train__ckpt__enable_checkpoint=False), "ckpt_type", "dummy"),
     (dict(vla__filter_lower_bound=0.1), "rl.lower_bound", "0.1"),
     (dict(vla__filter_upper_bound=0.8), "rl.upper_bound", "0.8"),
-    (dict(train__train_policy__epsilon_low=0.1), "loss.clip_low", "0.1"),
-    (dict(train__train_policy__epsilon_high=0.3), "loss.clip_high", "0.3"),
+    (dict(train__train_policy__epsilon_low=0.1), "rl.clip_ratio", "0.1"),
+    (dict(train__train_policy__epsilon_high=0.3), "rl.clip_ratio_high", "0.3"),
     (dict(train__train_policy__entropy_coeff=0.01), "loss.entropy_bonus", "0.01"),
     (dict(train__optm_lr=3e-6), "optimizer.lr", "3e-06"),
     (dict(train__optm_weight_decay=0.02), "optimizer.weight_decay", "0.02"),

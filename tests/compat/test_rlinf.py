@@ -84,7 +84,7 @@ def test_the_published_openvla_oft_composes(model_dir: str) -> None:
     assert env.sampling.num_steps == 10 and "final_evaluation" not in env.sampling
     assert (rl.group_size, rl.execute, rl.minibatches, rl.updates) == (8, 8, 4, 1)
     assert (rl.lower_bound, rl.upper_bound) == (0.5, 4.5)
-    assert (rl.loss.clip_low, rl.loss.clip_high, rl.loss.dual_clip) == (0.2, 0.28, 3.0)
+    assert (rl.clip_ratio, rl.clip_ratio_high, rl.dual_clip) == (0.2, 0.28, 3.0)
     assert (rl.loss.ratio_level, rl.loss.aggregation) == ("token_level", "token-mean")
     assert config.dataloader_train.batch_size == 32 and config.trainer.grad_accum_iter == 8192 // 4 // 32
     assert config.trainer.max_iter == 4000 and config.checkpoint.save_iter == 8 and not config.trainer.run_validation
@@ -122,7 +122,7 @@ def test_the_tiny_twin_composes() -> None:
 
 _CLASSIFIER = '{_target_:"cosmos_predict2.rl.rewards.resnet.ResnetReward",path:"setup.py",rounded:true}'
 CHANGES = [  # an override of the tiny twin, and what it sets here
-    ("+algorithm.kl_beta=0.5", "loss.kl_beta", "0.5"),
+    ("+algorithm.kl_beta=0.5", "kl_beta", "0.5"),
     ("+algorithm.kl_penalty=low_var_kl", "loss.kl_kind", '"k3"'),
     ("algorithm.logprob_type=action_level", "loss.ratio_level", '"action_level"'),
     ("env.train.total_num_envs=96", "dataloader_train.batch_size", "24"),

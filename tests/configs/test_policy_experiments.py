@@ -36,4 +36,4 @@ def test_so_many_decisions_pass_the_policy_together_as_fit(name: str) -> None:
     assert model.rl.max_rollouts == (8 if "_dapo_" in name else 1)
     if "pi05" in name:
         method = next((each for each in ("flow_cps", "flow_noise") if each in name), "flow_sde")
-        assert model.policy.noise_method == method and model.rl.loss.dual_clip == 3.0
+        assert model.policy.noise_method == method and model.rl.dual_clip == 3.0

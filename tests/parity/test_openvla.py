@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig, policy_loss
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
 from cosmos_predict2.rl.policies.openvla.codec import ActionTokens, Statistics, token_log_probs, with_gripper
 from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes
@@ -125,11 +126,10 @@ def test_dapo_of_tokens(golden: Golden) -> None:
     file = "dapo_openvla.safetensors"
     tensors, about = golden.tensors(file), {name: value.use() for name, value in _items(golden.metadata(file))}
     actions, dims, size = (about[name] for name in ("action_chunk", "action_dim", "training_chunk_size"))
-    config = PolicyLossConfig(
-        ratio_level="element",
-        clip_low=about["epsilon_low"],
-        clip_high=about["epsilon_high"],
-        aggregation=about["loss_agg"],
+    config = VLARLConfig(
+        clip_ratio=about["epsilon_low"],
+        clip_ratio_high=about["epsilon_high"],
+        loss=PolicyLossConfig(ratio_level="element", aggregation=about["loss_agg"]),
     )
     losses = []
     for e in range(about["num_episodes"]):

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from cosmos_predict2.rl.episodes.config import VLARLConfig
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import Trajectories
 from cosmos_predict2.rl.episodes.minibatches import Decisions, in_minibatches, rows_that_count, with_episodes
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig, policy_loss
+from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
 from cosmos_predict2.rl.policies.pi05 import flow, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
@@ -179,14 +179,18 @@ def test_dapo_losses_and_gradients(is_shuffled: bool, golden: Golden) -> None:
         of[name] for name in ("num_episodes", "training_chunk_size", "action_env_dim", "max_chunks")
     )
     for suffix, dual in (("", of["clip_ratio_c"]), ("_noclipc", None)):
-        config = PolicyLossConfig(
+        loss = PolicyLossConfig(
             ratio_level="element",
-            clip_low=of["epsilon_low"],
-            clip_high=of["epsilon_high"],
-            dual_clip=dual,
             aggregation=of["loss_agg"],
             slice_decisions=size,
             largest_log_ratio=of["log_ratio_clamp"],
+        )
+        rl = VLARLConfig(
+            clip_ratio=of["epsilon_low"],
+            clip_ratio_high=of["epsilon_high"],
+            dual_clip=dual,
+            micro_batches=5 if is_shuffled else 1,
+            loss=loss,
         )
         given = [tensors[f"log_probs_{e}"].use().clone().requires_grad_() for e in range(episodes)]
         cut = torch.stack([one.mean(dim=1)[:chunks, : of["action_chunk"], :width] for one in given], dim=1)
@@ -204,14 +208,13 @@ def test_dapo_losses_and_gradients(is_shuffled: bool, golden: Golden) -> None:
             torch.tensor(of["advantages"]).repeat(chunks),
             torch.stack(masks, dim=1).flatten(0, 1),
         )
-        rl = VLARLConfig(minibatches=1, micro_batches=5 if is_shuffled else 1, loss=config)
         whole = with_episodes(whole, _played(torch.stack(masks, dim=1)), rl)
         if is_shuffled:
             parts = list(in_minibatches(whole, rows_that_count(whole, rl), rl, seed=3, first=0))
         else:
             places = whole.record["place"].unflatten(0, (chunks, episodes))
             parts = [whole.rows(rows) for e in range(episodes) for rows in places[:, e].split(size)]
-        losses = torch.stack([_loss_of(part, cut.flatten(0, 1), config) for part in parts]) / rl.micro_batches
+        losses = torch.stack([_loss_of(part, cut.flatten(0, 1), rl) for part in parts]) / rl.micro_batches
         for e, gradient in enumerate(torch.autograd.grad(losses.sum(), given)):
             tensors[f"grad{suffix}_{e}"].compare(gradient, **LOSSES)
         if is_shuffled:
@@ -220,9 +223,9 @@ def test_dapo_losses_and_gradients(is_shuffled: bool, golden: Golden) -> None:
             tensors[f"losses{suffix}"].compare(losses, **LOSSES)
 
 
-def _loss_of(part: Decisions, new_B_K_N: torch.Tensor, config: PolicyLossConfig) -> torch.Tensor:
+def _loss_of(part: Decisions, new_B_K_N: torch.Tensor, rl: VLARLConfig) -> torch.Tensor:
     terms = (LogProb(new_B_K_N[part.record["place"]]), part.old_log_prob_B_K_N, part.advantage_B, part.mask_B_A)
-    return policy_loss(*terms, config, episode_sum_B=part.episode_sum_B, num_episodes=part.num_episodes).loss
+    return policy_loss(*terms, rl, episode_sum_B=part.episode_sum_B, num_episodes=part.num_episodes).loss
 
 
 def _played(executed_M_E_A: torch.Tensor) -> Trajectories:

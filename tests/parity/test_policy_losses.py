@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages, groups_within
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig, policy_loss
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
 from tests.goldens import Golden
 
@@ -47,13 +48,11 @@ def test_chunk_grpo(golden: Golden) -> None:
             of_rows("old_logprobs"),
             advantage_E.repeat(decisions),
             (valid_M_E_A & kept_E[:, None]).flatten(0, 1),
-            PolicyLossConfig(
-                ratio_level=of_log_prob,
-                clip_low=config["clip_low"].use(),
-                clip_high=config["clip_high"].use(),
+            VLARLConfig(
+                clip_ratio=config["clip_low"].use(),
+                clip_ratio_high=config["clip_high"].use(),
                 dual_clip=config["clip_c"].use(),
-                aggregation="token-mean",
-                sums_unexecuted=True,
+                loss=PolicyLossConfig(ratio_level=of_log_prob, aggregation="token-mean", sums_unexecuted=True),
             ),
         )
         tensors[f"{level}.loss"].compare(found.loss.reshape(1), **CLOSE)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages, groups_within
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig, policy_loss
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
 from cosmos_predict2.rl.objectives import (
-    OBJECTIVES,
     Clipped,
     RatioStep,
     aggregate,
@@ -32,8 +33,7 @@ def test_groups_are_kept_within_the_bounds() -> None:
     everyone = torch.ones_like(scores, dtype=torch.bool)
     for options, kept in (
         (dict(lower=0.1, upper=0.9), [1, 2, 4]),
-        (dict(lower=0.1, upper=0.9, min_std=0.0), [1, 2]),
-        (dict(min_std=0.0), [1, 2]),
+        (dict(), [0, 1, 2, 3, 4]),
         (dict(lower=0.25, upper=0.5), [1, 2, 4]),
     ):
         assert groups_within(scores, everyone, **options).nonzero().flatten().tolist() == kept
@@ -69,10 +69,16 @@ def test_levels_sum_what_was_executed() -> None:
     torch.testing.assert_close(of_all.flatten(), log_prob.sum((1, 2)))
 
 
+def options_of(**loss: Any) -> VLARLConfig:
+    """Options of the loss, and of what clips have, too."""
+    shared = {name: loss.pop(name) for name in list(loss) if hasattr(VLARLConfig(), name)}
+    return VLARLConfig(loss=PolicyLossConfig(**loss), **shared)
+
+
 def loss_of(ratio: float, advantage: float, **options: object) -> float:
     """The loss of one decision with one element."""
     new = torch.full((1, 1, 1), ratio, dtype=torch.float64).log()
-    config = PolicyLossConfig(**options)
+    config = options_of(**options)
     valid = torch.ones(1, 1, dtype=torch.bool)
     return float(policy_loss(LogProb(new), torch.zeros_like(new), torch.tensor([advantage]), valid, config).loss)
 
@@ -83,9 +89,8 @@ def test_dppo_leaves_out_decisions_that_lead_further_away() -> None:
     ratio = torch.tensor([1.7, 1.4, 1.7], dtype=torch.float64)
     new = ratio.log()[:, None, None].requires_grad_()
     advantage, valid = torch.tensor([1.0, 1.0, -1.0]), torch.ones(3, 1, dtype=torch.bool)
-    config = PolicyLossConfig(clip_low=0.15)
-    dppo = OBJECTIVES["dppo"]
-    loss = policy_loss(LogProb(new), torch.zeros_like(new), advantage, valid, config, objective=dppo).loss
+    rl = options_of(clip_ratio=0.15, objective="dppo")
+    loss = policy_loss(LogProb(new), torch.zeros_like(new), advantage, valid, rl).loss
     (gradient,) = torch.autograd.grad(loss, new)
     torch.testing.assert_close(gradient.flatten() * 3, torch.tensor([0.0, -1.4, 1.7], dtype=torch.float64))
 
@@ -134,7 +139,7 @@ def case(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_what_was_not_executed_has_no_gradient(level: str) -> None:
     new, old, advantage, valid = case()
     new.requires_grad_()
-    policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig(ratio_level=level, kl_beta=0.1),
+    policy_loss(LogProb(new), old, advantage, valid, options_of(ratio_level=level, kl_beta=0.1),
                 reference_B_K_N=old + 0.1).loss.backward()  # fmt: skip
     has_gradient = new.grad.ne(0).any(dim=2)
     assert not has_gradient[4].any() and has_gradient[3].tolist() == [True, True, False, False]
@@ -143,11 +148,11 @@ def test_what_was_not_executed_has_no_gradient(level: str) -> None:
 
 def test_an_action_that_is_not_executed_may_hold_anything() -> None:
     new, old, advantage, valid = case()
-    clean = policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig()).loss
+    clean = policy_loss(LogProb(new), old, advantage, valid, options_of()).loss
     new[4] = float("inf")
     old[3, 2:] = -float("inf")
     new = new.requires_grad_()
-    dirty = policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig()).loss
+    dirty = policy_loss(LogProb(new), old, advantage, valid, options_of()).loss
     dirty.backward()
     assert torch.equal(clean, dirty) and new.grad.isfinite().all()
 
@@ -155,7 +160,7 @@ def test_an_action_that_is_not_executed_may_hold_anything() -> None:
 @pytest.mark.parametrize("sums_unexecuted", [False, True])
 def test_a_chunks_ratio_may_count_what_was_not_executed_as_published(sums_unexecuted: bool) -> None:
     new, old, advantage, valid = case()
-    config = PolicyLossConfig(ratio_level="chunk", sums_unexecuted=sums_unexecuted, kl_beta=0.1, kl_kind="k1")
+    config = options_of(ratio_level="chunk", sums_unexecuted=sums_unexecuted, kl_beta=0.1, kl_kind="k1")
     watched = policy_loss(LogProb(new), old, advantage, valid, config, reference_B_K_N=new - 0.1).watched
     rows = torch.ones(6, 4, dtype=torch.bool) if sums_unexecuted else rows_of_actions(valid, 4)
     ratio = ((new - old) * rows[..., None]).sum(dim=(1, 2)).exp()[[0, 1, 2, 3, 5]]  # of the fifth nothing was executed
@@ -170,7 +175,7 @@ def test_what_is_watched_is_of_what_was_executed() -> None:
     ratio, advantage = torch.tensor([1.5, 0.5, 4.0, 4.0]).double(), torch.tensor([1.0, -1.0, -1.0, -1.0])
     new, entropy = ratio.log()[:, None, None], torch.tensor([1.0, 2.0, 6.0, 900.0])[:, None, None]
     valid = torch.tensor([True, True, True, False])[:, None]
-    config = PolicyLossConfig(dual_clip=3.0, entropy_bonus=0.5)
+    config = options_of(dual_clip=3.0, entropy_bonus=0.5)
     found = policy_loss(LogProb(new, entropy), torch.zeros_like(new), advantage, valid, config)
     watched = {name: float(value) for name, value in found.watched.items()}
     assert watched == pytest.approx(
@@ -190,7 +195,7 @@ def test_what_is_watched_is_of_what_was_executed() -> None:
 
 def test_a_decision_that_is_far_off_has_a_finite_ratio() -> None:
     far, valid = torch.tensor([500.0, -500.0]).double()[:, None, None], torch.ones(2, 1, dtype=torch.bool)
-    config = PolicyLossConfig(largest_log_ratio=2.0)
+    config = options_of(largest_log_ratio=2.0)
     watched = policy_loss(LogProb(far), torch.zeros_like(far), torch.ones(2), valid, config).watched
     assert (float(watched["ratio_max"]), float(watched["ratio_min"])) == pytest.approx((math.exp(2), math.exp(-2)))
 
@@ -198,7 +203,7 @@ def test_a_decision_that_is_far_off_has_a_finite_ratio() -> None:
 def test_on_fresh_weights_the_gradient_is_that_of_reinforce() -> None:
     _, old, advantage, valid = case()
     new = old.clone().requires_grad_()
-    found = policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig())
+    found = policy_loss(LogProb(new), old, advantage, valid, options_of())
     found.loss.backward()
     rows = rows_of_actions(valid, 4)
     expected = -(advantage[:, None] * rows / rows.any(dim=1).sum())[..., None].expand_as(old)
@@ -229,8 +234,8 @@ def test_aggregations() -> None:
 def test_entropy_and_distance_to_the_reference_are_added() -> None:
     new, old, advantage, valid = case()
     entropy = torch.full_like(new, 1.5)
-    plain = policy_loss(LogProb(new, entropy), old, advantage, valid, PolicyLossConfig(ratio_level="action"))
-    config = PolicyLossConfig(ratio_level="action", entropy_bonus=0.1, kl_beta=0.5, kl_kind="k2")
+    plain = policy_loss(LogProb(new, entropy), old, advantage, valid, options_of(ratio_level="action"))
+    config = options_of(ratio_level="action", entropy_bonus=0.1, kl_beta=0.5, kl_kind="k2")
     found = policy_loss(LogProb(new, entropy), old, advantage, valid, config, reference_B_K_N=new + 0.1)
     torch.testing.assert_close(found.loss, plain.loss - 0.15 + 0.5 * 0.5 * 0.2**2)
     for kind in ("k1", "k2", "k3"):
@@ -247,7 +252,7 @@ def test_entropy_and_distance_to_the_reference_are_added() -> None:
     ("options", "named"),
     [
         (dict(ratio_level="word"), "ratio_level='word'"),
-        (dict(clip_high=0.0), "clip_high=0.0"),
+        (dict(clip_ratio_high=0.0), "clip_ratio_high=0.0"),
         (dict(dual_clip=1.0), "dual_clip=1.0"),
         (dict(aggregation="sum"), "aggregation='sum'"),
         (dict(aggregation="token-mean-of-steps"), "max_episode_steps=null"),
@@ -259,4 +264,4 @@ def test_entropy_and_distance_to_the_reference_are_added() -> None:
 def test_what_does_not_fit_is_named(options: dict, named: str) -> None:
     new, old, advantage, valid = case()
     with pytest.raises(ConfigError, match=named):
-        policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig(**options))
+        policy_loss(LogProb(new), old, advantage, valid, options_of(**options))

@@ -13,13 +13,12 @@ import torch
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes import draw_episodes
-from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.episodes.episodes import validation_starts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationGap
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L
@@ -221,7 +220,7 @@ def test_validation_plays_a_policy_that_draws_noise_several_times_and_says_how_s
 
 
 def test_the_reference_is_the_policy_that_the_run_began_with() -> None:
-    one = model(loss=PolicyLossConfig(kl_beta=0.1))
+    one = model(kl_beta=0.1)
     one.parallelize(ParallelDims())
     begun = copy.deepcopy(one.net)
     with torch.no_grad():

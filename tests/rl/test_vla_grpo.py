@@ -17,10 +17,11 @@ from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.evaluation.reports.run_report import write_report
+from cosmos_predict2.rl.config import GroupAdvantageConfig
 from cosmos_predict2.rl.envs.recorded_starts import FILE, write_starts
 from cosmos_predict2.rl.envs.starts import RecordedStart, ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
     Starts,
@@ -29,7 +30,6 @@ from cosmos_predict2.rl.episodes.episodes import (
     validation_starts,
 )
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.episodes.refinement import Refinement, Windows, chosen_windows
 from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
@@ -196,7 +196,9 @@ def test_a_mean_of_steps_counts_an_episode_by_its_share_of_all_elements() -> Non
 
 def test_deviations_of_a_group_are_those_of_a_sample_or_of_all() -> None:
     played = model().source.collect(model().starts(batch()))
-    of_sample, of_all = (model(advantage_correction=n)._advantages(played) for n in (1, 0))
+    of_sample, of_all = (
+        model(advantage=GroupAdvantageConfig(epsilon=1e-6, correction=n))._advantages(played) for n in (1, 0)
+    )
     torch.testing.assert_close(of_sample, of_all * 0.75**0.5)
 
 
@@ -289,7 +291,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         (dict(lower_bound=1.0, upper_bound=0.0), f"{RL}.lower_bound"),
         (dict(objective="guard"), "objective: guard is of clips alone: it weighs the steps of a sampler"),
         (dict(objective="nft"), "objective: nft is of clips alone: it learns at generated clips"),
-        (dict(objective="dppo", loss=PolicyLossConfig(dual_clip=3.0)), "loss.dual_clip"),
+        (dict(objective="dppo", dual_clip=3.0), "dual_clip"),
     ):
         with pytest.raises(ConfigError, match=name):
             model(**options)

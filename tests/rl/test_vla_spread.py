@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.episodes import minibatches
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig
 from cosmos_predict2.rl.episodes.episodes import Trajectories
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.objectives import AGGREGATIONS
 from imaginaire import distributed
 from tests.multiprocess import run_distributed
@@ -51,9 +51,9 @@ def test_decisions_without_an_advantage_are_not_computed_and_stay_in_the_divisor
     torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("loss", [dict(entropy_bonus=0.1), dict(kl_beta=0.1)])
-def test_terms_that_need_no_advantage_are_of_all_decisions(loss: dict[str, float]) -> None:
-    one = model(loss=PolicyLossConfig(**loss))
+@pytest.mark.parametrize("options", [dict(loss=PolicyLossConfig(entropy_bonus=0.1)), dict(kl_beta=0.1)])
+def test_terms_that_need_no_advantage_are_of_all_decisions(options: dict[str, Any]) -> None:
+    one = model(**options)
     played = one.source.collect(one.starts(batch()))
     (part,) = experience(one, played, torch.zeros(3, 4))
     assert len(part.advantage_B) == 24 and part.mask_B_A.all() and part.teaches
@@ -95,7 +95,7 @@ def test_a_minibatch_of_which_nothing_is_learnt_has_no_gradient() -> None:
 # --- runs
 
 RUN = [
-    *(f"{RL}.loss.kl_beta=0", f"{RL}.updates=1", f"{RL}.minibatches=1"),
+    *(f"{RL}.kl_beta=0", f"{RL}.updates=1", f"{RL}.minibatches=1"),
     *("scheduler=lambdalinear", "scheduler.cycle_lengths=[8]", "scheduler.warm_up_steps=[1]", "scheduler.f_min=[0.1]"),
 ]
 

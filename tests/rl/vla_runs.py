@@ -14,7 +14,6 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.interfaces import LogProb
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
@@ -39,7 +38,7 @@ class ForgetfulPolicy(ToyPolicy):
 def experiment(policy: Any) -> dict[str, Any]:
     """Four groups of four episodes, two updates in two minibatches."""
     data = L(ResumableLoader)(dataset=L(EpisodeStarts)(num=64), batch_size=4, shuffle=True)
-    rl = VLARLConfig(group_size=4, updates=2, minibatches=2, loss=PolicyLossConfig(kl_beta=0.01))
+    rl = VLARLConfig(group_size=4, updates=2, minibatches=2, kl_beta=0.01)
     config = VLAGRPOConfig(policy=policy, env=L(ToyEnv)(num_envs=8), rl=rl)
     return dict(
         defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],

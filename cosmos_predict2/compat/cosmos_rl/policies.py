@@ -116,8 +116,8 @@ def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation
         # As there: each episode counts alike, and within it each number of an action.
         f"{RL}.loss.ratio_level": "element",
         f"{RL}.loss.aggregation": "episode-mean",
-        f"{RL}.advantage_epsilon": 1e-6,
-        f"{RL}.advantage_correction": 0,
+        f"{RL}.advantage.epsilon": 1e-6,
+        f"{RL}.advantage.correction": 0,
         "trainer.grad_accum_iter": sizes.micro_batches,
         "trainer.max_iter": sizes.iterations,
         "trainer.logging_iter": 1,

@@ -251,7 +251,7 @@ def _loss(fields: Fields) -> dict[str, Any]:
         f"{LOSS}.kl_kind": KL_KINDS[kind],
         f"{RL}.lower_bound": low if is_filtered else None,
         f"{RL}.upper_bound": high if is_filtered else None,
-        f"{RL}.advantage_epsilon": 1e-6,
+        f"{RL}.advantage.epsilon": 1e-6,
         f"{RL}.shared_noise": False,  # there, each environment has noise of its own
     }
 

@@ -57,11 +57,11 @@ _ALGORITHM: dict[str, Row] = {
         {
             "group_size": (f"{RL}.group_size", 1),
             "update_epoch": (f"{RL}.updates", 1),
-            "kl_beta": (f"{LOSS}.kl_beta", 0.0),
+            "kl_beta": (f"{RL}.kl_beta", 0.0),
             "entropy_bonus": (f"{LOSS}.entropy_bonus", 0.0),
-            "clip_ratio_low": (f"{LOSS}.clip_low", 0.2),
-            "clip_ratio_high": (f"{LOSS}.clip_high", 0.2),
-            "clip_ratio_c": (f"{LOSS}.dual_clip", None),
+            "clip_ratio_low": (f"{RL}.clip_ratio", 0.2),
+            "clip_ratio_high": (f"{RL}.clip_ratio_high", 0.2),
+            "clip_ratio_c": (f"{RL}.dual_clip", None),
         }
     ),
     **only("normalize_advantages", "GRPO's advantages are those of a group, divided by its deviation", True),

@@ -2,66 +2,69 @@
 """Options of policies that learn from rewards, ``model.config``."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
 
-from cosmos_predict2.rl.config import bound_problems, is_objective
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
-from cosmos_predict2.rl.objectives import objective_of
+from cosmos_predict2.rl.config import GroupAdvantageConfig, LearnerConfig
+from cosmos_predict2.rl.objectives import AGGREGATIONS, KL_KINDS, RATIO_LEVELS, objective_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
 
 
 @attrs.define(kw_only=True, slots=False)
-class VLARLConfig(Section):
+class PolicyLossConfig(Section):
+    """Levels and means of a policy's loss. ``aggregation`` is what `objectives.aggregate` describes."""
+
+    ratio_level: str = attrs.field(default="chunk", validator=one_of(*RATIO_LEVELS, *RATIO_LEVELS.values()))
+    aggregation: str = attrs.field(default="element-mean", validator=one_of(*AGGREGATIONS))
+    slice_decisions: int = attrs.field(default=16, validator=at_least(1))  # of "slice-mean", one after the other
+    max_episode_steps: int | None = attrs.field(default=None, validator=at_least(1))  # of "token-mean-of-steps"
+    entropy_bonus: float = attrs.field(default=0.0, validator=at_least(0))
+    kl_kind: str = attrs.field(default="k3", validator=one_of(*KL_KINDS))
+    sums_unexecuted: bool = False  # a chunk's ratio also counts actions that were never executed, as published
+    largest_log_ratio: float = attrs.field(default=20.0, validator=above(0))  # beyond it the exponential says no more
+
+    def __attrs_post_init__(self) -> None:
+        if self.aggregation == "token-mean-of-steps" and self.max_episode_steps is None:
+            raise ConfigError(
+                "max_episode_steps=null, but aggregation=token-mean-of-steps divides by it: set an episode's steps."
+            )
+
+
+@attrs.define(kw_only=True, slots=False)
+class VLARLConfig(LearnerConfig):
     """Groups of episodes, and what is learnt of them."""
 
-    # rollouts; dataloader_train.batch_size is the number of groups of a rank
+    clip_ratio: float = attrs.field(default=0.2, validator=above(0))  # of ratios downwards; of dppo a divergence
+    clip_ratio_high: Any = attrs.field(default=0.28, validator=above(0))  # upwards; null: clip_ratio
+    # dataloader_train.batch_size is the number of groups of a rank
     group_size: int = attrs.field(default=8, validator=at_least(2))  # episodes with one start
     execute: Any = attrs.field(default=None, validator=at_least(1))  # actions of a decision; null: all are executed
     shared_noise: bool = True  # episodes of a group share what the environment draws; else each has its own
-    max_rollouts: int = attrs.field(default=1, validator=at_least(1))  # of an update, until enough groups have spread
-    max_failed_rollouts: int = attrs.field(default=3, validator=at_least(1))  # in a row, without a valid episode
-
-    # advantages
-    advantage_epsilon: float = attrs.field(default=1e-6, validator=above(0))  # (R - mean) / (std + epsilon)
-    advantage_correction: int = attrs.field(
-        default=1, validator=at_least(0, at_most=1)
-    )  # the deviation divides by n less this
-    lower_bound: Any = None  # groups whose mean return lies outside the bounds teach nothing; null: no bound
-    upper_bound: Any = None
-
-    # updates
-    updates: int = attrs.field(default=1, validator=at_least(1))  # passes over the episodes of a rollout
-    minibatches: int = attrs.field(default=1, validator=at_least(1))  # optimizer steps of a pass
+    advantage: GroupAdvantageConfig = attrs.field(factory=lambda: GroupAdvantageConfig(epsilon=1e-6, correction=1))
     micro_batches: int = attrs.field(default=1, validator=at_least(1))  # of a minibatch; trainer.grad_accum_iter
     loss: PolicyLossConfig = attrs.field(factory=PolicyLossConfig)
     # of what was drawn with and log_prob, in nats an element; null: by the precision
     draw_tolerance: Any = attrs.field(default=None, validator=above(0))
-    ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
-    update_ref_every_iter: int = attrs.field(default=0, validator=at_least(0))  # 0: the reference stays
-    objective: str = attrs.field(default="grpo", validator=is_objective)  # "dppo", or a ratio objective of your own
 
     @property
     def teaches_without_advantage(self) -> bool:
         """Decisions with an advantage of 0 may have a gradient; one's own objective may have any."""
-        return bool(self.loss.kl_beta or self.loss.entropy_bonus) or self.objective not in ("grpo", "dppo")
+        return bool(self.kl_beta or self.loss.entropy_bonus) or self.objective not in ("grpo", "dppo")
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """(field, sentence) of everything that does not fit together."""
-        yield from bound_problems(self.lower_bound, self.upper_bound)
+    def problems(self) -> list[tuple[str, str]]:
+        found = super().problems()
         if objective_of(self.objective).is_of_clips:
             why = (
                 "it weighs the steps of a sampler by their noise and length, and a decision has one probability"
                 if objective_of(self.objective).is_ratio
                 else "it learns at generated clips with fresh noise, and a policy gives probabilities of its decisions"
             )
-            yield "objective", f"{self.objective} is of clips alone: {why}. Take grpo, dppo, or a ratio objective"
-        if self.objective == "dppo" and self.loss.dual_clip is not None:
-            yield "loss.dual_clip", f"{self.loss.dual_clip}, but dppo clips no ratios: set it to null"
+            text = f"{self.objective} is of clips alone: {why}. Take grpo, dppo, or a ratio objective"
+            found.append(("objective", text))
+        return found
 
 
 @attrs.define(kw_only=True, slots=False)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.rl.advantages import group_advantages, groups_within
+from cosmos_predict2.rl.advantages import groups_within
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.world_model import require_state
 from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
@@ -49,7 +49,6 @@ from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
-from cosmos_predict2.rl.objectives import objective_of
 from cosmos_predict2.rl.policies.contract import tolerance_of
 from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.policies.weights import cast
@@ -110,7 +109,6 @@ class VLAGRPOModel(RLModel):
         self.rl = config.rl
         for field_name, text in self.rl.problems():
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
-        self.objective = objective_of(self.rl.objective)
         if config.policy is None or config.env is None:
             raise ConfigError(f"{KEY}.policy and {KEY}.env must be set: what decides, and where.")
         self.precision = PRECISIONS[config.precision]
@@ -225,7 +223,7 @@ class VLAGRPOModel(RLModel):
                 " data-parallel ranks, each of which plays some."
             )
         parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
-        if self.rl.loss.kl_beta:
+        if self.rl.kl_beta:
             self.keep_reference()
 
     def on_data(self, *loaders: Any) -> None:
@@ -298,15 +296,12 @@ class VLAGRPOModel(RLModel):
     def _advantages(self, played: Trajectories) -> Tensor:
         """[G, M]; zeros of groups that teach nothing."""
         scores, is_valid = self._by_group(played)
-        advantage = group_advantages(
-            scores, is_valid, epsilon=self.rl.advantage_epsilon, correction=self.rl.advantage_correction
-        )
-        return torch.where(self._chosen(played)[:, None], advantage, 0.0)
+        advantage = self.rl.advantage.limited(self.rl.advantage.of(scores, is_valid))
+        return torch.where(self._within_bounds(played)[:, None], advantage, 0.0)
 
-    def _chosen(self, played: Trajectories, min_std: float | None = 0.0) -> Tensor:
-        """The groups within the bounds, [G]; without a ``min_std`` also those of which all episodes end alike."""
-        bounds = dict(lower=self.rl.lower_bound, upper=self.rl.upper_bound)
-        return groups_within(*self._by_group(played), **bounds, min_std=min_std)
+    def _within_bounds(self, played: Trajectories) -> Tensor:
+        """The groups that may teach something by their mean return, [G]."""
+        return groups_within(*self._by_group(played), lower=self.rl.lower_bound, upper=self.rl.upper_bound)
 
     def _by_group(self, played: Trajectories) -> tuple[Tensor, Tensor]:
         """Returns and whether they are valid, a group in each row."""
@@ -331,7 +326,7 @@ class VLAGRPOModel(RLModel):
         """Every decision that teaches something ``updates`` times, in ``minibatches`` of chance."""
         rl, played = self.rl, experience.record
         self.count_failure(not played.is_valid_E.any(), "episode")
-        is_within_E = self._chosen(played, min_std=None).repeat_interleave(rl.group_size)
+        is_within_E = self._within_bounds(played).repeat_interleave(rl.group_size)
         played = replace(played, is_valid_E=played.is_valid_E & is_within_E)  # out of bounds, as if they were lost
         whole = decisions_of(played, experience.advantage_G_M)
         rows = rows_that_count(whole, rl)
@@ -413,8 +408,7 @@ class VLAGRPOModel(RLModel):
             part.old_log_prob_B_K_N,
             part.advantage_B,
             part.mask_B_A,
-            self.rl.loss,
-            objective=self.objective,
+            self.rl,
             reference_B_K_N=part.reference_log_prob_B_K_N,
             episode_sum_B=part.episode_sum_B,
             num_episodes=part.num_episodes,

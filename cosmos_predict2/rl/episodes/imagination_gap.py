@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 ALARMS = ("warn", "stop")
 CURE = (
-    "Refine the world model (model.config.refinement), or more of it; hold the policy (model.config.rl.loss.kl_beta);"
+    "Refine the world model (model.config.refinement), or more of it; hold the policy (model.config.rl.kl_beta);"
     " or let two noises judge (model.config.env.num_noises=2)."
 )
 

@@ -1,58 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss of a policy's decisions: probabilities at the level of the ratio, the objective, and its mean.
 
-    loss = policy_loss(policy.log_prob(record), old_B_K_N, advantage_B, valid_B_A, config)
+    loss = policy_loss(policy.log_prob(record), old_B_K_N, advantage_B, valid_B_A, rl)
 
 Letters: those of `objectives`; A actions of a decision.
 """
 
 from dataclasses import dataclass
 
-import attrs
 import torch
 from torch import Tensor
 
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.interfaces import LogProb
 from cosmos_predict2.rl.objectives import (
-    AGGREGATIONS,
-    KL_KINDS,
-    OBJECTIVES,
-    RATIO_LEVELS,
-    Objective,
     RatioStep,
     aggregate,
     at_level,
     element_mean,
     kl_estimate,
+    objective_of,
     rows_of_actions,
     token_mean,
 )
-from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
-
-
-@attrs.define(kw_only=True, slots=False)
-class PolicyLossConfig(Section):
-    """Levels, limits and means of a policy's objective. ``aggregation`` is what `objectives.aggregate` describes."""
-
-    ratio_level: str = attrs.field(default="chunk", validator=one_of(*RATIO_LEVELS, *RATIO_LEVELS.values()))
-    clip_low: float = attrs.field(default=0.2, validator=above(0))  # of dppo the largest divergence
-    clip_high: float = attrs.field(default=0.28, validator=above(0))
-    dual_clip: float | None = attrs.field(default=None, validator=above(1))  # the loss is at most this times |A|
-    aggregation: str = attrs.field(default="element-mean", validator=one_of(*AGGREGATIONS))
-    slice_decisions: int = attrs.field(default=16, validator=at_least(1))  # of "slice-mean", one after the other
-    max_episode_steps: int | None = attrs.field(default=None, validator=at_least(1))  # of "token-mean-of-steps"
-    entropy_bonus: float = attrs.field(default=0.0, validator=at_least(0))
-    kl_beta: float = attrs.field(default=0.0, validator=at_least(0))
-    kl_kind: str = attrs.field(default="k3", validator=one_of(*KL_KINDS))
-    sums_unexecuted: bool = False  # a chunk's ratio also counts actions that were never executed, as published
-    largest_log_ratio: float = attrs.field(default=20.0, validator=above(0))  # beyond it the exponential says no more
-
-    def __attrs_post_init__(self) -> None:
-        if self.aggregation == "token-mean-of-steps" and self.max_episode_steps is None:
-            raise ConfigError(
-                "max_episode_steps=null, but aggregation=token-mean-of-steps divides by it: set an episode's steps."
-            )
 
 
 @dataclass(frozen=True)
@@ -68,9 +39,8 @@ def policy_loss(
     old_B_K_N: Tensor,
     advantage_B: Tensor,
     valid_B_A: Tensor,
-    config: PolicyLossConfig,
+    rl: VLARLConfig,
     *,
-    objective: Objective = OBJECTIVES["grpo"],
     reference_B_K_N: Tensor | None = None,
     episode_sum_B: Tensor | None = None,
     num_episodes: float | None = None,
@@ -80,6 +50,7 @@ def policy_loss(
     ``valid_B_A`` marks actions that were executed before their episode ended. ``episode_sum_B`` and ``num_episodes``
     are what `aggregate` needs of whole episodes.
     """
+    config: PolicyLossConfig = rl.loss
     new_B_K_N = log_prob.log_prob_B_K_N
     rows_B_K = rows_of_actions(valid_B_A, new_B_K_N.shape[1])
     new, mask = at_level(new_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)
@@ -87,9 +58,8 @@ def policy_loss(
     log_ratio = torch.where(mask, new - old, 0.0).clamp(-config.largest_log_ratio, config.largest_log_ratio)
     advantage = advantage_B.to(new)[:, None, None]
     divergence = log_ratio.exp() - 1 - log_ratio  # of the old policy from the new one, by what the old one drew
-    low, high, dual = config.clip_low, config.clip_high, config.dual_clip
-    step = RatioStep(log_ratio, advantage, 2 * divergence, 1.0, low, limit_high=high, dual_clip=dual)
-    terms = objective.function(step)
+    limits = dict(limit=rl.clip_ratio, limit_high=rl.clip_ratio_high, dual_clip=rl.dual_clip)
+    terms = objective_of(rl.objective).function(RatioStep(log_ratio, advantage, 2 * divergence, 1.0, **limits))
 
     def mean(value: Tensor) -> Tensor:
         return aggregate(value, mask, config.aggregation, episode_sum_B, num_episodes)
@@ -107,8 +77,8 @@ def policy_loss(
         "ratio_min": of_valid.min(),
         "ratio_max": of_valid.max(),
     }
-    if config.dual_clip is not None:
-        is_dual = (ratio > config.dual_clip) & (advantage < 0)
+    if rl.dual_clip is not None:
+        is_dual = (ratio > rl.dual_clip) & (advantage < 0)
         watched["dual_clip_fraction"] = element_mean(is_dual.to(loss), mask)
     if log_prob.entropy_B_K_N is not None:
         entropy = element_mean(log_prob.entropy_B_K_N, rows_B_K[..., None])
@@ -120,7 +90,7 @@ def policy_loss(
         reference, _ = at_level(reference_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)
         kl = mean(kl_estimate(torch.where(mask, reference - new, 0.0), config.kl_kind))
         watched["kl_to_reference"] = kl.detach()
-        loss = loss + config.kl_beta * kl
-    elif config.kl_beta:
-        raise ConfigError(f"kl_beta={config.kl_beta} needs log-probabilities of a reference policy, but got none.")
+        loss = loss + rl.kl_beta * kl
+    elif rl.kl_beta:
+        raise ConfigError(f"kl_beta={rl.kl_beta} needs log-probabilities of a reference policy, but got none.")
     return PolicyLoss(loss, watched)

@@ -13,7 +13,6 @@ from torch import Tensor
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.episodes.ray_rollout import RayRollout
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, fill, shards_of, without_weights
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
@@ -43,7 +42,7 @@ def policies(root: Path) -> dict[str, Any]:
 def trained(policy: Any, **options: Any) -> dict[str, Tensor]:
     """The weights after two steps on this rank's share of four groups."""
     torch.manual_seed(0)
-    rl = VLARLConfig(group_size=2, updates=2, loss=PolicyLossConfig(kl_beta=0.1))
+    rl = VLARLConfig(group_size=2, updates=2, kl_beta=0.1)
     model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=L(ToyEnv)(num_envs=8), rl=rl, **options))
     model.parallelize(init_dims())
     size = GROUPS // distributed.world_size()

@@ -17,9 +17,8 @@ from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
 from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
-from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from imaginaire.config import L, register_experiment
@@ -78,7 +77,8 @@ def learning(
         upper_bound=0.9 if is_dapo else None,
         micro_batches=decisions,
         ratio_tolerance=0.1,  # bfloat16
-        loss=PolicyLossConfig(ratio_level="element", aggregation="episode-mean", dual_clip=kind.dual_clip),
+        dual_clip=kind.dual_clip,
+        loss=PolicyLossConfig(ratio_level="element", aggregation="episode-mean"),
     )
     config = VLAGRPOConfig(
         policy=kind.node,

@@ -11,12 +11,12 @@ from typing import Any
 from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
 from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.rl.config import GroupAdvantageConfig
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
-from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
@@ -51,7 +51,7 @@ def recordings(name: str, label: str) -> dict[str, Any]:
                 rl=VLARLConfig(
                     group_size=MEMBERS,
                     minibatches=MINIBATCHES,
-                    advantage_epsilon=0.05,
+                    advantage=GroupAdvantageConfig(epsilon=0.05, correction=1),
                     loss=PolicyLossConfig(ratio_level="chunk"),
                 ),
             ),

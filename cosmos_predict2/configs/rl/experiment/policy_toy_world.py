@@ -16,17 +16,16 @@ from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
 from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.defaults.model import with_actions
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
-from cosmos_predict2.rl.config import RewardConfig, RLConfig
+from cosmos_predict2.rl.config import GroupAdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
-from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.draw_episodes import DrawEpisodes
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationGap
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
@@ -129,7 +128,7 @@ def tiny(name: str, experiences: int, every: int, updates: int = UPDATES, **conf
         group_size=MEMBERS,
         updates=updates,
         minibatches=MINIBATCHES,
-        advantage_epsilon=0.05,
+        advantage=GroupAdvantageConfig(epsilon=0.05, correction=1),
         loss=PolicyLossConfig(ratio_level="chunk"),
     )
     eval_env = L(ToyEnv)(num_envs=HELD_OUT, split="val")

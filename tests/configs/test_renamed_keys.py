@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that were renamed: overrides, saved configurations and experiments may have the old ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from cosmos_predict2.renamed import KEYS
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_yaml import to_yaml
+from imaginaire.config.renamed_keys import move_keys
+from imaginaire.errors import ConfigError
+
+BASE = "cosmos_predict2/configs/base/config.py"
+EXPERIMENT = "experiment=tiny_vla_grpo_simulator"
+VALUES = dict(zip(KEYS, (0, 0.5, 0.4, 0.3, 2.5, 0.125), strict=True))
+
+
+def of(config: Any) -> dict[str, Any]:
+    return {key: OmegaConf.select(config.model, new.removeprefix("model.")) for key, new in KEYS.items()}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> str:
+    """A config file with an experiment that has every old key."""
+    path = tmp_path / "with_old_keys.py"
+    path.write_text(f"""
+from cosmos_predict2.configs.base.config import make_config as base_config
+from imaginaire.config.compose import register_experiment
+
+def make_config():
+    config, tree = base_config(), {{"defaults": ["/experiment/tiny_vla_grpo_simulator", "_self_"]}}
+    for key, value in {VALUES!r}.items():
+        *path, name = key.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {{}})
+        node[name] = value
+    register_experiment("with_old_keys", tree)
+    return config
+""")
+    return str(path)
+
+
+@pytest.mark.parametrize("sign", ["", "++"])
+def test_overrides_may_have_the_old_keys(sign: str) -> None:
+    assert of(compose(BASE, [EXPERIMENT, *(f"{sign}{key}={value}" for key, value in VALUES.items())])) == VALUES
+
+
+def test_an_experiment_may_have_the_old_keys(experiment: str) -> None:
+    assert of(compose(experiment, ["experiment=with_old_keys"])) == VALUES
+
+
+def test_a_saved_configuration_may_have_the_old_keys(tmp_path: Path) -> None:
+    tree = yaml.safe_load(to_yaml(compose(BASE, [EXPERIMENT])))
+    for key, new in KEYS.items():
+        *path, name = new.split(".")
+        node = tree
+        for part in path:
+            node = node[part]
+        del node[name]
+        *path, name = key.split(".")
+        node = tree
+        for part in path:
+            node = node[part]
+        node[name] = VALUES[key]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert of(compose(str(tmp_path / "config.yaml"))) == VALUES
+
+
+def test_an_old_key_with_a_wrong_value_names_the_present_one() -> None:
+    with pytest.raises(ConfigError, match="clip_ratio=-1"):
+        compose(BASE, [EXPERIMENT, "model.config.rl.loss.clip_low=-1"])
+
+
+def test_only_what_is_there_is_moved() -> None:
+    for tree in ({"model": {"config": {"rl": None}}}, {"model": {"config": {"rl": {"loss": {"kl_kind": "k1"}}}}}, {}):
+        for one in (tree, DictConfig(tree)):
+            before = str(one)
+            move_keys(one)
+            assert str(one) == before
+    both = {"model": {"config": {"rl": {"kl_beta": 1, "loss": {"kl_beta": 2}}}}}
+    move_keys(both)
+    assert both == {"model": {"config": {"rl": {"kl_beta": 1, "loss": {}}}}}
