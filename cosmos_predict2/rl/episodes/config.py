@@ -55,14 +55,13 @@ class VLARLConfig(LearnerConfig):
         return bool(self.kl_beta or self.loss.entropy_bonus) or self.objective not in ("grpo", "dppo")
 
     def problems(self) -> list[tuple[str, str]]:
-        found = super().problems()
-        if objective_of(self.objective).is_of_clips:
-            why = (
-                "it weighs the steps of a sampler by their noise and length, and a decision has one probability"
-                if objective_of(self.objective).is_ratio
-                else "it learns at generated clips with fresh noise, and a policy gives probabilities of its decisions"
+        found, objective = super().problems(), objective_of(self.objective)
+        if objective.is_of_clips:
+            needs = "the noise and length of a sampler's step" if objective.is_ratio else "velocities at fresh noise"
+            text = (
+                f"{self.objective} needs {needs}, which log_prob does not give: most policies have none, and those of"
+                " PI0.5 are not served yet. Take grpo, dppo, or a ratio objective of your own"
             )
-            text = f"{self.objective} is of clips alone: {why}. Take grpo, dppo, or a ratio objective"
             found.append(("objective", text))
         return found
 
