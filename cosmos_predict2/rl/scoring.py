@@ -14,7 +14,7 @@ from torch import Tensor
 from cosmos_predict2.rl.advantages import groups_within, has_spread
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig, reward_configs
 from cosmos_predict2.rl.interfaces import Clips, Reward, RewardDefaults, Scores, Ticket, completed
-from cosmos_predict2.rl.rewards.local import LocalReward
+from cosmos_predict2.rl.rewards.local import LocalReward, PicturesOfClips
 from cosmos_predict2.rl.rewards.one_rank import OneRank
 from cosmos_predict2.rl.rewards.registry import reward_of
 from cosmos_predict2.rl.rewards.remote import share_senders
@@ -121,12 +121,14 @@ def _facts(name: str, value: Tensor, is_valid: Tensor) -> dict[str, float]:
 
 
 def _made(name: str, option: RewardConfig) -> Reward:
-    """The reward of an option: an object with submit and fetch, or a function, which is asked at once."""
+    """The reward of an option: an object with submit and fetch, or a function or a judge of pictures, asked at once."""
     made = reward_of(option.make)
+    if hasattr(made, "judge"):
+        made = PicturesOfClips(made)
     if all(callable(getattr(made, method, None)) for method in ("submit", "fetch")):
         return cast(Reward, completed(made, RewardDefaults))
     if callable(made):
         return LocalReward(made)
     raise ConfigError(
-        f"model.config.rl.rewards.{name}.make made {made!r}, which has no submit and fetch and is no function."
+        f"model.config.rl.rewards.{name}.make made {made!r}: it has no submit and fetch, no judge, and is no function."
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.rl import scoring as scoring_module
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig
-from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
+from cosmos_predict2.rl.interfaces import Clips, Judgement, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.one_rank import OneRank
@@ -345,6 +345,23 @@ def test_a_function_of_your_own_is_named_by_its_path(true: Tensor) -> None:
             _scoring(make)
     with pytest.raises(ConfigError, match=f"make={__name__}:brightness"):
         _scoring(L(brightness)())
+
+
+class HowBright:
+    """A judge of pictures, as environments that imagine have one."""
+
+    def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
+        assert len(context["task_description"]) == len(frames_E_F_H_W_C)
+        value = frames_E_F_H_W_C.float().mean(dim=(2, 3, 4)) / 255
+        return Judgement(value, value > 0.5)
+
+
+def test_a_judge_of_pictures_scores_a_clip_by_its_last_one(true: Tensor) -> None:
+    scoring = _scoring(L(HowBright)())
+    scores = scoring.fetch([scoring.submit(_clips(true), _context(true))], 4)["r0"]
+    last = brightness(_clips(true[:, :, -1:]), {})
+    torch.testing.assert_close(scores.value_B[0], last)
+    assert torch.equal(scores.parts["success"][0], (last > 0.5).float())
 
 
 def test_what_the_config_has_already_made_is_the_reward() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Clips, RewardDefaults, Scores, Ticket
+from cosmos_predict2.rl.interfaces import Clips, FrameReward, RewardDefaults, Scores, Ticket
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,21 @@ class LocalReward(RewardDefaults):
         is_valid = value.isfinite()
         of_parts = {name: torch.as_tensor(part).detach().float().cpu() for name, part in parts.items()}
         return Scores(torch.where(is_valid, value, 0.0), is_valid, of_parts)
+
+
+class PicturesOfClips:
+    """A `FrameReward` as a function of clips: the value of the last picture, and whether it shows the task done."""
+
+    needs_pixels = True
+
+    def __init__(self, reward: FrameReward) -> None:
+        self.reward = reward
+
+    def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        assert clips.video_B_C_F_H_W is not None
+        pictures = clips.video_B_C_F_H_W.permute(0, 2, 3, 4, 1)
+        judged = self.reward.judge(pictures, {"task_description": clips.prompts, **context})
+        return {"value": judged.value_E_F[:, -1], "success": judged.success_E_F[:, -1].float()}
 
 
 def _name(function: Any) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Clips, Judgement
+from cosmos_predict2.rl.interfaces import Clips, FrameRewardDefaults, Judgement, completed
 from cosmos_predict2.rl.rewards.registry import reward_of
 from imaginaire.errors import ConfigError, DataError
 
 
-class WeightedReward:
+class WeightedReward(FrameRewardDefaults):
     """The weighted sum of values; the task is done where the first `FrameReward` among ``rewards`` says so.
 
     A reward of clips, a function of (clips, context), takes the pictures of a chunk for a clip of ``fps`` and has the
@@ -27,10 +27,13 @@ class WeightedReward:
         self, rewards: Mapping[str, Any], weights: Mapping[str, float] | None = None, fps: float = 10.0
     ) -> None:
         self.rewards = {name: reward_of(make) for name, make in rewards.items()}
+        self.judges = {
+            name: completed(one, FrameRewardDefaults) for name, one in self.rewards.items() if hasattr(one, "judge")
+        }
         self.weights, self.fps = dict(weights or {}), fps
         if unknown := self.weights.keys() - self.rewards.keys():
             raise ConfigError(f"weights of {sorted(unknown)}, but the rewards are {sorted(self.rewards)}.")
-        if not any(hasattr(one, "judge") for one in self.rewards.values()):
+        if not self.judges:
             raise ConfigError(
                 f"None of the rewards {sorted(self.rewards)} judges whether a task is done: one at least must have"
                 " judge (FrameReward), such as ToyDetectorReward or ResnetReward."
@@ -39,7 +42,7 @@ class WeightedReward:
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
         value_E_F, success_E_F = torch.zeros(frames_E_F_H_W_C.shape[:2]), None
         for name, reward in self.rewards.items():
-            if hasattr(reward, "judge"):
+            if name in self.judges:
                 judged = reward.judge(frames_E_F_H_W_C, context)
                 own_E_F = judged.value_E_F
                 success_E_F = judged.success_E_F if success_E_F is None else success_E_F
@@ -50,9 +53,8 @@ class WeightedReward:
         return Judgement(value_E_F, success_E_F.cpu())
 
     def to(self, device: torch.device | str) -> "WeightedReward":
-        for reward in self.rewards.values():
-            if hasattr(reward, "to"):
-                reward.to(device)
+        for reward in self.judges.values():
+            reward.to(device)
         return self
 
     def _of_clips(self, name: str, reward: Any, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Tensor:
