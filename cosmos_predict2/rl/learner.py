@@ -6,30 +6,31 @@ decision, and rewards score the clip. **Episodes** (`VLAGRPOModel`): a policy de
 the reward. Each kind defines `collect`, `minibatches` and `part_loss`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from cosmos_predict2.rl.config import LearnerConfig
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from imaginaire import distributed
 from imaginaire.errors import TrainingError
 from imaginaire.training.model import ImaginaireModel
 
 Facts = dict[str, float]  # of a rollout, to be logged
-R = TypeVar("R", bound="Record")
 
 
 class Record(Protocol):
     """The samples of a rollout, those of a group one after the other."""
 
-    def groups(self: R, numbers: Tensor, size: int) -> R:
-        """Some of the groups of so many samples."""
+    def rows(self, rows: Tensor) -> "Record":
+        """Some of the samples."""
 
-    def with_others(self: R, others: Sequence[R]) -> R:
+    def with_others(self, others: Sequence[Any]) -> "Record":
         """The samples of several rollouts, one after the other."""
 
 
@@ -40,7 +41,7 @@ class Experience:
     ``teaches_G``: any sample of the group has one, of those that other ranks roll out too.
     """
 
-    record: Any  # a Record
+    record: Any  # a `Record`
     advantage_G_M: Tensor
     teaches_G: Tensor
     facts: Facts
@@ -48,8 +49,9 @@ class Experience:
 
     def groups(self, numbers: Tensor) -> "Experience":
         """Some of the groups."""
-        record = self.record.groups(numbers, self.advantage_G_M.shape[1])
-        return Experience(record, self.advantage_G_M[numbers], self.teaches_G[numbers], self.facts)
+        size = self.advantage_G_M.shape[1]
+        rows = (numbers[:, None] * size + torch.arange(size)).flatten()
+        return Experience(self.record.rows(rows), self.advantage_G_M[numbers], self.teaches_G[numbers], self.facts)
 
     @property
     def group_facts(self) -> Facts:
@@ -62,13 +64,13 @@ class Experience:
         }
 
 
-class RLModel(ImaginaireModel):
+class RLModel(ImaginaireModel, ABC):
     """A model that turns batches into scored experience, and learns from it.
 
     ``rl`` has the settings. Saves and stops wait for the last update of an experience.
     """
 
-    rl: Any
+    rl: LearnerConfig
     rl_key = ""  # of ``rl`` in the configuration
     published_metrics: Mapping[str, str] = {}
 
@@ -80,17 +82,17 @@ class RLModel(ImaginaireModel):
 
     # --- of each kind
 
+    @abstractmethod
     def collect(self, batch: Mapping[str, Any], first: Any = None) -> Experience:
         """A rollout from a batch of the loader, compared; ``first`` is the record of the first one that it adds to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def minibatches(self, experience: Experience, batch: Mapping[str, Any]) -> tuple[int, Iterator[Any]]:
         """The micro-batches of all updates in order, and how many they are. Each has ``teaches`` and ``facts``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def part_loss(self, part: Any) -> tuple[dict[str, Any], Tensor]:
         """Numbers to log, and the loss of a micro-batch."""
-        raise NotImplementedError
 
     def between_experiences(self) -> Iterator[Any]:
         """Batches of something else that is trained in turn."""

@@ -70,7 +70,7 @@ def test_groups_out_of_bounds_leave_the_divisor_and_groups_that_end_alike_stay(a
     played = replace(played, reward_M_E_A=rewards)
     (found,) = experience(one, played)
     assert found.mask_B_A.any(dim=1).sum() == 16
-    inner = played.groups(torch.tensor([1, 2]), 4)
+    inner = played.rows(torch.arange(4, 12))
     (expected,) = experience(one, inner)
     if aggregation != "token-mean-of-steps":  # whose divisor is the size of the whole rollout, as published
         torch.testing.assert_close(gradient(one, [found]), gradient(one, [expected]), rtol=1e-4, atol=1e-7)

@@ -108,9 +108,8 @@ class Rollout:
     data_condition: Condition
     draws: RowDraws
 
-    def groups(self, numbers: Tensor, size: int) -> "Rollout":
-        """Some of the groups of so many samples, with the conditions of all."""
-        rows = (numbers[:, None] * size + torch.arange(size)).flatten()
+    def rows(self, rows: Tensor) -> "Rollout":
+        """Some of the samples, with the conditions of all."""
         return dataclasses.replace(self, samples=self.samples.rows(rows), draws=self.draws.of(rows))
 
     def with_others(self, others: Sequence["Rollout"]) -> "Rollout":

@@ -7,7 +7,7 @@
 What a policy draws follows from an episode's own number, so that an episode is the same in any company.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
@@ -37,6 +37,10 @@ class Starts:
 
     def part(self, rows: slice) -> "Starts":
         return Starts(self.task_ids[rows], self.trial_ids[rows], self.seeds[rows], self.draws[rows])
+
+    def options(self, env_ids: list[int]) -> dict[str, list[int]]:
+        """As a reset of these environments takes them."""
+        return dict(env_ids=env_ids, task_ids=self.task_ids, trial_ids=self.trial_ids, seeds=self.seeds)
 
     def repeated(self, times: int) -> "Starts":
         """Each start so often, one after the other, with other draws of the policy each time but the first."""
@@ -98,10 +102,6 @@ class Trajectories:
                 for name in names
             }
         )
-
-    def groups(self, numbers: Tensor, size: int) -> "Trajectories":
-        """Some of the groups of so many episodes, which are neighbours."""
-        return self.rows((numbers[:, None] * size + torch.arange(size)).flatten())
 
     def with_others(self, others: Sequence["Trajectories"]) -> "Trajectories":
         """The episodes of several collections, one after the other."""
@@ -213,8 +213,7 @@ class _Places:
         ids = [i for i in range(self.env.num_envs) if i not in self.ids][: self._num_idle]
         episodes = list(range(self._begun, self._begun + len(ids)))
         part = self.starts.part(slice(self._begun, self._begun + len(ids)))
-        options = dict(env_ids=ids, task_ids=part.task_ids, trial_ids=part.trial_ids, seeds=part.seeds)
-        observation, _ = self.env.reset(options=options)
+        observation, _ = self.env.reset(options=part.options(ids))
         self.observation = _joined_rows(self.observation, observation) if self.ids else observation
         self.ids, self.episodes = self.ids + ids, self.episodes + episodes
         self._begun, self._waited = self._begun + len(ids), 0
@@ -365,21 +364,27 @@ def release(*players: "VecEnv | RolloutSource | None") -> None:
             player.release()
 
 
+def repeated_steps(
+    env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None
+) -> Iterator[tuple[Observation, list[tuple[Tensor, Info]]]]:
+    """The first observation of the same starts, and reward and info after each decision of the same actions, of as many
+    episodes at a time as the environment has places."""
+    for first in range(0, len(starts), env.num_envs):
+        rows = slice(first, first + env.num_envs)
+        part = starts.part(rows)
+        ids = list(range(len(part)))
+        observation, _ = env.reset(options=part.options(ids))
+        yield observation, [env.chunk_step(actions, ids, execute)[1::3] for actions in actions_M_E_A_D[:, rows]]
+
+
 @torch.no_grad()
 def replayed(
     env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Success and return [E] of the same starts and actions in another environment, and which episodes are valid."""
-    size, successes, returns, valids = env.num_envs, [], [], []
-    for first in range(0, len(starts), size):
-        part = starts.part(slice(first, first + size))
-        ids = list(range(len(part)))
-        env.reset(options=dict(env_ids=ids, task_ids=part.task_ids, trial_ids=part.trial_ids, seeds=part.seeds))
-        total = torch.zeros(len(part))
-        for actions in actions_M_E_A_D[:, first : first + size]:
-            _, reward, _, _, info = env.chunk_step(actions, ids, execute)
-            total += reward.sum(dim=1).to(total)
-        successes.append(info["success"].cpu())
-        returns.append(total)
-        valids.append(_valid(info, len(part)))
-    return torch.cat(successes), torch.cat(returns), torch.cat(valids)
+    found = []
+    for _, steps in repeated_steps(env, starts, actions_M_E_A_D, execute):
+        info, total = steps[-1][1], sum((reward.sum(dim=1).cpu() for reward, _ in steps), torch.zeros(()))
+        found.append((info["success"].cpu(), total, _valid(info, len(total))))
+    success_E, return_E, valid_E = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return success_E, return_E, valid_E

@@ -123,8 +123,8 @@ class VLAGRPOModel(RLModel):
         self.true_env: VecEnv | None = completed(lazy_config.instantiate(config.true_env), EnvDefaults)
         eval_env: VecEnv | None = completed(lazy_config.instantiate(config.eval_env), EnvDefaults)
         self.eval_env = eval_env or self.true_env or self.env
-        self.validation_metric = f"{'imagined_' if _imagines(self.eval_env) else ''}greedy_success"
-        if self.eval_env is self.env and _imagines(self.env):
+        self.validation_metric = "greedy_success" if self.eval_env.imagination is None else "imagined_greedy_success"
+        if self.eval_env is self.env and self.env.imagination is not None:
             log.warning("there is neither eval_env nor true_env: validation is imagined, too (imagined_greedy_success)")
         if config.refinement is not None:
             self.refinement = self._build_refinement()
@@ -133,7 +133,7 @@ class VLAGRPOModel(RLModel):
             LocalRollout(**rollout) if config.rollout is None else lazy_config.instantiate(config.rollout, **rollout)
         )
         completed(self.source, RolloutDefaults)
-        if self.source.is_elsewhere and self.refinement is None and _imagines(self.env):
+        if self.source.is_elsewhere and self.refinement is None and self.env.imagination is not None:
             self.env.offload_policy = "phase"  # the workers have their own world models
         # experiences of the policy that are over; steps of the present refinement
         self.register_buffer("progress_counts", torch.zeros(2, dtype=torch.int64))
@@ -295,8 +295,7 @@ class VLAGRPOModel(RLModel):
 
     def _advantages(self, played: Trajectories) -> Tensor:
         """[G, M]; zeros of groups that teach nothing."""
-        scores, is_valid = self._by_group(played)
-        advantage = self.rl.advantage.limited(self.rl.advantage.of(scores, is_valid))
+        advantage = self.rl.advantage.limited(self.rl.advantage.of(*self._by_group(played)))
         return torch.where(self._within_bounds(played)[:, None], advantage, 0.0)
 
     def _within_bounds(self, played: Trajectories) -> Tensor:
@@ -305,10 +304,8 @@ class VLAGRPOModel(RLModel):
 
     def _by_group(self, played: Trajectories) -> tuple[Tensor, Tensor]:
         """Returns and whether they are valid, a group in each row."""
-        of_groups = (
-            value.cpu().unflatten(0, (-1, self.rl.group_size)) for value in (played.return_E, played.is_valid_E)
-        )
-        return tuple(of_groups)
+        size = self.rl.group_size
+        return played.return_E.cpu().unflatten(0, (-1, size)), played.is_valid_E.cpu().unflatten(0, (-1, size))
 
     def _facts(self, played: Trajectories) -> Facts:
         valid = played.is_valid_E
@@ -446,7 +443,7 @@ class VLAGRPOModel(RLModel):
             f"{kind}_success_margin": (high - low) / 2 * share**0.5,
             f"{kind}_return": greedy.return_E[valid].mean(),
         }
-        if _imagines(self.env) and self.config.compare:
+        if self.env.imagination is not None and self.config.compare:
             first = once.part(slice(0, self.config.compare))
             if self.true_env is not None:
                 output |= self._compared(first)
@@ -470,8 +467,3 @@ class VLAGRPOModel(RLModel):
         gap = found.imagined_rate - found.true_rate
         shares = {name: getattr(found, name) for name in ("agreement", "true_positive_rate", "false_positive_rate")}
         return {"imagined_success": found.imagined_rate, "true_success": found.true_rate, "gap": gap, **shares}
-
-
-def _imagines(env: VecEnv) -> bool:
-    """True where an environment's episodes are those of a world model."""
-    return env.imagination is not None

@@ -6,15 +6,22 @@ beside = compare(policy, env, imagined_env, num_episodes=800)
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.episodes.episodes import LocalRollout, Mode, Starts, Trajectories, frames_of, replayed
+from cosmos_predict2.rl.episodes.episodes import (
+    LocalRollout,
+    Mode,
+    Starts,
+    Trajectories,
+    frames_of,
+    repeated_steps,
+    replayed,
+)
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, VecEnv, completed
 from imaginaire.random import derive_seed
 
@@ -193,34 +200,16 @@ def film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | No
 
     As many episodes as ``env`` has places are played together.
     """
-    with _keeping_frames(env):
-        return _film(env, starts, actions_M_E_A_D, execute)
-
-
-@contextmanager
-def _keeping_frames(env: VecEnv) -> Iterator[None]:
-    """Inside, ``info["frames"]`` has the pictures after each action, which training does without."""
-    before = completed(env, EnvDefaults).keep_frames
+    before, films, rewards = completed(env, EnvDefaults).keep_frames, [], []
     if before is None:
         frames_of({}, env)  # raises
-    env.keep_frames = True
+    env.keep_frames = True  # training does without
     try:
-        yield
+        for observation, steps in repeated_steps(env, starts, actions_M_E_A_D, execute):
+            pictures = [frames_of(info, env)[:, :execute].cpu() for _, info in steps]
+            film_E_F_H_W_C = torch.cat([observation["full_image"][:, None].cpu(), *pictures], dim=1)
+            films.append(film_E_F_H_W_C.permute(0, 4, 1, 2, 3))
+            rewards.append(torch.cat([reward_E_A[:, :execute] for reward_E_A, _ in steps], dim=1))
     finally:
         env.keep_frames = before
-
-
-def _film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None) -> tuple[Tensor, Tensor]:
-    parts = []
-    for first in range(0, len(starts), env.num_envs):
-        part = starts.part(slice(first, first + env.num_envs))
-        ids = list(range(len(part)))
-        options = dict(env_ids=ids, task_ids=part.task_ids, trial_ids=part.trial_ids, seeds=part.seeds)
-        observation, _ = env.reset(options=options)
-        pictures, rewards = [observation["full_image"][:, None].cpu()], []
-        for actions_E_A_D in actions_M_E_A_D[:, first : first + env.num_envs]:
-            _, reward_E_A, _, _, info = env.chunk_step(actions_E_A_D, ids, execute)
-            pictures.append(frames_of(info, env)[:, :execute].cpu())
-            rewards.append(reward_E_A[:, :execute])
-        parts.append((torch.cat(pictures, dim=1).permute(0, 4, 1, 2, 3), torch.cat(rewards, dim=1)))
-    return torch.cat([pictures for pictures, _ in parts]), torch.cat([rewards for _, rewards in parts])
+    return torch.cat(films), torch.cat(rewards)

@@ -89,7 +89,8 @@ class RayRollout(RolloutDefaults):
 
     @property
     def device(self) -> torch.device:
-        return _device_of(self.policy)
+        first = next(self.policy.parameters(), None) if isinstance(self.policy, nn.Module) else None
+        return torch.device("cpu") if first is None else first.device
 
     def sync(self, policy: Policy) -> None:
         """The weights to decide with from now on; of a world model that is trained, those to imagine with.
@@ -283,11 +284,6 @@ def _modules(policy: Policy, env: VecEnv) -> dict[str, nn.Module]:
 
 def _empty(module: Any) -> AbstractContextManager[None]:
     return without_weights(module) if isinstance(module, nn.Module) else nullcontext()
-
-
-def _device_of(policy: Policy) -> torch.device:
-    first = next(policy.parameters(), None) if isinstance(policy, nn.Module) else None
-    return torch.device("cpu") if first is None else first.device
 
 
 def _lost(like: Trajectories, num_episodes: int) -> Trajectories:
