@@ -5,20 +5,18 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from cosmos_predict2.rl.advantages import groups_within, has_spread
-from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig, reward_configs
-from cosmos_predict2.rl.interfaces import Clips, Reward, RewardDefaults, Scores, Ticket, completed
-from cosmos_predict2.rl.rewards.local import LocalReward, PicturesOfClips
+from cosmos_predict2.rl.config import KEY, AdvantageConfig, RewardConfig, RLConfig, reward_configs
+from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
 from cosmos_predict2.rl.rewards.one_rank import OneRank
-from cosmos_predict2.rl.rewards.registry import reward_of
+from cosmos_predict2.rl.rewards.registry import scored_by
 from cosmos_predict2.rl.rewards.remote import share_senders
-from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +28,9 @@ class Scoring:
 
     def __init__(self, rl: RLConfig) -> None:
         self.options: dict[str, RewardConfig] = reward_configs(rl)
-        self.rewards: dict[str, Reward] = {name: _made(name, one) for name, one in self.options.items()}
+        self.rewards: dict[str, Reward] = {
+            name: scored_by(one.make, f"{KEY}.rewards.{name}.make") for name, one in self.options.items()
+        }
         self.advantage: AdvantageConfig = rl.advantage
         self.bounds = dict(lower=rl.lower_bound, upper=rl.upper_bound)
         self.needs_pixels = any(reward.needs_pixels for reward in self.rewards.values())
@@ -118,17 +118,3 @@ def _facts(name: str, value: Tensor, is_valid: Tensor) -> dict[str, float]:
     if compared := [row[valid] for row, valid in zip(value, is_valid, strict=True) if valid.sum() > 1]:
         facts[f"{name}_std"] = float(torch.stack([row.std(correction=0) for row in compared]).mean())
     return facts
-
-
-def _made(name: str, option: RewardConfig) -> Reward:
-    """The reward of an option: an object with submit and fetch, or a function or a judge of pictures, asked at once."""
-    made = reward_of(option.make)
-    if hasattr(made, "judge"):
-        made = PicturesOfClips(made)
-    if all(callable(getattr(made, method, None)) for method in ("submit", "fetch")):
-        return cast(Reward, completed(made, RewardDefaults))
-    if callable(made):
-        return LocalReward(made)
-    raise ConfigError(
-        f"model.config.rl.rewards.{name}.make made {made!r}: it has no submit and fetch, no judge, and is no function."
-    )

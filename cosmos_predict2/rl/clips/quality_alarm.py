@@ -4,7 +4,7 @@
     trainer.callbacks.quality_alarm: L(QualityAlarm)(every_n=20, measures=dict(
         agreement=Measure(make=L(Agreement)(), tolerance=0.5)))
 
-Each measure is a function as rewards are, higher is better. The alarm goes off where one lies further below its best
+Each measure is a reward of clips, higher is better. The alarm goes off where one lies further below its best
 than its tolerance, while the reward of training is above what it was at that best. The metrics get ``quality/NAME``,
 ``quality/alarm`` and ``quality/rolled_back_to``.
 """
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, first_clips
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.local import LocalReward
-from cosmos_predict2.rl.rewards.registry import reward_of
+from cosmos_predict2.rl.rewards.registry import scored_by
 from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
 from imaginaire import distributed
 from imaginaire.config.schema import Section, above
@@ -38,7 +37,7 @@ SMOOTHING = 0.7  # of the reward, which differs from batch to batch
 
 @attrs.define(kw_only=True, slots=False)
 class Measure(Section):
-    """A function of (clips, context), and how far it may fall below its best."""
+    """A reward of clips, and how far it may fall below its best."""
 
     make: Any = None
     tolerance: float = attrs.field(default=0.5, validator=above(0))
@@ -68,7 +67,7 @@ class QualityAlarm(EveryN):
                 f" {on_alarm!r}), and at least 1 clip and 1 step (found {num_clips} and {num_sampling_step})."
             )
         self.measures = {name: one if isinstance(one, Measure) else Measure(**one) for name, one in measures.items()}
-        self.rewards = {name: LocalReward(reward_of(one.make)) for name, one in self.measures.items()}
+        self.rewards = {name: scored_by(one.make, f"measures.{name}.make") for name, one in self.measures.items()}
         self.num_clips, self.num_steps, self.on_alarm, self.seed = num_clips, num_sampling_step, on_alarm, seed
         self._clips: list[FixedClip] | None = None
         self._reward: float | None = None  # smoothed

@@ -5,7 +5,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from cosmos_predict2.rl.rewards.local import ScoreFunction
+from cosmos_predict2.rl.interfaces import Reward, RewardDefaults, completed
+from cosmos_predict2.rl.rewards.local import LocalReward, PicturesOfClips, ScoreFunction
 from imaginaire import buildable
 from imaginaire.buildable import resolve
 from imaginaire.config import lazy_config
@@ -40,9 +41,9 @@ def path_of(name: str) -> tuple[str, str]:
 
 
 def reward_of(make: Any) -> Any:
-    """The reward of a config's ``make``: an object with submit and fetch, or a function of (clips, context)."""
+    """What a config's ``make`` is: a `Reward`, a `FrameReward`, or a function of (clips, context)."""
     if isinstance(make, str):
-        return build(make)
+        return _built(make, {})
     if not isinstance(make, Mapping):
         return make
     target = resolve(make, "reward")
@@ -52,21 +53,40 @@ def reward_of(make: Any) -> Any:
     return lazy_config.instantiate(make)
 
 
+def scored_by(make: Any, key: str) -> Reward:
+    """The same as a `Reward` of clips: functions and judges of pictures are asked at once."""
+    made = reward_of(make)
+    if all(callable(getattr(made, method, None)) for method in ("submit", "fetch")):
+        return completed(made, RewardDefaults)  # type: ignore[no-any-return]
+    if (function := _function_of(made)) is None:
+        raise ConfigError(f"{key} made {made!r}: it has no submit and fetch, no judge, and is no function.")
+    return LocalReward(function)
+
+
 def build(path: str, arguments: Mapping[str, Any] | None = None, **optional: Any) -> ScoreFunction:
     """The function of a name or an import path, or an object of the class there.
 
     The class gets ``arguments``, and of the ``optional`` ones those that are set and that its constructor takes.
     """
+    known = {name: value for name, value in optional.items() if value not in (None, "")}
+    if (function := _function_of(_built(path, arguments or {}, **known))) is None:
+        raise ConfigError(f"'{path}' is no reward: it must be callable with (clips, context), or judge pictures.")
+    return function
+
+
+def _built(path: str, arguments: Mapping[str, Any], **optional: Any) -> Any:
     found = resolve(path, "reward")
     if not inspect.isclass(found):
         if arguments or not callable(found):
             raise ConfigError(f"'{path}' takes no arguments: a reward with arguments is a class with __call__.")
-        return found  # type: ignore[no-any-return]
-    known = {name: value for name, value in optional.items() if value not in (None, "")}
+        return found
     try:
-        made: Any = buildable.made(found, arguments or {}, f"The reward '{path}': ", **known)
+        return buildable.made(found, arguments, f"The reward '{path}': ", **optional)
     except TypeError as error:  # it takes what was not given
         raise ConfigError(f"The reward '{path}' could not be built: {error}.") from error
-    if not callable(made):
-        raise ConfigError(f"'{path}' is no reward: it must be callable with (clips, context).")
-    return made  # type: ignore[no-any-return]
+
+
+def _function_of(made: Any) -> ScoreFunction | None:
+    if hasattr(made, "judge"):
+        return PicturesOfClips(made)
+    return made if callable(made) else None
