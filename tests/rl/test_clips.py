@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY
+from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
@@ -164,11 +165,35 @@ def test_drawn_steps_and_levels_are_those_of_the_experience() -> None:
             assert steps == sorted(set(steps)) and len(steps) == 3 and 3 in steps and max(steps) <= last
             found.add(tuple(steps))
         assert len(found) > 1
+    one = model(sample_steps=9, train_on=[-1])
+    record = one.collect(batch(1)).record
+    further = [one.collect(batch(1, first), record).record for first in range(FIRST + 1, FIRST + 6)]
+    assert all(list(each.samples.kept) == list(record.samples.kept) for each in further), "of one experience"
     whole = model(transition="dance", sample_steps=3, train_on=[-1, -1, -1])
     assert list(whole.collect(batch(1)).record.samples.kept) == [0, 1, 2]
     nft = model(objective="nft", transition="ode", sample_steps=6, num_timesteps=2)
     levels = {tuple(nft.collect(batch(1, first)).record.samples.forwards) for first in range(FIRST, FIRST + 5)}
     assert all(len(some) == 2 for some in levels) and len(levels) > 1
+
+
+def test_a_rollout_keeps_its_levels_and_the_window_in_which_it_drew() -> None:
+    """Noise levels of the steps, whatever the chain is written in; nothing of steps where levels are trained."""
+    for options in (dict(), dict(transition="churn", s_churn=0.0), dict(objective="nft", transition="ode")):
+        samples = model(**options).collect(batch(1)).record.samples
+        assert samples.levels == pytest.approx([80.0, 9.7232, 0.46998], rel=1e-3) and samples.window is None
+        assert bool(samples.kept) == ("objective" not in options)
+    assert model(noise_on_trained_steps_only=True).collect(batch(1)).record.samples.window == (0, 1)
+
+
+def test_true_clips_are_known_to_rewards_as_bytes_where_there_are_any() -> None:
+    given = batch(2)
+    given["video"] = given["video"].float() / 127.5 - 1
+    model().collect(given)
+    assert seen[-1][1]["true_video"].dtype == torch.uint8
+    model(min_num_conditional_frames=0, max_num_conditional_frames=0).collect(
+        {**given, TRUE_FRAMES_KEY: torch.zeros(2)}
+    )
+    assert not {"true_video", "true_latents"} & set(seen[-1][1])
 
 
 @pytest.mark.parametrize("is_same", [False, True])
