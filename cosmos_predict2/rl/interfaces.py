@@ -99,15 +99,25 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class DrawnStep:
+    """The step of a sampler that a decision was drawn by, with gradients: normal, by a deviation that is not learnt."""
+
+    mean_B_K_N: Tensor
+    std_B: Tensor
+    dt_B: Tensor  # how far its flow time falls
+
+
+@dataclass(frozen=True)
 class LogProb:
     """Log-probabilities of what a record holds, with gradients.
 
     Row k of the K rows of a decision stands for A / K successive actions, so that actions that were never executed can
-    be left out; N are the elements of a row. One action each is K = A.
+    be left out; N are the elements of a row. One action each is K = A. ``step`` is what the objective guard needs.
     """
 
     log_prob_B_K_N: Tensor
     entropy_B_K_N: Tensor | None = None
+    step: DrawnStep | None = None
 
 
 class ContractError(AssertionError):

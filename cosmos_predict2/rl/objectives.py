@@ -49,17 +49,18 @@ class RatioStep:
     """Some stochastic steps, or decisions, judged again: the log-ratio of new to old probability, and the drift.
 
     ``mean_drift_B`` is the mean of (mean - old mean)^2, ``std`` the step's standard deviation, ``dt`` how far its level
-    falls (a flow time; of churn a noise level). Of a decision the divergence is estimated from its draw, and stands
-    there as a drift with a deviation of 1. The ratio is clipped at 1 - ``limit`` and 1 + ``limit_high`` (the same
+    falls (a flow time; of churn a noise level). Of a decision they are sums at the level of its ratio where the
+    objective needs a step; else the divergence is estimated from its draw, and stands there as a drift with a deviation
+    of 1. The ratio is clipped at 1 - ``limit`` and 1 + ``limit_high`` (the same
     where it is None), the loss at ``dual_clip`` times the advantage.
     """
 
     log_ratio_B: Tensor
     advantage_B: Tensor
     mean_drift_B: Tensor
-    std: float
+    std: float | Tensor
     limit: float
-    dt: float = 1.0
+    dt: float | Tensor = 1.0
     limit_high: float | None = None
     dual_clip: float | None = None
 
@@ -95,11 +96,11 @@ class WithoutRatio:
 
 @dataclass(frozen=True)
 class Objective:
-    """``function`` of a `RatioStep`, or of `FreshNoise`. ``is_of_clips``: not for decisions of a policy."""
+    """``function`` of a `RatioStep`, or of `FreshNoise`. ``needs_step``: noise and length of a sampler's step."""
 
     function: Callable[[Any], Any]
     is_ratio: bool
-    is_of_clips: bool = False
+    needs_step: bool = False
 
 
 def ratio_objective(function: Callable[[RatioStep], Clipped]) -> Objective:
@@ -107,7 +108,7 @@ def ratio_objective(function: Callable[[RatioStep], Clipped]) -> Objective:
 
 
 def forward_objective(function: Callable[[FreshNoise], Clipped | WithoutRatio]) -> Objective:
-    return Objective(function, is_ratio=False, is_of_clips=True)
+    return Objective(function, is_ratio=False)
 
 
 # --- formulas
@@ -347,7 +348,7 @@ OBJECTIVES = shipped(
     "objective",
     {
         "grpo": ratio_objective(grpo),
-        "guard": Objective(guard, is_ratio=True, is_of_clips=True),
+        "guard": Objective(guard, is_ratio=True, needs_step=True),
         "dppo": ratio_objective(dppo),
         "nft": forward_objective(_nft),
         "awm": forward_objective(_awm),

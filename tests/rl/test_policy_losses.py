@@ -9,7 +9,7 @@ from torch import Tensor
 from cosmos_predict2.rl.advantages import group_advantages, groups_within
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.policy_losses import policy_loss
-from cosmos_predict2.rl.interfaces import LogProb
+from cosmos_predict2.rl.interfaces import DrawnStep, LogProb
 from cosmos_predict2.rl.objectives import (
     Clipped,
     RatioStep,
@@ -93,6 +93,24 @@ def test_dppo_leaves_out_decisions_that_lead_further_away() -> None:
     loss = policy_loss(LogProb(new), torch.zeros_like(new), advantage, valid, rl).loss
     (gradient,) = torch.autograd.grad(loss, new)
     torch.testing.assert_close(gradient.flatten() * 3, torch.tensor([0.0, -1.4, 1.7], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("level", ["element", "action", "chunk"])
+def test_guard_weighs_decisions_by_the_noise_and_the_length_of_their_steps(level: str) -> None:
+    """exp(std (log ratio + drift / (2 std^2))), clipped, over the length, as `objectives.guard` has it of clips."""
+    new, old, advantage, valid = case()
+    stds, lengths = torch.linspace(0.1, 0.6, 6).double(), torch.linspace(0.1, 0.2, 6).double()
+    step, old_mean = DrawnStep(drawn(6, 4, 2, seed=3), stds, lengths), drawn(6, 4, 2)
+    rl = options_of(objective="guard", ratio_level=level, clip_ratio=0.05, clip_ratio_high=0.1)
+    found = policy_loss(LogProb(new, step=step), old, advantage, valid, rl, old_mean_B_K_N=old_mean)
+    rows = rows_of_actions(valid, 4)
+    (log_ratio, counts), (drift, _) = (at_level(x, rows, level) for x in (new - old, (step.mean_B_K_N - old_mean) ** 2))
+    std, dt = stds[:, None, None], lengths[:, None, None]
+    ratio = (std * log_ratio + drift / (2 * std)).exp()
+    loss = torch.maximum(*(-advantage[:, None, None] * x for x in (ratio, ratio.clamp(0.95, 1.1)))) / dt
+    torch.testing.assert_close(found.loss, loss[counts.expand_as(loss)].mean())
+    with pytest.raises(ConfigError, match=r"objective=guard.*noise_method=flow_sde"):
+        policy_loss(LogProb(new), old, advantage, valid, rl)
 
 
 @ratio_objective

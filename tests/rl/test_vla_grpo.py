@@ -289,7 +289,6 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         (dict(draw_tolerance=-1.0), "draw_tolerance"),
         (dict(draw_tolerance="small"), "draw_tolerance='small'"),
         (dict(lower_bound=1.0, upper_bound=0.0), f"{RL}.lower_bound"),
-        (dict(objective="guard"), "objective: guard needs the noise and length of a sampler's step.*not served yet"),
         (dict(objective="nft"), "objective: nft needs velocities at fresh noise.*not served yet"),
         (dict(objective="dppo", dual_clip=3.0), "dual_clip"),
     ):

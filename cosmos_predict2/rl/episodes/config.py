@@ -52,15 +52,14 @@ class VLARLConfig(LearnerConfig):
     @property
     def teaches_without_advantage(self) -> bool:
         """Decisions with an advantage of 0 may have a gradient; one's own objective may have any."""
-        return bool(self.kl_beta or self.loss.entropy_bonus) or self.objective not in ("grpo", "dppo")
+        return bool(self.kl_beta or self.loss.entropy_bonus) or self.objective not in ("grpo", "guard", "dppo")
 
     def problems(self) -> list[tuple[str, str]]:
         found, objective = super().problems(), objective_of(self.objective)
-        if objective.is_of_clips:
-            needs = "the noise and length of a sampler's step" if objective.is_ratio else "velocities at fresh noise"
+        if not objective.is_ratio:
             text = (
-                f"{self.objective} needs {needs}, which log_prob does not give: most policies have none, and those of"
-                " PI0.5 are not served yet. Take grpo, dppo, or a ratio objective of your own"
+                f"{self.objective} needs velocities at fresh noise: most policies have none, and those of PI0.5 are not"
+                " served yet. Take grpo, guard, dppo, or a ratio objective of your own"
             )
             found.append(("objective", text))
         return found

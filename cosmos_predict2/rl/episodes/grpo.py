@@ -330,13 +330,14 @@ class VLAGRPOModel(RLModel):
         size, device = -(-len(rows) // (rl.minibatches * rl.micro_batches)), next(self.net.parameters()).device
         part = (whole.record, rows, size, device)
         with deciding(self.net):
-            whole = replace(whole, old_log_prob_B_K_N=log_probs(self.policy, *part))
+            old, mean = log_probs(self.policy, *part)
+            whole = replace(whole, old_log_prob_B_K_N=old, old_mean_B_K_N=mean)
         tolerance = tolerance_of(self.net) if rl.draw_tolerance is None else rl.draw_tolerance
         away = require_drawn(played.log_prob_M_E_K_N, whole, rows, tolerance)
         whole = replace(whole, facts={**experience.facts, **experience.group_facts, "draw_difference": away})
         if self._reference is not None:
             with self.reference(), deciding(self.net):
-                whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, *part))
+                whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, *part)[0])
         whole = with_episodes(whole, played, rl)
         first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
         return rl.updates * rl.minibatches * rl.micro_batches, in_minibatches(whole, rows, rl, self.seed, first)
@@ -406,6 +407,7 @@ class VLAGRPOModel(RLModel):
             part.advantage_B,
             part.mask_B_A,
             self.rl,
+            old_mean_B_K_N=part.old_mean_B_K_N,
             reference_B_K_N=part.reference_log_prob_B_K_N,
             episode_sum_B=part.episode_sum_B,
             num_episodes=part.num_episodes,

@@ -4,7 +4,7 @@
 Letters: those of `policy_losses`; decision b of a rollout is decision b // E of episode b % E.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -30,6 +30,7 @@ class Decisions:
     advantage_B: Tensor
     mask_B_A: Tensor  # bool, the actions that were executed
     share: float = 1.0  # of the optimizer step's decisions, times the micro-batches
+    old_mean_B_K_N: Tensor | None = None  # of a `DrawnStep`
     reference_log_prob_B_K_N: Tensor | None = None
     episode_sum_B: Tensor | None = None  # terms of the loss in the decision's episode or slice, which they divide
     num_episodes: float | None = None  # a micro-batch's part of them
@@ -101,12 +102,24 @@ def require_drawn(drawn_M_E_K_N: Tensor | None, whole: Decisions, rows: Tensor, 
 
 
 @torch.no_grad()
-def log_probs(policy: Policy, record: dict[str, Tensor], rows: Tensor, size: int, device: torch.device) -> Tensor:
-    """[B, K, N] with zeros but in some rows, of ``size`` decisions at a time on the device, as training computes them:
-    all at once may not fit."""
-    of_parts = ({key: value[some].to(device) for key, value in record.items()} for some in rows.split(size))
-    found = torch.cat([policy.log_prob(part).log_prob_B_K_N.cpu() for part in of_parts])
-    return found.new_zeros(len(next(iter(record.values()))), *found.shape[1:]).index_copy(0, rows, found)
+def log_probs(
+    policy: Policy, record: dict[str, Tensor], rows: Tensor, size: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities, and means of a `DrawnStep` where there is one, [B, K, N] with zeros but in some rows.
+
+    Of ``size`` decisions at a time on the device, as training computes them: all at once may not fit.
+    """
+
+    def whole(parts: Sequence[Tensor]) -> Tensor:
+        found = torch.cat(list(parts))
+        return found.new_zeros(len(next(iter(record.values()))), *found.shape[1:]).index_copy(0, rows, found)
+
+    found = []
+    for some in rows.split(size):
+        part = policy.log_prob({key: value[some].to(device) for key, value in record.items()})
+        found.append((part.log_prob_B_K_N.cpu(), None if part.step is None else part.step.mean_B_K_N.cpu()))
+    log_prob, means = zip(*found, strict=True)
+    return whole(log_prob), None if means[0] is None else whole(means)
 
 
 def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, first: int) -> Iterator[Decisions]:

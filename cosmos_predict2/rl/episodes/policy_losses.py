@@ -7,6 +7,7 @@ Letters: those of `objectives`; A actions of a decision.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ def policy_loss(
     valid_B_A: Tensor,
     rl: VLARLConfig,
     *,
+    old_mean_B_K_N: Tensor | None = None,
     reference_B_K_N: Tensor | None = None,
     episode_sum_B: Tensor | None = None,
     num_episodes: float | None = None,
@@ -57,9 +59,21 @@ def policy_loss(
     old, _ = at_level(old_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)
     log_ratio = torch.where(mask, new - old, 0.0).clamp(-config.largest_log_ratio, config.largest_log_ratio)
     advantage = advantage_B.to(new)[:, None, None]
-    divergence = log_ratio.exp() - 1 - log_ratio  # of the old policy from the new one, by what the old one drew
+    objective, by_step = objective_of(rl.objective), dict[str, Any](std=1.0)
+    drift = 2 * (log_ratio.exp() - 1 - log_ratio)  # the divergence from the old policy, by what that drew
+    if objective.needs_step:
+        if (drawn := log_prob.step) is None or old_mean_B_K_N is None:
+            raise ConfigError(
+                f"objective={rl.objective} weighs decisions by the step of a sampler that drew them, which log_prob of"
+                " this policy does not give. That of PI0.5 does with noise_method=flow_sde, joint_logprob=False and"
+                " safe_get_logprob=False; else take grpo or dppo."
+            )
+        moved_B_K_N = (drawn.mean_B_K_N - old_mean_B_K_N).square()
+        moved, _ = at_level(moved_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)
+        drift = torch.where(mask, moved, 0.0)
+        by_step = dict(std=drawn.std_B[:, None, None], dt=drawn.dt_B[:, None, None])
     limits = dict(limit=rl.clip_ratio, limit_high=rl.clip_ratio_high, dual_clip=rl.dual_clip)
-    terms = objective_of(rl.objective).function(RatioStep(log_ratio, advantage, 2 * divergence, 1.0, **limits))
+    terms = objective.function(RatioStep(log_ratio, advantage, drift, **by_step, **limits))
 
     def mean(value: Tensor) -> Tensor:
         return aggregate(value, mask, config.aggregation, episode_sum_B, num_episodes)

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributions import Normal
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
@@ -457,6 +458,41 @@ def _step(path: Path, name: str, config: dict[str, Any]) -> None:
     content = json.loads((path / BEFORE).read_text())
     content["steps"].insert(0, {"registry_name": name, "config": config})
     (path / BEFORE).write_text(json.dumps(content))
+
+
+def test_only_a_step_of_flow_sde_that_is_drawn_alone_gives_its_mean_and_deviation(folder: Path) -> None:
+    others = [dict(noise_method=method) for method in METHODS[1:]]
+    for options in (*others, dict(joint_logprob=True), dict(safe_get_logprob=True)):
+        policy = Pi05Policy(str(folder), **options)
+        assert policy.log_prob(policy.act(observation(), mode="sample", generators=generators()).record).step is None
+    policy = Pi05Policy(str(folder), num_steps=5)
+    record = policy.act(observation(), mode="sample", generators=generators()).record
+    found, rows = policy.log_prob(record), torch.arange(len(record["chains"]))
+    assert found.step is not None
+    after = record["chains"][rows, record["denoise_inds"][:, 0] + 1]
+    drawn = after[:, : policy.config.executed, : policy.config.env_dim]
+    density = Normal(found.step.mean_B_K_N, found.step.std_B[:, None, None]).log_prob(drawn)
+    torch.testing.assert_close(found.log_prob_B_K_N, density)
+    torch.testing.assert_close(found.step.dt_B, torch.full((len(rows),), 0.2))
+
+
+def test_it_learns_by_guard(tmp_path: Path) -> None:
+    """On the weights that drew, the gradient of a decision is that of grpo times std / dt."""
+    gradients = []
+    for objective in ("grpo", "guard"):
+        torch.manual_seed(0)
+        rl = VLARLConfig(group_size=4, objective=objective)
+        node = L(Pi05Policy)(path=str(write_tiny(tmp_path / objective, action_horizon=4, hold=3)))
+        model = VLAGRPOModel(VLAGRPOConfig(policy=node, env=L(ToyEnv)(num_envs=8), rl=rl))
+        whole = next(model.train_batches([{"task_id": torch.zeros(1, dtype=torch.long), "trial_id": torch.arange(1)}]))
+        one = replace(whole.rows(whole.advantage_B.nonzero().flatten()[:1]), share=1.0, is_before_update=True)
+        output, loss = model.training_step(one, 0)
+        loss.backward()
+        assert abs(float(output["ratio_max"]) - 1) < 1e-4
+        gradients.append(model.net.network.action_out_proj.weight.grad.clone())
+    step = model.net.log_prob(one.record).step
+    assert step is not None and gradients[0].any()
+    torch.testing.assert_close(gradients[1], gradients[0] * float(step.std_B / step.dt_B), rtol=1e-3, atol=1e-6)
 
 
 def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
+from cosmos_predict2.rl.interfaces import Decision, DrawnStep, LogProb, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning
 from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
@@ -171,15 +171,19 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         return Decision(actions, record, log_prob[executed] / count if mode == "sample" else None)
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
-        """Of the actions that are executed; each is a row. flow_noise, which learns its spread, has an entropy."""
-        terms, entropies = self.replay(record)
-        part = (slice(None), slice(0, self.config.executed), slice(0, self.config.env_dim))
-        entropy = entropies.mean(dim=1)[part] if self.config.noise_method == "flow_noise" else None
-        return LogProb(terms.mean(dim=1)[part], entropy)
+        """Of the actions that are executed; each is a row. flow_noise, which learns its spread, has an entropy; a step
+        of flow_sde that is drawn alone, by its density, is a `DrawnStep`."""
+        config = self.config
+        terms, entropies, mean, std = self.replay(record)
+        part = (slice(None), slice(0, config.executed), slice(0, config.env_dim))
+        entropy, step = entropies.mean(dim=1)[part] if config.noise_method == "flow_noise" else None, None
+        if config.noise_method == "flow_sde" and not (config.joint_logprob or config.safe_get_logprob):
+            step = DrawnStep(mean[part], std[:, 0, 0], torch.full_like(std[:, 0, 0], 1 / config.num_steps))
+        return LogProb(terms.mean(dim=1)[part], entropy, step)
 
-    def replay(self, record: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def replay(self, record: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Log-probabilities and entropies of what was drawn, [B, 1 or K + 1, H, D]: where every step was, the start's
-        noise is the first."""
+        noise is the first. Then mean and deviation of the last of these steps, [B, H, D]."""
         config, chains, index_B_K = self.config, record["chains"].float(), record["denoise_inds"]
         cache = self._prefix(record)
         rows = torch.arange(len(chains), device=chains.device)
@@ -196,7 +200,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         if config.joint_logprob:
             terms.insert(0, flow.start_log_prob(chains[:, 0]))
             entropies.insert(0, flow.step_entropy(torch.ones_like(chains[:, 0])))
-        return torch.stack(terms, dim=1), torch.stack(entropies, dim=1)
+        return torch.stack(terms, dim=1), torch.stack(entropies, dim=1), mean, std
 
     def _step(
         self, method: str, index: Tensor, x: Tensor, v: Tensor, hidden: Tensor, record: Mapping[str, Tensor]
