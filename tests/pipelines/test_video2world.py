@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generation: reproducible, honest about what it was given, and clear about what it lacks."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.world_model import world_model
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.denoiser import Denoiser
+from cosmos_predict2.world_model.recompute import compile_blocks
 from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
@@ -218,3 +220,23 @@ def test_ranks_that_share_weights_agree_on_how_often_the_network_runs(
     if is_sharded:
         monkeypatch.setattr(world_model, "FSDPModule", Video2WorldDiT)
     assert pipe.world._fits_doubled(torch.zeros(1, 16, 3, 4, 4)) == (not is_sharded)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_sample_what_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled once, and so from then on; without the compiler's own kernels, which take a minute."""
+    counts: list[int] = []
+
+    def compiled(net: Any) -> None:
+        counts.append(1)
+        compile_blocks(net, backend="eager")
+
+    monkeypatch.setattr(world_model, "compile_blocks", compiled)
+    pipe = make_pipeline()
+    arguments = (frames(), text(pipe, "push"), text(pipe, "blurry"))
+    options = SamplingOptions(num_steps=2, guidance=2.0)
+    expected = pipe.generate(*arguments, options=options)
+    for _ in range(2):
+        found = pipe.generate(*arguments, options=replace(options, compile_network=True))
+        assert torch.allclose(found, expected, atol=1e-4)
+    assert counts == [1] and "compile_network" not in options.record()
