@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewards to advantages: how much better a sample is than the others of its group.
 
-Groups are rows, [N, G]. Invalid samples are excluded from means and deviations, and have advantage 0. The published
-variants, which fill invalid rewards in or group by the text of a prompt, are functions of their own.
+Groups are rows, [N, G]. Invalid samples are excluded from means and deviations, and have advantage 0.
 """
-
-from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,14 +25,16 @@ def group_advantages(
     ``norm`` "group" divides by the deviation of the row, "global" by that of all valid samples, "none" by 1. A row with
     fewer than two valid samples, with samples that are all equal (whatever their mean rounds to), or whose deviation is
     not above ``min_std``, gives zeros instead of amplified noise.
-    Published forms: "cosmos_rl" (`filled_in`), "sft" and "dpo" (`advantages_by_prompt`).
+    Published forms: "cosmos_rl" (`filled_in`), "sft" (1 for each best) and "dpo" (1 for the first best, -1 for the
+    first worst).
     """
     valid = is_valid_N_G.to(rewards_N_G.dtype)
     rewards = torch.where(is_valid_N_G, rewards_N_G, 0.0)
     count_N_1 = valid.sum(dim=1, keepdim=True)
     centred = (rewards - rewards.sum(dim=1, keepdim=True) / count_N_1.clamp(min=1)) * valid
     std_N_1 = (centred.square().sum(dim=1, keepdim=True) / (count_N_1 - correction).clamp(min=1)).sqrt()
-    highest_N_1 = rewards_N_G.masked_fill(~is_valid_N_G, -torch.inf).amax(dim=1, keepdim=True)
+    ranked_N_G = rewards_N_G.masked_fill(~is_valid_N_G, -torch.inf)
+    highest_N_1 = ranked_N_G.amax(dim=1, keepdim=True)
     differs_N_1 = (is_valid_N_G & (rewards_N_G < highest_N_1)).any(dim=1, keepdim=True)
     counts = differs_N_1 & (std_N_1 > min_std)
     if norm == "group":
@@ -45,10 +44,12 @@ def group_advantages(
         centred = centred / (of_all.std(correction=correction) + epsilon) if len(of_all) else centred
     elif norm == "cosmos_rl":
         centred = torch.stack([filled_in(*row)[1] for row in zip(rewards_N_G, is_valid_N_G, strict=True)])
-    elif norm in ("sft", "dpo"):
-        rows = is_valid_N_G.nonzero()[:, 0].tolist()
-        centred = torch.zeros_like(rewards)
-        centred[is_valid_N_G] = advantages_by_prompt(rewards[is_valid_N_G], [str(row) for row in rows], norm)
+    elif norm == "sft":
+        centred = (is_valid_N_G & (rewards_N_G == highest_N_1)).to(rewards.dtype)
+    elif norm == "dpo":
+        worst_N_1 = rewards_N_G.masked_fill(~is_valid_N_G, torch.inf).argmin(dim=1, keepdim=True)
+        best_N_1 = ranked_N_G.argmax(dim=1, keepdim=True)
+        centred = torch.zeros_like(rewards).scatter(1, best_N_1, 1.0).scatter(1, worst_N_1, -1.0)
     elif norm != "none":
         raise ValueError(f"There is no normalisation '{norm}' of advantages; there are {', '.join(NORMS)}.")
     return torch.where(counts, centred, 0.0)
@@ -88,34 +89,3 @@ def filled_in(rewards_G: Tensor, is_valid_G: Tensor) -> tuple[Tensor, Tensor]:
     if len(filled) == 1:
         return filled, filled
     return filled, (filled - filled.mean()) / (filled.std() + EPSILON)
-
-
-def advantages_by_prompt(rewards_B: Tensor, prompts: Sequence[str], kind: str) -> Tensor:
-    """Flow-GRPO's advantages of samples that are grouped by the text of their prompt, in the order they came.
-
-    ``kind``: "group_std", "global_std", "no_tracking" (one group), "sft" (1 for each best) or "dpo" (+1 for the first
-    best, -1 for the first worst).
-    """
-    if kind == "no_tracking":
-        return (rewards_B - rewards_B.mean()) / (rewards_B.std(correction=0) + EPSILON)
-    of_group: Callable[[Tensor], Tensor] = {
-        "group_std": lambda r: (r - r.mean()) / (r.std(correction=0) + EPSILON),
-        "global_std": lambda r: (r - r.mean()) / (rewards_B.std(correction=0) + EPSILON),
-        "sft": lambda r: (r == r.max()).to(r.dtype),
-        "dpo": _best_and_worst,
-    }[kind]
-    advantages = torch.zeros_like(rewards_B)
-    for prompt in dict.fromkeys(prompts):
-        rows = torch.tensor([i for i, other in enumerate(prompts) if other == prompt])
-        advantages[rows] = of_group(rewards_B[rows])
-    return advantages
-
-
-def _best_and_worst(rewards: Tensor) -> Tensor:
-    result = torch.zeros_like(rewards)
-    if (rewards == rewards[0]).all():
-        result[0] = -1
-        result[1:2] = 1
-        return result
-    result[rewards.argmax()], result[rewards.argmin()] = 1, -1
-    return result

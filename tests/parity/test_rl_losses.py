@@ -21,9 +21,9 @@ AREA = "rl"
 LOSS = dict(rtol=1e-5, atol=1e-7)
 SAME_FORMULA = dict(rtol=1e-9, atol=1e-12)
 BY_PROMPT = {
-    "per_prompt_group_std": "group_std",
-    "per_prompt_global_std": "global_std",
-    "no_tracking": "no_tracking",
+    "per_prompt_group_std": "group",
+    "per_prompt_global_std": "global",
+    "no_tracking": "group",  # of all prompts together
     "type_dpo": "dpo",
     "type_sft": "sft",
 }
@@ -35,10 +35,18 @@ def compare_gradient(value: Value, actual: Tensor) -> None:
 
 @pytest.mark.parametrize("name", BY_PROMPT)
 def test_advantages_by_prompt(golden: Golden, name: str) -> None:
+    """Published groups that are all alike, or of one alone, have advantages by sft and dpo; here they teach nothing."""
     content = golden.json("advantages.json")
-    rewards = torch.tensor(content["rewards"].use(), dtype=torch.float64)
-    found = advantages.advantages_by_prompt(rewards, content["prompts"].use(), BY_PROMPT[name])
-    content[name].compare(found, atol=1e-6)
+    prompts, rewards = content["prompts"].use(), torch.tensor(content["rewards"].use(), dtype=torch.float64)
+    if name == "no_tracking":
+        prompts = [""] * len(prompts)
+    is_of_N_B = torch.tensor([[other == prompt for other in prompts] for prompt in dict.fromkeys(prompts)])
+    rewards_N_B = rewards.expand_as(is_of_N_B)
+    found = advantages.group_advantages(rewards_N_B, is_of_N_B, norm=BY_PROMPT[name]).sum(dim=0)
+    teaches_B = (is_of_N_B & advantages.has_spread(rewards_N_B, is_of_N_B)[:, None]).any(dim=0)
+    expected = torch.tensor(content[name].expected(), dtype=torch.float64)
+    torch.testing.assert_close(found[teaches_B], expected[teaches_B], rtol=0, atol=1e-6)
+    assert teaches_B.any() and not found[~teaches_B].any()
 
 
 @pytest.mark.golden_cases("advantages.json", "cosmos_rank_groups")
