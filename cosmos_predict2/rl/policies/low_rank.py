@@ -16,6 +16,7 @@ from cosmos_predict2.checkpoints.adapters.adapters import (
     merge_lora_state,
 )
 from cosmos_predict2.checkpoints.card_checks import agreed_alpha
+from cosmos_predict2.rl.policies.weights import network_of
 from imaginaire.distributed.parallel import full_tensor
 from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
@@ -42,7 +43,7 @@ def merged_state(network: nn.Module) -> dict[str, Tensor]:
 
 def trained_adapter(policy: Any, source: str, arguments: Mapping[str, Any], alpha: float | None = None) -> Adapter:
     """The adapters of a policy as they are written alone, in the names of its network; ``arguments`` built it."""
-    network = getattr(policy, "network", None)
+    network = network_of(policy)
     spec = None if network is None else lora.lora_spec(network)
     if network is None or spec is None:
         raise CheckpointError(

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from cosmos_predict2.rl.policies.weights import network_of
 from imaginaire.distributed.parallel import ParallelDims, shard_blocks
 from imaginaire.errors import ConfigError
 from imaginaire.training.model import evaluating
@@ -25,7 +26,7 @@ def parallelize_policy(policy: nn.Module, dims: ParallelDims, fsdp_shard_size: i
     mesh = dims.fsdp_mesh(fsdp_shard_size)
     if mesh is None and not recompute:
         return
-    network: Any = getattr(policy, "network", None)
+    network = network_of(policy)
     if not hasattr(network, "blocks"):
         option = "recompute=true" if recompute else f"fsdp_shard_size={fsdp_shard_size}"
         raise ConfigError(f"model.config.{option} is for policies with blocks: a {type(policy).__name__} has none.")

@@ -56,11 +56,16 @@ def load_weights(policy: nn.Module, path: str, which: str = "auto") -> None:
     weights.load_into(policy.state_dict(), source).require(source=path, cure=_CURE)
 
 
+def network_of(policy: Any) -> Any:
+    """The ``network`` of a published policy, which is sharded, adapted and cast in part; None where there is none."""
+    return getattr(policy, "network", None)
+
+
 def cast(policy: nn.Module, dtype: torch.dtype, *, is_uniform: bool = False) -> None:
     """Weights in a precision. In a half one the buffers of a network stay as they are (rounded frequencies of rotary
     positions are off by a radian some hundred tokens on), and so does what its ``FLOAT32`` names; with ``is_uniform``,
     which sharding needs, only the buffers."""
-    network: Any = getattr(policy, "network", None)
+    network = network_of(policy)
     if network is None or dtype.itemsize >= torch.float32.itemsize:
         policy.to(dtype)
         return

@@ -22,7 +22,7 @@ class LocalReward(RewardDefaults):
 
     def __init__(self, function: ScoreFunction) -> None:
         self.function = function
-        self.needs_pixels = bool(getattr(function, "needs_pixels", False))
+        self.needs_pixels = needs_pixels(function)
         self._scores: dict[str, list[Scores]] = {}  # of clips that are alike one after the other
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
@@ -68,6 +68,11 @@ class PicturesOfClips:
         pictures = clips.video_B_C_F_H_W.permute(0, 2, 3, 4, 1)
         judged = self.reward.judge(pictures, {"task_description": clips.prompts, **context})
         return {"value": judged.value_E_F[:, -1], "success": judged.success_E_F[:, -1].float()}
+
+
+def needs_pixels(function: ScoreFunction) -> bool:
+    """True where a function, or an object that is called, has its clips decoded."""
+    return bool(getattr(function, "needs_pixels", False))
 
 
 def _name(function: Any) -> str:

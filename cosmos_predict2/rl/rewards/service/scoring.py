@@ -15,7 +15,7 @@ from torch import Tensor
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.local import ScoreFunction
+from cosmos_predict2.rl.rewards.local import ScoreFunction, needs_pixels
 from cosmos_predict2.rl.rewards.service.decoded import Decoded
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
 from imaginaire.errors import ConfigError, DataError, UserError
@@ -58,7 +58,7 @@ class Scorer:
     ) -> None:
         self.name = name
         self.function = function
-        self.needs_pixels = bool(getattr(function, "needs_pixels", False))
+        self.needs_pixels = needs_pixels(function)
         self.max_clips = max_clips
         self.progress = progress
         self.decoded = decoded
