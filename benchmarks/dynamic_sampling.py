@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it is worth to play on until enough groups teach something (DAPO), where most groups all succeed or all fail.
+"""The gain of playing on until enough groups teach something (DAPO), where most groups all succeed or all fail.
 
     python -m benchmarks.dynamic_sampling                # ten minutes of a core
     python -m benchmarks.dynamic_sampling --seeds 0 1 2

@@ -171,7 +171,7 @@ def write_policy(folder: Path, policy: str, size: str) -> None:
 
 
 def changes(policy: str, size: str, asked: argparse.Namespace) -> dict[str, Any]:
-    """What is smaller than in the published configuration, which is of four GPUs, by its names."""
+    """The settings that are smaller than in the published configuration, which is of four GPUs, by its names."""
     steps, envs = 8 * (asked.decisions or DECISIONS[policy]), asked.envs
     micro = min({"openvla": 32, "pi05": 128}[policy], envs * steps // 8)
     found: dict[str, Any] = {
@@ -236,7 +236,7 @@ def without_drawing(network: type) -> Iterator[None]:
 
 
 def planned(policy: str, size: str, asked: argparse.Namespace) -> dict[str, Any]:
-    """What scripts.plan says of the published configuration with these changes, by what is trained."""
+    """The estimates of scripts.plan for the published configuration with these changes, by what is trained."""
     words = [f"{name}={value}" for name, value in changes(policy, size, asked).items()]
     command = [sys.executable, "-m", "scripts.plan", "--gpus", "1", "--json", "-", "--embodied", NAMES[policy]]
     if torch.cuda.is_available() and (gpu := known_gpu(torch.cuda.get_device_name())):

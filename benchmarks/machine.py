@@ -32,7 +32,7 @@ TOLERANCE = 0.15  # relative: what two runs on one machine may differ by
 
 
 def device_and_dtype() -> tuple[torch.device, torch.dtype]:
-    """Where models live here, and the precision that they have there."""
+    """The device of models here, and their precision on it."""
     device = distributed.device()
     return device, torch.bfloat16 if device.type == "cuda" else torch.float32
 
@@ -113,7 +113,7 @@ def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 
 
 
 def seconds(run: Callable[[], Any]) -> float:
-    """How long a call takes, with what it starts on the device."""
+    """The time of a call, with all that it starts on the device."""
     wait()
     start = time.perf_counter()
     run()
@@ -122,7 +122,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def wait() -> None:
-    """Until the device has done all that it was told."""
+    """Wait until the device has finished all that it was given."""
     if distributed.device().type == "cuda":
         torch.cuda.synchronize()
 

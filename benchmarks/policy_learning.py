@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy of the toy world learns, in imagination and in the simulator: greedy success before and after, by seed.
+"""Learning of a policy of the toy world, in imagination or the simulator: greedy success before and after, by seed.
 
     python -m benchmarks.policy_learning                                      # both, seeds 0, 1 and 2
     python -m benchmarks.policy_learning --experiment tiny_vla_grpo_world_model_frozen --seeds 0 -- trainer.max_iter=160
@@ -65,7 +65,7 @@ def policy_of(experiment: str) -> str:
 
 @functools.cache
 def clone(policy: str, seed: int, root: Path, windows: str = "") -> Path:
-    """What a run begins with: a clone by the defaults of the policy, or of other ``windows``."""
+    """The policy that a run begins with: a clone by the defaults of the policy, or of other ``windows``."""
     path = root / f"clone_{policy}_{windows.replace(',', '_')}_{seed}"
     command = ["scripts.train_policy", "--policy", policy, "--seed", str(seed), "--out", str(path), "--overwrite"]
     machine.program(root, *command, *(["--windows", windows] if windows else []))
@@ -83,7 +83,7 @@ def learn(experiment: str, seed: int, policy: Path, root: Path, overrides: Seque
 
 
 def missed(rows: Sequence[Row], least: float | None = None) -> list[str]:
-    """What the runs of one experiment should have reached and have not."""
+    """The goals that the runs of one experiment have not reached."""
     name = rows[0].experiment
     found = []
     wanted = LEAST.get(name) if least is None else least

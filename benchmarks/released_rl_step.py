@@ -51,7 +51,7 @@ PIPE = "model.config.pipe_config"
 
 
 class Synchronisations:
-    """Where the host waited for the GPU in the last call of each kind."""
+    """The places where the host waited for the GPU in the last call of each kind."""
 
     def __init__(self) -> None:
         self.places: dict[str, list[str]] = {}
@@ -272,7 +272,7 @@ def measure(experiment: str, architecture: str, arguments: argparse.Namespace, *
 
 
 def differences(recipe: Config, ours: Config) -> str:
-    """What was reduced of the recipe."""
+    """The settings of the recipe that were reduced, as a sentence."""
     rows = [("text by", "its encoder" if encodes_text(recipe) else "embeddings", "random embeddings")]
     for name in ("num_rollout", "sample_steps", "train_on", "num_timesteps", "rollout_batch"):
         before, now = (getattr(rl_of(config.model["config"]), name) for config in (recipe, ours))

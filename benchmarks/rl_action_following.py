@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an action-following reward teaches the tiny model with actions, held against the simulator.
+"""Learning of the tiny model with actions by an action-following reward, compared with the simulator.
 
     python -m benchmarks.rl_action_following                          # seed 0
     python -m benchmarks.rl_action_following --seeds 0 1 -- trainer.max_iter=60
@@ -60,7 +60,7 @@ def measure(world: WorldModel, windows: Windows, verdict: "Verdict") -> dict[str
 
 
 class Verdict:
-    """Whether a clip follows its actions, as a regression reads them."""
+    """A judge of clips: does a regression read their actions from them?"""
 
     def __init__(self, world: WorldModel, windows: Windows) -> None:
         data = ToyWorldVideos(num_episodes=512, mix="mixed", captions=False, num_tokens=1, seed=11)
@@ -90,7 +90,7 @@ def imagined(world: WorldModel, windows: Windows, actions: Tensor) -> Tensor:
 
 
 def thing_px(video: Tensor, windows: Windows, thing: str) -> Any:
-    """How far a thing is from the simulator's, the mean over the frames after the first; [B]."""
+    """The distance of a thing from the simulator's, the mean over the frames after the first; [B]."""
     true = windows.states[:, 2:, GRIPPER if thing == "gripper" else object_position(0)]
     found = seen(video[:, :, 1:].float()).position[thing]
     distance = numpy.linalg.norm(found - true, axis=-1)
@@ -98,7 +98,7 @@ def thing_px(video: Tensor, windows: Windows, thing: str) -> Any:
 
 
 def missed(row: Mapping[str, float], base: Mapping[str, float]) -> list[str]:
-    """What was to be reached and was not."""
+    """The goals that were not reached."""
     found = {
         "gripper": base["gripper_px"] - row["gripper_px"] >= GAIN_PX,
         "agreement": row["agreement"] >= base["agreement"],

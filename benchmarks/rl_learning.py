@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reinforcement learning teaches the tiny base: held-out clips before and after, by seed and experiment.
+"""Reinforcement learning of the tiny base: held-out clips before and after, by seed and experiment.
 
     python -m benchmarks.rl_learning                                    # the three objectives, seeds 0, 1 and 2
     python -m benchmarks.rl_learning --experiment tiny_nft_toy_world --seeds 0 -- trainer.max_iter=60
@@ -83,7 +83,7 @@ def generated(path: str, which: str, clips: Mapping[str, Any], seed: int = 0) ->
 
 
 def missed(row: Mapping[str, float], base: Mapping[str, float], experiment: str) -> list[str]:
-    """What a run that learns, and not by a hack, must reach and has not."""
+    """The goals of a run that learns, and not by a hack, that it has not reached."""
     gain = LESS_DB.get(experiment, GAIN_DB)
     wanted = {
         f"PSNR +{gain} dB": row["psnr"] >= base["psnr"] + gain,
@@ -126,7 +126,7 @@ def _moves(true: Tensor) -> Tensor:
 
 
 def _travel(found: Detection) -> float:
-    """How far puck and gripper get from frame to frame, in pixels."""
+    """The way of puck and gripper from frame to frame, in pixels."""
     steps = [numpy.diff(found.position[thing], axis=1) for thing in ("puck", "gripper")]
     return float(sum(numpy.nanmean(numpy.linalg.norm(step, axis=-1)) for step in steps))
 
@@ -138,7 +138,7 @@ def train(experiment: str, seed: int, root: str, overrides: Sequence[str]) -> tu
 
 
 def gains(root: str, name: str, key: str) -> list[tuple[float, float]]:
-    """How a metric of the alarm's clips changes; positions are a reward, minus the distance."""
+    """The change of a metric of the alarm's clips; positions are a reward, minus the distance."""
     (folder,) = Path(root).glob(f"*/*/{name}")
     rows = machine.metrics(folder, key)
     return [(row["iteration"], abs(row[key]) - abs(rows[0][key])) for row in rows]

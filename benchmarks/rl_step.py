@@ -169,7 +169,7 @@ def run(experiment: str, arguments: argparse.Namespace, peak: float, experiences
 
 
 def report(experiment: str, found: Measured, peak: float) -> None:
-    """Where the time of an iteration goes."""
+    """Print the parts of an iteration's time."""
     whole = found.seconds["all"]
     rows = {row: found.of(row) for row in ROWS}
     rows["other"] = whole - sum(rows.values())

@@ -41,7 +41,7 @@ SETTINGS = {  # height, width, tokens of the text of zeros
 
 @dataclass(frozen=True)
 class Way:
-    """What is done that need not be."""
+    """A way to make a rollout; each flag is work that could be spared."""
 
     name: str
     encodes_clip: bool = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the toy world is on one core: steps with pictures, physics alone, pictures alone, episodes, training items.
+"""The speed of the toy world on one core: steps with pictures, physics alone, pictures alone, episodes, training items.
 
 python -m benchmarks.toy_world [--num_envs 64] [--quick]
 

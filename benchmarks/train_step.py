@@ -130,7 +130,7 @@ def experiment(arguments: argparse.Namespace) -> list[str]:
 
 
 def settings(arguments: argparse.Namespace) -> list[str]:
-    """What is run in place of files: random clips and, when asked for, random weights."""
+    """Overrides that replace files: random clips and, with ``--random_weights``, random weights."""
     timed = arguments.steps + 1
     found = [f"trainer.max_iter={timed + arguments.profile}", "trainer.run_validation=False", "ckpt_type=dummy"]
     found += [
@@ -221,7 +221,7 @@ def largest_batch(arguments: argparse.Namespace) -> tuple[Measured, list[str]]:
 
 
 def prediction(overrides: list[str]) -> dict[str, Any]:
-    """What scripts.plan says of one process on this device."""
+    """The estimate of scripts.plan for one process on this device."""
     command = [sys.executable, "-m", "scripts.plan", "--gpus", "1", "--json", "-"]
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
@@ -237,7 +237,7 @@ def prediction(overrides: list[str]) -> dict[str, Any]:
 
 
 def known_gpu(name: str) -> str | None:
-    """What plan calls the GPU of this name: "NVIDIA H100 NVL" is H100-NVL; None for one that it does not know."""
+    """The name that plan has for this GPU: "NVIDIA H100 NVL" is H100-NVL; None for one that it does not know."""
     keys = sorted(GPUS, key=len, reverse=True)
     return next((key for key in keys if all(part in name for part in key.split("-"))), None)
 

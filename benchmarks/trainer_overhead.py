@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer costs over a bare PyTorch loop that does the same arithmetic, and what saving costs.
+"""The cost of the trainer over a bare PyTorch loop that does the same arithmetic, and the cost of saving.
 
 python -m benchmarks.trainer_overhead [--quick] [--record]
 
@@ -116,7 +116,7 @@ def overhead(steps: int, rounds: int) -> None:
 
 
 def is_measured(figure: float, lowest: float, highest: float) -> bool:
-    """Whether a figure is larger than what repeated measurements of it differ by."""
+    """True for a figure that is larger than the spread of its repeated measurements."""
     return highest - lowest < abs(figure)
 
 

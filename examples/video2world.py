@@ -126,7 +126,7 @@ MakeVideos = Callable[[Callable[[], Any]], int]  # given what makes the pipeline
 
 @dataclass(frozen=True)
 class Job:
-    """What the flags ask for, checked: one process makes the videos, or rank 0 does with the help of the others."""
+    """The checked work of the flags: one process makes the videos, or rank 0 does with the help of the others."""
 
     make_pipeline: Callable[[], Any]
     make_videos: MakeVideos | None  # of rank 0
@@ -189,7 +189,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
 
 
 def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
-    """What makes the videos that are asked for; raises for what is wrong with one alone, or with all of a batch."""
+    """The function that makes the requested videos; raises for a mistake in a single one, or in all of a batch."""
     from cosmos_predict2.guardrail.runner import create_guardrail
     from cosmos_predict2.pipelines.requests import check_request, fingerprint, generate_to_file, read_batch, run_all
     from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings

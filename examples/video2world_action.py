@@ -189,7 +189,7 @@ def nothing_to_do(skipped: int) -> int:
 
 
 def is_lerobot(folder: str) -> bool:
-    """Whether a LeRobot data set lies in a folder."""
+    """True for the folder of a LeRobot data set."""
     return bool(folder) and Path(folder, "meta", "info.json").is_file()
 
 
@@ -266,7 +266,7 @@ def not_yet_there(requests: list[Any], args: argparse.Namespace) -> tuple[list[A
 
 
 def reading_of(args: argparse.Namespace, choice: Any) -> Reading:
-    """How the recordings are read."""
+    """The settings by which recordings are read."""
     config = choice.config
     return values_of(
         Reading,
@@ -283,12 +283,12 @@ def reading_of(args: argparse.Namespace, choice: Any) -> Reading:
 
 
 def is_whole(args: argparse.Namespace) -> bool:
-    """Whether all actions of a recording are imagined, not those of one chunk."""
+    """True if all actions of a recording are imagined, not those of one chunk."""
     return args.autoregressive if args.input_annotation else not args.single_chunk
 
 
 def settings_of(args: argparse.Namespace, choice: Any) -> RolloutSettings:
-    """What all rollouts share; the flags that change a result are recorded with what they led to."""
+    """The settings of all rollouts; the flags that change a result are recorded with the values that they led to."""
     from cosmos_predict2.pipelines.action_requests import constant_text
     from cosmos_predict2.pipelines.requests import fingerprint
 
@@ -320,7 +320,7 @@ def size_asked(text: str, trained: tuple[int, int] | None) -> tuple[int, int] | 
 
 
 def load_function(name: str) -> Any:
-    """What a function by this name gives when it is called without arguments."""
+    """The loader that a function of this name returns when it is called without arguments."""
     load = locate(name, f"--action_load_fn {name}")()
     if not callable(load):
         raise ConfigError(f"--action_load_fn {name}: called without arguments, it must give a function.")

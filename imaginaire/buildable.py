@@ -48,7 +48,7 @@ def _add(kind: str, name: str, thing: Any, table: dict[str, Any]) -> None:
 
 
 def find(name: str, kind: str) -> Any:
-    """What is registered under a name, or the name itself where it is a path; nothing is imported."""
+    """The thing registered under a name, or the name itself where it is a path; nothing is imported."""
     table = _TABLES.get(kind, {})
     if name not in table and not {":", "."} & {*name}:
         raise ConfigError(
@@ -74,13 +74,13 @@ def resolve(value: Any, kind: str) -> Any:
 
 
 def recorded(name: str, kind: str) -> Any | None:
-    """What a file calls module.Thing, if it is registered; nothing else that a file names is imported."""
+    """The registered thing that a file calls module.Thing, or None; nothing else that a file names is imported."""
     table = _TABLES.get(kind, {})
     return next((resolve(own, kind) for own in table if path_of(table[own]).replace(":", ".") == name), None)
 
 
 def made(make: Callable[..., T], asked: Mapping[str, Any], what: str, **offered: Any) -> T:
-    """What a class or function makes of all that is ``asked``, which it must take, and of the offered that it takes.
+    """The result of a call with all arguments ``asked`` for, which it must take, and with those offered that it takes.
 
     ``what`` stands before the name of a wrong one in the error.
     """

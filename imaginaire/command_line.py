@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command shares: flags whose mistakes are one line, errors that users can mend without a traceback.
+"""The base of every command: flags whose mistakes are one line, errors that users can mend without a traceback.
 
 Exit codes: 0 done, 1 faults were found or some items failed, 2 wrong flags, settings or data, 130 interrupted.
 """
@@ -220,7 +220,7 @@ _NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "St
 
 
 def explained(error: Exception, flags: Mapping[str, Any]) -> str | None:
-    """What a user can mend, in a sentence; None for what is more likely a bug of ours."""
+    """An error that a user can mend, as a sentence; None for one that is more likely a bug of ours."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check reports: of a configuration before anything is built (``check`` of a class), or of a machine (doctor).
+"""Findings of checks: of a configuration before anything is built (``check`` of a class), or of a machine (doctor).
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterable[Finding]: ...
@@ -67,7 +67,7 @@ def refusals(key: str, *looks: Callable[[], object]) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What a check may use besides the arguments of its own lazy call.
+    """The values that a check may use besides the arguments of its own lazy call.
 
     ``training`` and ``validation`` are all mappings of the loaders that will be built, by full key, each with its class
     as ``_target_`` (None for a plain mapping).

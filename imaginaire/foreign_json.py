@@ -18,13 +18,13 @@ MOST_DIGITS = 20  # of an integer: no count or size has more
 
 
 def load(path: Path) -> Any:
-    """What a file holds; an OSError where it cannot be read."""
+    """The value in a file; an OSError where it cannot be read."""
     with path.open("rb") as file:
         return loads(file.read(MOST_BYTES + 1))
 
 
 def load_object(path: Path) -> dict[str, Any]:
-    """What a file with one object holds."""
+    """The object in a file that holds one."""
     found = load(path)
     if not isinstance(found, dict):
         raise ValueError(f"an object was expected, not {type(found).__name__}")
@@ -32,7 +32,7 @@ def load_object(path: Path) -> dict[str, Any]:
 
 
 def loads(content: str | bytes, *, constants: bool = False) -> Any:
-    """What a text holds, in UTF-8 with or without a mark; ``constants`` also takes NaN and Infinity."""
+    """The value in a text, in UTF-8 with or without a mark; ``constants`` also takes NaN and Infinity."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
     text = content.decode("utf-8-sig") if isinstance(content, bytes) else content.removeprefix("\ufeff")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far something long has come, and how long it will still take."""
+"""The progress of long work, and the time that it will still take."""
 
 import contextlib
 import logging

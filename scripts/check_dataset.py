@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def of_experiment(config_path: str, name: str) -> dict[str, Any]:
-    """What an experiment asks of a folder of clips, as arguments of `Wanted`: by its model, and by its data set."""
+    """The demands of an experiment's model and data set on a folder of clips, as arguments of `Wanted`."""
     from cosmos_predict2.data.sizes import pixel_frames
     from cosmos_predict2.models.text import encoder_for, network_text_width
     from cosmos_predict2.text.trained_text import parse_name

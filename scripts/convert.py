@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _words(args: argparse.Namespace) -> tuple[str, str, str | None]:
-    """What is read, what is written, and in which form where one is given."""
+    """(Source, destination, form or None) of the command line."""
     words, to = [word for word in (args.source, args.destination) if word is not None], args.to
     if args.from_ is None:
         if len(words) < 2:

@@ -169,7 +169,7 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _conditions(args: argparse.Namespace, place: Any) -> dict[str, Any]:
-    """What the figures depend on besides the policy."""
+    """The conditions of the figures besides the policy."""
     from imaginaire.training.provenance import run_record
 
     names = ("suite", "first", "draws", "seed", "execute", "load_ema", "options")

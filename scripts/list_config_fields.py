@@ -64,7 +64,7 @@ def source_of(thing: Any) -> tuple[ast.AST, list[str], dict[int, str]]:
 
 
 def allowed_values(validator: ast.expr | None, module: Any) -> str:
-    """What a validator of imaginaire.config.schema admits, in words; others are not shown."""
+    """The values that a validator of imaginaire.config.schema admits, in words; other validators are not shown."""
     if not isinstance(validator, ast.Call) or not isinstance(validator.func, ast.Name):
         return ""
     words = ", ".join(ast.unparse(word) for word in [*validator.args, *(k.value for k in validator.keywords)])

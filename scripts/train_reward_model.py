@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _poor(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
-    """What is too low, if anything: of pictures that are labelled by what they show. Shares of nothing are unknown."""
+    """The first figure below its limit, in words, or "": of pictures labelled by what they show. NaN is too low."""
     from cosmos_predict2.rl.episodes.labelled_rollouts import OUTCOME
 
     for kind, quality in qualities.items():
@@ -156,7 +156,7 @@ def _poor(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
 
 
 def _of_toy(args: argparse.Namespace, device: str) -> tuple[list[Any], Any, Mapping[str, Any]]:
-    """What to learn from, what calibrates, and what is measured by its source."""
+    """(Pictures to learn from, pictures for calibration, held-out pictures by their source) of the toy world."""
     from cosmos_predict2.configs.rl.imagination import imagination_of
     from cosmos_predict2.rl.episodes import labelled_rollouts
     from cosmos_predict2.rl.policies.files import read_policy

@@ -88,7 +88,7 @@ class CheckpointSet:
         return storage.exists(storage.join(self.path(kind), ".metadata") if self.is_dcp else self.path(kind))
 
     def has_leftovers(self, kind: str) -> bool:
-        """Whether anything of a kind is there, also what a stopped removal left."""
+        """True if anything of a kind is there, also what a stopped removal left."""
         return bool(storage.listdir(self.path(kind))) if self.is_dcp else self.has(kind)
 
     def read(self, kind: str, like: Like | None = None) -> Tree:
@@ -100,7 +100,7 @@ class CheckpointSet:
         return load_pt(self.path(kind))
 
     def faults(self, kinds: Sequence[str] = KINDS) -> list[str]:
-        """What is wrong with some kinds of this set and their record, as sentences; reads a few kilobytes."""
+        """The faults of some kinds of this set and of their record, as sentences; reads a few kilobytes."""
         missing = [self.path(kind) for kind in dict.fromkeys((*kinds, "trainer")) if not self.has(kind)]
         if missing:
             return [f"{path} is missing." for path in missing]
@@ -130,7 +130,7 @@ class CheckpointSet:
         return faults
 
     def damage(self, kinds: Iterable[str], share: tuple[int, int] = (0, 1)) -> list[str]:
-        """What is wrong with the bytes of some kinds, as sentences: all of them are read, by n processes that each take
+        """The faults in the bytes of some kinds, as sentences: all of them are read, by n processes that each take
         share (i, n). Sharded sets in an object store are left to its own checksums."""
         found: list[Archive] = []
         faults = []
@@ -341,7 +341,7 @@ def _require_unchanged(saved: CheckpointSet, kinds: tuple[str, ...], stamp: obje
 
 
 def _stamp(saved: CheckpointSet, kinds: Sequence[str]) -> object:
-    """What changes with the files of a set."""
+    """Names, sizes and times of the files of a set; remote ones have no times."""
     paths = [saved.path(kind) for kind in {*kinds, "trainer"}]
     if storage.is_remote(saved.folder):
         return tuple(sorted((path, _bytes(path)) for path in paths if storage.exists(path)))

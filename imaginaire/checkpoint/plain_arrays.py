@@ -26,7 +26,7 @@ _KINDS = "biufSU"  # of dtypes: numbers and texts
 
 
 def read(content: bytes) -> Any:
-    """What a pickle holds."""
+    """The value that a pickle holds."""
     return _plain(plain_pickle.read(content, _NAMES.__contains__))
 
 

@@ -44,7 +44,7 @@ def load_plain(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
 
 
 def refused_object(error: pickle.UnpicklingError) -> str:
-    """What `load_plain` stumbled over, by name; torch's own message recommends switching the check off."""
+    """The name of the object that `load_plain` refused; torch's own message recommends switching the check off."""
     names = re.findall(r"(?:GLOBAL|class|global:?) ([A-Za-z_][\w.]*\.[\w.]+)", str(error))
     if not names:
         return ""
@@ -67,7 +67,7 @@ def only(classes: list[Any]) -> Iterator[None]:
 
 
 class Refused(Exception):
-    """What a pickle asks for that plain data do not need."""
+    """A pickle asks for something that plain data do not need."""
 
 
 class Named:
@@ -80,7 +80,7 @@ class Named:
 
 
 class Made:
-    """What a file builds: the name that it calls, with which arguments, and the state that it gives the result."""
+    """An object that a file builds: the name that it calls, the arguments, and the state that it gives the result."""
 
     __slots__ = ("args", "name", "state")
 

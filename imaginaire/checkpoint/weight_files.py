@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files hold the weights that an address means, and their tensors by name: lazy, memory-mapped, not unpickled.
+"""The files of weights that an address names, and their tensors by name: lazy, memory-mapped, not unpickled.
 
 The content of a file decides what it is, not its name. A file that is not what it should be (empty, cut short, a web
 page, a git-lfs pointer) is named as what it looks like.
@@ -138,7 +138,7 @@ def is_hub(address: str) -> bool:
 
 
 def load_pt(path: StrPath) -> Any:
-    """What ``torch.save`` wrote, memory-mapped, under ``weights_only=True``; remote files are fetched first."""
+    """The content of a file of ``torch.save``, memory-mapped, ``weights_only=True``; remote files are fetched first."""
     text = os.fspath(path)
     if not storage.exists(text):
         raise absent(text)
@@ -181,7 +181,7 @@ def _load_torch(local: Path, address: str) -> Any:
 
 
 def _as_a_pickle(local: Path) -> str:
-    """What a pickle is that torch does not read."""
+    """A description of a pickle that torch does not read."""
     try:
         value = plain_arrays.read(local.read_bytes())
     except (plain_pickle.Refused, ValueError):

@@ -53,7 +53,7 @@ CURE = (
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Which names matched. ``shapes`` has (found, expected) for each name of ``wrong_shape``."""
+    """The names that matched and those that did not; ``shapes``: (found, expected) of each in ``wrong_shape``."""
 
     matched: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()  # in the model, not in the source
@@ -233,7 +233,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def account(targets: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> LoadReport:
-    """What ``load_into`` would report, without copying."""
+    """The report that ``load_into`` would give, without copying."""
     return _walk(targets, source, copies=False)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a config file needs: the sections of a run, ``L(TheClass)(...)`` for what is built, ``register_experiment``."""
+"""The imports of a config file: the sections of a run, ``L(TheClass)(...)`` for objects, ``register_experiment``."""
 
 from typing import Any
 

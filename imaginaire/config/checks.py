@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a composed tree must satisfy to become a Config: no unknown key, no missing value, nothing without effect.
+"""Checks of a composed tree before it becomes a Config: no unknown key, no missing value, nothing without effect.
 
 The tree is walked three times: as it is written (``check_tree``), by OmegaConf to resolve it, and with its values
 (``check_values``). ``faults`` are what a dry run reports besides.
@@ -108,7 +108,7 @@ def _check_built(tree: DictConfig, members: Sequence[str]) -> None:
 
 
 def _check_call(key: str, node: DictConfig) -> bool:
-    """Whether the target is of this project or of torch; no argument is text in place of a number."""
+    """True for a target of this project or of torch; raises for an argument that is text in place of a number."""
     target = target_of(node, key)
     if isinstance(target, DictConfig):
         return False  # a node that makes the callable
@@ -122,7 +122,7 @@ def _check_call(key: str, node: DictConfig) -> bool:
 
 
 def _not_taken(key: str, node: DictConfig) -> Iterator[str]:
-    """What is wrong with each argument of a lazy node that its target does not take."""
+    """An error message for each argument of a lazy node that its target does not take."""
     target = target_of(node, key)
     names, takes_any = takes(target) if callable(target) else ([], True)
     group = "callbacks" if key.startswith("trainer.callbacks.") else key.partition(".")[0]

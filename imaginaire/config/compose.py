@@ -128,7 +128,7 @@ def _load_saved(path: Path, shown: str) -> DictConfig:
 
 
 def _sort(items: Sequence[Override], root: Any) -> tuple[dict[str, Override], list[str], list[Override]]:
-    """What chooses entries of a group, by group; the keys that become null; what sets, adds or removes a value.
+    """(Choices of entries by group, keys that become null, overrides of values) among the items of an override list.
 
     A group that an item clears is cleared in the root's defaults list, too.
     """

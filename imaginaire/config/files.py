@@ -84,7 +84,7 @@ def no_collections() -> Iterator[None]:
 
 @no_collections()
 def load_config(path: Path) -> Config:
-    """What ``make_config()`` of this Python file returns; importing it registers groups and experiments."""
+    """The result of ``make_config()`` in this Python file; importing it registers groups and experiments."""
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     # A module that prints while it is imported must not write between the names that --list gives on stdout.

@@ -23,12 +23,12 @@ yaml_loader: Any = get_yaml_loader()  # the rules by which OmegaConf reads YAML;
 
 
 def is_empty(node: Container) -> bool:
-    """Whether a node is null, "???" or an interpolation: it has no items to look at."""
+    """True for a node that is null, "???" or an interpolation: it has no items to look at."""
     return node._is_none() or node._is_missing() or node._is_interpolation()
 
 
 def full_key(node: Container) -> str:
-    """Where a node lies in its tree; empty for one that stands alone."""
+    """The full key of a node in its tree; empty for one that stands alone."""
     parent = node._get_parent()
     return "" if parent is None else parent._get_full_key(node._key())
 

@@ -60,7 +60,7 @@ def _defaults(target: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_showable(value: Any) -> bool:
-    """Whether a configuration file can hold a default: not the sentinels that some libraries use, nor an object."""
+    """True for a default that a configuration file can hold: no sentinel of a library, and no object."""
     if value is inspect.Parameter.empty or is_config_class(type(value)):
         return False
     try:
@@ -74,7 +74,7 @@ def _is_showable(value: Any) -> bool:
 
 
 def instantiate(cfg: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a node describes: arguments first, depth first, then the call; keyword arguments given here win.
+    """The object that a node describes: arguments are built first, then the call is made; ``kwargs`` override its own.
 
     A list gives a list, a typed node an object of its class, anything without ``_target_`` itself. With
     ``_recursive_: False`` the arguments are handed over as they are, so that the target can build its own parts.
@@ -132,7 +132,7 @@ def _call(cfg: Mapping[Any, Any], key: str, args: tuple[Any, ...], given: dict[s
 
 
 def _sampler_repeats_dataset(cfg: Mapping[Any, Any]) -> bool:
-    """Whether a loader's sampler asks for the very data set that the loader has.
+    """True if a loader's sampler names the same data set as the loader.
 
     Published experiments write it down in both places. It is built once: opening a large folder twice takes minutes.
     """

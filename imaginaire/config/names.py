@@ -39,7 +39,7 @@ def locate(name: str, key: str = "") -> Any:
 
 
 def target_of(node: Any, key: str = "") -> Any:
-    """What a lazy node builds, imported where its ``_target_`` is a name; None of a node without one, and of None.
+    """The target of a lazy node, imported where ``_target_`` is a name; None for a node without one, and for None.
 
     ``key`` is the node's place, for the message.
     """

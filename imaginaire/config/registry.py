@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What config files register: experiments and the entries of the other groups, in Hydra's store, one per process.
+"""The experiments and entries of other groups that config files register, in Hydra's store, one per process.
 
 An entry keeps its name for the file that registered it first. Where a second file registers another entry of that name
 (published experiment files bring data of their own), the experiments of that file take its entry, all others the first.
@@ -144,12 +144,12 @@ def _group(name: str) -> dict[str, Any]:
 
 
 def entry_of(group: str, name: str) -> ConfigNode | None:
-    """What Hydra's store holds under a name: the node, its package, and as its provider the module."""
+    """The entry of Hydra's store under a name: the node, its package, and as its provider the module."""
     return _group(group).get(f"{name}.yaml")
 
 
 def node_of(group: str, name: str) -> Any:
-    """What is registered under a name, before it is composed; None where nothing is."""
+    """The node registered under a name, before it is composed; None where there is none."""
     return None if (entry := entry_of(group, name)) is None else entry.node
 
 
@@ -202,7 +202,7 @@ def _facts(name: str) -> dict[str, Any]:
 
 
 def clears(name: str, group: str) -> bool:
-    """Whether an experiment, or one that it starts from, clears a group by ``/clear/GROUP`` in its defaults."""
+    """True if an experiment, or one that it starts from, clears a group by ``/clear/GROUP`` in its defaults."""
     return f"/clear/{group}" in _defaults(name) or any(clears(parent, group) for parent in _parents(name))
 
 

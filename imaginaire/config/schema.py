@@ -27,7 +27,7 @@ NEVER = 999_999_999  # "at no iteration", the customary value of this family of 
 
 
 def is_text_to_come(value: Any) -> bool:
-    """Whether the value is an interpolation or a missing mark, checked once it is known."""
+    """True for an interpolation or a missing mark: the value is checked once it is known."""
     return isinstance(value, str) and ("${" in value or value == "???")
 
 
@@ -133,7 +133,7 @@ def make_freezable(cls: T) -> T:
 
 @attrs.define(kw_only=True, slots=False)
 class JobConfig(Section):
-    """What the run is called, and so where it lies: project/group/name."""
+    """The run's name, and so its folder: project/group/name."""
 
     project: str = ""
     group: str = ""

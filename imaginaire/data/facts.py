@@ -50,7 +50,7 @@ def facts_of(node: Mapping[str, Any]) -> DataFacts:
 
 
 def known(read: Callable[[], Fact]) -> Fact | None:
-    """What ``read`` finds; None where arguments or files are wrong or missing."""
+    """The facts that ``read`` finds; None where arguments or files are wrong or missing."""
     try:
         return read()
     except (UserError, TypeError, KeyError):  # the last two: without an argument that it must have

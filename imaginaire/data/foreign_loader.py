@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training asks of a torch DataLoader that is not ours: its order, epoch by epoch, and which rank reads what."""
+"""The order of a torch DataLoader that is not ours, epoch by epoch, and the ranks that read each part of it."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -25,7 +25,7 @@ _END = object()
 
 
 def is_map_style(loader: Any) -> bool:
-    """Whether its batches are no more than its sampler and its data set define."""
+    """True if its sampler and its data set alone define its batches."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__  # a subclass may change them

@@ -57,7 +57,7 @@ def load(
 
 
 def explained(error: BaseException, num_workers: int | None = None) -> DataError | None:
-    """What the death or the silence of a worker means to a user; None for any other exception."""
+    """The error for the death or the silence of a worker, with its cure; None for any other exception."""
     text = str(error)
     if not isinstance(error, RuntimeError):
         return None
@@ -77,7 +77,7 @@ def explained(error: BaseException, num_workers: int | None = None) -> DataError
 
 
 class WorkerTraceback(Exception):
-    """Where a worker failed; the cause of the exception that it sent."""
+    """The traceback of a worker, as the cause of the exception that it sent."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -109,7 +109,7 @@ def _received(reader: Iterator[Any], num_workers: int) -> Iterator[Any]:
 
 
 def _death(reader: Iterator[Any], error: Exception, num_workers: int) -> DataError | None:
-    """What a broken connection means when a worker is dead: its last batches can no longer be fetched from it."""
+    """The error for a broken connection to a dead worker: its last batches can no longer be fetched from it."""
     workers = getattr(reader, "_workers", ())
     if isinstance(error, RuntimeError) or not workers:
         return None

@@ -121,7 +121,7 @@ def is_rank0() -> bool:
 
 
 def device() -> torch.device:
-    """Where models and batches live: this process's GPU, else the CPU."""
+    """The device of models and batches: this process's GPU, else the CPU."""
     return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
 
 

@@ -10,7 +10,7 @@ LISTED = 8  # names in an error
 
 
 def has_meta(module: nn.Module) -> bool:
-    """Whether any parameter or buffer has no memory yet."""
+    """True if any parameter or buffer has no memory yet."""
     return any(tensor.is_meta for tensor in [*module.parameters(), *module.buffers()])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the processes of a run divide the work, and the gradient arithmetic that follows from it.
+"""The division of work among the processes of a run, and the gradient arithmetic that follows from it.
 
 The world is data-parallel x context-parallel; ranks of one context-parallel group are neighbours and share a sample.
 Parameters that a model shards (`fully_shard`) are DTensors and reduce their own gradients; the gradients of all other
@@ -60,7 +60,7 @@ class ParallelDims:
         return replace(self, context_parallel_size=self.context_parallel_size * ranks)
 
     def will_shard(self, shard_size: int) -> bool:
-        """Whether `fsdp_mesh` gives a mesh: such a model is best built without memory and filled once it is sharded."""
+        """True if `fsdp_mesh` gives a mesh: such a model is best built without memory and filled once it is sharded."""
         return shard_size != 0 and self.world_size > 1 and not self.replicate_only
 
     def fsdp_mesh(self, shard_size: int) -> DeviceMesh | None:
@@ -159,7 +159,7 @@ def local_part(target: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
 
 
 def is_in_step(model: nn.Module, dims: ParallelDims) -> bool:
-    """Whether the ranks wait for each other within a forward pass: parameters are sharded, or clips are split."""
+    """True if ranks wait for each other within a forward pass: parameters are sharded, or clips are split."""
     return dims.context_parallel_size > 1 or any(isinstance(p, DTensor) for p in model.parameters())
 
 
@@ -251,7 +251,7 @@ class GradientAverager:
                 parameter.grad.copy_(part.view_as(parameter))
 
     def _used(self) -> dict[nn.Parameter, bool]:
-        """Which parameters have a gradient on any rank."""
+        """A flag per parameter: it has a gradient on some rank."""
         parameters = [p for bucket in self._buckets for p in bucket]
         has_grad = tuple(p.grad is not None for p in parameters)
         if self._agreed is None or not self._agree_once:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where every process of a run is just now, as far as any of them can tell.
+"""The current activity of every process of a run, as far as any of them can know it.
 
 Each process notes its place in words (`note`, `at`); its watchdog publishes them to the store of the process group. So
 a process that waits can say where the others are, also one that died: its last words are still there.
@@ -28,7 +28,7 @@ _ALARM_HOLDS_S = 60  # many ranks notice the same hang
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a process is doing, and the time since when."""
+    """The activity of a process, and when it began."""
 
     text: str
     since: float
@@ -94,7 +94,7 @@ class Board:
         self._set(str(self.rank), {"host": self._host, "at": place.text, "since": place.since, "time": time.time()})
 
     def read(self) -> list[Seen | None]:
-        """What is known of every rank, in rank order; None for one that never published."""
+        """The newest state of every rank, in rank order; None for one that never published."""
         values = [self._get(str(rank)) for rank in range(self.world_size)]
         return [
             None if value is None else Seen(rank, value["host"], Place(value["at"], value["since"]), value["time"])

@@ -170,7 +170,7 @@ class FusedAdamW(Optimizer):
 
 
 class _Row:
-    """What one parameter brings to an update, all local; ``weight`` is the master, or the parameter itself."""
+    """One parameter's tensors of an update, all local; ``weight`` is the master, or the parameter itself."""
 
     __slots__ = ("exp_avg", "exp_avg_sq", "grad", "param", "step", "weight")
 

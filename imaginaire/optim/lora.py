@@ -27,7 +27,7 @@ FILE_FORMAT = "lora-1"
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """What a set of adapters was built with."""
+    """The settings that a set of adapters was built with."""
 
     rank: int
     alpha: float

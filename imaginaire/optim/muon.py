@@ -138,7 +138,7 @@ class Muon(FusedAdamW):
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether products in bfloat16 are faster than in float32 there."""
+    """True if products in bfloat16 are faster than in float32 there."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "cpu" and bool(torch.cpu._is_avx512_bf16_supported())

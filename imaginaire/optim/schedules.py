@@ -115,7 +115,7 @@ class CycleSchedule:
         return f
 
     def is_beyond(self, max_iter: int) -> bool:
-        """Whether a run of so many steps ends in the first warm-up, or long before the rates fall as they should."""
+        """True if a run of so many steps ends in the first warm-up, or long before the rates fall as they should."""
         falls = any(cycle.f_min != cycle.f_max for cycle in self.cycles)
         return max_iter < 2 * self.cycles[0].warm_up or (falls and _MUCH_LONGER * max_iter <= self.length)
 

@@ -164,7 +164,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _explain(error: Exception, path: StrPath) -> UserError | None:
-    """What a user can do about a permanent failure of a remote path; None if it is not theirs."""
+    """An error with the cure of a permanent failure of a remote path; None if a user cannot cure it."""
     status, code = _response(error)
     text = os.fspath(path)
     kinds = {kind.__name__ for link in _chain(error) for kind in type(link).__mro__}
@@ -194,7 +194,7 @@ def _brief(error: BaseException) -> str:
 
 
 def _looked_at(path: StrPath) -> str:
-    """Which variables decide access, and whether they are set; never their values, the endpoint's apart."""
+    """The variables that decide access, and whether they are set; never their values, the endpoint's apart."""
     if not is_s3(path):
         return ""
     names = [*STANDARD_CREDENTIALS, "AWS_PROFILE", *PROJECT_CREDENTIALS]

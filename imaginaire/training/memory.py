@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much host memory there is, and what to do when memory ran out."""
+"""The host memory that there is, and advice when memory ran out."""
 
 from pathlib import Path
 
@@ -28,14 +28,14 @@ def host_memory_available() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that the device or the host has no memory left."""
+    """True for an exception that means that the device or the host has no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def advice(error: BaseException, of_model: str = "") -> str:
-    """What to lower: as the model says, or what holds for most."""
+    """The settings to lower: the model's own advice, or that for most models."""
     cause = str(error).splitlines()[0] if str(error) else type(error).__name__
     if of_model:
         return f"Out of memory: {cause}\n{of_model}"

@@ -20,7 +20,7 @@ from imaginaire.optim.ema import PowerEMA
 
 
 def weight_dtype(precision: torch.dtype) -> torch.dtype:
-    """What weights that are trained in a precision are kept in."""
+    """The dtype that weights trained in a precision are kept in."""
     return torch.float32 if precision == torch.float16 else precision
 
 
@@ -50,7 +50,7 @@ class ImaginaireModel(nn.Module):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterable[Finding]:
-        """What is wrong or unusual in the configuration of this model, with its data and its start."""
+        """Findings on the configuration of this model, with its data and its start."""
         return ()
 
     @classmethod
@@ -60,7 +60,7 @@ class ImaginaireModel(nn.Module):
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        """What the trained weights are kept in: float32 also for float16, which the trainer gets by autocast."""
+        """The dtype of the trained weights: float32 also for float16, which the trainer gets by autocast."""
         return weight_dtype(self.precision)
 
     def autocast(self, device: torch.device) -> torch.autocast:
@@ -88,14 +88,14 @@ class ImaginaireModel(nn.Module):
         yield from dataloader
 
     def at_boundary(self) -> bool:
-        """Whether a run that stops now would go on from here: not where batches of one experience are still to come.
+        """True if a run that stops now would go on from here: not while batches of one experience are still to come.
 
         Saves and stops wait for it, alike on all ranks.
         """
         return True
 
     def batch_kind(self, batch: Any) -> str:
-        """Which of `batch_kinds` a batch is of; called only where there are some."""
+        """The kind of a batch, one of `batch_kinds`; called only where there are some."""
         raise NotImplementedError(f"{type(self).__name__} has batch_kinds, so it must define batch_kind")
 
     def on_load_path(self, path: str) -> None:
@@ -113,7 +113,7 @@ class ImaginaireModel(nn.Module):
         """
 
     def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What a run records of its training data in ``runs.jsonl``, for whoever uses its weights.
+        """Facts of the training data that a run records in ``runs.jsonl``, for whoever uses its weights.
 
         ``data_sets`` has the arguments of each of them, with its class as ``_target_``.
         """
@@ -143,7 +143,7 @@ class ImaginaireModel(nn.Module):
         pass
 
     def has_gradient(self) -> bool:
-        """Whether anything was learnt from in the batches of this step, alike on all ranks. Where nothing was, the step
+        """True if there was anything to learn from in the batches of this step, alike on all ranks. If not, the step
         counts and its schedule goes on, but the optimizer leaves the weights and its moments as they are."""
         return True
 
@@ -152,11 +152,11 @@ class ImaginaireModel(nn.Module):
         return None
 
     def has_start_weights(self) -> bool:
-        """Whether training starts from trained weights. If not, adapters that learn nothing are only a warning."""
+        """True if training starts from trained weights. If not, adapters that learn nothing are only a warning."""
         return True
 
     def adapters_begin_at_zero(self) -> bool:
-        """Whether adapters must not change the model before it is trained."""
+        """True if adapters must not change the model before it is trained."""
         return True
 
     def expected_first_loss(self, output: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run was: which code, which command, which machine. And whether the code is ours at all.
+"""The record of a run: its code, its command, its machine; and a check that the imported code is ours.
 
 Another distribution can provide packages of the same names; an import then takes whichever comes first on the path.
 """
@@ -93,7 +93,7 @@ def _place(package: str) -> Path | None:
 
 
 def run_record() -> dict[str, Any]:
-    """What is saved beside a run's configuration, in plain values (YAML and JSON take it as it is)."""
+    """The record beside a run's configuration, in plain values (YAML and JSON take it as it is)."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": [sys.executable, *sys.argv],

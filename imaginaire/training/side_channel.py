@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run can do without: trackers, log files, samples, traces.
+"""Side channels are work that a run can do without: trackers, log files, samples, traces.
 
 Their failure, whatever it is, costs one warning and their data, never the run. Nothing of the training itself belongs
 inside: its errors must not be swallowed.

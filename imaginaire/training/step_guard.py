@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a step is applied: what to do about a loss or a gradient that is not finite, and which tensors are not."""
+"""The decision to apply a step: policy for a loss or a gradient that is not finite, and a search for such tensors."""
 
 import logging
 import math

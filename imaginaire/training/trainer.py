@@ -483,7 +483,7 @@ class ImaginaireTrainer:
         self.watchdog.beat(place, long=self.iteration == self.resumed_iteration)
 
     def _report_progress(self, text: str) -> None:
-        """What the model does to make the next batch: a sign of life, and now and then a line in the log."""
+        """Report how the model makes the next batch: a sign of life, and now and then a line in the log."""
         self._beat(f"iteration {self.iteration + 1}, {text}")
         now = time.monotonic()
         if now - self._reported_at >= _PROGRESS_S:

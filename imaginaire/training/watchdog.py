@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may happen to a running loop from outside: it hangs, or it is asked to stop."""
+"""Events that reach a running loop from outside: it hangs, or it is asked to stop."""
 
 import faulthandler
 import logging
@@ -196,7 +196,7 @@ class Watchdog:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether an exception means that another process did not come, or is gone."""
+    """True for an exception that means that another process did not come, or is gone."""
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What watches and adjusts a training run between the trainer's lines."""
+"""Callbacks: they watch and adjust a training run between the trainer's lines."""
 
 from imaginaire.training.callbacks.base import Callback, CallbackGroup, EveryN
 

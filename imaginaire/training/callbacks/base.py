@@ -71,7 +71,7 @@ class Callback:
     def on_app_end(self) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: numbers, strings, containers, tensors (what ``weights_only`` reads back)."""
+        """The state for a resumed run: numbers, strings, containers, tensors (what ``weights_only`` reads back)."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

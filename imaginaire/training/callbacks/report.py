@@ -149,7 +149,7 @@ def _gathered(means: dict[str, RunningMean]) -> dict[str, float]:
 
 
 def _samples(batch: Any) -> float:
-    """How many samples of a batch count."""
+    """The number of samples of a batch that count."""
     weight = batch.get(WEIGHT_KEY) if isinstance(batch, Mapping) else None
     return batch_size(batch) if weight is None else float(weight.sum())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be true before and in the first step of a run, looked at once; a run that begins wrongly stops at once.
+"""Checks before and in the first step of a run, made once; a run that begins wrongly stops at once.
 
 Such faults do not crash: weights that no file filled, adapters that already change the model, ranks that hold other
 weights or other data than they should. They would be found in the results, days later.
@@ -162,7 +162,7 @@ def _first_unusable(parameters: list[tuple[str, nn.Parameter]]) -> str | None:
 
 
 def _other_data(batch: Any, group: dist.ProcessGroup) -> str | None:
-    """What differs between the batches of a context-parallel group, in words."""
+    """The first difference between the batches of a context-parallel group, in words."""
     mine = {name: parallel.checksum(tensor) for name, tensor in _named_tensors(batch, "batch")}
     everyone: list[Any] = [None] * group.size()
     dist.all_gather_object(everyone, mine, group=group)
@@ -188,7 +188,7 @@ def _named_tensors(value: Any, name: str) -> list[tuple[str, Tensor]]:
 
 
 def _are_zero(tensors: list[Tensor]) -> bool:
-    """Whether all of them are zero on all ranks (a collective)."""
+    """True if all of them are zero on all ranks (a collective)."""
     is_any = torch.stack([tensor.any().float().cpu() for tensor in tensors]).max()
     return not float(distributed.all_reduce_(is_any, "max"))
 

@@ -43,7 +43,7 @@ _REMEMBERED = ("device/peak_gpu_mem_gb", "device/cpu_mem_gb")  # measured more r
 
 
 class Metrics:
-    """Where callbacks log. Ranks other than the writer may log too; nothing comes of it.
+    """The log of all callbacks. Ranks other than the writer may log too; nothing comes of it.
 
     Order: constructor, `load_state_dict` on a resume, `open`, then `log` and `flush`, `close`.
     """
