@@ -17,11 +17,12 @@ from tests.rl.rewards.doubles import HERE, mean
 
 
 class Here:
-    """A service with rewards of these names; the worker of the first is a thread of the test."""
+    """A service with rewards of these names, the k-th of k workers; the first is a thread of the test."""
 
     def __init__(self, folder: Path, names: Sequence[str] = ("mean",), **options: Any) -> None:
         rewards = [
-            RewardSettings(reward_type=name, make=f"{HERE}:mean", timeout_s=120.0 + k) for k, name in enumerate(names)
+            RewardSettings(reward_type=name, make=f"{HERE}:mean", timeout_s=120.0 + k, device=["cpu"] * (k + 1))
+            for k, name in enumerate(names)
         ]
         self.settings = ServiceSettings(queue=str(folder / "queue.sqlite3"), rewards=rewards, **options)
         self.queue = open_queue(self.settings.queue, self.settings.limits())

@@ -230,8 +230,8 @@ def test_each_reward_has_facts_of_its_own(here: tuple[Here, TestClient], monkeyp
     made, client = here
     monkeypatch.setattr(servers, "FAULTS_S", 0.0)
     assert client.get("/readyz").json() == {"ready": True, "faults": []}
-    other = made.supervisor.slots[1]
-    other.state, other.reason, other.version, other.needs_pixels = BROKEN, "torn", "v2", True
+    for other in made.supervisor.slots[1:]:
+        other.state, other.reason, other.version, other.needs_pixels = BROKEN, "torn", "v2", True
     both = body("a", request_id="id").replace(b'{"mean": 1.0}', b'{"mean": 1.0, "other": 1.0}')
     tickets = [enqueue(client, data).json()["uuid"] for data in (both, body("b"))]
     for name in ("mean", "other"):
@@ -245,19 +245,19 @@ def test_each_reward_has_facts_of_its_own(here: tuple[Here, TestClient], monkeyp
     assert client.get("/readyz").json()["faults"] == ["other is not ready", "the queue is full (3 jobs)"]
     assert client.get("/v1/rewards").json()["rewards"] == [
         dict(name="mean", workers=[READY], needs_pixels=None, timeout_s=120.0, waiting=2, fault=""),
-        dict(name="other", workers=[BROKEN], needs_pixels=True, timeout_s=121.0, waiting=1, fault="torn"),
+        dict(name="other", workers=[BROKEN] * 2, needs_pixels=True, timeout_s=121.0, waiting=1, fault="torn"),
     ]
+    made.supervisor.slots[2].state = READY
+    assert client.get("/readyz").json()["faults"] == ["the queue is full (3 jobs)"]
     lines = client.get("/metrics").text.splitlines()
-    for reward, state in (("mean", READY), ("other", BROKEN)):
+    for reward, state in (("mean", READY), ("other", READY), ("other", BROKEN)):
         assert f'reward_workers{{reward="{reward}",state="{state}"}} 1' in lines
     assert 'reward_jobs{reward="mean",state="running"} 1' in lines
     assert 'reward_jobs{reward="other",state="queued"} 1' in lines
     made.supervisor.slots[0].state = STARTING
     made.service.drain()
     assert made.service.waiting._is_closing
-    assert client.get("/readyz").json()["faults"][:3] == [
-        *("mean is not ready", "other is not ready", "the service is stopping")
-    ]
+    assert client.get("/readyz").json()["faults"][:2] == ["mean is not ready", "the service is stopping"]
 
 
 def test_a_request_is_known_by_all_of_its_body_and_told_its_replica(
@@ -299,6 +299,23 @@ def test_old_results_are_purged_for_as_long_as_the_service_runs(
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(made.service.keep_house())
     assert slept == [pause_s] * 3
+    made.close()
+
+
+def test_a_service_keeps_house_and_watches_its_queue(tmp_path: Path) -> None:
+    made, begun = Here(tmp_path), []
+
+    def beginning(name: str) -> Any:
+        async def begin() -> None:
+            begun.append(name)
+
+        return begin
+
+    made.service.keep_house = beginning("house")  # type: ignore[method-assign]
+    made.service.waiting.watch = beginning("queue")  # type: ignore[method-assign]
+    with TestClient(create_app(made.service)) as client:
+        client.get("/healthz")
+    assert {*begun} == {"house", "queue"}
     made.close()
 
 
