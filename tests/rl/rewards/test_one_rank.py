@@ -3,13 +3,16 @@
 
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
+from cosmos_predict2.rl.rewards import one_rank
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.one_rank import OneRank
 from imaginaire import distributed
@@ -42,6 +45,38 @@ def test_a_single_process_talks_itself() -> None:
     reward = OneRank(LocalReward(mean))
     scores = reward.fetch(reward.submit(clips_of("a", value=2.0), {}, "id"), 5)
     assert scores.value_B.tolist() == [2.0]
+
+
+@pytest.mark.parametrize(("rank", "deadline"), [(2, 5.0), (2, -5.0), (3, -5.0)])
+def test_a_group_talks_among_itself_and_waits_a_margin_longer_than_its_deadline(
+    rank: int, deadline: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the ranks 2 and 3."""
+    group, sent, waited, probed = object(), [], [], []
+
+    def broadcast(tensor: torch.Tensor, source: int, *, group: Any = None, async_op: bool = False) -> Any:
+        sent.append((source, group))
+        if rank == 3:
+            packed = torch.frombuffer(bytearray(PACKED), dtype=torch.uint8)
+            tensor.copy_(packed if len(sent) == 2 else torch.tensor([len(packed)]))
+        return SimpleNamespace(wait=lambda *limit: waited.append(limit))
+
+    facts = dict(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: rank)
+    ranks = dict(get_global_rank=lambda of, k: (2, 3)[k] if of is group else k, broadcast=broadcast)
+    monkeypatch.setattr(one_rank, "dist", SimpleNamespace(**facts, **ranks))
+    reward = LocalReward(mean)
+    reward.needs_pixels, reward.probe = True, lambda *_: probed.append(1)  # type: ignore[attr-defined]
+    asks = OneRank(reward, group)  # type: ignore[arg-type]
+    asks.probe(clips_of("a"), {}, 1.0)
+    found = asks.fetch(asks.submit(clips_of("a", value=2.5), {}, "id"), deadline)
+    assert found.value_B.tolist() == [2.5] and found.is_valid_B.tolist() == [True]
+    assert found.parts["double"].tolist() == [5.0]
+    assert sent == [(2, group)] * 2
+    assert waited == [(timedelta(seconds=max(deadline, 0.0) + one_rank.MARGIN_S),)] * 2
+    assert asks.needs_pixels and len(probed) == (rank == 2) and bool(reward._scores) is False
+
+
+PACKED = b'{"value": [2.5], "is_valid": [true], "parts": {"double": [5.0]}}'
 
 
 def _ranks(folder: Path) -> None:

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cosmos_predict2.rl.rewards import resnet
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, read_classifier, write_classifier
 from imaginaire.errors import CheckpointError, ConfigError
 
@@ -51,6 +52,21 @@ def test_every_picture_is_judged_by_itself_and_success_is_a_probability_of_at_le
     assert torch.equal(at.success_E_F, found.value_E_F >= threshold) and torch.equal(
         at.value_E_F.bool(), at.success_E_F
     )
+
+
+def test_pictures_are_judged_in_parts_by_a_model_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, frames = narrow(), pictures(2, 5, 24, 32)
+    images = frames.flatten(0, 1).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.no_grad():
+        expected = model(images).reshape(2, 5)
+    monkeypatch.setattr(resnet, "_AT_ONCE", 4)
+    reward = ResnetReward(model=model.train(), device="cpu")
+    assert not any(weight.requires_grad for weight in model.parameters())
+    torch.testing.assert_close(reward.judge(frames, {}).value_E_F, expected)
+    assert reward.to("meta") is reward and {weight.device.type for weight in model.parameters()} == {"meta"}
+    for threshold in (0.0, 1.1):
+        with pytest.raises(ConfigError, match="threshold"):
+            ResnetReward(model=narrow(), threshold=threshold)
 
 
 @pytest.mark.parametrize("inside", [None, "model_state_dict"])

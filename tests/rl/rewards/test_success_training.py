@@ -3,6 +3,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -113,6 +114,98 @@ def test_quality_counts_what_is_judged() -> None:
     assert len(root.findall("{*}circle")) == 4
 
 
+def test_a_quality_is_of_all_pictures_each_in_its_bin() -> None:
+    level = torch.tensor([255, 255, 255, 250, 0, 0, 100])
+    success = torch.tensor([True, True, False, True, False, True, False])
+    model = Said()
+    model.net[7].weight.data.fill_(100.0)  # so sure that a probability is 1
+    probability = success_training.log_odds(model, said(success, level).pictures_N_H_W_C).double().sigmoid()
+    found = measure(model, said(success, level), 1.0)
+    assert (found.precision, found.recall, found.accuracy) == (0.75, 0.75, 5 / 7)
+    facts = [(one.low, one.high, one.count, one.rate) for one in found.bins]
+    assert facts == [(0.0, 0.1, 3, 1 / 3), (0.9, 1.0, 4, 0.75)]
+    assert [one.probability for one in found.bins] == pytest.approx([0.0, float(probability[:4].mean())])
+    assert found.calibration_error == pytest.approx((3 * (1 / 3) + 4 * 0.25) / 7, abs=1e-6)
+
+
+def test_a_threshold_is_that_of_more_than_a_few_lucky_pictures() -> None:
+    level = torch.cat([torch.full((2,), 250), torch.full((1,), 240), torch.full((197,), 100)])
+    success = torch.ones(200, dtype=torch.bool)
+    success[2] = success[50:] = False  # the first two are right, of 49
+    assert calibrated_threshold(Said(), said(success, level), 0.9) is not None
+    success = torch.cat([success, torch.ones(151, dtype=torch.bool)])  # of 200: at least 4
+    assert calibrated_threshold(Said(), said(success, torch.cat([level, torch.full((151,), 90)])), 0.99) is None
+
+
+def test_scaled_log_odds_are_in_the_last_layer_and_stay_moderate_where_kinds_are_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(success_training, "_AT_ONCE", 4)
+    level = torch.tensor([250, 240, 230, 20, 10, 5])
+    model, pictures = Said(), said(level > 100, level)
+    model.net[7].bias.data.fill_(0.5)
+    before = success_training.log_odds(model, pictures.pictures_N_H_W_C)
+    torch.testing.assert_close(before, 4 * (level / 127.5 - 1) + 0.5)
+    scale, offset = scale_to(model, pictures)
+    torch.testing.assert_close(success_training.log_odds(model, pictures.pictures_N_H_W_C), scale * before + offset)
+    assert 2 < scale < 3
+
+
+BATCHES = [  # pictures of success, near misses and others, shares of the first two; how many of each are in 10
+    ((9, 9, 9), (0.5, 0.3), (5, 3, 2)),
+    ((9, 0, 9), (0.5, 0.3), (5, 0, 5)),
+    ((9, 9, 0), (0.5, 0.3), (5, 5, 0)),
+    ((9, 9, 9), (0.01, 0.3), (1, 3, 6)),
+]
+
+
+@pytest.mark.parametrize(("there", "shares", "wanted"), BATCHES)
+def test_a_batch_has_its_share_of_each_kind(there: Any, shares: Any, wanted: Any) -> None:
+    kind = torch.repeat_interleave(torch.arange(3), torch.tensor(there))
+    pictures = LabelledPictures(torch.zeros(len(kind), 1, 1, 3), kind == 0, kind <= 1)  # what shows success is no miss
+    options = TrainingOptions(batch_size=10, positives=shares[0], near_misses=shares[1])
+    found = {int(kind[rows[0]]): (rows, count) for rows, count in success_training._batch_of(pictures, options)}
+    assert tuple(found[k][1] if k in found else 0 for k in range(3)) == wanted
+    for k, (rows, _) in found.items():
+        assert rows.tolist() == (kind == k).nonzero().flatten().tolist()
+
+
+def test_training_follows_its_seed_and_its_rate_falls_to_0_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    mirrored: list[bool] = []
+
+    class Recorded(torch.optim.AdamW):
+        def step(self, *given: Any) -> Any:
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(*given)
+
+    def seen(*given: Any, mirror: bool) -> Tensor:
+        mirrored.append(mirror)
+        return augmented(*given, mirror=mirror)
+
+    monkeypatch.setattr(torch.optim, "AdamW", Recorded)
+    monkeypatch.setattr(success_training, "augmented", seen)
+    losses = []
+    for seed, mirror in ((0, True), (0, True), (1, False)):
+        torch.manual_seed(0)
+        options = TrainingOptions(steps=4, batch_size=8, lr=0.1, mirror=mirror)
+        losses.append(train(SuccessClassifier(NARROW), squares(30, 0), options, seed))
+    assert losses[0] == losses[1] != losses[2]
+    assert rates[:4] == pytest.approx([0.1, 0.075, 0.05, 0.025], rel=4e-3)
+    assert mirrored == [True] * 8 + [False] * 4
+
+
+def test_augmented_pictures_are_mirrored_both_ways_and_shifted_by_up_to_two_pixels() -> None:
+    images = torch.full((20, 1, 16, 16), -1.0)
+    images[..., 5, 6] = 1.0
+    places = set()
+    for seed in range(200):
+        seen = augmented(images, torch.Generator().manual_seed(seed))
+        places |= {divmod(place, 16) for place in seen.flatten(1).argmax(1).tolist()}
+    shifts = range(-2, 3)
+    assert places == {(row + i, column + j) for row in (5, 10) for column in (6, 9) for i in shifts for j in shifts}
+
+
 def test_augmented_pictures_show_the_same_in_another_place() -> None:
     images = to_unit(squares(6, 3).pictures_N_H_W_C)
     seen = augmented(images, torch.Generator().manual_seed(1))
@@ -129,6 +222,9 @@ def test_pictures_of_one_kind_teach_nothing() -> None:
     nothing = LabelledPictures(pictures.pictures_N_H_W_C, torch.zeros(6, dtype=torch.bool), pictures.near_N)
     with pytest.raises(DataError, match="Of 6 pictures to learn from 0 show success"):
         train(SuccessClassifier(NARROW), nothing, TrainingOptions(steps=1), 0)
+    everything = replace(nothing, success_N=~nothing.success_N)
+    with pytest.raises(DataError, match="Of 6 pictures to learn from 6 show success"):
+        train(SuccessClassifier(NARROW), everything, TrainingOptions(steps=1), 0)
 
 
 def test_recordings_have_their_successes_and_what_came_just_before(tmp_path: Path) -> None:
@@ -143,6 +239,23 @@ def test_recordings_have_their_successes_and_what_came_just_before(tmp_path: Pat
         recorded_successes(tmp_path / "toy", "next.success", None, near=3, val_fraction=0.34)
     with pytest.raises(DataError, match="1 of 6 episodes are held out, but 2"):
         recorded_successes(tmp_path / "toy", "next.done", None, near=3, val_fraction=0.1)
+
+
+def test_success_is_more_than_half_and_pictures_are_upright(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = torch.arange(3 * 4 * 5 * 6).reshape(3, 4, 5, 6).to(torch.uint8)  # channels, frames, height, width
+
+    class Source(list):
+        info = SimpleNamespace(features={"done": {}})
+        camera = staticmethod(lambda name: name)
+        columns = staticmethod(lambda i, names: {"done": numpy.array([[0.0], [0.4], [0.5], [0.6]])})
+        frames = staticmethod(lambda i, place, rows: frames[:, list(rows)])
+
+    monkeypatch.setattr(LeRobotSource, "open", lambda folder: Source(range(4)))
+    learnt, held_out = recorded_successes(Path("x"), "done", None, near=2, val_fraction=0.5)
+    for part in (*learnt, *held_out):
+        assert torch.equal(part.pictures_N_H_W_C, frames.permute(1, 2, 3, 0))
+        assert part.success_N.tolist() == [False, False, False, True]
+        assert part.near_N.tolist() == [False, True, True, False]
 
 
 def test_recordings_are_held_out_with_success_and_are_not_mirrored(
