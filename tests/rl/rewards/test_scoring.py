@@ -6,8 +6,10 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.registry import build, path_of
 from cosmos_predict2.rl.rewards.service import decoded as decodeds
+from cosmos_predict2.rl.rewards.service import scoring
 from cosmos_predict2.rl.rewards.service.decoded import Decoded
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, read_settings
@@ -70,6 +73,102 @@ def test_clips_with_and_without_a_context_are_scored_apart() -> None:
     ]
     found = scorer(given).score(bodies)
     assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[0.0], [1.0], [0.0]]
+
+
+def test_clips_and_contexts_of_several_types_are_scored_apart() -> None:
+    seen: list[Any] = []
+
+    def types(clips: Clips, context: Mapping[str, Any]) -> Tensor:
+        assert clips.latents_B_C_T_H_W is not None and not torch.is_grad_enabled()
+        seen.append((clips.latents_B_C_T_H_W.dtype, context["actions"].dtype))
+        return torch.ones(len(clips.prompts))
+
+    kinds = [(torch.float32, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.float16)]
+    bodies = [
+        wire.encode(
+            Clips(torch.ones(1, 16, 1, 2, 2, dtype=latents), None, ["a"], 16.0),
+            {"x": 1.0},
+            media="latent",
+            context={"actions": torch.ones(1, 2, dtype=actions)},
+        )
+        for latents, actions in kinds
+    ]
+    scorer(types).score(bodies)
+    assert seen == kinds
+
+
+def test_each_clip_has_its_own_rate_context_and_conditioning_frames() -> None:
+    def told(clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert isinstance(context["goal"], Tensor) and isinstance(context["word"], list)
+        rates = [clips.fps] * len(clips.prompts)
+        numbers = context["num_conditional_frames"]
+        return dict(value=context["actions"][:, 0], goal=context["goal"], word=context["word"], fps=rates, n=numbers)
+
+    clips = Clips(torch.ones(3, 16, 1, 2, 2), None, ["a", "b", "c"], 16.0)
+    context = {"actions": torch.arange(6.0).reshape(3, 2), "goal": [1, 2.5, 3], "word": ["u", "v", "w"]}
+    data = wire.encode(clips, {"x": 1.0}, media="latent", context=context)
+    rates = b'[{"video_fps": 8}, {}, {"fps": 8}]'
+    data = data.replace(b'[{"video_fps": 16.0}, {"video_fps": 16.0}, {"video_fps": 16.0}]', rates)
+    (found,) = scorer(told).score([data])
+    assert isinstance(found, dict), found
+    columns = dict(x=[0.0, 2.0, 4.0], goal=[1.0, 2.5, 3.0], word=["u", "v", "w"], fps=[8.0, 16.0, 8.0], n=[1, 1, 1])
+    assert found["scores"] == columns
+    given = wire.encode(clips, {"x": 1.0}, media="latent", context={**context, "num_conditional_frames": [0, 2, 3]})
+    (found,) = scorer(told).score([given])
+    assert isinstance(found, dict) and found["scores"]["n"] == [0, 2, 3]
+
+
+def test_a_result_says_what_was_scored_and_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, 1.0, 5.0])
+    monkeypatch.setattr(scoring, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    video = torch.arange(2 * 3 * 1 * 4 * 4).reshape(2, 3, 1, 4, 4).to(torch.uint8)
+    data = [wire.encode(Clips(None, clip[None], ["a"], 8.0), {"x": 1.0}, media="video") for clip in video]
+    found = scorer(Pixels()).score(data)
+    assert found[1] == {
+        "status": "done",
+        "scores": {"x": [71.5]},
+        "valid": [True],
+        "input_info": {
+            "shape": "[1, 3, 1, 4, 4]",
+            "dtype": "torch.uint8",
+            "min": "48.0",
+            "max": "95.0",
+            "video_infos": [{"video_fps": 8.0}],
+        },
+        "duration": "2.00",  # a half of what both took
+        "decoded_duration": "0.50",
+        "type": "x",
+    }
+
+
+def test_pixels_are_rounded_and_never_wrap() -> None:
+    levels = torch.tensor([-1.5, -1.0, -0.999, 0.0, 0.5, 0.9999, 1.0, 1.5, float("nan")])
+    decoder = SimpleNamespace(dtype=torch.float16, decode=lambda latent: levels.to(latent.dtype))
+    pixels = Scorer("x", mean, lambda: decoder)._pixels(torch.ones(1, 16, 1, 2, 2))  # type: ignore[arg-type, return-value]
+    assert pixels.tolist() == [0, 0, 0, 128, 191, 255, 255, 255, 0]
+    one, two = (build_decoder(attrs.evolve(TINY, device=name), "meta") for name in ("cpu", ""))
+    assert (one.device.type, two.device.type) == ("cpu", "meta")
+
+
+def test_what_is_no_number_is_invalid_wherever_it_is() -> None:
+    broken = torch.ones(3, 16, 1, 2, 2)
+    broken[0, 3, 0, 1, 1] = float("nan")
+    data = wire.encode(Clips(broken, None, ["a", "b", "c"], 16.0), {"x": 1.0}, media="latent")
+    (found,) = scorer(lambda clips, context: torch.tensor([1.0, 2.0, -float("inf")])).score([data])
+    assert isinstance(found, dict)
+    assert found["scores"]["x"] == [None, 2.0, None] and found["valid"] == [False, True, False]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_worker_does_not_outlive_its_gpu(number: int) -> None:
+    def lost(clips: Clips, context: Mapping[str, Any]) -> Tensor:
+        if len(clips.prompts) == 2 or clips.prompts == ["full"]:
+            raise RuntimeError("CUDA out of memory")
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    with pytest.raises(SystemExit, match="illegal"):
+        scorer(lost).score([body("a")] * number)
+    assert "out of memory" in str(scorer(lost).score([body("full")])[0])
 
 
 def test_a_faulty_request_fails_alone() -> None:
@@ -173,11 +272,11 @@ def test_the_true_future_travels_as_latents_or_as_video() -> None:
     numbers = torch.tensor([1, 1])
     pixels = ((tokenizer.decode(true).clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     found = []
-    for context in ({"true_latents": true}, {"true_video": pixels}):
+    for context in ({"true_latents": true}, {"true_video": pixels}, {"true_video": pixels, "true_latents": latents}):
         data = wire.encode(clips, {"x": 1.0}, media="latent", context={**context, "num_conditional_frames": numbers})
         found += scorer(Agreement()).score([data])
-    assert isinstance(found[0], dict) and isinstance(found[1], dict)
-    assert found[0]["scores"] == found[1]["scores"]
+    assert isinstance(found[0], dict) and isinstance(found[1], dict) and isinstance(found[2], dict)
+    assert found[0]["scores"] == found[1]["scores"] == found[2]["scores"]  # of a video that came, latents do not matter
     assert found[0]["valid"] == [True, True]
     assert isinstance(scorer(Agreement()).score([wire.encode(clips, {"x": 1.0}, media="latent")])[0], Exception)
 

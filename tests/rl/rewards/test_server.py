@@ -207,6 +207,28 @@ def test_nothing_but_health_is_open_without_the_token(here: tuple[Here, TestClie
     assert client.get("/metrics", headers=right).status_code == 200
 
 
+@pytest.mark.parametrize("here", [dict(token="secret")], indirect=True)
+def test_the_token_is_taken_as_others_write_it_and_no_other_is(here: tuple[Here, TestClient]) -> None:
+    client = here[1]
+    for value in ("Bearer secret", "bearer secret", "BEARER  secret "):
+        assert client.get("/nothing/1", headers={"Authorization": value}).status_code == 404
+    for value in ("Bearer secret2", "Bearer secre", "Bearer", "Bearer secret Bearer secret", ""):
+        answer = client.get("/metrics", headers={"Authorization": value})
+        assert answer.status_code == 401 and answer.headers["www-authenticate"] == 'Bearer realm="rewards"'
+    for path in ("/healthz/", "/healthzz", "/healthz/../metrics", "//readyz"):
+        assert client.get(path, follow_redirects=False).status_code == 401
+    text = client.get("/metrics", headers={"Authorization": "Bearer secret"}).text
+    assert 'reward_rejects_total{reason="token"} 9' in text
+    assert 'reward_http_seconds_count{path="other",status="404"} 3' in text  # not a label for each path
+
+
+def test_a_fault_of_our_own_is_counted_as_one(here: tuple[Here, TestClient]) -> None:
+    made, client = here
+    made.service.rewards = lambda: 1 / 0  # type: ignore[method-assign, assignment]
+    assert client.get("/v1/rewards").status_code == 500
+    assert 'reward_http_seconds_count{path="/v1/rewards",status="500"} 1' in client.get("/metrics").text
+
+
 def test_a_broken_reward_and_a_stopping_service_refuse(here: tuple[Here, TestClient]) -> None:
     made, client = here
     made.supervisor.slots[0].state, made.supervisor.slots[0].reason = BROKEN, "the weights are torn"
@@ -320,7 +342,7 @@ def test_a_service_keeps_house_and_watches_its_queue(tmp_path: Path) -> None:
 
 
 def test_all_who_wait_for_a_job_are_woken_and_nothing_of_them_is_kept() -> None:
-    settled: list[Any] = [OSError("gone"), [], [("t", "a")], [("t", "a"), ("u", "a")]]
+    settled: list[Any] = [OSError("gone"), [], [("t", "a")], [("u", "a")]]
 
     def look(waiting: Any) -> Any:
         found = settled.pop(0) if len(settled) > 1 else settled[0]
