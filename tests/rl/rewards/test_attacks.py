@@ -242,3 +242,30 @@ def test_a_wait_that_is_over_ends_no_connection(waited_for: str, monkeypatch: py
 )
 def test_an_address_is_what_one_machine_has(host: str, network: str) -> None:
     assert network_of(host) == network
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "room"),
+    [
+        (1024, 100_000, 4352, 4096),
+        (1024, 2048, 2048, 1792),
+        (1024, resource.RLIM_INFINITY, 4352, 4096),
+        (100_000, 100_000, None, 4096),
+        (64, 64, 64, 16),
+    ],
+)
+def test_connections_leave_room_for_files(
+    soft: int, hard: int, raised: int | None, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: given.append(limits))
+    assert connections.room_for_connections() == room
+    assert given == ([] if raised is None else [(raised, hard)])
+
+
+def test_the_kernel_ends_connections_whose_peer_is_gone() -> None:
+    with socket.socket() as listener:
+        connections.keep_alive(listener)
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.rl.rewards.service import queue as queues
 from cosmos_predict2.rl.rewards.service import sqlite_queue
 from cosmos_predict2.rl.rewards.service.opening import open_queue
-from cosmos_predict2.rl.rewards.service.queue import Limits, Queue, QueueUnusable
+from cosmos_predict2.rl.rewards.service.queue import Limits, Queue, QueueUnusable, ticket_of, worker_name
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from imaginaire.errors import ConfigError
 from tests.rl.rewards.doubles import in_threads
@@ -75,11 +74,11 @@ def test_a_lost_server_or_machine_speaks_against_no_job_until_very_often(opened:
     queue = opened(Limits(max_attempts=2))
     for ticket in ("t0", "t1"):
         queue.put(ticket, A, b"body", ticket, 1)
-    for k in range(queues.OFTEN):
+    for k in range(4):
         jobs = queue.lease("a", f"w{k}", 9, 0.0)
         assert [job.ticket for job in jobs] == ["t0", "t1"]
         time.sleep(0.002)
-    for k in range(queues.MOST_LEASES - queues.OFTEN):
+    for k in range(50 - 4):
         (job,) = queue.lease("a", f"v{k}", 9, 0.0)
         assert (job.ticket, job.is_suspect) == ("t0", True)
         time.sleep(0.002)
@@ -88,6 +87,46 @@ def test_a_lost_server_or_machine_speaks_against_no_job_until_very_often(opened:
     status = queue.look("t0", "a")
     assert status is not None
     assert status.state == "failed" and "leased" in str(status.error)
+
+
+def test_no_two_workers_and_no_two_requests_have_one_name() -> None:
+    assert len({worker_name("a") for _ in range(9)}) == len({ticket_of(None) for _ in range(9)}) == 9
+    assert ticket_of("run/1") == ticket_of("run/1") != ticket_of("run/2")
+
+
+def test_more_jobs_than_one_question_holds_are_waited_for(tmp_path: Path) -> None:
+    queue = open_queue(str(tmp_path / "queue.sqlite3"), Limits())
+    queue.put("t", A, b"body", "d", 1)
+    waiting = [*((f"u{k:04}", "a") for k in range(1100)), ("t", "a")]
+    for order in (waiting, waiting[::-1]):
+        assert ("t", "a") not in queue.settled(order) and len(queue.settled(order)) == 1100
+    queue.close()
+
+
+def test_a_file_of_a_later_version_is_left_alone_and_a_lock_is_no_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "queue.sqlite3")
+    monkeypatch.setattr(sqlite_queue, "_BUSY_S", 0.01)
+    queue = open_queue(path, Limits())
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        for levels, is_lasting in ((2, True), (1, False)):  # an accepted request survives a power cut
+            with queue._writing(is_lasting) as db:  # type: ignore[attr-defined]
+                assert db.execute("PRAGMA synchronous").fetchone() == (levels,)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(QueueUnusable, match="locked") as error:
+            queue.put("t", A, b"x" * 10**6, "d", 1)
+        assert not error.value.is_full and "locked" in queue.fault()
+        other.execute("ROLLBACK")
+        assert queue.fault() == ""
+        real = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(sqlite_queue, "_LEAST_FREE", 1000)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=10**5))
+        assert queue.fault() == ""  # it lacked no room
+        queue.close()
+        other.execute("PRAGMA user_version = 3")
+        with pytest.raises(ConfigError, match="version 3"):
+            open_queue(path, Limits())
 
 
 def test_many_threads_lease_each_job_once(opened: Open) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +19,18 @@ from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.registry import build, path_of
 from cosmos_predict2.rl.rewards.service import decoded as decodeds
-from cosmos_predict2.rl.rewards.service import scoring
+from cosmos_predict2.rl.rewards.service import scoring, versions
 from cosmos_predict2.rl.rewards.service.decoded import Decoded
+from cosmos_predict2.rl.rewards.service.queue import Limits
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
-from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, read_settings
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings, read_settings
 from cosmos_predict2.rl.rewards.service.versions import version_of
 from cosmos_predict2.rl.rewards.verifiable import Agreement
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError
 from scripts import reward_service
-from tests.rl.rewards.doubles import HERE, Pixels, body, in_threads, mean
+from tests.rl.rewards.doubles import HERE, ROOT, Pixels, body, in_threads, mean
 
 TINY = DecodeSettings(model_path="tiny")
 
@@ -324,6 +327,44 @@ def test_a_version_is_of_all_that_a_result_follows_from(tmp_path: Path, monkeypa
     assert version(make="no.such.module:judge", model_path="a/hub-name")
 
 
+def test_a_version_does_not_depend_on_an_order_and_tells_large_files_by_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(**arguments: Any) -> str:
+        return version_of(RewardSettings(reward_type="x", make="no.such:thing", arguments=arguments), TINY)
+
+    assert version(a=1, b=2) == version(b=2, a=1)
+    folder = tmp_path / "weights"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("b", "a", "inner/c"):
+        (folder / name).write_text(name)
+    found = [version(inner={"paths": [str(folder)]})]
+    (folder / "inner" / "c").write_text("d")
+    os.utime(folder / "inner" / "c", (1, 1))
+    found.append(version(inner={"paths": [str(folder)]}))
+    os.utime(folder / "inner" / "c", (2, 2))
+    assert version(inner={"paths": [str(folder)]}) == found[-1]  # a small file counts by its content
+    walk = os.walk
+    backwards = lambda path: ((one, folders[::-1], names[::-1]) for one, folders, names in walk(path))  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "walk", backwards)
+        assert version(inner={"paths": [str(folder)]}) == found[-1]
+    monkeypatch.setattr(versions, "SMALL", 0)
+    for seconds in (1, 2):
+        os.utime(folder / "inner" / "c", (seconds, seconds))
+        found.append(version(inner={"paths": [str(folder)]}))
+    assert len({*found}) == 4
+
+
+def test_shared_clips_are_told_apart_by_form_and_type(tmp_path: Path) -> None:
+    numbers = torch.arange(64, dtype=torch.float16).reshape(1, 16, 1, 2, 2)
+    others = [numbers.reshape(1, 16, 1, 4, 1), numbers.view(torch.bfloat16), numbers.permute(0, 1, 2, 4, 3)]
+    shared = Decoded(tmp_path, "v")
+    for k, latent in enumerate([numbers, *others]):
+        found = shared.get(latent, lambda k=k: torch.full((1,), k, dtype=torch.uint8))  # type: ignore[misc]
+        assert found.tolist() == [k]
+
+
 SERVICE_TOML = """
 host = "localhost"
 port = 8081
@@ -357,6 +398,30 @@ def test_the_published_file_is_read_and_what_does_nothing_is_noted(
     for name in ("redis_host", "chunk_duration", "download_path"):
         assert name in caplog.text
     assert [one.reward_type for one in read_settings(str(path), ["agreement"]).rewards] == ["agreement"]
+    assert read_settings(str(path), ["smoothness"], port=0).rewards[0].devices() == ["cpu", "cpu"]
+    assert read_settings(str(path), port=0).port == 0
+
+
+def test_the_page_shows_the_values_that_hold_without_a_file(tmp_path: Path) -> None:
+    page = (ROOT / "documentations" / "reward_service_operation.md").read_text()
+    (tmp_path / "shown.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
+    shown = load_toml(str(tmp_path / "shown.toml"))
+    settings, reward = ServiceSettings(), RewardSettings(reward_type="smoothness")
+    top = {name: value for name, value in shown.items() if name not in ("queue", "decode_args", "reward_args")}
+    assert top == {name: getattr(settings, name) for name in top}
+    assert {"max_queue_gb", "max_uploads", "max_wait_s", "grace_s"} <= {*top}
+    row = {name: shown["reward_args"][0][name] for name in ("max_batch", "max_wait_s", "timeout_s")}
+    assert row == {name: getattr(reward, name) for name in row}
+    assert replace(Limits(), max_bytes=0) == replace(settings.limits(), max_bytes=0)
+
+
+def test_the_token_is_that_of_the_first_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, token in (("REMOTE_REWARD_TOKEN", "r"), ("WFM_REWARD_TOKEN", "w")):
+        monkeypatch.setenv(name, token)
+        assert read_settings(None, ["smoothness"]).token == token
+    monkeypatch.setenv("WFM_REWARD_TOKEN", "w w")
+    with pytest.raises(ConfigError, match="visible ASCII"):
+        read_settings(None, ["smoothness"])
 
 
 @pytest.mark.parametrize(
@@ -374,6 +439,7 @@ def test_the_published_file_is_read_and_what_does_nothing_is_noted(
         ("port = 1", [], "--rewards"),
         (SERVICE_TOML, ["--host", "0.0.0.0"], "WFM_REWARD_TOKEN"),
         (SERVICE_TOML, ["--host", "no.such.host.invalid"], "WFM_REWARD_TOKEN"),
+        ("idle_s = true" + SERVICE_TOML, [], "idle_s"),
         (SERVICE_TOML, ["--queue", "amqp://x"], "--queue"),
         (SERVICE_TOML, ["--rewards", "a=b"], "module:Class"),
     ],

@@ -1,17 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor and real processes that speak as workers do: deaths that speak against jobs, or against a reward."""
 
+import io
+import json
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cosmos_predict2.rl.rewards.service import supervisor as supervisors
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.opening import open_queue
-from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
-from cosmos_predict2.rl.rewards.service.supervisor import BROKEN, Patience, Supervisor
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.supervisor import (
+    BROKEN,
+    READY,
+    STARTING,
+    STOPPED,
+    WAITING,
+    Patience,
+    Supervisor,
+)
 from tests.programs import HANG_S
 
 # Without torch, so that a start takes a moment: the lease, the turns and the events are those of a worker.
@@ -39,6 +53,215 @@ while True:
     for job in jobs: queue.finish(job, told["name"], "{}", told["version"])
     report(event="scored", jobs=len(jobs), clips=len(jobs), failed=0, late=0, total_s=0, decode_s=0, score_s=0)
 """
+
+
+class Process:
+    """What a supervisor sees of a worker's process that says these lines and ends with a code."""
+
+    def __init__(self, lines: Sequence[str] = (), code: int = 0) -> None:
+        self.stdin, self.stdout, self.code = io.StringIO(), io.StringIO("".join(f"{line}\n" for line in lines)), code
+        self.sent, self.kills = "", 0
+        self.stdin.close = lambda: None  # type: ignore[method-assign]
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    def wait(self) -> int:
+        return self.code
+
+
+def alone(folder: Path, *devices: str, **patience: float) -> Supervisor:
+    """A supervisor that is not started, of one reward."""
+    options: dict[str, Any] = dict(arguments={"k": 1}, model_path="m", dtype="float16", max_batch=3, max_wait_s=0.5)
+    reward = RewardSettings(reward_type="mine=no:thing", device=list(devices or ("cpu",)), timeout_s=7.0, **options)
+    kept: dict[str, Any] = dict(lease_s=9.0, max_attempts=4, grace_s=0.05, decode=DecodeSettings(model_path="tiny"))
+    settings = ServiceSettings(queue=str(folder / "queue.sqlite3"), rewards=[reward], **kept)
+    queue = open_queue(settings.queue, settings.limits())
+    return Supervisor(settings, queue, Metrics(), Patience(**patience))
+
+
+def test_a_worker_is_started_again_later_each_time_until_its_reward_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = alone(tmp_path, first_wait_s=0.5, longest_wait_s=3.0, deaths=3, pause_s=60.0)
+    (slot,) = supervisor.slots
+    monkeypatch.setattr(supervisors, "_JITTER", SimpleNamespace(uniform=lambda low, high: 1.0))
+    # why a process ended: with jobs, without, as one that is watched no more, unfit, and after a portion
+    lives = [
+        "jobs",
+        "jobs",
+        "jobs",
+        "jobs",
+        "scored",
+        "alone",
+        "torn",
+        "alone",
+        "alone",
+        "scored",
+        "jobs",
+        "unfit",
+        "end",
+    ]
+    seen: list[Any] = []
+
+    def live() -> tuple[str, bool]:
+        kind = lives.pop(0)
+        if kind == "torn":
+            raise OSError("gone")
+        if kind == "scored":
+            slot._take(dict(event="scored", jobs=1, clips=1, failed=0, late=0, total_s=1, decode_s=0, score_s=1))
+        slot._died_with_jobs = kind == "jobs"
+        return kind, kind == "unfit"
+
+    def wait(seconds: float) -> None:
+        seen.append((slot.reason, slot.state, seconds))
+
+    monkeypatch.setattr(slot, "_live", live)
+    is_over = lambda: lives == []  # noqa: E731
+    supervisor.stopping = SimpleNamespace(is_set=is_over, wait=wait)  # type: ignore[assignment]
+    slot._run()
+    assert seen == [
+        *(("jobs", WAITING, wait_s) for wait_s in (0.5, 1.0, 2.0, 3.0)),
+        ("scored", WAITING, 0.5),
+        ("alone", WAITING, 1.0),
+        ("OSError: gone", BROKEN, 60.0),
+        ("alone", BROKEN, 60.0),  # one more try
+        ("alone", BROKEN, 60.0),
+        *(("scored", WAITING, 0.5), ("jobs", WAITING, 1.0), ("unfit", BROKEN, 60.0)),
+    ]
+    assert slot.state == STOPPED
+    supervisor.queue.close()
+
+
+@pytest.mark.parametrize(("is_stopping", "code"), [(False, -9), (False, 3), (True, 0)])
+def test_a_process_is_told_its_settings_and_what_it_says_is_taken(
+    is_stopping: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor, calls, released = alone(tmp_path, "cpu", "cuda:1"), [], []
+    slot = supervisor.slots[1]
+    scored = dict(event="scored", jobs=9, clips=20, failed=2, late=3, total_s=1, decode_s=2, score_s=3)
+    events = [dict(event="ready", needs_pixels=True), dict(event="alive"), scored]
+    process = Process(["no JSON", *map(json.dumps, events)], code)
+    monkeypatch.setattr(
+        supervisors.subprocess, "Popen", lambda *words, **named: calls.append((words, named)) or process
+    )
+    release = lambda *words, **named: released.append((words, named)) or 2  # noqa: E731
+    monkeypatch.setattr(supervisor.queue, "release", release)
+    if is_stopping:
+        supervisor.stopping.set()
+    slot._busy_until, slot.reason = 1.0, "of the one before"
+    reason, is_unfit = slot._live()
+    assert (reason, is_unfit) == {
+        -9: ("its process was ended by signal 9", False),
+        3: ("its process ended with code 3", True),
+        0: ("its process ended with code 0", False),
+    }[code]
+    sent = json.loads(process.stdin.getvalue())
+    assert released == [((sent["name"], reason), dict(has_died=not is_stopping))] and slot._died_with_jobs
+    assert process.kills == 1 + is_stopping
+    assert calls[0][0][0] == [sys.executable, "-m", "cosmos_predict2.rl.rewards.service.worker"]
+    assert calls[0][1]["env"]["PYTHONPATH"].startswith(f"{supervisors.ROOT}:") and calls[0][1]["start_new_session"]
+    assert (slot.state, slot.reason, slot.needs_pixels, slot._busy_until) == (READY, "", True, None)
+    del sent["name"], sent["version"], sent["decoding"], sent["decode"]
+    assert sent == dict(
+        **dict(reward="mine", path="no:thing", queue=supervisor.settings.queue, arguments={"k": 1}, model_path="m"),
+        **dict(dtype="float16", device="cuda:1", max_batch=3, max_wait_s=0.5, lease_s=9.0, decoded=""),
+        limits=dict(max_jobs=10_000, max_bytes=20 * 10**9, result_ttl_s=3600.0, max_attempts=4),
+    )
+    text = supervisor.metrics.text({})
+    for line in (
+        'clips_total{reward="mine"} 20',
+        'worker_starts_total{reward="mine"} 1',
+        'batch_jobs_sum{reward="mine"} 9',
+    ):
+        assert f"reward_{line}\n" in text
+    for outcome, number in dict(done=4, failed=2, late=3).items():
+        assert f'reward_jobs_total{{outcome="{outcome}",reward="mine"}} {number}\n' in text
+    for part, seconds in dict(total=1, decode=2, score=3).items():
+        assert f'reward_score_seconds_sum{{part="{part}",reward="mine"}} {seconds}\n' in text
+    supervisor.queue.close()
+
+
+def test_a_process_has_a_time_to_load_and_a_time_for_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = alone(tmp_path, start_s=100.0)
+    (slot,) = supervisor.slots
+    clock = [0.0]
+    monkeypatch.setattr(supervisors, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    found = []
+    for seconds, event in (
+        (99, ""),
+        (101, ""),
+        (200, "ready"),
+        (1000, "alive"),
+        (1006, "alive"),
+        (1012, ""),
+        (1014, ""),
+    ):
+        clock[0] = seconds
+        if event:
+            slot._take(dict(event=event, needs_pixels=False))
+        found.append(slot._overdue(100.0))
+    late = ["not ready within 100 s", "no clip decoded and no portion scored within 7 s"]
+    assert found == ["", late[0], "", "", "", "", late[1]]
+    slot._take(dict(event="scored", jobs=1, clips=1, failed=0, late=0, total_s=1, decode_s=0, score_s=1))
+    assert slot._overdue(100.0) == ""
+    supervisor.queue.close()
+
+
+def test_a_stop_drains_who_works_and_ends_who_loads_or_takes_long(tmp_path: Path) -> None:
+    supervisor = alone(tmp_path, "cpu", "cpu", "cpu")
+    threads = [threading.Thread(target=lambda: None), threading.Thread(target=lambda: None)]
+    for thread in threads:
+        thread.start()
+    is_ended = threading.Event()
+    threads.append(threading.Thread(target=is_ended.wait))
+    threads[2].start()
+    for slot, thread, state in zip(supervisor.slots, threads, (READY, STARTING, READY), strict=True):
+        slot.process, slot.thread, slot.state = Process(), thread, state  # type: ignore[assignment]
+    processes: Any = [slot.process for slot in supervisor.slots]
+    processes[2].kill = is_ended.set
+    for folder in (Path(supervisor.decoded), tmp_path / "other"):
+        folder.mkdir()
+    supervisor.stop()
+    assert [one.stdin.getvalue() for one in processes] == ["drain\n", "", "drain\n"]
+    assert [one.kills for one in processes] == [0, 1, 0] and is_ended.is_set() and supervisor.is_stopping()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["other"]
+    supervisor.queue.close()
+
+
+def test_a_reward_of_several_workers_is_ready_by_one_and_broken_by_all(tmp_path: Path) -> None:
+    supervisor = alone(tmp_path, "cpu", "cpu")
+    first, second = supervisor.slots
+    for states, is_ready, is_broken in (
+        ((STARTING, READY), True, False),
+        ((BROKEN, READY), True, False),
+        ((BROKEN, WAITING), False, False),
+        ((BROKEN, BROKEN), False, True),
+    ):
+        first.state, second.state = states
+        assert (supervisor.is_ready("mine"), supervisor.is_broken("mine")) == (is_ready, is_broken)
+        assert supervisor.states() == {"mine": [*states]}
+    second.reason, second.needs_pixels = "torn", False
+    assert (supervisor.why_broken("mine"), supervisor.needs_pixels("mine")) == ("torn", False)
+    for slot in supervisor.slots:
+        slot.thread = threading.Thread(target=lambda: None)
+    (left := Path(supervisor.decoded) / "of a service that was killed").mkdir(parents=True)
+    supervisor.start()
+    assert not left.exists()
+    supervisor.queue.close()
+
+
+def test_clips_are_shared_among_rewards_and_not_among_services(tmp_path: Path) -> None:
+    supervisor = supervised(tmp_path, "a", "b")
+    told = [supervisor.worker_settings(slot) for slot in supervisor.slots]
+    assert {one.decoded for one in told} == {f"{supervisor.settings.queue}.decoded"}
+    assert told[0].decoding == told[1].decoding
+    folders = set()
+    for port in (1, 2):
+        supervisor.settings.port, supervisor.settings.queue = port, "redis://host"
+        folders.add(Supervisor(supervisor.settings, supervisor.queue, Metrics()).decoded)
+    assert len(folders) == 2 and not any("://" in folder for folder in folders)
+    supervisor.queue.close()
 
 
 def supervised(folder: Path, *names: str, timeout_s: float = 1.0) -> Supervisor:

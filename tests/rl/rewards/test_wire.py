@@ -58,6 +58,12 @@ LATENT = numpy.zeros((1, 4, 1, 2, 2), numpy.float32)
         (body(request_id="a b"), "request_id"),
         (body(context={"k": [1, 2]}), "context"),
         (body(arrays=[{"name": "true_latents"}]), "true_latents"),
+        (body(more="x" * (5 << 20)), "newline"),
+        (body(numpy.zeros((2, 4, 1, 2, 2), numpy.float32)), "2 clips"),
+        (body(numpy.zeros((1, 2, 2, 3), numpy.float32), media_type="image"), "uint8"),
+        (body(arrays=[{"name": "k"}]) + npy(numpy.zeros((2, 3), numpy.float32)), "2 rows"),
+        (body(arrays=[{"name": "k"}] * 2) + 2 * npy(numpy.zeros((1, 3), numpy.float32)), "occurs once"),
+        (body(arrays=[{"name": f"k{k}"} for k in range(17)]) + 17 * npy(numpy.zeros((1, 3), numpy.float32)), "16"),
         (GOOD[:-1], "bytes"),
         (GOOD + b"x", "follow"),
         (body(numpy.zeros((1, 4, 1, 2, 3), numpy.uint8)), "bfloat16"),
@@ -123,6 +129,31 @@ def test_clips_and_context_come_back(dtype: torch.dtype) -> None:
     assert request.context["num_conditional_frames"] == [1, 2]
 
 
+def test_what_is_just_within_the_limits_is_read() -> None:
+    many = wire.parse(body(numpy.zeros((1024, 1, 1, 1, 1), numpy.float32), prompts=["a"] * 1024))
+    assert many.fps == [16.0] * 1024
+    names = [{"name": f"k{k}"} for k in range(16)]
+    infos = [{"video_fps": 8, "fps": 9}]
+    found = wire.parse(
+        body(arrays=names, video_infos=infos, reward_fn={"x": 1, "y": -1, "z": 0})
+        + b"".join(npy(numpy.full((1, 3), k, numpy.float32)) for k in range(16))
+    )
+    assert [float(found.context[f"k{k}"][0, 0]) for k in range(16)] == list(range(16))
+    assert (found.rewards, found.fps) == (("x",), [8.0])
+
+
+def test_what_is_read_may_be_written_and_only_latents_change_their_type() -> None:
+    data = bytearray(body(numpy.ones((1, 4, 1, 2, 2), numpy.float32)))
+    before = bytes(data)
+    latents = wire.parse(data).latents()
+    assert latents is not None
+    latents.zero_()
+    assert data == before
+    clips = Clips(torch.ones(1, 4, 1, 2, 2), torch.full((1, 3, 1, 8, 8), 7, dtype=torch.uint8), ["a"], 16.0)
+    video = wire.parse(wire.encode(clips, {"x": 1.0}, media="video", latent_dtype=torch.float16)).video()
+    assert video is not None and torch.equal(video, clips.video_B_C_F_H_W)  # type: ignore[arg-type]
+
+
 def test_arrays_in_fortran_order_are_read() -> None:
     latents = numpy.random.default_rng(0).random((1, 4, 2, 3, 4), numpy.float32)
     found = wire.parse(body(numpy.asfortranarray(latents))).latents()
@@ -136,6 +167,12 @@ def test_a_picture_is_a_video_of_one_frame() -> None:
     assert video is not None
     assert video.shape == (1, 3, 1, 6, 8)
     assert (video[0, :, 0].permute(1, 2, 0).numpy() == pixels[0]).all()
+
+
+def test_scores_are_summed_clipped_and_scaled() -> None:
+    response = {"scores": {"x": [1.0, 5.0, 9.0], "y": [1.0, 1.0, None], "x+z": [3.0, 3.0, 3.0]}}
+    assert wire.read_scores(response, "x+y", (2.5, 4.0), 10.0) == ([25.0, 40.0, 0.0], [True, True, False])
+    assert wire.read_scores(response, "x+z") == ([3.0] * 3, [True] * 3)  # a name of its own
 
 
 def test_invalid_scores_are_never_numbers() -> None:
