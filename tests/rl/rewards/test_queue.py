@@ -13,7 +13,7 @@ import pytest
 
 from cosmos_predict2.rl.rewards.service import sqlite_queue
 from cosmos_predict2.rl.rewards.service.opening import open_queue
-from cosmos_predict2.rl.rewards.service.queue import Limits, Queue, QueueUnusable, ticket_of, worker_name
+from cosmos_predict2.rl.rewards.service.queue import Limits, Queue, QueueUnusable, now, ticket_of, worker_name
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from imaginaire.errors import ConfigError
 from tests.rl.rewards.doubles import in_threads
@@ -92,6 +92,7 @@ def test_a_lost_server_or_machine_speaks_against_no_job_until_very_often(opened:
 def test_no_two_workers_and_no_two_requests_have_one_name() -> None:
     assert len({worker_name("a") for _ in range(9)}) == len({ticket_of(None) for _ in range(9)}) == 9
     assert ticket_of("run/1") == ticket_of("run/1") != ticket_of("run/2")
+    assert abs(now() - time.time()) < 60  # which processes and restarts agree on
 
 
 def test_more_jobs_than_one_question_holds_are_waited_for(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from cosmos_predict2.rl.rewards.service.queue import (
 
 REWARDS, WORKERS = ("a", "b"), ("w0", "w1", "w2")
 BODIES = {f"t{k}": b"x" * (5 + 4 * k) for k in range(6)}
-LIMITS = Limits(max_jobs=7, max_bytes=60, result_ttl_s=100.0, max_attempts=2)
+TTL_S = 100.0
+LIMITS = [Limits(jobs, size, TTL_S, 2) for jobs, size in ((4, 1000), (100, 45), (7, 60))]
 Key = tuple[str, str]  # ticket, reward
 
 
@@ -211,7 +212,7 @@ class OfRedis:
 
     def kept(self, queue: Any) -> Any:
         bodies = {key.decode().rpartition(":")[2] for key in self.server.scan_iter("*:body:*")}
-        jobs = [key for key in self.server.scan_iter("*:job:*") if 0 < self.server.ttl(key) <= LIMITS.result_ttl_s]
+        jobs = [key for key in self.server.scan_iter("*:job:*") if 0 < self.server.ttl(key) <= TTL_S]
         expired = {tuple(key.decode().split(":")[2:]) for key in jobs}
         open_jobs = sum(one.counts["queued"] + one.counts["running"] for one in queue.depth().values())
         assert int(self.server.get("cosmos_rewards:open") or 0) == open_jobs
@@ -259,11 +260,11 @@ def compare(queue: Any, reference: Reference, place: Any) -> None:
     assert place.kept(queue) == (reference.num_bytes(), reference.open_tickets(), expired)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_queue_does_what_its_contract_says(seed: int, clock_and_place: tuple[list[float], Any]) -> None:
+@pytest.mark.parametrize("limits", LIMITS)
+def test_the_queue_does_what_its_contract_says(limits: Limits, clock_and_place: tuple[list[float], Any]) -> None:
     clock, place = clock_and_place
-    draw = random.Random(seed)
-    queue, reference = place.open(LIMITS), Reference(LIMITS, lambda: clock[0], place.deletes)
+    draw = random.Random(limits.max_jobs)
+    queue, reference = place.open(limits), Reference(limits, lambda: clock[0], place.deletes)
     leased: list[Job] = []
 
     def both(name: str, *arguments: Any) -> Any:
@@ -298,7 +299,7 @@ def test_the_queue_does_what_its_contract_says(seed: int, clock_and_place: tuple
             both("purge")
         elif kind == "open":
             queue.close()
-            queue = place.open(LIMITS)
+            queue = place.open(limits)
             if place.deletes:
                 both("recover")
         elif leased:
@@ -312,7 +313,7 @@ def test_the_queue_does_what_its_contract_says(seed: int, clock_and_place: tuple
         for job in jobs:
             both("finish", job, "last", "{}", "v1")
     for _ in range(2):
-        clock[0] += 2 * LIMITS.result_ttl_s + 1
+        clock[0] += 2 * TTL_S + 1
         both("purge")
     assert place.is_empty(queue)
     queue.close()

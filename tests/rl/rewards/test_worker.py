@@ -24,7 +24,7 @@ from tests.programs import HANG_S
 from tests.rl.rewards.doubles import ROOT, body, mean
 from tests.rl.rewards.here import Here
 
-LONGEST_S = 120.0  # of what a process does at once
+LONGEST_S = 60.0  # of what a process does at once
 
 
 class Steps:
