@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _BUCKET_BYTES = 25 * 2**20
 _MESSAGE_BYTES = 64 * 2**20  # of one broadcast of several tensors: what it costs in memory
+_NORM_NUMEL = 2**26  # elements whose temporary float32 copies exist at a time: of 7 B bfloat16 gradients all are 28 GB
 _CHECKSUM_NUMEL = 2**16  # elements that are int64 at a time: they stay in a CPU's cache
 
 
@@ -206,8 +207,8 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
     squares: list[Tensor] = []
     for (layout, dtype), parts in groups.items():
         accumulate = torch.float64 if dtype == torch.float64 else torch.float32
-        norms = torch.stack(torch._foreach_norm([part.to(accumulate) for part in parts], 2))
-        square = norms.square().sum()
+        norms = [torch._foreach_norm([part.to(accumulate) for part in some], 2) for some in _runs(parts)]
+        square = torch.stack([norm for some in norms for norm in some]).square().sum()
         if layout is not None:
             mesh, placements = layout
             for dim, placement in enumerate(placements):
@@ -217,6 +218,19 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
         squares.append(square)
     widest = max((s.dtype for s in squares), key=lambda dtype: dtype.itemsize)
     return torch.stack([s.to(widest) for s in squares]).sum().sqrt()
+
+
+def _runs(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors in order, in lists of at most `_NORM_NUMEL` elements, or of one tensor."""
+    run: list[Tensor] = []
+    numel = 0
+    for tensor in tensors:
+        if run and numel + tensor.numel() > _NORM_NUMEL:
+            yield run
+            run, numel = [], 0
+        run.append(tensor)
+        numel += tensor.numel()
+    yield run
 
 
 class GradientAverager:
