@@ -86,7 +86,7 @@ class ColumnStatistics:
 
 @attrs.frozen(kw_only=True, eq=False)
 class DatasetStatistics:
-    """What is known of a data set's numbers."""
+    """Statistics of a data set's actions and states."""
 
     action: ColumnStatistics
     proprio: ColumnStatistics | None = None
@@ -255,7 +255,7 @@ def fitted_transform(
 
 
 def is_constant(columns: ColumnStatistics) -> bool:
-    """Whether no number of the actions ever changes."""
+    """True if no number of the actions ever changes."""
     return bool(numpy.all(columns.max - columns.min <= CONSTANT[0]))
 
 
@@ -279,8 +279,8 @@ def recorded_columns(transform: ActionTransform) -> ColumnStatistics | None:
 
 
 def other_range(columns: ColumnStatistics, transform: ActionTransform, *, is_whole: bool) -> str | None:
-    """Which numbers of raw actions lie in another range than the one that a transform records, by a factor or a place
-    that hints at other units; None where none does, or it records nothing.
+    """A note about numbers of raw actions in another range than the transform records, by a factor or a place that
+    hints at other units; None if there are none, or it records nothing.
 
     In less than a whole data set (``is_whole``) a number may hardly move, or do mostly what is rare in the rest.
     """
@@ -311,7 +311,7 @@ def other_range(columns: ColumnStatistics, transform: ActionTransform, *, is_who
 
 
 def _usual(columns: ColumnStatistics) -> tuple[Floats, Floats]:
-    """Where the usual values of each column lie: all of them where q01 and q99 are equal."""
+    """Bounds of the usual values of each column: of all of them if q01 and q99 are equal."""
     is_rare = columns.q01 == columns.q99
     return numpy.where(is_rare, columns.min, columns.q01), numpy.where(is_rare, columns.max, columns.q99)
 

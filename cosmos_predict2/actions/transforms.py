@@ -88,15 +88,15 @@ class ActionTransform:
 
     @property
     def raw_form(self) -> tuple[str, int, Accumulate]:
-        """What raw actions are: transforms that share it differ in factors and summands alone."""
+        """Form of the raw actions: transforms that share it differ in factors and summands alone."""
         return self.kind, self.dim, self.accumulate
 
     def yields_to(self, own: "ActionTransform") -> bool:
-        """Whether a run with its ``own`` transform takes actions by this one: the same, or a proposal for such ones."""
+        """True if a run with its ``own`` transform takes actions by this one: the same, or a proposal for such ones."""
         return self == own or (self.proposed and self.raw_form == own.raw_form)
 
     def apply(self, raw: ArrayLike) -> Floats:
-        """What the model sees of raw actions [..., d]."""
+        """The model's input for raw actions [..., d]."""
         return self._checked(raw) * numpy.asarray(self.scale) + self._offset()
 
     def undo(self, actions: ArrayLike) -> Floats:

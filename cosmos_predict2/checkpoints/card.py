@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What weights record about themselves, read once into plain data.
+"""Records of weights about themselves, read once into plain data.
 
     card = read_card("checkpoints/posttraining/.../iter_000001000.pt")
     card.action_transform, card.family, card.net, card.texts, card.state_t
@@ -86,8 +86,8 @@ register(Video2WorldDiT, FlatActionDiT, ChunkActionDiT, TinyTokenizer, WanTokeni
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What weights, the run that they lie in, or their release record; of all else names and shapes. Empty and None:
-    not recorded."""
+    """The record of weights, of the run that they lie in or of their release; without one their names and shapes. Empty
+    and None: not recorded."""
 
     path: str = ""  # of the weights, as it was given
     problem: str = ""  # why they cannot be opened
@@ -140,7 +140,7 @@ class ModelCard:
 
     @property
     def has_pipeline(self) -> bool:
-        """Whether the record suffices to build the pipeline."""
+        """True if the record suffices to build the pipeline."""
         is_whole = all(key in self.pipeline for key in ("net", "state_t", "fps", "resolution"))
         return is_whole and self.network_class is not None
 
@@ -151,7 +151,7 @@ class ModelCard:
 
     @property
     def is_predict2p5(self) -> bool:
-        """Whether the network predicts the velocity of a flow: as recorded, else by its projection of the text."""
+        """True if the network predicts the velocity of a flow: as recorded, else by its projection of the text."""
         if self.pipeline:
             return bool(self.pipeline.get("flow"))
         return self.family is not None and self.family.text_projection_from is not None

@@ -48,7 +48,7 @@ def unregistered(card: ModelCard, part: str = "net") -> str | None:
 
 
 def part_differences(trained: ModelCard, part: str, node: Mapping[str, Any] | None) -> Iterator[str]:
-    """Where a part's lazy node differs from the recorded one in what neither names nor shapes of its weights show."""
+    """Differences between a part's lazy node and the recorded one that names and shapes of its weights do not show."""
     recorded, target = trained.pipeline.get(part), target_of(node)
     if not recorded:
         return
@@ -64,8 +64,8 @@ def part_differences(trained: ModelCard, part: str, node: Mapping[str, Any] | No
 
 
 def start_differences(trained: ModelCard, net: Mapping[str, Any], transform: ActionTransform | None) -> Iterator[str]:
-    """What training that starts from weights must learn anew about actions: their network differs though its shapes
-    fit, or their transform."""
+    """Reasons why training from these weights must learn actions anew: their transform differs, or their network,
+    though its shapes fit."""
     if not trained.has_action_embedders:
         return
     for difference in part_differences(trained, "net", net):

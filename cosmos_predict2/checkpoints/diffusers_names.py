@@ -128,7 +128,7 @@ def diffusers_config(net: Mapping[str, Any], *, has_condition_mask: bool = True)
 
 
 def frame_rate_note(config: Mapping[str, Any]) -> str:
-    """What to give diffusers' pipeline as ``fps``, so that its transformer computes what ours does.
+    """The ``fps`` for diffusers' pipeline with which its transformer computes the same as ours.
 
     Its transformer scales time by 24 / fps wherever it is given one, whether the network was trained so or not, and
     nothing in its configuration switches that off. Another ``rope_scale`` brings the default nearer at most, and would

@@ -48,7 +48,7 @@ def open_weights(path: str) -> Mapping[str, Tensor]:
 
 
 def _of_world_model(source: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Of a run in which a policy and a world model are trained, the tensors of the latter; else all."""
+    """The tensors of the world model, in a run that trains a policy and a world model; else all."""
     if not any(name.startswith(WORLD_MODEL) for name in source):
         return source
     return weights.renamed(source, lambda name: name[len(WORLD_MODEL) :] if name.startswith(WORLD_MODEL) else None)
@@ -69,7 +69,7 @@ def without_foreign_prefix(source: Mapping[str, Tensor], path: str) -> Mapping[s
 
 
 def network_of(source: Mapping[str, Tensor], path: str, which: str = "auto") -> Mapping[str, Tensor]:
-    """Of the tensors in a file those of one network, by its own names; ``path`` is for messages."""
+    """The tensors of one network in a file, by its own names; ``path`` is for messages."""
     if which not in WHICH:
         raise CheckpointError(f"which={which!r}: expected one of {', '.join(WHICH)}.")
     source = weights.renamed(source, clean_name)

@@ -162,7 +162,7 @@ def _require_space(listed: list[Listed], checkpoint_dir: str) -> None:
 
 
 def _explained(part: Part, error: Exception) -> str:
-    """What to do about a failure of the hub."""
+    """Cure of a failure of the hub."""
     known = REPOSITORIES.get(part.repository)
     licence = known.licence if known else ""
     return hub.explained(error, part.repository, revision=part.revision, licence=licence)
@@ -210,7 +210,7 @@ def _state_of(cls: type[nn.Module], *arguments: Any, **options: Any) -> dict[str
 
 
 def file_faults(path: str, network: str) -> tuple[list[str], str]:
-    """What is wrong with a released file, by its names and shapes; and its dtypes, as a note."""
+    """Faults of a released file by its names and shapes; and its dtypes, as a note."""
     manifest = manifest_of(network)
     try:
         if network == "tokenizer":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of which repositories a set of released models needs, and how large they are. Asks nobody."""
+"""Repositories, files and sizes that a set of released models needs. Asks nobody."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +44,7 @@ class File:
 
 @dataclass(frozen=True)
 class Part:
-    """What is taken from one repository, and into which folder below the checkpoint folder."""
+    """Files of one repository, and their folder below the checkpoint folder."""
 
     repository: str
     folder: str
@@ -76,7 +76,7 @@ _NAMES = dict(nargs="+", metavar="NAME")
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the download command is asked for, by flags."""
+    """Flags of the download command."""
 
     model_sizes: Sequence[str] = flag((), "sizes (default: 2B 14B)", nargs="+", choices=SIZES)
     model_types: Sequence[str] = flag((), "kinds (default: all)", nargs="+", choices=tuple(MODEL_TYPES))
@@ -122,7 +122,7 @@ class Plan:
 
 
 def make_plan(wishes: Wishes) -> Plan:
-    """What the wishes come to; an error where they contradict each other."""
+    """The plan of these flags; an error if they contradict each other."""
     if wishes.embodied:
         return _embodied(wishes)
     plan = Plan()

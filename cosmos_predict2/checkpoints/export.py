@@ -58,7 +58,7 @@ _DTYPE_NAMES = {
 
 @dataclass(frozen=True)
 class Export:
-    """What to read, and in which form to write it."""
+    """Weights to read, and the form to write them in."""
 
     source: str
     destination: str

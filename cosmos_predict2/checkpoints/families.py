@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which network a set of weights is of, by its names and shapes; and why it does not fit another one."""
+"""The network of a set of weights, by its names and shapes; and why it does not fit another one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -29,7 +29,7 @@ _PROJECTION = "crossattn_proj.0.weight"
 
 @dataclass(frozen=True)
 class Family:
-    """What the shapes of a network's weights say of it."""
+    """Properties of a network that show in the shapes of its weights."""
 
     width: int
     num_blocks: int
@@ -68,7 +68,7 @@ class Family:
 
     @property
     def net_arguments(self) -> dict[str, Any]:
-        """What the shapes say of the arguments that the network was built with, but for actions."""
+        """Arguments of the network that show in its shapes, without those for actions."""
         return dict(
             in_channels=self.input_channels - 1 - (self.kind != "Text2Image"),
             model_channels=self.width,
@@ -90,7 +90,7 @@ class Family:
 
 
 def describe(source: Mapping[str, Tensor]) -> Family | None:
-    """What network the weights are of, by our names without ``net.``; None if they are of none of this family."""
+    """The network of the weights, by our names without ``net.``; None if they are of none of this family."""
     names = {_plain(name): name for name in source}
 
     def shape(name: str) -> tuple[int, ...] | None:
@@ -236,7 +236,7 @@ _MUST_AGREE = ("head_dim", "patch_volume", "text_width", "adaln_rank", "mlp_widt
 
 
 def _what_it_is(names: Mapping[str, Any]) -> str:
-    """What the names look like."""
+    """The likely kind of weights of another sort, for messages."""
     if names and all(".lora_" in name or name.endswith(".alpha") for name in names):
         return "it is a LoRA adapter, so give it with --lora, beside the weights that it was trained on"
     shown = ", ".join(list(names)[:4])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run keeps beside its checkpoints: config.yaml, and runs.jsonl with a line for each start."""
+"""Files of a training run beside its checkpoints: config.yaml, and runs.jsonl with a line for each start."""
 
 import logging
 from typing import Any
@@ -40,7 +40,7 @@ def run_tree(folder: str) -> dict[str, Any]:
 
 
 def start_facts(folder: str) -> dict[str, Any]:
-    """What the starts of a run recorded in runs.jsonl, of each key the newest; empty, with a warning, if unreadable."""
+    """Facts that the starts of a run recorded in runs.jsonl, each key's newest; empty if unreadable, with a warning."""
     file = storage.join(folder, STARTS)
     if not storage.exists(file):
         return {}

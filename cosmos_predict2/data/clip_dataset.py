@@ -67,7 +67,7 @@ class Text:
     path: str = ""  # of the embedding
 
     def item(self) -> dict[str, Any]:
-        """What a sample has of it."""
+        """Its entries in a sample."""
         item: dict[str, Any] = {} if self.embedding is None else text_item(*self.embedding)
         return item if self.caption is None else {**item, "ai_caption": self.caption}
 
@@ -102,7 +102,7 @@ class Source(Protocol):
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
-        """What is known before it is built (`imaginaire.data.facts`)."""
+        """Facts that are known before it is built (`imaginaire.data.facts`)."""
         return DataFacts(kind=cls.__name__)
 
 
@@ -193,7 +193,7 @@ class ClipDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What is wrong with the arguments; the source has a check of its own."""
+        """Findings about the arguments; the source has a check of its own."""
         own = {
             key: value for key, value in arguments.items() if value is not None and (key, value) != ("sampling", EVERY)
         }
@@ -235,7 +235,7 @@ class ClipDataset(Dataset[dict[str, Any]]):
     def described(
         self, i: int, frames: NDArray[numpy.int64], size: tuple[int, int], rate: float, camera: int = 0
     ) -> dict[str, Any]:
-        """What a sample of these frames of recording i has besides its pictures."""
+        """All entries of a sample of these frames of recording i, besides its pictures."""
         names = self.source.names(i, camera)
         text = self.source.text(i, int(frames[0]))
         if text.embedding is None and self._zeros is not None:
@@ -306,7 +306,7 @@ class ClipDataset(Dataset[dict[str, Any]]):
 
 
 def clip_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with these arguments of a data set of clips; one that is absent has its default."""
+    """Problems of these arguments of a data set of clips; one that is absent has its default."""
     size, crop = arguments.get("video_size", (16, 16)), arguments.get("crop", "stretch")
     yield from filter(None, (size_problem("video_size", size), crop_problem(crop)))
     names = ("num_frames", "fps", "stride", "sampling")
@@ -325,7 +325,7 @@ def crop_problem(crop: str) -> str | None:
 
 
 def shape_problems(num_frames: Any, video_size: Any) -> Iterator[str]:
-    """What is wrong with the wished shape of a clip with actions."""
+    """Problems of the requested shape of a clip with actions."""
     if not isinstance(num_frames, int) or num_frames < 2:
         yield f"num_frames={num_frames}; a clip with actions has 2 frames at least"
     if problem := size_problem("video_size", video_size):

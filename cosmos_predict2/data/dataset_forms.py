@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which form a data set on disk has, by what lies in its folder."""
+"""The form of a data set on disk, recognised by the entries of its folder."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def split_folders(folder: Path) -> list[Path]:
 
 
 def annotation_folders(folder: Path) -> list[Path]:
-    """Where a "bridge" data set keeps its annotations: a folder for each split, or one for all."""
+    """Folders of a "bridge" data set's annotations: one for each split, or one for all."""
     top = next(folder / name for name in ANNOTATIONS if (folder / name).is_dir())
     below = sorted(path for path in top.iterdir() if path.is_dir() and any(path.glob("*.json")))
     return ([top] if any(top.glob("*.json")) else []) + below
@@ -69,7 +69,7 @@ def _form(folder: Path) -> str | None:
 
 
 def _has_recordings(folder: Path) -> bool:
-    """Whether the annotations are of recordings that name their videos; a folder of clips may have others."""
+    """True for annotations of recordings that name their videos; a folder of clips may have other ones."""
     if not folder.is_dir():
         return False
     first = next(iter(sorted(folder.glob("*.json"))), None)

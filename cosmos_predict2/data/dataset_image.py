@@ -51,7 +51,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What can be known to be wrong without opening a picture."""
+        """Findings that need no picture opened."""
         yield from errors(context.key, [size_problem("image_size", arguments.get("image_size", (16, 16)))])
         text: dict[str, Any] = {name: arguments.get(name) for name in ("text_encoder", "num_tokens")}
         yield from refusals(context.key, lambda: list_captioned(arguments.get("dataset_dir", ""), *FILES, **text))

@@ -72,7 +72,7 @@ class LatentDataset(ClipDataset):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What can be known to be wrong without opening the latents of more than a few clips."""
+        """Findings that need the latents of a few clips opened at most."""
         try:
             folder, record = _opened(arguments.get("dataset_dir", ""))
             yield from errors(context.key, [_length_problem(arguments.get("num_frames"), record)])
@@ -122,7 +122,7 @@ def _opened(dataset_dir: str) -> tuple[Path, LatentRecord]:
 
 
 def _length_problem(num_frames: int | None, record: LatentRecord) -> str | None:
-    """What is wrong with the wished length, if anything."""
+    """Problem of the requested length, if any."""
     if num_frames is None or (1 <= num_frames <= record.num_frames and num_frames % 4 == 1):
         return None
     return (

@@ -72,7 +72,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What is wrong with the arguments and with the file, of which pictures are not opened."""
+        """Findings about the arguments and the file; its pictures are not opened."""
         yield from errors(context.key, cls._problems(arguments))
         yield from refusals(context.key, lambda: read_prompts(arguments.get("path", "")))
 

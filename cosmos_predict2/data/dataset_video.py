@@ -77,7 +77,7 @@ class Dataset(ClipDataset):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What can be known to be wrong from the header of one clip."""
+        """Findings that need the header of one clip at most."""
         size, key = arguments.get("video_size", (16, 16)), context.key
         yield from errors(key, clip_problems(arguments))
         text: dict[str, Any] = {name: arguments.get(name) for name in ("text_encoder", "num_tokens")}
@@ -102,7 +102,7 @@ class Dataset(ClipDataset):
 
 
 def _size_note(path: Path, video_size: Any) -> str | None:
-    """What is odd about a size whose sides are swapped, compared with the first clip's."""
+    """A note about a size with swapped sides, compared with the first clip's."""
     try:
         found = probe_video(path)
         return swapped_size("video_size", tuple(video_size), (found.height, found.width), str(path))

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class Outcome(Generic[Result]):
-    """What came of many items: results in the order of the items, and a sentence for each one that failed."""
+    """Results of many items, in the order of the items, and a sentence for each one that failed."""
 
     results: list[Result] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)

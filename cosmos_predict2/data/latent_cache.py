@@ -56,7 +56,7 @@ _ALIKE = 0.05  # relative; the same weights in bfloat16 differ by less, other we
 
 @dataclass(frozen=True, kw_only=True)
 class LatentRecord:
-    """What all latents of a folder have in common."""
+    """Settings that all latents of a folder share."""
 
     tokenizer: str  # class, for messages
     probe: list[float]  # its latents of the test clip
@@ -88,7 +88,7 @@ def probe(tokenizer: VideoTokenizer) -> Tensor:
 
 
 def is_same_tokenizer(a: Tensor, b: Tensor) -> bool:
-    """Whether two probes are of the same weights, to the rounding of half precision."""
+    """True for two probes of the same weights, to the rounding of half precision."""
     return a.shape == b.shape and float((a - b).norm()) <= _ALIKE * float(a.norm())
 
 
@@ -291,7 +291,7 @@ def open_latents(path: Path) -> Iterator[ClipLatents]:
 
 @functools.cache
 def _has_lost_columns(video: Path) -> bool:
-    """Whether the first reading of pixels left the last columns of a clip unwritten; of odd sizes it did not."""
+    """True if the first reading of pixels left the last columns of a clip unwritten; of odd sizes it did not."""
     with opened_video(video) as container:
         stream = container.streams.video[0]
         return stream.height % 2 == stream.width % 2 == 0 and stream.width % 16 != 0

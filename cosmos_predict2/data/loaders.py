@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank reads which samples with a plain torch DataLoader, as published experiments build it.
+"""Samples of each rank with a plain torch DataLoader, as published experiments build it.
 
     DataLoader(dataset, sampler=get_sampler(dataset), batch_size=1, drop_last=True, num_workers=8)
 

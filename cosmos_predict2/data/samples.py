@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the samples of all data sets share: keys, finding one by its index, skipping bad ones, names in arrays; and
-which frames of a clip, or which states of an episode, make one.
+"""Samples of all data sets: their keys, finding one by its index, skipping bad ones, and names in arrays; and rules
+that choose the frames of a clip, or the states of an episode, for one.
 
 Frames are counted in pixel frames from 0. A rule spans ``frames_needed`` frames of the clip and gives ``num_frames`` of
 them: every ``stride``-th, or the nearest ones at ``fps`` frames per second (which repeats frames of a slower clip).
@@ -139,7 +139,7 @@ class FrameRule:
             raise ConfigError(problem)
 
     def problem(self) -> str | None:
-        """What is wrong with the arguments, if anything."""
+        """Problem of the arguments, if any."""
         if not _is_count(self.num_frames):
             return f"num_frames={self.num_frames!r} must be a whole number, 1 or more."
         if not _is_count(self.stride):
@@ -178,7 +178,7 @@ class FrameRule:
         return native_fps / self.stride
 
     def in_words(self, native_fps: float) -> str:
-        """What a clip of this rate must have, for messages."""
+        """The requirement on a clip of this rate, for messages."""
         rate = f" at fps={self.fps:g}" if self.fps is not None else f" with stride={self.stride}"
         how = "" if self.fps is None and self.stride == 1 else rate
         return f"num_frames={self.num_frames}{how} needs {self.frames_needed(native_fps)}"

@@ -28,7 +28,7 @@ def size_of(resolution: str, aspect_ratio: str) -> tuple[int, int]:
 
 
 def size_problem(name: str, size: object) -> str | None:
-    """What is wrong with a (height, width) in pixels, if anything."""
+    """Problem of a (height, width) in pixels, if any."""
     try:
         sides = [int(side) for side in size]  # type: ignore[attr-defined]
     except (TypeError, ValueError):

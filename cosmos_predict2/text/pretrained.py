@@ -77,7 +77,7 @@ def refuse_larger(network: nn.Module, source: Mapping[str, Tensor], path: str) -
 
 
 def problems_of(path: str, tokenizer_files: Sequence[str], download: str) -> list[str]:
-    """What keeps the folder of an encoder from being used, each with its cure; nothing is loaded."""
+    """Problems that keep the folder of an encoder from being used, each with its cure; nothing is loaded."""
     if not storage.is_folder(path):
         if path.startswith("hf://") or storage.is_remote(path):
             return [f"{path}: a text encoder is read from a local folder. {download}"]

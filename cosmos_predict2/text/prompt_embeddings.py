@@ -42,7 +42,7 @@ class Header:
 
     @property
     def texts(self) -> list[str]:
-        """Of the embeddings, in their order."""
+        """Texts of the embeddings, in their order."""
         return _distinct(self.prompts, self.negative_prompt)
 
 

@@ -10,7 +10,7 @@ from imaginaire.errors import ConfigError
 
 @attrs.define(kw_only=True, slots=False)
 class PromptRefinerConfig(Section):
-    """Whether prompts are rewritten before generation, and where the weights for it lie."""
+    """Rewriting of prompts before generation: on or off, and the folder of its weights."""
 
     checkpoint_dir: str = "checkpoints"
     offload_model_to_cpu: bool = True

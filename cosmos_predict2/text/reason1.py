@@ -59,7 +59,7 @@ class Reason1Encoder:
 
     @staticmethod
     def problems(path: str) -> list[str]:
-        """What keeps an encoder at this path from being built, each with its cure; loads nothing."""
+        """Problems that keep an encoder at this path from being built, each with its cure; loads nothing."""
         return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
 
     @classmethod

@@ -55,7 +55,7 @@ class T5Encoder:
         batch_size: int = BATCH_SIZE,
         **_: Any,
     ) -> list[str]:
-        """What keeps an encoder with these arguments from being built, each with its cure; loads nothing."""
+        """Problems that keep an encoder with these arguments from being built, each with its cure; loads nothing."""
         if pretrained.dtype_of(dtype) == torch.float16:
             raise ConfigError("T5 overflows in float16: use bfloat16 or float32.")
         if min(max_length, batch_size) < 1:

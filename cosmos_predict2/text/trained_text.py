@@ -31,7 +31,7 @@ _FORM = re.compile(r"(?P<kind>\w+)-(?P<weights>\w+)-(?P<num_tokens>\d+)x(?P<widt
 
 @dataclass(frozen=True)
 class TrainedText:
-    """What a network read in training."""
+    """The text input of a network in training."""
 
     encoder: str  # its name or kind; NO_TEXT; empty: unknown
     encoder_tokens: int  # that it makes of a prompt at most
@@ -54,7 +54,7 @@ class TrainedText:
 
 
 def text_facts(texts: Iterable[TrainedText]) -> dict[str, Any]:
-    """What a run records of the texts of its data sets."""
+    """A run's record of the texts of its data sets."""
     distinct = list(dict.fromkeys(texts))
     return {KEY: [asdict(text) for text in distinct]} if distinct else {}
 
@@ -103,7 +103,7 @@ def parse_name(name: str) -> EncoderName:
 
 
 def is_same_encoder(first: str, second: str) -> bool:
-    """Whether two names can be of one encoder, whatever its number of tokens.
+    """True if two names can be of one encoder, whatever its number of tokens.
 
     The fingerprint of weights depends on their dtype, so that it counts between equal ones only: rounding changes
     embeddings too little to matter.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every video tokenizer promises about sizes: 1 + 4k frames become 1 + k latent ones, sides an eighth."""
+"""Sizes that every video tokenizer promises: 1 + 4k frames become 1 + k latent ones, sides an eighth."""
 
 from torch import Tensor
 

@@ -95,7 +95,7 @@ class WanTokenizer(LatentGrid):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What keeps the weights from being loaded, with its cure; compares names and shapes, and loads nothing."""
+        """Problems of loading the weights, with their cures; compares names and shapes, and loads nothing."""
         path, config = arguments.get("vae_pth", ""), arguments.get("config")
         try:
             if path or not arguments.get("allow_random"):

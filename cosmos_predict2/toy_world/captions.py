@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an episode is called: a sentence of at most 63 bytes about what happened, not what was intended."""
+"""Captions of episodes: a sentence of at most 63 bytes about what happened, not what was intended."""
 
 from collections.abc import Sequence
 
@@ -63,7 +63,7 @@ def _subject(states: Floats, task: Task, is_success: bool) -> int:
 
 
 def _was_carried(states: Floats, number: int) -> bool:
-    """Whether the gripper held the object over most of its way."""
+    """True if the gripper held the object over most of its way."""
     x, y = PUCK_X + 2 * number, PUCK_Y + 2 * number
     way = numpy.hypot(numpy.diff(states[:, x]), numpy.diff(states[:, y]))
     is_held = states[1:, HELD] == number

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where things are on a picture, by colour alone: for true pictures, and for those that a model imagines.
+"""Places of the things on a picture, by colour alone: for true pictures, and for those that a model imagines.
 
 Every pixel is taken as a mixture of at most two of the scene's colours, which is what soft edges make. A table over
 colours of five bits a channel, filled once, gives each thing's share of a pixel.
@@ -32,7 +32,7 @@ _FRAMES_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Detection:
-    """What was found on pictures [..., H, W, 3]."""
+    """Things found on pictures [..., H, W, 3]."""
 
     position: Mapping[str, Floats]  # thing -> [..., 2] (x, y) in pixels, NaN where it is not seen
     is_closed: NDArray[numpy.bool_]  # [...], colour of the gripper

@@ -41,7 +41,7 @@ _ACTION_GRID = 1024.0  # actions are multiples of 1/1024: exact in float32
 
 @dataclass(frozen=True)
 class Plan:
-    """What each of N episodes' drivers has in mind, with all random numbers drawn."""
+    """Intentions of N episodes' drivers, with all random numbers drawn."""
 
     driver: list[str]
     skill: Floats  # [N]
@@ -103,7 +103,7 @@ def drive(
 
 
 def expert_action(states: Floats, tasks: Sequence[Task], setting: Setting) -> Floats:
-    """What an expert of skill 1 does in states [N, 10]: dx, dy and grip, [N, 3]."""
+    """Actions of an expert of skill 1 in states [N, 10]: dx, dy and grip, [N, 3]."""
     verbs = [task.verb for task in tasks]
     return _perform(states, states[:, GOAL], numpy.zeros(len(states)), tasks, verbs, setting)
 

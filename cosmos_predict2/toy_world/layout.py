@@ -107,7 +107,7 @@ def _try(
 
 
 def _is_out_of_the_way(other: Floats, place: Floats, goal: Floats, gripper: Floats, away: Floats) -> Bools:
-    """Whether the second object touches nothing and does not stand between object and goal."""
+    """True if the second object touches nothing and does not stand between object and goal."""
     along = (((other - place) * (goal - place)).sum(-1) / away**2).clip(0.0, 1.0)
     nearest = place + along[..., None] * (goal - place)
     is_far = numpy.hypot(*numpy.moveaxis(other - nearest, -1, 0)) > 13.0

@@ -202,7 +202,7 @@ def _carry(rows: Floats, before: Floats, size: int) -> None:
 
 
 def _objects_yield(rows: Floats, pushed: list[NDArray[numpy.bool_]], size: int) -> None:
-    """Where puck and box overlap, the one that was not pushed yields; where a wall stops it, both stop."""
+    """If puck and box overlap, the one that was not pushed yields; if a wall stops it, both stop."""
     puck, box = _object(rows, _PUCK), _object(rows, _BOX)
     depth, normal_x, normal_y = _press(puck[0], puck[1], box[0], box[1], _BOX, PUCK_RADIUS)
     hit = depth > 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies on the table: the columns of a state, sizes and colours of the things, and the two settings.
+"""Things on the table: the columns of a state, sizes and colours of the things, and the two settings.
 
 All lengths are pixels; x runs to the right and y downwards, and pixel (row i, column j) covers [j, j+1) x [i, i+1).
 A state is one row of ten float64 numbers, so that whole batches of episodes are one array.

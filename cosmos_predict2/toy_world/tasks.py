@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to do on the table, when it is done, and what is paid for it."""
+"""Tasks on the table, their ends and their rewards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,7 +97,7 @@ def distance(states: Floats, start: Floats, groups: Groups) -> Floats:
 
 
 def success(states: Floats, left: Floats, groups: Groups, setting: Setting) -> NDArray[numpy.bool_]:
-    """Whether the task is done in each state, given what is left to do there."""
+    """True for each state in which the task is done, given what is left to do there."""
     done = numpy.empty(left.shape, dtype=bool)
     for task, who in groups:
         if task.verb == "touch":

@@ -95,5 +95,5 @@ class ToyWorld:
 
     @property
     def sentences(self) -> list[str]:
-        """What each environment's task asks for."""
+        """The instruction of each environment."""
         return [task.sentence for task in self.tasks]

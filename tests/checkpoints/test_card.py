@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What weights record about themselves is found again wherever their file lies, and decides how they are used."""
+"""Records of weights about themselves are found wherever their file lies, and decide how they are used."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every data set keeps to, whatever its source: the form of a sample, its draws, facts, checks and bad samples."""
+"""Promises of every data set, whatever its source: the form of a sample, its draws, facts, checks and bad samples."""
 
 import shutil
 from collections.abc import Callable, Iterator

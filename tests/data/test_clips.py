@@ -265,7 +265,7 @@ def test_a_decoder_that_is_not_installed_is_an_error(name: str, monkeypatch: pyt
 
 
 class _Reader:
-    """What both packages offer, on top of PyAV; counts the readers that are held."""
+    """The interface of both packages, on top of PyAV; counts the readers that are held."""
 
     held = 0
 

@@ -36,7 +36,7 @@ def test_latents_are_those_of_the_clips() -> None:
 
 
 def _start(action: Tensor, whole: numpy.ndarray) -> int:
-    """Where in an episode these actions are."""
+    """Place of these actions in an episode."""
     (start,) = [s for s in range(0, 13, 4) if numpy.array_equal(whole[s : s + 12], action.numpy())]
     return start
 

@@ -121,7 +121,7 @@ def test_the_mix_has_every_driver_with_its_share(pushes: Episodes) -> None:
 
 
 def check_caption(text: str, states: Floats, setting: str = "default") -> str:
-    """What the sentence claims, held against the states; gives the kind of claim."""
+    """Compare the claim of the sentence with the states; gives the kind of claim."""
     number = 0 if "red puck" in text else 1
     assert ("red puck" in text) != ("blue box" in text)
     place = states[:, object_position(number)]

@@ -239,7 +239,7 @@ def _read_peft(path: str, names: Iterable[str], alpha: float | None) -> Adapter:
 
 
 def _diffusers_settings(metadata: Mapping[str, str], file: str) -> PeftSettings | None:
-    """What diffusers wrote into the header: of a pipeline's adapter with "transformer." before every key, of a
+    """Settings that diffusers wrote into the header: of a pipeline's adapter with "transformer." before every key, of a
     transformer's own without it. None where there is nothing, as in its older files."""
     if DIFFUSERS_KEY not in metadata:
         return None
@@ -296,7 +296,7 @@ def _adapter(path: str, source: Mapping[str, Tensor], settings: PeftSettings | N
 def _scaling(
     path: str, layer: str, rank: int, own: float | None, settings: PeftSettings | None, alpha: float | None
 ) -> float:
-    """What B A of one layer is multiplied by: ``own`` is the alpha that stands beside its factors."""
+    """Factor of B A in one layer; ``own`` is the alpha that stands beside its factors."""
     if settings is None:
         agreed_alpha(path, own, alpha)
         return (alpha or rank if own is None else own) / rank

@@ -44,7 +44,7 @@ ADAPTER_FORMS = ("peft", "diffusers-lora")
 
 @dataclass(frozen=True)
 class AdapterExport:
-    """Which adapters to read, and in which layout to write them."""
+    """Adapters to read, and the layout to write them in."""
 
     source: str  # a checkpoint with adapters, a run's folder, or an adapter in any layout
     destination: str  # a folder
@@ -136,8 +136,8 @@ def _selects(target: str, names: Iterable[str]) -> bool:
 
 
 def _targets(layers: list[str], adapter: Adapter, of_run: str, rename: Callable[[str], str]) -> list[str]:
-    """What selects the layers: as the run had it, where that is so in the names of the layout; else the ends of their
-    names, as far as the whole network is known."""
+    """Patterns that select the layers: the run's own if they select the same layers by the layout's names, else the
+    ends of their names, as far as the whole network is known."""
     modules = {name for full in adapter.network for name in accumulate(rename(full).split("."), "{}.{}".format)}
     recorded = [target.strip() for target in of_run.split(",") if target.strip()]
     chosen = {name for name in modules if any(_selects(target, [name]) for target in recorded)}

@@ -61,7 +61,7 @@ class PeftSettings:
         return cls(where, rank, alpha, ranks, alphas, bool(config.get("use_rslora")))
 
     def scaling(self, layer: str, rank: int) -> float:
-        """What B A of a layer is multiplied by, given its name in the file and the rank of its factors."""
+        """Factor of B A in a layer, given its name in the file and the rank of its factors."""
         own_rank = _of_layer(self.ranks, layer, self.rank)
         if rank != own_rank:
             raise CheckpointError(f"{self.where}: {layer} has rank {rank}, the settings say {own_rank}.")

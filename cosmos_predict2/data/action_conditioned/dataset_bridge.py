@@ -150,7 +150,7 @@ class ActionConditionedDataset(ClipDataset):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What is wrong with the arguments, without reading the annotations."""
+        """Findings about the arguments; the annotations are not read."""
         options, key = with_defaults(cls, arguments), context.key
         mode, videos = options["mode"], options["video_path"]
         cameras = options["cam_ids"] if options["cam_id"] is None else (options["cam_id"],)

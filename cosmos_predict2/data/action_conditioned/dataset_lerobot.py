@@ -153,7 +153,7 @@ class LeRobotActionDataset(ClipDataset):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What is wrong with the arguments, without reading the episodes."""
+        """Findings about the arguments; the episodes are not read."""
         options = with_defaults(cls, {"root": "", **arguments})
         stride, combine = options["stride"], options["combine_actions"]
         problems = _problems(options["data_split"], options["embodiment"], stride, options["start_interval"], combine)

@@ -120,7 +120,7 @@ class LiberoDataset(ClipDataset):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What is wrong with the arguments, without opening the files."""
+        """Findings about the arguments; the files are not opened."""
         options = with_defaults(cls, {"root": "", **arguments})
         names = ("cameras", "mode", "val_every", "stride", "start_interval", "outcome")
         yield from errors(context.key, _problems(*(options[name] for name in names)))

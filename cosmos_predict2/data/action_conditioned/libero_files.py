@@ -132,7 +132,7 @@ def read_poses(demo: Demo) -> tuple[Floats, Floats]:
 
 
 def is_success(demo: Demo) -> bool:
-    """Whether a reward was given at its end or before: demonstrations all are, what a policy tried need not be."""
+    """True if a reward was given, at its end or before: in every demonstration, but not in every try of a policy."""
     with opened(demo.file) as content:
         rewards = numpy.asarray(_table(content["data"][demo.name], "rewards", demo.file, demo.name))
     return bool((rewards > 0).any())
@@ -150,7 +150,7 @@ def read_proprio(demo: Demo) -> Floats:
 
 
 def is_validation(number: int, val_every: int) -> bool:
-    """Whether a task's demonstration of this number is for validation: the last of every ``val_every``; none for 0."""
+    """True if a task's demonstration of this number is for validation: the last of every ``val_every``; none for 0."""
     return val_every > 0 and number % val_every == val_every - 1
 
 

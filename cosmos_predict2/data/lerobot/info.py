@@ -143,7 +143,7 @@ def choose_episodes(
 
 
 def held_out(count: int, fraction: float) -> NDArray[numpy.bool_]:
-    """Which of ``count`` are held out: so large a share, evenly spread, one at least where any are asked for."""
+    """True for the held-out ones of ``count``: this share, evenly spread, at least one unless ``fraction`` is 0."""
     if fraction == 0 or count < 2:
         return numpy.zeros(count, dtype=bool)
     num = min(count - 1, max(1, round(count * fraction)))
@@ -212,7 +212,7 @@ def read_modality(root: Path) -> Modality | None:
 
 
 def is_absolute(modality: Modality | None, column: str, place: int) -> bool | None:
-    """Whether a number of an action's column is a target (True) or a move (False); None where it is unknown."""
+    """True if a number of an action's column is a target, False if it is a move, None if that is unknown."""
     known = modality.action.values() if modality else ()
     found = (part.absolute for part in known if part.column == column and part.start <= place < (part.end or 0))
     return next((one for one in found if one is not None), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which episodes a data set has and where each lies, in all versions of the format.
+"""Episodes of a data set and the place of each, in all versions of the format.
 
 2.0 and 2.1: a table and a video per episode
     meta/episodes.jsonl                                {"episode_index": 0, "tasks": ["..."], "length": 120}
@@ -64,7 +64,7 @@ class Episodes:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where an episode's rows are."""
+    """Place of an episode's rows."""
 
     path: Path
     first: int
@@ -72,7 +72,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Where an episode's pictures are: in ``path``, from ``start`` seconds on; ``seconds`` long where that is known."""
+    """Place of an episode's pictures: in ``path``, from ``start`` seconds on; ``seconds`` long if that is known."""
 
     path: Path
     start: float = 0.0

@@ -55,7 +55,7 @@ class LeRobotSource:
         return self.layout.tasks
 
     def name(self, i: int) -> str:
-        """What the files of episode i are called."""
+        """Stem of the files of episode i."""
         return f"episode_{int(self.episodes.numbers[i]):06d}"
 
     # ---- numbers -----------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class LeRobotSource:
             return video.read(numbers, fit)
 
     def clip(self, i: int, camera: str) -> Clip:
-        """Where the video of episode i is, after checking that the index agrees with itself."""
+        """Place of episode i's video, after checking that the index agrees with itself."""
         clip = self.layout.clip(i, camera)
         seconds = int(self.episodes.lengths[i]) / self.info.fps
         if clip.seconds is not None and abs(clip.seconds - seconds) > 0.5 / self.info.fps:
@@ -201,7 +201,7 @@ class LeRobotSource:
                 )
 
     def length_problem(self, i: int, camera: str, clip: Clip, num_frames: int) -> str | None:
-        """What is wrong where a video file of so many frames ends before episode i does."""
+        """The problem if a video file of so many frames ends before episode i does."""
         length = int(self.episodes.lengths[i])
         needed = _frame_at(clip.start + (length - 1) / self.info.fps, self.info.video_fps(camera)) + 1
         if needed <= num_frames:

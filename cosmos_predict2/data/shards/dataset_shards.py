@@ -80,7 +80,7 @@ class ShardedVideos(ClipDataset):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What can be known to be wrong without opening a shard."""
+        """Findings that need no shard opened."""
         yield from errors(context.key, clip_problems(arguments))
         try:
             shards = list_shards(arguments.get("shards") or [])

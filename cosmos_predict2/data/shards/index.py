@@ -96,7 +96,7 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def index_folder() -> Path:
-    """Where indices are kept: one place for each user of a machine."""
+    """Folder of the indices: one for each user of a machine."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cosmos_predict2" / "shards"
 
 

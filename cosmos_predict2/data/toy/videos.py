@@ -180,7 +180,7 @@ class ToyWorldVideos(EpisodeVideos):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What is wrong with the arguments, before any episode is made."""
+        """Findings about the arguments, before any episode is made."""
         return errors(context.key, count_problems(arguments))
 
 
@@ -211,7 +211,7 @@ class ToyWorldStates(EpisodeVideos):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        """What is wrong with the arguments, without reading the files."""
+        """Findings about the arguments; the files are not read."""
         folder = Path(arguments.get("folder", ""))
         if not folder.is_dir() or not any(folder.glob(PATTERN)):
             yield error(
@@ -224,7 +224,7 @@ class ToyWorldStates(EpisodeVideos):
 
 
 def count_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Which numbers of `ToyWorldVideos` are too small."""
+    """A problem for each number of `ToyWorldVideos` that is too small."""
     for name, least in (("num_episodes", 1), ("num_frames", 1), ("num_steps", 1), ("seed", 0)):
         if isinstance(value := arguments.get(name), int) and value < least:
             yield f"{name}={value}; at least {least} is needed"

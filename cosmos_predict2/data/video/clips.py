@@ -292,7 +292,7 @@ class _PyavClip:
             codec.skip_frame = "DEFAULT"
 
     def _is_far(self, here: int, there: int) -> bool:
-        """Whether seeking is shorter than decoding all frames up to the next."""
+        """True if seeking is shorter than decoding all frames up to the next."""
         if there - here <= SEEK_COST:
             return False
         key = int(np.searchsorted(self._table.times, self._key_before(there)))
@@ -388,7 +388,7 @@ def _explained(path: StrPath) -> Iterator[None]:
 
 
 def _places(frames: Sequence[int], num_frames: int, path: StrPath) -> dict[int, list[int]]:
-    """Where each frame goes in the result, by ascending frame number."""
+    """Places of each frame in the result, by ascending frame number."""
     if not len(frames):
         raise DataError(f"{path}: no frame is asked for.")
     places: dict[int, list[int]] = {}

@@ -40,7 +40,7 @@ MPEG_RANGE = 1
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """What a video file holds, without its pictures; the size is that of the pictures as shown."""
+    """Facts about a video file, without its pictures; the size is that of the pictures as shown."""
 
     num_frames: int
     fps: float
@@ -49,7 +49,7 @@ class VideoInfo:
 
 
 def kind_of(path: StrPath) -> Literal["image", "video"]:
-    """Whether the file is a picture or a video, by its suffix in any case."""
+    """Kind of a file by its suffix, in any case."""
     suffix = os.path.splitext(os.fspath(path))[1].lower()
     if suffix in IMAGE_SUFFIXES:
         return "image"
@@ -123,7 +123,7 @@ def iterate_frames(path: StrPath, every: int = 1) -> Iterator[Tensor]:
 
 
 def scan_video(path: StrPath) -> VideoInfo:
-    """What a file holds, after decoding all of it: fewer frames than it states, or damaged ones, are errors."""
+    """Facts about a video after decoding all of it: fewer frames than it states, or damaged ones, are errors."""
     num_packets, num_frames, size = 0, 0, (0, 0)
     with opened_video(path) as container:
         stream = container.streams.video[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pictures and clips a folder holds, by the stem that joins them with their captions and embeddings."""
+"""Pictures and clips of a folder, by the stem that joins them with their captions and embeddings."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -56,7 +56,7 @@ class EmbeddingCache:
         return self
 
     def path(self, prompt: str) -> str | None:
-        """Where the folder keeps a prompt's embedding."""
+        """The file of a prompt's embedding."""
         if self._folder is None:
             return None
         digest = self._key(prompt)

@@ -46,7 +46,7 @@ _SIMILAR = 0.98  # cosine: other dtypes of the same weights are above, other wei
 
 @dataclass(frozen=True)
 class Counts:
-    """What ``embed_captions`` did, or with ``dry_run`` would do."""
+    """Numbers of embeddings that ``embed_captions`` wrote, or with ``dry_run`` would write."""
 
     written: int = 0  # files
     encoded: int = 0  # distinct captions among them
@@ -143,7 +143,7 @@ def _require_one_encoder(folder: Path, plan: "_Plan", name: str | None, adopt: b
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a folder has and lacks of some captions."""
+    """Embeddings of some captions that a folder has and lacks."""
 
     record: EncoderRecord | None
     files: dict[str, list[Path]]

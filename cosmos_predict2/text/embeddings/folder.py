@@ -45,7 +45,7 @@ _PART = re.compile(r"embeddings\.shard-\d+-of-\d+\.json")
 
 @dataclass(frozen=True)
 class EncoderRecord:
-    """What the embeddings of a folder have in common."""
+    """Properties that all embeddings of a folder share."""
 
     encoder: str
     width: int
@@ -140,7 +140,7 @@ class EmbeddingFolder:
 
 
 def find_embedding_dir(dataset_dir: Path | str) -> Path | None:
-    """Where a data set keeps its embeddings; None if it has none."""
+    """The folder of a data set's embeddings; None if it has none."""
     folders = (Path(dataset_dir) / name for name in FOLDER_NAMES)
     return next((folder for folder in folders if folder.is_dir()), None)
 
@@ -213,7 +213,7 @@ def _in_safetensors(content: bytes, path: str) -> Tensor:
 
 
 def is_encoder(encoder: str, name: str) -> bool:
-    """Whether the encoder ``name``, or encoders of that kind, are what is recorded as ``encoder``."""
+    """True if the recorded ``encoder`` is the encoder ``name``, or one of that kind."""
     return encoder == name or encoder.startswith(f"{name}-")
 
 

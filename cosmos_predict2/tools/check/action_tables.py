@@ -62,12 +62,12 @@ class ActionTable:
 
     @property
     def fault(self) -> str:
-        """What makes training on these actions pointless; empty where nothing does."""
+        """The reason why training on these actions is pointless; empty without one."""
         is_useless = is_constant(self.statistics.action)
         return f"{self.title}: no number ever changes, so a model can learn nothing" if is_useless else ""
 
     def notes(self) -> Iterator[str]:
-        """What may be wrong with the numbers."""
+        """Possible faults of the numbers."""
         yield from self.of_units
         columns = self.statistics.action
         for k, value in outliers(columns, self.transform).items():
@@ -112,7 +112,7 @@ def lerobot_tables(source: LeRobotSource) -> list[ActionTable]:
 
 
 def number_names(info: Info, part: Part, modality: Modality | None = None) -> list[str]:
-    """What the numbers of a part are called, by modality.json or by info.json; else its column and their places."""
+    """Names of a part's numbers, by modality.json or by info.json; else its column and their places."""
     width = part_width(info, part)
     names = [f"{part.column}[{part.start + k}]" for k in range(width)]
     named = _flat(info.features[part.column].get("names"))

@@ -14,7 +14,7 @@ from imaginaire.errors import DataError
 
 @dataclass(frozen=True)
 class RecordingJob:
-    """What to look at."""
+    """A recording to check."""
 
     annotation: Path
     root: Path  # that the paths of videos count from

@@ -40,7 +40,7 @@ def file_of(found: Finding) -> str:
 
 @dataclass(frozen=True)
 class ClipJob:
-    """What to look at; ``is_fast`` decodes the first and the last frame only."""
+    """A clip to check; ``is_fast`` decodes the first and the last frame only."""
 
     stem: str
     path: Path
@@ -56,7 +56,7 @@ class ClipJob:
 
 @dataclass(frozen=True)
 class ClipFacts:
-    """What was found; a side of 0 is a clip that cannot be read."""
+    """Facts about a clip; a side of 0 is a clip that cannot be read."""
 
     stem: str
     path: str
@@ -72,7 +72,7 @@ class ClipFacts:
 
 
 def check_all(check: Callable[[Job], Facts], jobs: list[Job], place: Path, workers: int | None) -> list[Facts]:
-    """What a check finds of each job; it reports what is wrong, so none fails."""
+    """The findings of each job, in order; a check reports every problem, so none of them raises."""
     found = run_jobs(check, jobs, what=f"checking {place}", workers=workers)
     assert not found.faults, "a check raised in place of reporting"
     return found.results

@@ -39,7 +39,7 @@ _NAMED = 3  # of many, so many are named in a note
 
 @attrs.define(kw_only=True, frozen=True)
 class Wanted:
-    """What training requires of the data set; None: no requirement."""
+    """Requirements of training on the data set; None: no requirement."""
 
     num_frames: int | None = None
     video_size: Sequence[int] | None = None  # height, width
@@ -71,7 +71,7 @@ class Wanted:
 
 @dataclass
 class Report:
-    """What a folder holds and what was found; ``parts`` are those of its splits."""
+    """Contents and faults of a folder; ``parts`` are the reports of its splits."""
 
     folder: str
     form: str

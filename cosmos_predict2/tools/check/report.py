@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check found, for people and for programs."""
+"""Findings of a check, for people and for programs."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether processes can talk: who is there, whether collectives give the right numbers, and how fast.
+"""Communication of processes: who is there, whether collectives give the right numbers, and how fast.
 
 Under torchrun every process calls `examine`; without it `start_here` starts two or more and does the same.
 """
@@ -30,7 +30,7 @@ _KNOBS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network that joins 
 
 
 def examine(limit_s: float = LIMIT_S) -> list[Finding]:
-    """What this rank found; rank 0's list is the whole one. Leaves no process group behind."""
+    """Findings of this rank; rank 0's list is the whole one. Leaves no process group behind."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         store = _sign_in(rank, world_size, limit_s)
@@ -92,7 +92,7 @@ def _sign_in(rank: int, world_size: int, limit_s: float) -> Any:
 
 
 def _rank_map() -> list[Finding]:
-    """Which process is where, and whether all run the same code."""
+    """The place of each process, and a comparison of the code that they run."""
     git = provenance.git_state(provenance.root())
     mine = dict(
         host=socket.gethostname(),
@@ -167,7 +167,7 @@ def _timed(operation: "Operation", size: int, device: torch.device) -> tuple[flo
 
 
 def _of_all(base: Tensor) -> Iterator[Tensor]:
-    """What each rank gives."""
+    """The values of each rank."""
     return (base + 1000 * rank for rank in range(distributed.world_size()))
 
 

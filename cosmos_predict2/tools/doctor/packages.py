@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed: Python, torch, the GPU's driver, our own packages, and what each optional package would bring."""
+"""Installed packages: Python, torch, the GPU's driver, our own, and what each optional one would bring."""
 
 import importlib.metadata
 import importlib.util
@@ -156,7 +156,7 @@ def _driver() -> str | None:
 
 
 def _import_problem(module: str) -> str | None:
-    """What goes wrong when a compiled package is imported: most often it was built for another torch."""
+    """The error of importing a compiled package: most often it was built for another torch."""
     try:
         importlib.import_module(module)
     except Exception as error:  # a package may do anything while it is imported

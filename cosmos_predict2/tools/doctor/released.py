@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of this project works on a machine: attention, a small network and its gradients, videos, released weights."""
+"""Examination of a machine: attention, a small network and its gradients, videos, released weights."""
 
 import itertools
 import tempfile
@@ -32,7 +32,7 @@ def all_findings(device: torch.device) -> Iterator[Finding]:
 
 
 def attention(device: torch.device) -> Iterator[Finding]:
-    """What ``auto`` takes here and why, and every backend compared with plain products."""
+    """The backend that ``auto`` takes here and why, and every backend compared with plain products."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     choice = choose_attention("auto", device, dtype, HEAD_DIMS[0])
     yield Finding("attention/auto", f"takes {choice.name} in {_name(dtype)} on {device}: {choice.reason}")

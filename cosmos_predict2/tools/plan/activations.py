@@ -36,7 +36,7 @@ class Activations:
 
 
 def activations(work: Workload) -> Activations:
-    """What a micro-batch takes under the workload's policy."""
+    """Activations of a micro-batch under the workload's policy."""
     sizes = _Sizes(work)
     whole = sum(sizes.linears(name, adapted) for name, adapted in _linears(work).items())
     is_trained = work.lora_rank is None

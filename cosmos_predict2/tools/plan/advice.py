@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to change so that a run fits, or goes faster where it fits: overrides, and the memory and time with each."""
+"""Changes that make a run fit, or faster if it fits: overrides, and the memory and time with each."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

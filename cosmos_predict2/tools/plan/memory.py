@@ -45,7 +45,7 @@ class Memory:
 
     @property
     def state(self) -> int:
-        """What stays from step to step."""
+        """Memory that stays from step to step."""
         return self.parameters + self.gradients + self.optimizer + self.ema
 
     @property
@@ -55,7 +55,7 @@ class Memory:
 
     @property
     def working(self) -> int:
-        """What comes and goes within a step, at its peak."""
+        """Memory that comes and goes within a step, at its peak."""
         return max(self.held + self.encoding, self.gathered + self.backward)
 
     def as_dict(self) -> dict[str, int]:
@@ -149,7 +149,7 @@ def _gathered(work: Workload) -> int:
 
 
 def _encoding(work: Workload, window: int) -> int:
-    """Of the Wan tokenizer by the frames that it was measured to have alive; the pixels in [-1, 1] besides."""
+    """Memory of the Wan tokenizer by the frames that it was measured to have alive; the pixels in [-1, 1] besides."""
     pixels = work.batch_size * work.height * work.width
     if work.tokenizer == "none":
         return 0
@@ -162,7 +162,7 @@ def _encoding(work: Workload, window: int) -> int:
 
 
 def _trajectories(work: Workload, passes: Passes) -> int:
-    """Of each clip: where it began and ended, the states of its trained steps, and its text."""
+    """Memory of each clip: its start and end, the states of its trained steps, and its text."""
     latent = 4 * work.net.in_channels * math.prod(work.latent_shape)
     text = 4 * work.text_tokens * work.net.text_channels
     return passes.clips * (2 * latent + passes.kept_latents * latent // work.context_parallel + text)

@@ -138,7 +138,7 @@ def _advice(plan: Plan) -> Iterator[str]:
 
 
 def cards_text(found: Mapping[int, tuple[Outcome, bool]]) -> str:
-    """What fits one card of each size, with room for the error of the estimate: a table, and the overrides below it."""
+    """The configuration that fits one card of each size, with room for the error of the estimate, and its overrides."""
     lines = ["One card: the nearest to this configuration that fits", ""]
     lines += [f"{'card':<16}{'needs':>8}{'iteration':>12}{'clips/h':>10}  {'max_iter':<9}"]
     for size, (outcome, fits) in found.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run asks of each rank, read off its configuration: the numbers that all predictions start from."""
+"""Sizes of a training run on each rank, read off its configuration: the numbers that all predictions start from."""
 
 import inspect
 import math
@@ -69,13 +69,13 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Of a whole clip."""
+        """Tokens of a whole clip."""
         t, h, w = self.latent_shape
         return t // self.net.patch_temporal * (h // self.net.patch_spatial) * (w // self.net.patch_spatial)
 
     @property
     def rank_tokens(self) -> int:
-        """Of all clips of a micro-batch, those that one rank works on."""
+        """Tokens of all clips of a micro-batch that one rank works on."""
         return self.batch_size * self.tokens // self.context_parallel
 
     @property
@@ -183,7 +183,7 @@ def _optimizer(node: Any) -> tuple[str, bool]:
 
 
 def _of_data(config: Config, name: str) -> list[Any]:
-    """What the classes that the training data name get as this argument, where they take it."""
+    """Values of this argument in the classes that the training data name, for those that take it."""
     found = []
     for key, node in config_checks.nodes(config.dataloader_train, "dataloader_train"):
         if (target := target_of(node, key)) is None:

@@ -30,7 +30,7 @@ UNPACKED = 1.1  # times the archive's size: videos hardly shrink in it
 
 @dataclass
 class Contents:
-    """What lies in a Bridge folder."""
+    """Contents of a Bridge folder."""
 
     recordings: dict[str, int] = field(default_factory=dict)  # by split
     frames: int = 0

@@ -99,7 +99,7 @@ def _caption(job: CaptionJob) -> str:
 
 
 def _ask(job: CaptionJob) -> str:
-    """What the command prints about a clip, without the spaces around it."""
+    """The command's output about a clip, without the spaces around it."""
     words = [word.replace(PLACE, str(job.clip)) for word in job.command]
     try:
         process = subprocess.Popen(

@@ -30,7 +30,7 @@ RESERVE = 2**30  # bytes of the disk that a download leaves free
 
 @dataclass(frozen=True)
 class Listing:
-    """What a repository of data has of some patterns, at one commit."""
+    """Files of a data repository that match some patterns, at one commit."""
 
     repo_id: str
     revision: str

@@ -73,7 +73,7 @@ def prepare(source: HubVideos, args: argparse.Namespace) -> list[Path]:
 
 
 def _places(source: HubVideos, sizes: dict[str, int], dataset: Path) -> dict[str, Path]:
-    """Where each file of the repository goes; other files are excluded."""
+    """The place of each file of the repository; other files are excluded."""
     places: dict[str, Path] = {}
     for name in sizes:
         path = PurePosixPath(name)

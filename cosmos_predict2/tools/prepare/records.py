@@ -45,7 +45,7 @@ def read_record(path: Path, kind: str | None = None) -> dict[str, Any] | None:
 
 
 def holds_nothing(folder: Path) -> bool:
-    """Whether nothing lies in a folder, or it does not exist; a file of its name is an error."""
+    """True if a folder is empty or does not exist; a file of its name is an error."""
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; --out names a folder.")
     return not folder.exists() or not any(folder.iterdir())

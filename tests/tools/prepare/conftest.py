@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of preparation share: a hub and a web server's file, the files of a folder, and starting a command."""
+"""Shared by the tests of preparation: a hub and a web server's file, the files of a folder, and starting a command."""
 
 import sys
 from collections.abc import Callable, Iterator

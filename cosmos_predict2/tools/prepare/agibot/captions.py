@@ -109,7 +109,7 @@ def _write_one(
     described: dict[str, dict[str, Described]],
     faults: list[str],
 ) -> bool:
-    """Whether the window has a caption now."""
+    """True if the window has a caption now."""
     path = source.output / split / "metas" / f"{clip.stem}.txt"
     there = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
     text = listed.get(clip.stem, there)

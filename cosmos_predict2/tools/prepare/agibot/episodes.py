@@ -37,7 +37,7 @@ KEPT_SHARE = 0.05  # of an archive's bytes, at most, is one camera of its episod
 
 @dataclass(frozen=True)
 class Source:
-    """Which tasks and which camera of the data set, and where it lies."""
+    """Tasks and camera of the data set, and its folder."""
 
     data_dir: Path
     task_ids: tuple[str, ...]
@@ -52,7 +52,7 @@ class Source:
 
     @property
     def output(self) -> Path:
-        """Where the training folder goes: beside ``data_dir``."""
+        """The training folder, beside ``data_dir``."""
         named = self.data_dir if self.data_dir.name not in ("", "..") else self.data_dir.resolve()
         return named.parent / f"agibot_{self.camera}"
 
@@ -99,7 +99,7 @@ class _Archive:
 
     @property
     def is_done(self) -> bool:
-        """Whether its episodes lie here, unpacked from this very archive."""
+        """True if its episodes lie here, unpacked from this very archive."""
         made = read_record(self.marker) or {}
         if made.get("size") != self.size or made.get("camera") != self.source.camera:
             return False
@@ -189,7 +189,7 @@ def camera_path(episode: Path, camera: str) -> Path:
 
 
 def is_kept(parts: tuple[str, ...], camera: str) -> bool:
-    """Whether cleaning leaves a file of an episode, named by its path below the episode's folder."""
+    """True if cleaning leaves a file of an episode, named by its path below the episode's folder."""
     if len(parts) < 2:
         return True
     return parts[0] == "videos" and (not parts[-1].lower().endswith(".mp4") or parts[1:] == (f"{camera}.mp4",))

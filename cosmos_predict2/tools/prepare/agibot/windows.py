@@ -113,7 +113,7 @@ class _Episode:
 
 @dataclass(frozen=True)
 class EpisodeCut:
-    """What an episode gave: its windows by name, and how many of them this run wrote."""
+    """Windows of an episode by name, and how many of them this run wrote."""
 
     split: str
     stems: tuple[str, ...]

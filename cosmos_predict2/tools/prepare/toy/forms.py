@@ -207,5 +207,5 @@ FORMS = {
 
 
 def layout_of(form: str) -> str:
-    """What a folder of this form holds, in Markdown."""
+    """Contents of a folder of this form, in Markdown."""
     return FORMS[form].layout.replace("COLUMNS", ", ".join(COLUMNS))

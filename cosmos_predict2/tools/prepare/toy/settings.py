@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a folder of the toy world holds: number of episodes, frames, size, tasks, layout and splits."""
+"""Settings of a folder of the toy world: number of episodes, frames, size, tasks, layout and splits."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def name_of(index: int) -> str:
 
 @attrs.define(kw_only=True, frozen=True)
 class ToyFolder:
-    """What to write; two folders of equal settings hold equal episodes."""
+    """Settings of a folder; two folders of equal settings hold equal episodes."""
 
     episodes: int = attrs.field(default=200, validator=[attrs.validators.ge(1), attrs.validators.le(10**7)])
     frames: int = attrs.field(default=25, validator=[attrs.validators.ge(2), attrs.validators.le(10**5)])
