@@ -366,6 +366,9 @@ def test_rewards_of_pictures_and_of_clips_count_together_by_their_weights(imagin
     )
     torch.testing.assert_close(found.value_E_F, near.value_E_F + 0.5 * of_clip[:, None])
     assert torch.equal(found.success_E_F, near.success_E_F)
+    bright = Brightness(2.0)  # to which nothing is a success, and which has no say
+    judged = WeightedReward(dict(still=still, near=ToyDetectorReward(), bright=bright)).judge(frames, context)
+    assert torch.equal(judged.success_E_F, near.success_E_F) and near.success_E_F.any()
     env = make(imagination, reward=both, scoring=dict(reward_on="each"))
     begin(env)
     assert env.chunk_step(actions(env))[1].isfinite().all()

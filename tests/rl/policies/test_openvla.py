@@ -3,6 +3,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,42 @@ def test_a_demonstrator_is_recorded_as_the_nearest_tokens(folder: Path) -> None:
     loss = policy.cloning_loss(record, torch.Generator())
     loss.backward()
     assert loss > 0
+
+
+def test_an_action_that_is_held_is_the_mean_of_what_was_demonstrated(folder: Path) -> None:
+    policy, seen = OpenVLAPolicy(str(folder), gripper="as_is", hold=2), _observation()
+    wanted = torch.rand(3, policy.chunk, 7, generator=torch.Generator().manual_seed(0)) * 1.9 - 0.95
+    held = policy.actions(policy.record_of(seen, wanted)["responses"]).unflatten(1, (-1, 2))
+    assert torch.equal(held[:, :, 0], held[:, :, 1])
+    assert (held[:, :, 0] - wanted.unflatten(1, (-1, 2)).mean(dim=2)).abs().max() < 1 / 255 + 1e-6
+
+
+@pytest.mark.parametrize("variant", ["oft", "autoregressive"])
+def test_each_token_of_a_decision_has_a_draw_of_its_own(variant: str, folder: Path) -> None:
+    """So hot that all tokens are alike: equal draws would choose equal tokens."""
+    policy = OpenVLAPolicy(str(folder), variant=variant, temperature=1e6)
+    record = policy.act(_observation(), mode="sample", generators=_generators()).record
+    assert all(len(set(row)) > 3 for row in record["responses"].flatten(1).tolist())
+
+
+def test_numbers_are_outside_below_and_above_their_range() -> None:
+    statistics = Statistics(numpy.array([0.0, 0.0]), numpy.array([2.0, 2.0]), numpy.array([True, False]))
+    values = torch.tensor([[-0.1, -0.5], [0.0, -1.5], [2.0, 0.0], [2.1, 1.5]])
+    assert statistics.is_outside(values).tolist() == [[True, False], [False, True], [False, False], [True, True]]
+
+
+def test_towers_see_each_view_by_their_own_mean_and_deviation() -> None:
+    """The channels of a view are those of the first tower and then of the second."""
+    resize = Resize("resize-naive", 1, "bicubic", (0, 0, 0))
+    other = replace(resize, interpolation="bilinear")
+    made = Preprocessor((resize, other), ((0.0, 0.1, 0.2), (0.5, 0.5, 0.5)), ((1.0, 2.0, 4.0), (0.5, 0.25, 0.5)))
+    given = torch.tensor([[[51, 102, 153], [0, 51, 255]], [[255, 255, 255], [102, 0, 51]]], dtype=torch.uint8)
+    found = made.normalized(given.reshape(1, 2, 2, 3, 1, 1)).flatten()
+    first = [
+        [(v / 255 - m) / s for v, m, s in zip(view[0].tolist(), (0.0, 0.1, 0.2), (1.0, 2.0, 4.0))] for view in given
+    ]
+    second = [[(v / 255 - 0.5) / s for v, s in zip(view[1].tolist(), (0.5, 0.25, 0.5))] for view in given]
+    torch.testing.assert_close(found, torch.tensor([*first[0], *second[0], *first[1], *second[1]]))
 
 
 def test_a_folder_is_written_as_it_was_read(folder: Path, tmp_path: Path) -> None:

@@ -75,6 +75,19 @@ def test_probabilities_are_those_that_were_drawn_with(folder: Path, method: str,
     assert (found.entropy_B_K_N is not None) == (method == "flow_noise")
 
 
+def test_an_action_that_is_held_is_the_mean_of_what_was_demonstrated(folder: Path) -> None:
+    policy, seen = Pi05Policy(str(folder), hold=2), observation()
+    actions = torch.rand(
+        3, 2 * policy.config.action_horizon, policy.action_dim, generator=torch.Generator().manual_seed(0)
+    )
+    means = actions.unflatten(1, (-1, 2)).mean(dim=2)
+    found = policy.record_of(seen, actions)["actions"][..., : policy.action_dim]
+    torch.testing.assert_close(policy.action_stats.restored(found), means, rtol=1e-4, atol=1e-4)
+    for step in (7, 3):
+        policy.on_trainer_step(step)
+        assert policy.trainer_step == step
+
+
 def test_annealed_noise_stays_at_its_last_level() -> None:
     found = [noise_level(0.5, True, (0.7, 0.3, 400), step) for step in (0, 200, 400, 800)]
     assert found == pytest.approx([0.7, 0.5, 0.3, 0.3])

@@ -3,6 +3,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,17 @@ import torch
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.judges.qwen_video import asked_of, conversation, model_input, patches_of, size_within
+from cosmos_predict2.rl.rewards.judges.qwen_video import (
+    Asked,
+    Patches,
+    asked_of,
+    conversation,
+    model_input,
+    patches_of,
+    size_within,
+)
 from cosmos_predict2.rl.rewards.judges.reason1_reward import patches_and_pace
-from cosmos_predict2.rl.rewards.judges.video_align import INSTRUCTION, SYSTEM, TEXT, evenly_spaced
+from cosmos_predict2.rl.rewards.judges.video_align import INSTRUCTION, SYSTEM, TEXT, _newest_checkpoint, evenly_spaced
 from cosmos_predict2.rl.rewards.registry import REWARDS, build
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
@@ -215,3 +224,20 @@ def test_sides_are_multiples_of_28_within_the_limits() -> None:
     assert height % 28 == width % 28 == 0 and height * width <= 300_000
     height, width = size_within(40, 60, 25_088, 10**6)
     assert height * width >= 25_088
+
+
+def test_the_newest_checkpoint_is_that_of_the_largest_number(tmp_path: Path) -> None:
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-last", "other-11"):
+        (tmp_path / name).mkdir()
+    assert _newest_checkpoint(str(tmp_path)) == "checkpoint-10"
+
+
+def test_questions_pass_together_where_length_grid_and_pace_agree() -> None:
+    one = Asked([1, 2], Patches(torch.zeros(4, 3), (1, 2, 2)), 0.5)
+    others = [
+        replace(one, ids=[1, 2, 3]),
+        replace(one, patches=Patches(torch.zeros(4, 3), (1, 4, 1))),
+        replace(one, seconds=0.25),
+    ]
+    assert one.form() == replace(one, ids=[7, 8]).form()
+    assert len({one.form(), *(other.form() for other in others)}) == 4
