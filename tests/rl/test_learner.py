@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.episodes.policy_losses import PolicyLossConfig
 from cosmos_predict2.rl.learner import Experience, require_ratio_one
 from imaginaire import distributed
 from imaginaire.distributed.parallel import ParallelDims
@@ -74,7 +73,7 @@ def test_whether_an_update_has_a_gradient_is_that_of_its_last_micro_batch() -> N
 
 
 def test_the_reference_follows_whole_and_is_what_a_checkpoint_was_loaded_into() -> None:
-    one = model(update_ref_every_iter=2, loss=PolicyLossConfig(kl_beta=0.1))
+    one = model(update_ref_every_iter=2, kl_beta=0.1)
     one.parallelize(ParallelDims())
     weight = next(one.net.parameters())
     begun = weight.detach().clone()

@@ -51,6 +51,11 @@ def rollout(first: int, size: int = 3, num_tokens: int = 1) -> Rollout:
     return Rollout(samples, video(numbers), condition, draws)
 
 
+def groups(found: Rollout, *numbers: int) -> Rollout:
+    """Some of its groups, of two members each."""
+    return found.rows((2 * torch.tensor(numbers)[:, None] + torch.arange(2)).flatten())
+
+
 def clips_of(found: Rollout) -> list[float]:
     """The numbers of its clips; raises where anything of a clip is of another."""
     clips, samples, draws = [], found.samples, found.draws
@@ -75,13 +80,13 @@ def clips_of(found: Rollout) -> list[float]:
 def test_groups_that_are_chosen_and_joined_keep_what_is_theirs() -> None:
     first, second, third = rollout(0), rollout(3), rollout(6, 2)
     assert clips_of(first) == [0, 1, 10, 11, 20, 21]
-    chosen = first.groups(torch.tensor([0, 2]), 2)
+    chosen = groups(first, 0, 2)
     assert clips_of(chosen) == [0, 1, 20, 21]
-    joined = chosen.with_others([second.groups(torch.tensor([1]), 2), third])
+    joined = chosen.with_others([groups(second, 1), third])
     assert clips_of(joined) == [0, 1, 20, 21, 40, 41, 60, 61, 70, 71]
-    assert clips_of(joined.groups(torch.tensor([3, 1, 2]), 2)) == [60, 61, 20, 21, 40, 41]
+    assert clips_of(groups(joined, 3, 1, 2)) == [60, 61, 20, 21, 40, 41]
     plain = replace(first.samples, conditions=Conditions(first.data_condition, None, first.draws.rows))
-    assert replace(first, samples=plain).groups(torch.tensor([1]), 2).samples.conditions.of(slice(0, 2))[1] is None
+    assert groups(replace(first, samples=plain), 1).samples.conditions.of(slice(0, 2))[1] is None
     with pytest.raises(DataError, match=r"\[1, 2\] tokens"):
         first.with_others([rollout(3, num_tokens=2)])
 
@@ -102,7 +107,7 @@ def parts_of(found: Rollout, **options: Any) -> list[MicroBatch]:
 @pytest.mark.parametrize("is_same", [True, False])
 def test_micro_batches_have_the_parts_of_their_own_clips(is_same: bool) -> None:
     """In 3 updates of 3 minibatches, each of which has 4 clips at 2 steps, in batches of two."""
-    found = rollout(0).groups(torch.tensor([2, 0]), 2).with_others([rollout(3), rollout(6, 1)])
+    found = groups(rollout(0), 2, 0).with_others([rollout(3), rollout(6, 1)])
     options = dict(data_beta=1.0, use_rl_sigma_and_noise=is_same)
     parts, drawn = parts_of(found, updates=3, minibatches=3, **options), []
     assert [part.is_before_update for part in parts] == [True] * 4 + [False] * 32
