@@ -113,6 +113,8 @@ class VLAGRPOModel(RLModel):
             raise ConfigError(f"{KEY}.policy and {KEY}.env must be set: what decides, and where.")
         self.precision = PRECISIONS[config.precision]
         self.net: nn.Module = lazy_config.instantiate(config.policy)
+        # before it is moved: no device needs memory for weights that are wider than trained ones
+        cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
         self._held: dict[str, Any] = {}  # no modules of this one: what is only held is in no checkpoint
         self.refinement: Refinement | None = None
         env_arguments = {}
@@ -203,7 +205,6 @@ class VLAGRPOModel(RLModel):
 
     def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
         device = next(self.net.parameters()).device
-        cast(self.net, self.weight_dtype, is_uniform=bool(self.config.fsdp_shard_size))
         if (model := self.held_world_model) is not None:
             model.seed = self.seed
             model.to(device)

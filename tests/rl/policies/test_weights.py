@@ -17,7 +17,7 @@ from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.policies.weights import cast
-from imaginaire.config import L
+from imaginaire.config import L, lazy_config
 from imaginaire.errors import CheckpointError
 from imaginaire.findings import CheckContext
 from imaginaire.optim.adamw import FusedAdamW
@@ -40,17 +40,22 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["openvla", "adapters", "pi05", "expert", "toy"])
 def test_it_is_trained_in_bfloat16(name: str, policies: dict[str, Any]) -> None:
     torch.manual_seed(0)
+    apart = lazy_config.instantiate(policies[name])
+    torch.manual_seed(0)
     rl = VLARLConfig(group_size=2, updates=2)
     options: dict[str, Any] = dict(policy=policies[name], env=L(ToyEnv)(num_envs=8), rl=rl)
     model = VLAGRPOModel(VLAGRPOConfig(**options, precision="bfloat16"))
-    buffers = {key: value.clone() for key, value in model.net.named_buffers() if "inv_freq" in key}
-    model.on_train_start()
+    buffers = {key: value.clone() for key, value in apart.named_buffers() if "inv_freq" in key}
+    cast(apart, torch.bfloat16)
     for key, value in model.net.named_buffers():
         if "inv_freq" in key or "logvar" in key:
             assert value.dtype == torch.float32 and torch.equal(value, buffers.get(key, value)), key
     assert (name == "toy") == (not buffers)
     kinds = {key: weight.dtype for key, weight in model.net.named_parameters()}
     wide = {key for key, kind in kinds.items() if kind == torch.float32}
+    for key, weight in apart.named_parameters():  # already, so that no wider ones are moved to a device
+        assert weight.dtype == kinds[key] and torch.equal(weight, model.net.get_parameter(key)), key
+    model.on_train_start()
     assert wide != kinds.keys() and bool(wide) == (name in ("pi05", "expert"))
     learnt = [weight for weight in model.net.parameters() if weight.requires_grad]
     before = [weight.detach().clone() for weight in learnt]
