@@ -202,6 +202,19 @@ def test_deviations_of_a_group_are_those_of_a_sample_or_of_all() -> None:
     torch.testing.assert_close(of_sample, of_all * 0.75**0.5)
 
 
+def test_advantages_of_episodes_have_the_norms_and_limits_of_clips() -> None:
+    played = model().source.collect(model().starts(batch()))
+    returns = played.return_E.unflatten(0, (-1, 4))
+    differences = returns - returns.mean(dim=1, keepdim=True)
+    limit = float(differences.abs().max()) / 2
+    as_it_is, limited, none = (
+        model(advantage=GroupAdvantageConfig(norm="none", **options))._advantages(played)
+        for options in (dict(), dict(adv_clip_max=limit), dict(min_std=1e3))
+    )
+    torch.testing.assert_close(as_it_is, differences)
+    assert torch.equal(limited, as_it_is.clamp(-limit, limit)) and not none.any()
+
+
 def test_episodes_that_were_lost_teach_nothing() -> None:
     one = model()
     played = one.source.collect(one.starts(batch()))
