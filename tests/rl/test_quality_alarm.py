@@ -111,6 +111,7 @@ class Planned:
         self.alarm.on_training_step_batch_end(self.model, None, {"reward_mean": reward}, torch.zeros(()), iteration)
         with mock.patch.object(self.alarm, "_measured", return_value={"a": a, "b": b}):
             self.alarm.on_training_step_end(self.model, None, {}, torch.zeros(()), iteration)
+        assert self.model.ema_scope.called, "averaged weights are measured"
         if is_end:
             self.alarm.on_save_checkpoint_start(self.model, iteration)
             self.trainer.save_wanted = False

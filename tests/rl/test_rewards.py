@@ -307,6 +307,27 @@ def test_scores_and_parts_of_a_reward_elsewhere_are_those_of_valid_clips(true: T
         assert facts[f"r0_p{percent}"] == pytest.approx(float(values.quantile(percent / 100)))
 
 
+def test_each_reward_is_compared_among_the_samples_that_count() -> None:
+    """Of the first sample one reward is invalid, so that the other one's value of it counts for nothing."""
+    scoring = _scoring(L(_partial)(name="_failing"), L(_partial)(name="_failing"))
+    everyone, others = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[False, True, True, True]])
+    found = []
+    for first in (-900.0, 900.0):
+        scores = {"r0": Scores(torch.tensor([[first, 1.0, 2.0, 6.0]]), everyone)}
+        scores["r1"] = Scores(torch.zeros(1, 4), others)
+        found.append(scoring.advantages(scores)[0])
+    assert torch.equal(*found) and found[0][0, 0] == 0 and found[0].any()
+
+
+def test_a_group_has_spread_where_any_of_its_rewards_has() -> None:
+    scoring = _scoring(L(_partial)(name="_failing"), L(_partial)(name="_failing"))
+    scoring.advantage = AdvantageConfig(min_std=0.5)
+    valid = torch.ones(4, 2, dtype=torch.bool)
+    values = [[[0.0, 2.0], [0.0, 0.0], [0.0, 0.9], [0.0, 0.0]], [[0.0, 0.0], [0.0, 2.0], [0.0, 0.9], [1.0, 1.0]]]
+    _, facts = scoring.advantages({f"r{i}": Scores(torch.tensor(value), valid) for i, value in enumerate(values)})
+    assert facts["groups_without_spread"] == 0.5
+
+
 def test_requests_are_named_by_what_is_asked(true: Tensor) -> None:
     """The clips, as latents or decoded, and their prompts."""
     scoring = _scoring(L(verifiable.Smoothness)(), L(verifiable.LatentAgreement)())

@@ -11,10 +11,11 @@ from torch import Tensor
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import ChurnChain, FlowChain
-from cosmos_predict2.rl.clips.rollout import ChainPath, chain_path, check_chain, judge, roll_out
+from cosmos_predict2.rl.clips.rollout import ChainPath, chain_path, check_chain, judge, of_whole_clip, roll_out
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import EDM
+from imaginaire.errors import TrainingError
 
 SIGMAS = karras_sigmas(5, 0.01, 80.0)
 NOISE = torch.randn(1, 2, 1, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -82,6 +83,37 @@ def test_each_step_draws_once_and_is_judged_as_it_was_rolled_out(options: dict[s
     torch.testing.assert_close(final, last if chain.final_level is None else path.denoise(last, chain.final_level))
     start = chain.start(NOISE, torch.full_like(NOISE, 9.0))
     torch.testing.assert_close(kept[0].x_B_C_T_H_W, start)
+
+
+@pytest.mark.parametrize(("gain", "is_refused"), [(0.02, True), (1.0, False), (50.0, True), (torch.inf, False)])
+def test_states_are_as_large_as_their_levels_say(gain: float, is_refused: bool) -> None:
+    """Smaller ones are refused as larger ones are; what training says of numbers that are not finite is left to it."""
+    chain = ChurnChain(SIGMAS.tolist(), 0.0, "1euler")
+
+    class Scaled(ChurnChain):
+        def step(self, *arguments: Any) -> Any:
+            step = ChurnChain.step(self, *arguments)
+            return type(step)(gain * step.mean_B_C_T_H_W, step.std)
+
+    scaled = Scaled(SIGMAS.tolist(), 0.0, "1euler")
+    path = ChainPath(scaled, lambda x, level: x / (1 + level**2), lambda x: x)
+    assert scaled.levels == chain.levels
+    if is_refused:
+        with pytest.raises(TrainingError, match="After step 0"):
+            roll_out(path, NOISE, lambda k: NOISE, (), is_checked=True)
+        roll_out(path, NOISE, lambda k: NOISE, ())
+    else:
+        roll_out(path, NOISE, lambda k: NOISE, (), is_checked=True)
+
+
+def test_a_mean_over_a_whole_clip_is_that_of_the_means_of_all_ranks() -> None:
+    """Of two, which have as many frames."""
+    other = torch.tensor([[3.0], [8.0]])
+    context = SimpleNamespace(is_on=True, gather_frames=lambda value, dim: torch.cat([value, other], dim=dim))
+    world: Any = SimpleNamespace(context=context)
+    assert of_whole_clip(world, torch.tensor([1.0, 2.0])).tolist() == [2.0, 5.0]
+    context.is_on = False
+    assert of_whole_clip(world, torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
 
 
 def test_forward_objectives_may_roll_out_without_noise() -> None:

@@ -20,6 +20,7 @@ from cosmos_predict2.rl.clips.rollout import Kept
 from cosmos_predict2.rl.clips.samples import Conditions, Forward, MicroBatch, Rollout, Samples
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.learner import Experience
+from imaginaire import distributed
 from imaginaire.data.stream import POSITION_KEY
 from imaginaire.errors import DataError
 
@@ -158,12 +159,15 @@ def test_the_data_term_is_with_each_step_or_with_the_first_of_each_clip() -> Non
 
 @pytest.mark.parametrize(("options", "teaches"), [(dict(), [False, True]), (dict(kl_beta=1.0), [True, True])])
 def test_minibatches_without_an_advantage_teach_where_something_else_does(
-    options: dict[str, float], teaches: list[bool]
+    options: dict[str, float], teaches: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = rollout(0, 2)
     found = replace(found, samples=replace(found.samples, final=video(torch.tensor([0, 0, 0, 5]))))
     parts = parts_of(found, minibatches=2, **options)
     assert [part.teaches for part in parts] == [value for value in teaches for _ in range(2)]
+    of_ranks = lambda value, how: (torch.maximum if how == "max" else torch.minimum)(value, torch.tensor([1.0, 0.0]))  # noqa: E731
+    monkeypatch.setattr(distributed, "all_reduce_", of_ranks)  # another rank has something to learn in the first
+    assert all(part.teaches for part in parts_of(found, minibatches=2, **options))
 
 
 def test_figures_of_groups_are_those_of_dynamic_sampling() -> None:

@@ -8,9 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import attrs
 import pytest
 import torch
 
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes import draw_episodes
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
@@ -19,11 +22,12 @@ from cosmos_predict2.rl.episodes.episodes import validation_starts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationGap
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
+from cosmos_predict2.rl.episodes.refinement import require_refinable
 from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
-from imaginaire.errors import TrainingError
+from imaginaire.errors import ConfigError, TrainingError
 from tests.rl.test_vla_grpo import batch, experience, model, starts
 
 
@@ -159,6 +163,48 @@ def test_a_step_of_the_world_model_has_a_gradient_where_that_has_one() -> None:
         ours.world_model.has_gradient.return_value = has_gradient
         assert VLAGRPOModel.training_step(ours, {"video": 0}, 5)[0] == {"edm_loss": 3.0}
         assert ours._has_gradient is has_gradient
+
+
+def test_a_world_model_that_is_only_held_is_not_trained_and_has_the_runs_seed() -> None:
+    class Held(torch.nn.Linear):
+        on_train_start = mock.Mock()
+
+    for refinement, is_trained in ((None, False), (object(), True)):
+        held = Held(1, 1)
+        ours: Any = mock.MagicMock(net=torch.nn.Linear(1, 1), held_world_model=held, refinement=refinement, seed=17)
+        ours.weight_dtype = torch.float32
+        VLAGRPOModel.on_train_start(ours)
+        assert held.seed == 17 and held.weight.requires_grad is held.training is is_trained
+
+
+def test_the_schedule_of_a_refinement_begins_anew_with_each() -> None:
+    config = RefinementConfig(steps=3, optimizer=L(torch.optim.SGD)(lr=1.0), scheduler=L(halved)())
+    ours: Any = mock.MagicMock(refinement=SimpleNamespace(config=config))
+    with (
+        mock.patch("cosmos_predict2.rl.episodes.grpo.PartsScheduler") as scheduler,
+        mock.patch("cosmos_predict2.rl.episodes.grpo.PartsOptimizer"),
+        mock.patch("cosmos_predict2.rl.episodes.grpo.lazy_config.instantiate", lambda given, **_: halved()),
+    ):
+        VLAGRPOModel.init_optimizer_scheduler(ours, None, None)
+    repeated = scheduler.call_args.args[1]["world_model"]
+    assert [repeated(step) for step in range(7)] == [1.0, 0.5, 0.25, 1.0, 0.5, 0.25, 1.0]
+
+
+def halved() -> Any:
+    return lambda step: 0.5**step
+
+
+def test_a_world_model_that_learns_from_rewards_makes_one_update_of_each_batch_of_windows() -> None:
+    """(2 + 1 + 1) windows with two clips each, in batches of four, at two steps: four micro-batches."""
+    rl = RLConfig(num_rollout=2, rollout_batch=4, train_on=[0, 1])
+    learns: Any = mock.Mock(spec=FlowGRPOModel, rl=rl)
+    config = RefinementConfig(newest=2, earlier=1, old=1)
+    require_refinable(learns, config, 4)
+    require_refinable(mock.Mock(), config, 1)
+    for micro_batches, options in ((3, {}), (4, dict(updates=2)), (4, dict(kl_beta=0.1)), (4, dict(on_policy=False))):
+        learns.rl = attrs.evolve(rl, **options)
+        with pytest.raises(ConfigError):
+            require_refinable(learns, config, micro_batches)
 
 
 def test_batches_of_starts_are_the_policys_and_others_the_world_models() -> None:

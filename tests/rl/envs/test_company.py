@@ -225,6 +225,22 @@ def test_five_pictures_are_handed_on_with_the_actions_between_them(keep_first: b
     torch.testing.assert_close(handed_on[:, :4], torch.cat([begun[:, 3:4], actions[:, :3]], dim=1))
 
 
+def test_what_is_imagined_beyond_a_chunk_holds_each_environments_own_gripper() -> None:
+    """Or of a longer chunk, of which few are executed, the first actions alone."""
+    plain = imagined(1)
+    for padding, moves in (("hold", 0.0), ("zeros", 0.0)):
+        env = Noted(plain.imagination, Numbered(), ByContext(), 2, MAX_STEPS, padding=padding, gripper_dims=(1,))
+        env.reset(options=dict(task_ids=[0, 1], trial_ids=[20, 21], seeds=[4, 5]))
+        actions = torch.arange(2 * 8 * 2.0).reshape(2, 8, 2) / 100
+        env.chunk_step(actions[:, :4])
+        env.chunk_step(actions, execute=3)
+        (_, short), (_, long) = env.given
+        assert torch.equal(short[:, :4], actions[:, :4]) and torch.equal(long, actions[:, :CHUNK])
+        assert (short[:, 4:, 0] == moves).all()
+        held = actions[:, 3:4, 1].expand(-1, CHUNK - 4) if padding == "hold" else torch.zeros(2, CHUNK - 4)
+        assert torch.equal(short[:, 4:, 1], held)
+
+
 def test_what_is_imagined_goes_no_further_than_the_episode() -> None:
     """Thirteen steps: two chunks and one more action, however long the chunk is."""
     env = imagined(2, keep_frames=True, scoring=dict(reward_on="last"))

@@ -2,6 +2,8 @@
 """Starts out of recordings of any layout, and episodes that begin there."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
@@ -10,13 +12,13 @@ import torch
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
 from cosmos_predict2.data.toy.states import path_of, write_states
-from cosmos_predict2.rl.envs.cuts import gripper_changes
+from cosmos_predict2.rl.envs.cuts import GRIPPER, gripper_changes, starts_of
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.toy_world.episodes import make_episodes
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 from scripts import make_reset_states
 from tests.data import sources_lerobot
 from tests.data.sources_bridge import bridge_tree
@@ -39,6 +41,29 @@ def test_a_gripper_changes_where_it_crosses_the_middle_of_its_range() -> None:
     assert gripper_changes(numpy.array([-1.0, -1, 1, 1, 1, -1])) == [2, 5]
     assert gripper_changes(numpy.array([0.0, 0.2, 0.4, 0.6, 0.9, 1.0])) == [3]
     assert gripper_changes(numpy.full(5, 0.3)) == [] and gripper_changes(numpy.array([1.0])) == []
+
+
+def recorded(moment: int) -> Any:
+    """Twelve frames whose pictures, actions and poses name them, in which the gripper closes at one."""
+    return SimpleNamespace(
+        name="one",
+        task="go",
+        path="one.parquet",
+        num_frames=12,
+        gripper=lambda: (numpy.arange(12) >= moment).astype(float),
+        actions=lambda: numpy.arange(11.0)[:, None],
+        pictures=lambda frames: numpy.array(frames, dtype=numpy.uint8)[:, None, None, None],
+        known=lambda frame: {"pose": numpy.array([float(frame)])},
+    )
+
+
+def test_a_keyframe_is_as_early_as_its_pictures_and_has_what_was_known_then() -> None:
+    first, second = starts_of([recorded(moment=8)], GRIPPER, before=4)
+    assert (first.pictures_F_H_W_C.flatten().tolist(), first.context["pose"].tolist()) == ([0], [0.0])
+    assert second.pictures_F_H_W_C.flatten().tolist() == [0, 1, 2, 3, 4] and second.context["pose"].tolist() == [4.0]
+    assert second.actions_A_D is not None and second.actions_A_D.flatten().tolist() == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="1 moments lie within 8 frames of the start"):
+        list(starts_of([recorded(moment=7)], GRIPPER, before=4))
 
 
 def test_first_pictures_and_keyframes_of_a_lerobot_data_set(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_windows_begin_where_they_are_asked_for() -> None:
     for of_all, of_some in ((0, 0), (12, 1), (13, 2)):
         assert torch.equal(every.pictures_B_H_W_C[of_all], some.pictures_B_H_W_C[of_some])
         assert torch.equal(every.actions_B_A_D[of_all], some.actions_B_A_D[of_some])
+    assert torch.equal(every.actions_B_A_D[1], torch.from_numpy(demonstrations.actions[0][1:13]).float())
     with pytest.raises(DataError, match=r"window of 12 actions .*24"):
         demonstrations.windows(12, [12, 13])  # of 24 actions none begins at 13
 
