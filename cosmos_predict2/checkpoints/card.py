@@ -232,17 +232,15 @@ def read_card(path: str, *, fetch: bool = True) -> ModelCard:
         if _below(found.get("run"), "model", "config", "world_model"):  # of a policy's run, which holds it
             base = read_card(str(found.get("base") or ""), fetch=fetch)
             found = {"action_transform": base.action_transform, "digests": base.digests} | found
-    found["texts"] = _with_fingerprint(found.get("texts", ()), found.get("digests", {}).get(TEXT_ENCODER, ""))
+    # A text whose encoder was not built yet when the run recorded it gets the encoder's whole name.
+    encoder = found.get("digests", {}).get(TEXT_ENCODER, "")
+    kind = encoder.partition("-")[0]
+    texts = found.get("texts", ())
+    found["texts"] = tuple(replace(text, encoder=encoder) if text.encoder == kind else text for text in texts)
     if found.get("action_transform") is None:
         of_release = next((transform for pattern, transform in _RELEASED if re.search(pattern, path)), None)
         found |= dict(action_transform=of_release, is_known_by_name=of_release is not None)
     return ModelCard(**found)
-
-
-def _with_fingerprint(texts: tuple[TrainedText, ...], encoder: str) -> tuple[TrainedText, ...]:
-    """The texts of an encoder that was not built yet when the run recorded them, under its whole name."""
-    kind = encoder.partition("-")[0]
-    return tuple(replace(text, encoder=encoder) if text.encoder == kind else text for text in texts)
 
 
 def card_in(state: Mapping[str, Tensor]) -> ModelCard:

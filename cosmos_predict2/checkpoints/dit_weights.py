@@ -44,14 +44,12 @@ def open_weights(path: str) -> Mapping[str, Tensor]:
     address = inside_a_pipeline(path)
     if download_command(address) and not storage.is_remote(address) and not storage.exists(address):
         raise CheckpointError(describe_missing(address))
-    return without_foreign_prefix(_of_world_model(weights.read(address)), address)
-
-
-def _of_world_model(source: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors of the world model, in a run that trains a policy and a world model; else all."""
-    if not any(name.startswith(WORLD_MODEL) for name in source):
-        return source
-    return weights.renamed(source, lambda name: name[len(WORLD_MODEL) :] if name.startswith(WORLD_MODEL) else None)
+    source = weights.read(address)
+    if any(name.startswith(WORLD_MODEL) for name in source):  # of a run in which a policy is trained beside it
+        source = weights.renamed(
+            source, lambda name: name[len(WORLD_MODEL) :] if name.startswith(WORLD_MODEL) else None
+        )
+    return without_foreign_prefix(source, address)
 
 
 def without_foreign_prefix(source: Mapping[str, Tensor], path: str) -> Mapping[str, Tensor]:

@@ -98,19 +98,15 @@ def _check_file(path: Path, network: str) -> tuple[list[str], str]:
     if network:
         return file_faults(str(path), network)
     if path.suffix == ".json":
-        return _json_faults(path), ""
+        try:
+            foreign_json.load(path)
+        except ValueError as error:  # of the encoding, or of JSON
+            return [f"{path} is not JSON: {error}."], ""
+        return [], ""
     try:
         return [], dtype_note(weights.read(str(path)))
     except CheckpointError as error:
         return [str(error)], ""
-
-
-def _json_faults(path: Path) -> list[str]:
-    try:
-        foreign_json.load(path)
-    except ValueError as error:  # of the encoding, or of JSON
-        return [f"{path} is not JSON: {error}."]
-    return []
 
 
 def _check_folder(folder: Path, part: Part) -> tuple[list[str], str]:

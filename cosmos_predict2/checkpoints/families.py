@@ -91,7 +91,7 @@ class Family:
 
 def describe(source: Mapping[str, Tensor]) -> Family | None:
     """The network of the weights, by our names without ``net.``; None if they are of none of this family."""
-    names = {_plain(name): name for name in source}
+    names = {name.replace(".base_layer.", "."): name for name in source}
 
     def shape(name: str) -> tuple[int, ...] | None:
         return shape_of(source, names[name]) if name in names else None
@@ -241,10 +241,6 @@ def _what_it_is(names: Mapping[str, Any]) -> str:
         return "it is a LoRA adapter, so give it with --lora, beside the weights that it was trained on"
     shown = ", ".join(list(names)[:4])
     return f"'{_PATCH}' and its kin are missing. Its names: {shown or 'none'}" + (", ..." if len(names) > 4 else "")
-
-
-def _plain(name: str) -> str:
-    return name.replace(".base_layer.", ".")
 
 
 def _article(family: Family) -> str:

@@ -213,6 +213,7 @@ def cache_latents(
     return outcome
 
 
+@torch.no_grad()
 def _write_clip(
     folder: Path,
     pairs: Iterable[tuple[_Window, Tensor | str]],
@@ -228,7 +229,8 @@ def _write_clip(
         if isinstance(frames, str):
             fault = fault or frames
         elif fault is None:
-            latents.append(_encoded(tokenizer, frames, device).to(dtype))
+            pixels = frames[None].to(device).float() / 127.5 - 1
+            latents.append(tokenizer.encode(pixels)[0].cpu().to(dtype))
             starts.append(window.start)
     if fault is None and window is not None:
         _write(folder, window, torch.stack(latents), starts)
@@ -334,12 +336,6 @@ class _Decoded(Dataset[Any]):
             return clips.read_frames(window.path, window.frames, decoder=self._decoder, fit=self._fit)
         except UserError as error:
             return str(error)
-
-
-@torch.no_grad()
-def _encoded(tokenizer: VideoTokenizer, frames: Tensor, device: torch.device | str) -> Tensor:
-    pixels = frames[None].to(device).float() / 127.5 - 1
-    return tokenizer.encode(pixels)[0].cpu()
 
 
 def _write(folder: Path, window: _Window, latents: Tensor, starts: Sequence[int]) -> None:

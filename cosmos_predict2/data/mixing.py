@@ -34,7 +34,11 @@ class Turns:
         self.weights = _integers(ratios)
         self.period = sum(self.weights)
         self.pattern = _even_pattern(self.weights)
-        self._earlier = list(_counts(self.pattern, len(ratios)))  # turns of each before a place of the pattern
+        self._earlier: list[tuple[int, ...]] = []  # turns of each before a place of the pattern
+        counts = [0] * len(ratios)
+        for which in self.pattern:
+            self._earlier.append(tuple(counts))
+            counts[which] += 1
 
     def __getitem__(self, turn: int) -> tuple[int, int]:
         """(number of the data set, its own turn)."""
@@ -288,13 +292,6 @@ def _even_pattern(weights: Sequence[int]) -> list[int]:
         given[chosen] += 1
         pattern.append(chosen)
     return pattern
-
-
-def _counts(pattern: Sequence[int], num: int) -> Iterator[tuple[int, ...]]:
-    counts = [0] * num
-    for which in pattern:
-        yield tuple(counts)
-        counts[which] += 1
 
 
 def _form(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,17 +75,14 @@ class BadSamples:
                     raise DataError(f"{_sentence(error)} {self.cure}, or set skip_bad_samples=True.") from error
                 if step == tries - 1:
                     raise DataError(f"{_sentence(error)} That is bad sample {tries} in a row. {self.cure}.") from error
-                log.warning("skipped sample %d (%d so far%s): %s", (index + step) % length, self.count, _whose(), error)
+                worker: Any = get_worker_info()
+                count = f"{self.count} so far" + ("" if worker is None else f" in worker {worker.id}")
+                log.warning("skipped sample %d (%s): %s", (index + step) % length, count, error)
         raise AssertionError("the last try returns or raises")
 
 
 def _sentence(error: Exception) -> str:
     return f"{str(error).rstrip('.: ')}."
-
-
-def _whose() -> str:
-    info: Any = get_worker_info()
-    return "" if info is None else f" in worker {info.id}"
 
 
 class PackedStrings(Sequence[str]):

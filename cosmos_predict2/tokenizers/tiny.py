@@ -100,7 +100,9 @@ class TinyAutoencoder(nn.Module):
             groups = rearrange(video_B_C_F_H_W[:, :, 1:], "b c (t f) h w -> (b t) (f c) h w", f=GROUP)
             codes.append(rearrange(self.group.encode(groups), "(b t) c h w -> b c t h w", b=batch))
         codes_B_C_T_H_W = torch.cat(codes, dim=2)
-        return (codes_B_C_T_H_W - self._centres(codes_B_C_T_H_W)) / self.scale
+        of_groups = self.centre[1:].expand(codes_B_C_T_H_W.shape[2] - 1, -1)
+        centre_C_T_1_1 = torch.cat([self.centre[:1], of_groups]).T[:, :, None, None]  # the first frame has its own
+        return (codes_B_C_T_H_W - centre_C_T_1_1) / self.scale
 
     def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
         codes_B_C_H_W = latent_B_C_T_H_W[:, :, 0] * self.scale + self.centre[0, :, None, None]
@@ -114,11 +116,6 @@ class TinyAutoencoder(nn.Module):
         codes_B_C_T_H_W = latent_B_C_T_H_W * self.scale + self.centre[1, :, None, None, None]
         groups = self.group.decode(rearrange(codes_B_C_T_H_W, "b c t h w -> (b t) c h w"))
         return rearrange(groups, "(b t) (f c) h w -> b c (t f) h w", b=latent_B_C_T_H_W.shape[0], f=GROUP)
-
-    def _centres(self, codes_B_C_T_H_W: Tensor) -> Tensor:
-        """[C, T, 1, 1]: the first latent frame has a centre of its own."""
-        of_groups = self.centre[1:].expand(codes_B_C_T_H_W.shape[2] - 1, -1)
-        return torch.cat([self.centre[:1], of_groups]).T[:, :, None, None]
 
 
 class PatchCoder(nn.Module):

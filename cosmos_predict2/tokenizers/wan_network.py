@@ -294,16 +294,14 @@ def _conv_of_doubled(frames: Tensor, conv: nn.Module) -> Tensor:
         w0, w1, w2 = row.unbind(3)
         kernels += [torch.stack([w0, w1 + w2], 3), torch.stack([w0 + w1, w2], 3)]
     kernel = torch.cat(kernels)
-    if frames.is_contiguous(memory_format=torch.channels_last):
-        kernel = kernel.contiguous(memory_format=torch.channels_last)
+    is_last = frames.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if is_last else torch.contiguous_format
+    if is_last:
+        kernel = kernel.contiguous(memory_format=layout)
     together = _convolve(frames, kernel, bias.repeat(4), (1, 1), (1, 1))
     quarters = together.chunk(4, dim=1)  # [N, C/2, H + 1, W + 1] each
-    out = torch.empty(
-        (num, weight.shape[0], 2 * height, 2 * width),
-        dtype=frames.dtype,
-        device=frames.device,
-        memory_format=_layout_of(frames),
-    )
+    size = (num, weight.shape[0], 2 * height, 2 * width)
+    out = torch.empty(size, dtype=frames.dtype, device=frames.device, memory_format=layout)
     for i, quarter in enumerate(quarters):
         down, right = divmod(i, 2)
         out[:, :, down::2, right::2] = quarter[:, :, down : down + height, right : right + width]
@@ -351,11 +349,6 @@ def join_frames(before_B_C_T_H_W: Tensor, x_B_C_T_H_W: Tensor) -> Tensor:
 def last_frames(x_B_C_T_H_W: Tensor, num_frames: int) -> Tensor:
     """A copy, so that what it was cut from can be freed."""
     return x_B_C_T_H_W[:, :, -num_frames:].clone()
-
-
-def _layout_of(frames: Tensor) -> torch.memory_format:
-    is_last = frames.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if is_last else torch.contiguous_format
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------

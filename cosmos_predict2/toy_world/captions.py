@@ -37,7 +37,9 @@ def caption(states: Floats, task: Task, is_success: bool, driver: str, uniform: 
     x, y = PUCK_X + 2 * number, PUCK_Y + 2 * number
     dx, dy = states[-1, x] - states[0, x], states[-1, y] - states[0, y]
     if numpy.hypot(dx, dy) > STILL:
-        verb = "carry" if _was_carried(states, number) else "push"
+        way = numpy.hypot(numpy.diff(states[:, x]), numpy.diff(states[:, y]))
+        is_held = states[1:, HELD] == number
+        verb = "carry" if way[is_held].sum() > 0.5 * way.sum() else "push"  # held over most of its way
         if is_success and task.verb != "touch":
             return _word(f"{verb} to goal", uniform).format(thing)
         sentence = _word(verb, uniform).format(thing, direction(dx, dy))
@@ -60,14 +62,6 @@ def _subject(states: Floats, task: Task, is_success: bool) -> int:
     ]
     other = 1 - task.target
     return other if moved[other] and not moved[task.target] and not is_success else task.target
-
-
-def _was_carried(states: Floats, number: int) -> bool:
-    """True if the gripper held the object over most of its way."""
-    x, y = PUCK_X + 2 * number, PUCK_Y + 2 * number
-    way = numpy.hypot(numpy.diff(states[:, x]), numpy.diff(states[:, y]))
-    is_held = states[1:, HELD] == number
-    return bool(way[is_held].sum() > 0.5 * way.sum())
 
 
 def _word(event: str, uniform: float) -> str:

@@ -30,7 +30,7 @@ from cosmos_predict2.checkpoints.adapters.adapters import (
     read_adapter,
 )
 from cosmos_predict2.checkpoints.adapters.peft_settings import patterns_of
-from cosmos_predict2.checkpoints.card import ModelCard, card_texts, read_card
+from cosmos_predict2.checkpoints.card import card_texts, read_card
 from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
 from imaginaire import storage
@@ -74,6 +74,7 @@ def export_adapter(job: AdapterExport, adapter: Adapter | None = None) -> Mappin
             tensors[f"{prefix}.{name}.lora_{part}.weight"] = factor.to(job.dtype or factor.dtype).contiguous()
     config = _settings({name: adapter.layers[layer] for layer, name in names.items()})
     config |= {"target_modules": targets, "lora_dropout": 0.0, "bias": "none", "init_lora_weights": True}
+    git = card.starts.get("git") if card.starts else provenance.git_state(Path(__file__).parent)
     metadata = {
         "format": "pt",
         "rank": str(config["r"]),
@@ -81,7 +82,7 @@ def export_adapter(job: AdapterExport, adapter: Adapter | None = None) -> Mappin
         "target_modules": json.dumps(targets),
         "base": adapter.base,
         "base_fingerprint": adapter.base_fingerprint,
-        "commit": _commit(card),
+        "commit": str((git or {}).get("commit", "")),
         "source": job.source,
         **card_texts(card),
     }
@@ -167,9 +168,3 @@ def _plain(alpha: float) -> float:
     """Without the last digits, which differ from layer to layer; a whole number as one."""
     alpha = round(alpha, 9)
     return int(alpha) if alpha == int(alpha) else alpha
-
-
-def _commit(card: ModelCard) -> str:
-    """The commit that the run was last started with, where it is recorded; else that of this code."""
-    state = card.starts.get("git") if card.starts else provenance.git_state(Path(__file__).parent)
-    return str((state or {}).get("commit", ""))

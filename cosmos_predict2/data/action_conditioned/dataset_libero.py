@@ -101,7 +101,8 @@ class LiberoDataset(ClipDataset):
         if not demos:
             which = f" that ended in {outcome}" if outcome else ""
             raise DataError(f"{root} has no demonstration{which} for mode='{mode}' with val_every={val_every}.")
-        embeddings = task_embeddings(root, _embedding_commands(root)) if load_t5_embeddings else None
+        encode = f"python -m scripts.prepare_libero_data --source {root} --form keep, then {encode_commands(root)}"
+        embeddings = task_embeddings(root, encode) if load_t5_embeddings else None
         super().__init__(
             LiberoSource(root, demos, cameras, rotate, embeddings, num_tokens),
             num_frames,
@@ -223,10 +224,6 @@ def _transform(given: GivenTransform) -> ActionTransform | None:
         return attrs.evolve(controller(), proposed=True)
     cure = "For actions from poses write them in the Bridge layout: python -m scripts.prepare_libero_data --form bridge"
     return controller_transform(given, cure)
-
-
-def _embedding_commands(root: str) -> str:
-    return f"python -m scripts.prepare_libero_data --source {root} --form keep, then {encode_commands(root)}"
 
 
 def _problems(cameras: Any, mode: str, val_every: int, stride: int, start_interval: int, outcome: Any) -> Iterator[str]:

@@ -51,8 +51,9 @@ def open_episodes(
     ``camera`` is a name, of Bridge's layout a number; ``gripper_dim`` says which number of a LeRobot or LIBERO action
     is the gripper's.
     """
-    if folder.is_dir() and (found := _toy_folder(folder)) is not None:
-        return list(_toy(found))
+    for toy_folder in (folder, folder / "train"):
+        if any(toy_folder.glob(PATTERN)):
+            return list(_toy(toy_folder))
     if folder.is_dir() and any(folder.glob(f"*/*{libero_files.SUFFIX}")):
         return list(_libero(folder, camera or LIBERO_CAMERA, gripper_dim))
     form = form_of(folder)
@@ -144,10 +145,6 @@ def _libero(root: Path, camera: str, gripper_dim: int) -> Iterator[RecordedEpiso
         for file in sorted(suite.glob(f"*{libero_files.SUFFIX}")):
             for demo in libero_files.list_demos(file):
                 yield episode(demo)
-
-
-def _toy_folder(folder: Path) -> Path | None:
-    return next((path for path in (folder, folder / "train") if any(path.glob(PATTERN))), None)
 
 
 def _toy(folder: Path) -> Iterator[RecordedEpisode]:

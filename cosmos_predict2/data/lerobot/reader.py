@@ -113,19 +113,18 @@ class LeRobotSource:
         listed = self.episodes.tasks(i)
         if annotation is None and len(listed) == 1:
             return listed[0]
-        column = "task_index" if annotation is None else self._annotation(annotation)
+        column = "task_index"
+        if annotation is not None:
+            known = self.modality.annotation if self.modality else {}
+            if annotation not in known:
+                raise ConfigError(f"{self.info.root}: there is no annotation '{annotation}'.{near(annotation, known)}")
+            column = known[annotation]
         if not self.tasks or (annotation is None and column not in self.info.features):
             return listed[0] if listed else ""
         number = int(self.columns(i, [column])[column].reshape(-1)[frame])
         if number not in self.tasks:
             raise DataError(f"{self.layout.rows(i).path}: '{column}' names text {number}, which meta/tasks has not.")
         return self.tasks[number]
-
-    def _annotation(self, name: str) -> str:
-        known = self.modality.annotation if self.modality else {}
-        if name not in known:
-            raise ConfigError(f"{self.info.root}: there is no annotation '{name}'.{near(name, known)}")
-        return known[name]
 
     # ---- pictures ----------------------------------------------------------------------------------------------------
 

@@ -191,7 +191,9 @@ def rgb_planes(frame: Any, reformatter: Any, num_threads: int = 1) -> list[np.nd
 
     One ``av.video.reformatter.VideoReformatter`` for all frames of a clip saves the tables that each would make anew.
     """
-    options = {**_colours(frame), **_thread_option(num_threads)}
+    options: dict[str, Any] = {**_colours(frame)}
+    if int(_av().__version__.split(".")[0]) >= 17:  # converts in one thread per core by default; before in this one
+        options["threads"] = num_threads
     # Of other widths swscale leaves the last columns of a plane unwritten.
     if frame.format.name in PLANAR_FORMATS and frame.height % 2 == 0 and frame.width % 16 == 0:
         planes = reformatter.reformat(frame, format="gbrp", **options).planes
@@ -205,11 +207,6 @@ def rgb_planes(frame: Any, reformatter: Any, num_threads: int = 1) -> list[np.nd
         colours = [pixels[..., i] for i in range(3)]
     turns = _quarter_turns(frame)
     return [np.rot90(colour, turns) for colour in colours] if turns else colours
-
-
-def _thread_option(num_threads: int) -> dict[str, Any]:
-    """PyAV before 17 converts in the calling thread; since then by default in one thread per core."""
-    return {"threads": num_threads} if int(_av().__version__.split(".")[0]) >= 17 else {}
 
 
 def _colours(frame: Any) -> dict[str, str]:

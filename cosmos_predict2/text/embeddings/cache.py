@@ -83,7 +83,9 @@ class EmbeddingCache:
         return embedding
 
     def _keep(self, prompt: str, embedding: Tensor) -> Tensor:
-        row = _smallest(trimmed(embedding).detach()).to("cpu", copy=True)
+        row = trimmed(embedding).detach()
+        half = row.bfloat16()
+        row = (half if torch.equal(half.to(row.dtype), row) else row).to("cpu", copy=True)  # bfloat16 if exact
         self._remember(self._key(prompt), row)
         if (path := self.path(prompt)) is not None:
             content = save({KEY: row.contiguous()}, metadata={"encoder": self.name})
@@ -98,9 +100,3 @@ class EmbeddingCache:
         while self._used_bytes > self._memory_bytes:
             _, oldest = self._memory.popitem(last=False)
             self._used_bytes -= oldest.nbytes
-
-
-def _smallest(row: Tensor) -> Tensor:
-    """The same numbers in bfloat16 if none of them is rounded by it."""
-    half = row.bfloat16()
-    return half if torch.equal(half.to(row.dtype), row) else row

@@ -37,9 +37,9 @@ def check_recording(job: RecordingJob) -> list[ClipFacts]:
         message = f"{path} has {num_states} states, but training takes {job.num_frames} frames."
         faults.append(fault(path, "too_short", message))
     facts = []
-    for camera in range(len(annotation["videos"])):
-        name = _video_name(annotation["videos"][camera])
-        if name is None:
+    for camera, entry in enumerate(annotation["videos"]):
+        name = entry.get("video_path") if isinstance(entry, dict) else entry
+        if not isinstance(name, str) or not name:
             faults.append(fault(path, "annotation", f"{path}: video {camera} has no 'video_path'."))
             continue
         video = job.root / name
@@ -74,8 +74,3 @@ def _is_finite(rows: list[Any]) -> bool:
         return bool(numpy.isfinite(numpy.array(rows, dtype=numpy.float64)).all())
     except (TypeError, ValueError):
         return False
-
-
-def _video_name(video: Any) -> str | None:
-    name = video.get("video_path") if isinstance(video, dict) else video
-    return name if isinstance(name, str) and name else None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole data set: what it holds, which of its files do not belong together, and what is wrong with each of them."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +115,10 @@ def check_dataset(folder: Path, wanted: Wanted) -> Report:
                 report.parts.append(check_dataset(part, wanted))
             except DataError as error:
                 report.fault(part, "unknown_form", str(error))
-        _compare_splits(report)
+        for first, second in itertools.combinations(report.parts, 2):  # what is validated on was trained on
+            if both := sorted({facts.stem for facts in first.clips} & {facts.stem for facts in second.clips}):
+                names = ", ".join(both[:_NAMED])
+                report.note(f"{first.folder} and {second.folder} share {len(both)} names ({names})")
         return report
     if form == "bridge":
         _check_recordings(report, folder, wanted)
@@ -357,15 +361,6 @@ def _add_actions(report: Report, tables: list[ActionTable]) -> None:
         report.note(*table.notes())
         if table.fault:
             report.fault(report.folder, "constant_actions", f"{report.folder}: {table.fault}.")
-
-
-def _compare_splits(report: Report) -> None:
-    """A note where a clip is in two splits: what is validated on was trained on."""
-    for i, first in enumerate(report.parts):
-        for second in report.parts[i + 1 :]:
-            if both := sorted({facts.stem for facts in first.clips} & {facts.stem for facts in second.clips}):
-                names = ", ".join(both[:_NAMED])
-                report.note(f"{first.folder} and {second.folder} share {len(both)} names ({names})")
 
 
 # All clips together ---------------------------------------------------------------------------------------------------

@@ -114,14 +114,15 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
     sac = {"mode": "none", "every_n_blocks": 1, **net.sac_config}
     checked_policy(**sac)
     optimizer, has_master = _optimizer(config.optimizer)
-    asked = model.fsdp_shard_size if config.trainer.distributed_parallelism != "ddp" else 0
+    shards = model.fsdp_shard_size if config.trainer.distributed_parallelism != "ddp" else 0  # -1: over all GPUs
+    text_encoder = model.text.encoder
     batch_size = _batch_size(config.dataloader_train)
     passes = target_of(config.model, "model").passes(config.model.config, batch_size)
     height, width = _clip_size(config, pipe.resolution)
     return Workload(
         net=net,
         num_gpus=num_gpus,
-        shard_size=_shard_size(asked, num_gpus),
+        shard_size=num_gpus if shards == -1 else max(1, min(shards, num_gpus)),
         context_parallel=config.model_parallel.context_parallel_size,
         batch_size=batch_size if passes is None else passes.clips_at_once,
         grad_accum=config.trainer.grad_accum_iter,
@@ -142,10 +143,10 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         tokenizer_window=int((pipe.tokenizer or {}).get("temporal_window", 4)),
         adapter_rank=model.lora_rank,
         tokenizer_adapts=(pipe.tokenizer or {}).get("tile_size") == "auto",
-        encodes_text=_encodes_text(model),
+        encodes_text=text_encoder is not None and "Reason1Encoder" in str(text_encoder["_target_"]),
         trains_embedders=net.takes_actions
         and embedders_begin_anew(model.model_manager_config.dit_path, may_fetch=False),
-        is_sharded=asked not in (0, 1),
+        is_sharded=shards not in (0, 1),
         passes=passes,
     )
 
@@ -160,15 +161,6 @@ def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
     if model.pipe_config.net is None:
         raise ConfigError("model.config.pipe_config.net is not set: choose a model (model=NAME).")
     return model
-
-
-def _encodes_text(model: Any) -> bool:
-    text = model.text
-    return text.encoder is not None and "Reason1Encoder" in str(text.encoder["_target_"])
-
-
-def _shard_size(asked: int, num_gpus: int) -> int:
-    return num_gpus if asked == -1 else max(1, min(asked, num_gpus))
 
 
 def _optimizer(node: Any) -> tuple[str, bool]:
@@ -213,10 +205,7 @@ def _batch_size(loader: Any) -> int:
 
 
 def _tokenizer(config: Config, node: Any) -> str:
-    if node is None or _holds_latents(config.dataloader_train):
+    data = config_checks.nodes(config.dataloader_train, "dataloader_train")
+    if node is None or any("LatentDataset" in str(child.get("_target_")) for _, child in data):
         return "none"
     return "wan" if "WanTokenizer" in str(node["_target_"]) else "tiny"
-
-
-def _holds_latents(loader: Any) -> bool:
-    return any("LatentDataset" in str(n.get("_target_")) for _, n in config_checks.nodes(loader, "dataloader_train"))

@@ -132,7 +132,8 @@ def _unpack(archive: Path, out: Path) -> None:
     shutil.rmtree(staging, ignore_errors=True)  # of a process that was stopped
     try:
         extract_checked(archive, staging, progress=True)
-        found = _bridge_folders(staging)
+        found = sorted({path.parent for name in ANNOTATIONS for path in staging.rglob(name) if path.is_dir()})
+        found = [path for path in found if path.name == "bridge"] or found
         if not found:
             names = ", ".join(sorted(path.name for path in staging.iterdir())) or "nothing"
             raise DataError(f"{archive} has no folder with annotation/ in it; it has {names}. It is not Bridge.")
@@ -144,9 +145,3 @@ def _unpack(archive: Path, out: Path) -> None:
         found[0].replace(out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _bridge_folders(staging: Path) -> list[Path]:
-    """The folders that hold annotations; those called bridge alone where there are such."""
-    found = sorted({path.parent for name in ANNOTATIONS for path in staging.rglob(name) if path.is_dir()})
-    return [path for path in found if path.name == "bridge"] or found

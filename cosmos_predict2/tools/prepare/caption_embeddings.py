@@ -67,7 +67,8 @@ def captions_of_csv(path: Path, prefix: str = "") -> Captions:
         if prompt.lstrip().startswith('"') and prompt.count('"') % 2:
             captions.faults.append(f"{path}:{number} is '{line[:60]}'; its prompt has no closing quote in this line.")
             continue
-        stem, prompt = _stem(_unquoted(name)), _unquoted(prompt)
+        clip, prompt = Path(_unquoted(name)), _unquoted(prompt)
+        stem = clip.stem if clip.suffix.lower() in VIDEO_SUFFIXES else clip.name  # without such an end it is a stem
         if not comma or not stem or not prompt:
             captions.faults.append(f"{path}:{number} is '{line[:60]}'; expected a file name, a comma and a prompt.")
             continue
@@ -86,7 +87,7 @@ def captions_of_csv(path: Path, prefix: str = "") -> Captions:
 
 def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False) -> Captions:
     """The same prompt for every clip (or picture), except where ``metas/`` has a text already."""
-    folder, suffixes, what = _media(dataset, is_image)
+    folder, suffixes, what = _media(is_image)
     if not prompt.strip():
         raise DataError("--prompt is empty: describe what is to be seen.")
     captions, others = Captions(), []
@@ -120,7 +121,7 @@ def write_metas(dataset: Path, captions: Captions) -> None:
 
 def compare_with_clips(dataset: Path, captions: Captions) -> None:
     """Warn of clips without a caption and of captions without a clip, with their counts and names."""
-    for folder, suffixes, what in (_media(dataset, False), _media(dataset, True)):
+    for folder, suffixes, what in (_media(False), _media(True)):
         clips = files_by_stem(dataset / folder, suffixes)
         if not clips:
             continue
@@ -159,14 +160,8 @@ def embed_dataset(
     return counts
 
 
-def _media(dataset: Path, is_image: bool) -> tuple[str, Sequence[str], str]:
+def _media(is_image: bool) -> tuple[str, Sequence[str], str]:
     return ("images", IMAGE_SUFFIXES, "pictures") if is_image else ("videos", VIDEO_SUFFIXES, "clips")
-
-
-def _stem(name: str) -> str:
-    """The stem of a clip's file name; a name without the end of a video's is a stem already."""
-    path = Path(name)
-    return path.stem if path.suffix.lower() in VIDEO_SUFFIXES else path.name
 
 
 def _unquoted(text: str) -> str:

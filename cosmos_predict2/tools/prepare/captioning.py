@@ -119,7 +119,9 @@ def _ask(job: CaptionJob) -> str:
         ) from error
     finally:
         if process.returncode is None:
-            _end(process)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     last_words = messages.decode("utf-8", "replace").strip()[-_TAIL:]
     if process.returncode != 0:
         raise DataError(
@@ -137,10 +139,3 @@ def _ask(job: CaptionJob) -> str:
     if len(caption) > _LONGEST or "\0" in caption:
         raise DataError(f"{job.clip}: the captioner printed {len(caption)} characters, which are no caption.")
     return caption
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a command and all that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

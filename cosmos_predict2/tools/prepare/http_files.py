@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from cosmos_predict2.tools.prepare.records import read_record, write_json
 from imaginaire.errors import DataError
@@ -85,13 +84,9 @@ def _get_more(remote: Remote, part: Path, have: int, bar: Progress) -> None:
         goes_on = answer.status == 206
         bar.set(have if goes_on else 0)
         with part.open("ab" if goes_on else "wb") as file:
-            _copy(answer, file, bar)
-
-
-def _copy(answer: IO[bytes], file: IO[bytes], bar: Progress) -> None:
-    while block := answer.read(BLOCK):
-        file.write(block)
-        bar.update(len(block))
+            while block := answer.read(BLOCK):
+                file.write(block)
+                bar.update(len(block))
 
 
 def _size(path: Path) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy
 
 from cosmos_predict2.data.jobs import Outcome, run_jobs
-from cosmos_predict2.data.lerobot.info import VAL_FRACTION, Info, choose_episodes, read_info
+from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes, read_info
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_camera
 from cosmos_predict2.data.video.clips import packet_table, probe
 from cosmos_predict2.data.video.media import check_writable, opened_video, write_video
@@ -68,7 +68,7 @@ def fetch_source(
     hub.fetch(listing, target, index, progress=False)
     info = read_info(target)
     chosen = choose_camera(info, camera) if camera is not None or len(info.cameras) == 1 else None
-    hub.fetch_absent(listing, target, [n for n in listing.sizes if _is_needed(n, info, chosen)], dry_run=dry_run)
+    hub.fetch_absent(listing, target, [n for n in listing.sizes if _is_needed(n, chosen)], dry_run=dry_run)
     return True
 
 
@@ -180,7 +180,7 @@ def _is_done(job: Job, name: str) -> bool:
     return (job.folder / "metas" / f"{name}.txt").exists() and (job.folder / "videos" / f"{name}.mp4").exists()
 
 
-def _is_needed(name: str, info: Info, camera: str | None) -> bool:
+def _is_needed(name: str, camera: str | None) -> bool:
     if not name.startswith("videos/"):
         return name.startswith(("meta/", "data/", "images/"))
     return camera is None or camera in name.split("/")
