@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.tools.check.dataset import Wanted, check_dataset
+from cosmos_predict2.tools.check.dataset import Requirements, check_dataset
 from cosmos_predict2.tools.check.report import as_json, as_text
 from cosmos_predict2.tools.prepare.records import write_json
 from imaginaire import command_line
@@ -67,9 +67,9 @@ add(
 def run(args: argparse.Namespace) -> int:
     import attrs
 
-    asked = {field.name: getattr(args, field.name) for field in attrs.fields(Wanted)}
+    asked = {field.name: getattr(args, field.name) for field in attrs.fields(Requirements)}
     found = of_experiment(args.config, args.experiment) if args.experiment else {}
-    wanted = Wanted(**found | {name: value for name, value in asked.items() if value is not None})
+    wanted = Requirements(**found | {name: value for name, value in asked.items() if value is not None})
     report = check_dataset(Path(args.folder), wanted)
     print(as_text(report))
     if args.json:
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def of_experiment(config_path: str, name: str) -> dict[str, Any]:
-    """The demands of an experiment's model and data set on a folder of clips, as arguments of `Wanted`."""
+    """The demands of an experiment's model and data set on a folder of clips, as arguments of `Requirements`."""
     from cosmos_predict2.data.sizes import pixel_frames
     from cosmos_predict2.models.text import encoder_for, network_text_width
     from cosmos_predict2.text.trained_text import parse_name

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from cosmos_predict2.checkpoints.download import check, fetch
-from cosmos_predict2.checkpoints.download_plan import Plan, Wishes, make_plan
+from cosmos_predict2.checkpoints.download_plan import DownloadFlags, DownloadPlan, make_plan
 from cosmos_predict2.released import EMBODIED_DIR, checkpoint_dir
 from imaginaire import command_line
 
@@ -23,14 +23,14 @@ repository needs its terms accepted on its page, and 'hf auth login' or HF_TOKEN
 
 
 parser = command_line.parser("scripts.download_checkpoints", __doc__, _EPILOG)
-command_line.add_flags(parser.add_argument_group("models, and what comes with them").add_argument, Wishes)
+command_line.add_flags(parser.add_argument_group("models, and what comes with them").add_argument, DownloadFlags)
 add = parser.add_argument_group("how").add_argument
 add("--checkpoint_dir", metavar="DIR", help="where to put them (default: checkpoints, or models)")
 add("--dry_run", action="store_true", help="print the plan; asks nobody")
 add("--check", action="store_true", help="look at what is here: presence, names and shapes of tensors; asks nobody")
 
 
-def show(plan: Plan, folder: str) -> None:
+def show(plan: DownloadPlan, folder: str) -> None:
     print(f"plan, into {folder}:")
     for part in plan.parts:
         print(f"  {part}")
@@ -39,7 +39,7 @@ def show(plan: Plan, folder: str) -> None:
         print(f"  note: {note}")
 
 
-def run_check(plan: Plan, folder: str) -> int:
+def run_check(plan: DownloadPlan, folder: str) -> int:
     faults: list[str] = []
     for path, found, note in check(plan, folder):
         print(f"{'FAULT' if found else 'ok   '} {path}" + (f" ({note})" if note else ""))
@@ -55,7 +55,7 @@ def run_check(plan: Plan, folder: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     folder = checkpoint_dir(args.checkpoint_dir or (EMBODIED_DIR if args.embodied else None))
-    plan = make_plan(command_line.values_of(Wishes, args))
+    plan = make_plan(command_line.values_of(DownloadFlags, args))
     if args.check:
         return run_check(plan, folder)
     show(plan, folder)

@@ -50,7 +50,7 @@ add("--dry_run", action="store_true", help="log what would be fetched, deleted o
 
 
 def run(args: argparse.Namespace) -> int:
-    source = episodes.Source(args.source, tuple(args.task_ids), args.camera)
+    source = episodes.AgibotSource(args.source, tuple(args.task_ids), args.camera)
     how = dict(workers=args.workers, dry_run=args.dry_run)
     if args.val_episode_ids and not args.split_only:
         raise ConfigError("--val_episode_ids belongs to the split: give it with --split_only.")

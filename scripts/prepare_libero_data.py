@@ -30,7 +30,7 @@ examples:
 """
 
 
-default = libero.Settings()
+default = libero.LiberoSettings()
 parser = command_line.parser("scripts.prepare_libero_data", __doc__, _EPILOG)
 add = parser.add_argument
 add(
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     suites = tuple(args.suites) if args.suites else None
     if args.form == "keep" and args.no_rotate:
         raise ConfigError("--no_rotate belongs to --form bridge: LiberoDataset has rotate=False instead.")
-    settings = libero.Settings(args.form, suites, tuple(args.cameras), not args.no_rotate, args.val_every)
+    settings = libero.LiberoSettings(args.form, suites, tuple(args.cameras), not args.no_rotate, args.val_every)
     if args.repo_id:
         libero.download(args.repo_id, args.source, suites, dry_run=args.dry_run)
         if args.dry_run:

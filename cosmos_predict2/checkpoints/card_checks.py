@@ -92,25 +92,25 @@ def resume_differences(trained: ModelCard, transform: ActionTransform | None) ->
 def require_transform(trained: ModelCard, given: Any = None, *, flag: str = FLAG) -> ActionTransform:
     """The transform of weights that are about to be used: the recorded one, else the ``given`` one, else that of the
     release. An error where there is none, and where the recorded and the given one differ."""
-    asked = None if given is None or given == "" else parse_transform(given)
+    requested = None if given is None or given == "" else parse_transform(given)
     found, path = trained.action_transform, trained.path
     if path:
         trained.opened()
-    if asked is not None and found is not None and asked != found:
+    if requested is not None and found is not None and requested != found:
         if not trained.is_known_by_name:
             raise CheckpointError(
-                f"{path} was trained with actions {found}, but {flag} (or {CONFIG_KEY}) is {asked}. Leave it out: the"
-                " weights fit theirs alone."
+                f"{path} was trained with actions {found}, but {flag} (or {CONFIG_KEY}) is {requested}. Leave it out:"
+                " the weights fit theirs alone."
             )
-        log.warning("%s is known for actions %s; %s are used, as asked", path, found, asked)
-    if asked is None and found is None:
+        log.warning("%s is known for actions %s; %s are used, as asked", path, found, requested)
+    if requested is None and found is None:
         whose = f"{path} does not record the transform of the actions that it was trained with, and fits no other."
         raise CheckpointError(
             f"{whose if path else 'Random weights have no transform of actions.'} Give it with {flag}"
             " (relative_pose:20 for pose differences as in Bridge, controller:20x7 for a"
             f" controller's seven numbers times 20, or JSON with kind, scale, offset), or in a config as {CONFIG_KEY}."
         )
-    return asked or found  # type: ignore[return-value]
+    return requested or found  # type: ignore[return-value]
 
 
 def parse_transform(value: Any) -> ActionTransform:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.dit_weights import open_dit
-from cosmos_predict2.checkpoints.download_plan import Part, Plan
+from cosmos_predict2.checkpoints.download_plan import DownloadPlan, Part
 from cosmos_predict2.checkpoints.families import LATENT_CHANNELS, describe, require_family
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
@@ -46,7 +46,7 @@ class Listed:
         }
 
 
-def fetch(plan: Plan, checkpoint_dir: str) -> list[str]:
+def fetch(plan: DownloadPlan, checkpoint_dir: str) -> list[str]:
     """Download the plan's files; one sentence for each part that failed. The other parts are fetched all the same."""
     client = hub.client()
     listed: list[Listed] = []
@@ -78,7 +78,7 @@ def fetch(plan: Plan, checkpoint_dir: str) -> list[str]:
     return faults
 
 
-def check(plan: Plan, checkpoint_dir: str) -> Iterator[tuple[str, list[str], str]]:
+def check(plan: DownloadPlan, checkpoint_dir: str) -> Iterator[tuple[str, list[str], str]]:
     """For each thing of the plan its path, its faults, and a note; looks at local files only."""
     for part in plan.parts:
         folder = Path(checkpoint_dir) / part.folder

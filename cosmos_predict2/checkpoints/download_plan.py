@@ -75,9 +75,7 @@ _NAMES = dict(nargs="+", metavar="NAME")
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """Flags of the download command."""
-
+class DownloadFlags:
     model_sizes: Sequence[str] = flag((), "sizes (default: 2B 14B)", nargs="+", choices=SIZES)
     model_types: Sequence[str] = flag((), "kinds (default: all)", nargs="+", choices=tuple(MODEL_TYPES))
     fps: Sequence[int] = flag((16,), "of video2world (default: 16)", nargs="+", type=int, choices=FPS)
@@ -103,7 +101,7 @@ class Wishes:
 
 
 @dataclass
-class Plan:
+class DownloadPlan:
     parts: list[Part] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -121,40 +119,40 @@ class Plan:
         self.parts.append(part)
 
 
-def make_plan(wishes: Wishes) -> Plan:
+def make_plan(flags: DownloadFlags) -> DownloadPlan:
     """The plan of these flags; an error if they contradict each other."""
-    if wishes.embodied:
-        return _embodied(wishes)
-    plan = Plan()
-    sizes = wishes.model_sizes or VIDEO_SIZES
-    types = wishes.model_types or (() if wishes.predict2_5 else tuple(MODEL_TYPES))
+    if flags.embodied:
+        return _embodied(flags)
+    plan = DownloadPlan()
+    sizes = flags.model_sizes or VIDEO_SIZES
+    types = flags.model_types or (() if flags.predict2_5 else tuple(MODEL_TYPES))
     for model_type in types:
         fitting = [size for size in sizes if size in MODEL_TYPES[model_type].sizes]
         if not fitting:
             there = ", ".join(MODEL_TYPES[model_type].sizes)
-            if not wishes.model_types:
+            if not flags.model_types:
                 plan.notes.append(f"{model_type}: left out, it exists as {there} only")
                 continue
             raise ConfigError(
                 f"--model_types {model_type} exists as {there}, not as {', '.join(sizes)} (--model_sizes)."
             )
         for size in fitting:
-            _add_model(plan, model_type, size, wishes)
-    for name in wishes.predict2_5:
-        _add_predict25(plan, name, wishes)
-    if absent := [name for name in (*types, *wishes.predict2_5) if not_yet_here(name)]:
+            _add_model(plan, model_type, size, flags)
+    for name in flags.predict2_5:
+        _add_predict25(plan, name, flags)
+    if absent := [name for name in (*types, *flags.predict2_5) if not_yet_here(name)]:
         plan.notes.append(f"{', '.join(absent)}: not yet here, no program of this version runs these weights")
-    if wishes.tokenizer_only:
+    if flags.tokenizer_only:
         return plan
-    if not wishes.no_text_encoder:
+    if not flags.no_text_encoder:
         if types:
             plan.add(_folder(T5, "text encoder", 45, ignored=("tf_model.h5",)))
-        if wishes.predict2_5:
+        if flags.predict2_5:
             plan.add(
                 Part(REASON1, REASON1_ENCODER_DIR, REASON1_ENCODER_REVISION, "text encoder of Predict2.5", estimate=16)
             )
-    if not wishes.no_guardrail or wishes.all_guardrails:
-        if wishes.all_guardrails:
+    if not flags.no_guardrail or flags.all_guardrails:
+        if flags.all_guardrails:
             plan.add(_folder(GUARDRAIL, "guardrails", 6))
             plan.add(_folder(LLAMA_GUARD, "guardrail", 16, ignored=("original/*",)))
         else:
@@ -163,7 +161,7 @@ def make_plan(wishes: Wishes) -> Plan:
                 "Llama-Guard-3, video filter and face blur: left out, this version has no use for them yet"
                 " (--all_guardrails adds them, about 22 GB)"
             )
-    if wishes.prompt_refiner:
+    if flags.prompt_refiner:
         plan.add(_folder(REASON1, "prompt refiner", 16))
     elif "video2world" in types:
         plan.notes.append(
@@ -173,42 +171,42 @@ def make_plan(wishes: Wishes) -> Plan:
     return plan
 
 
-def _add_model(plan: Plan, model_type: str, size: str, wishes: Wishes) -> None:
+def _add_model(plan: DownloadPlan, model_type: str, size: str, flags: DownloadFlags) -> None:
     if model_type == "text2image":
-        _add_text2image(plan, size, wishes)
+        _add_text2image(plan, size, flags)
         return
     model, video = MODEL_TYPES[model_type], MODEL_TYPES["video2world"].repository(size)
     tokenizer = File(_TOKENIZER, _TOKENIZER_GIGABYTES, "tokenizer")
     plan.add(_part(video, "tokenizer" if model_type != "video2world" else model_type, (tokenizer,)))
-    if wishes.tokenizer_only:
+    if flags.tokenizer_only:
         return
     if model_type != "video2world":
         file = File(model.file, _GIGABYTES[size], model.network or f"{size} Video2World")
         plan.add(_part(model.repository(size), model_type, (file,)))
         return
-    names = [f"model-{resolution}p-{fps}fps.pt" for resolution in wishes.resolution for fps in wishes.fps]
-    if wishes.natten:
-        names += [f"model-720p-{fps}fps-natten.pt" for fps in wishes.fps]
+    names = [f"model-{resolution}p-{fps}fps.pt" for resolution in flags.resolution for fps in flags.fps]
+    if flags.natten:
+        names += [f"model-720p-{fps}fps-natten.pt" for fps in flags.fps]
     files = [File(name, _GIGABYTES[size], f"{size} Video2World") for name in names]
     plan.add(_part(video, model_type, tuple(files)))
 
 
-def _add_text2image(plan: Plan, size: str, wishes: Wishes) -> None:
+def _add_text2image(plan: DownloadPlan, size: str, flags: DownloadFlags) -> None:
     files = [File(_TOKENIZER, _TOKENIZER_GIGABYTES, "tokenizer")]
-    if not wishes.tokenizer_only:
+    if not flags.tokenizer_only:
         files.append(File("model.pt", _GIGABYTES[size], f"{size} Text2Image"))
     part = _part(MODEL_TYPES["text2image"].repository(size), "text2image", tuple(files))
-    if size == "0.6B" and not wishes.tokenizer_only:  # with variants for another tokenizer, and distilled ones
+    if size == "0.6B" and not flags.tokenizer_only:  # with variants for another tokenizer, and distilled ones
         part = replace(part, patterns=("model_*.pt", "tokenizer_fast/tokenizer.pth"), estimate=4.1)
     plan.add(part)
 
 
-def _add_predict25(plan: Plan, name: str, wishes: Wishes) -> None:
+def _add_predict25(plan: DownloadPlan, name: str, flags: DownloadFlags) -> None:
     repository, file = PREDICT25[name]
     base = "nvidia/Cosmos-Predict2.5-2B"
     tokenizer = File("tokenizer.pth", _TOKENIZER_GIGABYTES, "tokenizer")
     plan.add(Part(base, base, PREDICT25_TOKENIZER_REVISION, "tokenizer of Predict2.5", (tokenizer,)))
-    if wishes.tokenizer_only:
+    if flags.tokenizer_only:
         return
     size = name.partition("/")[0]
     # What the multi-camera networks look like is not published beside them: they are checked for being readable.
@@ -219,14 +217,14 @@ def _add_predict25(plan: Plan, name: str, wishes: Wishes) -> None:
     plan.add(_part(repository, f"Predict2.5 {name}", tuple(files)))
 
 
-def _embodied(wishes: Wishes) -> Plan:
+def _embodied(flags: DownloadFlags) -> DownloadPlan:
     """A world model that a policy learns in, with all that it needs; and policies."""
-    if wishes.model_types or wishes.predict2_5:
+    if flags.model_types or flags.predict2_5:
         raise ConfigError(
             "--embodied goes into models/, --model_types and --predict2_5 into checkpoints/: ask for each."
         )
-    plan = Plan()
-    for name in wishes.embodied:
+    plan = DownloadPlan()
+    for name in flags.embodied:
         repository, folder = EMBODIED[name]
         if name != "cosmos_libero_spatial":
             plan.add(Part(repository, folder, None, "policy", estimate=_GIGABYTES_OF_POLICY[name]))

@@ -191,9 +191,9 @@ def action_network(
     reads = {"flat": num_actions * action_dim, "chunk": ratio * action_dim}
     fits = [name for name in reads if reads[name] == family.action_inputs and kind in (None, name)]
     if not fits:
-        asked = f"{num_actions} actions of {action_dim} numbers"
+        actions = f"{num_actions} actions of {action_dim} numbers"
         raise CheckpointError(
-            f"{source} reads {family.action_inputs} numbers of actions at once. {asked.capitalize()} are"
+            f"{source} reads {family.action_inputs} numbers of actions at once. {actions.capitalize()} are"
             f" {reads['flat']} in one vector (flat) or {reads['chunk']} for each latent frame (chunk)"
             f"{'' if kind is None else f', and {kind} is asked for'}. What would fit:"
             f" {'; '.join(action_readings(family.action_inputs, ratio))}."

@@ -395,7 +395,6 @@ class Windows:
 
     @property
     def num_recordings(self) -> int:
-        """How many recordings have windows."""
         return len(self._firsts)
 
     @property
@@ -412,8 +411,8 @@ class Windows:
         while (left := min(num, int(most.sum())) - int(shares.sum())) > 0:
             more = numpy.flatnonzero(shares < most)
             shares[more[numpy.linspace(0, len(more) - 1, min(left, len(more))).round().astype(int)]] += 1
-        of_each = zip(self._firsts.tolist(), counts.tolist(), shares.tolist())
-        return [first + place for first, count, share in of_each for place in evenly(count, share)]
+        recordings = zip(self._firsts.tolist(), counts.tolist(), shares.tolist())
+        return [first + place for first, count, share in recordings for place in evenly(count, share)]
 
     def _counts(self) -> NDArray[numpy.int64]:
         """Windows of each recording that has some."""

@@ -44,7 +44,7 @@ CAPTION_FORMATS = {"text": ("metas", ".txt"), "json": ("captions", ".json")}
 
 
 @dataclass(frozen=True)
-class Listing:
+class CaptionedFiles:
     """The files of a folder that have their text."""
 
     folder: Path
@@ -65,7 +65,7 @@ def list_captioned(
     caption_format: str = "text",
     prompt_type: str = "long",
     is_logged: bool = False,
-) -> Listing:
+) -> CaptionedFiles:
     """The files in DIR/content with their text; an error where there are none. ``is_logged``: warn of the others."""
     root = existing_folder(dataset_dir, content)
     captions = embeddings = None
@@ -78,7 +78,7 @@ def list_captioned(
         stems = _with_embedding(files, embeddings, what, is_logged=is_logged)
     if captions is not None:
         stems = captions.of(stems, is_logged=is_logged)
-    return Listing(root / content, files, stems, embeddings, captions)
+    return CaptionedFiles(root / content, files, stems, embeddings, captions)
 
 
 class CaptionedFolder(Source):
@@ -356,7 +356,6 @@ class CaptionFiles:
         return found
 
     def read(self, stem: str) -> str:
-        """The caption of a clip."""
         path = self.folder / f"{stem}{self._suffix}"
         if self._suffix == ".txt":
             return read_caption(path)

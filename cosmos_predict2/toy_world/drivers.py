@@ -40,7 +40,7 @@ _ACTION_GRID = 1024.0  # actions are multiples of 1/1024: exact in float32
 
 
 @dataclass(frozen=True)
-class Plan:
+class DriverPlan:
     """Intentions of N episodes' drivers, with all random numbers drawn."""
 
     driver: list[str]
@@ -60,7 +60,7 @@ def draw_plan(
     num_steps: int,
     size: int,
     has_grip: bool | None = None,
-) -> Plan:
+) -> DriverPlan:
     """Plans for episodes that begin in ``states``; skill is uniform in each one's range."""
     draws = numpy.stack([generator.random(4) for generator in generators])
     normals = numpy.stack([generator.standard_normal((num_steps + 1, 3)) for generator in generators])
@@ -76,7 +76,7 @@ def draw_plan(
     spot = place + away[:, None] * numpy.stack([numpy.cos(angle), numpy.sin(angle)], -1)
     spot = numpy.clip(spot, OBJECT_MARGIN / 2, size - OBJECT_MARGIN / 2)
     is_push = numpy.array([driver == "push" for driver in drivers])
-    return Plan(
+    return DriverPlan(
         driver=list(drivers),
         skill=skill,
         aim=numpy.where(is_push[:, None], spot, states[:, GOAL]),
@@ -87,7 +87,7 @@ def draw_plan(
 
 
 def drive(
-    states: Floats, tasks: Sequence[Task], plan: Plan, setting: Setting, size: int, action_dim: int
+    states: Floats, tasks: Sequence[Task], plan: DriverPlan, setting: Setting, size: int, action_dim: int
 ) -> tuple[Floats, NDArray[numpy.float32]]:
     """States [N, steps + 1, 10] and actions [N, steps, action_dim] of episodes driven by their plans."""
     num_steps = plan.noise.shape[1]
@@ -108,7 +108,7 @@ def expert_action(states: Floats, tasks: Sequence[Task], setting: Setting) -> Fl
     return _perform(states, states[:, GOAL], numpy.zeros(len(states)), tasks, verbs, setting)
 
 
-def _decide(states: Floats, tasks: Sequence[Task], plan: Plan, i: int, setting: Setting) -> Floats:
+def _decide(states: Floats, tasks: Sequence[Task], plan: DriverPlan, i: int, setting: Setting) -> Floats:
     # who pushes somewhere at random also pushes what is only to be touched
     verbs = ["push" if (d, t.verb) == ("push", "touch") else t.verb for d, t in zip(plan.driver, tasks, strict=True)]
     skilled = _perform(states, plan.aim, plan.error, tasks, verbs, setting)
@@ -138,9 +138,9 @@ def _perform(
     place = _targets(states, tasks)
     number = numpy.array([task.target for task in tasks])
     for name, act in (("push", _push), ("carry", _carry), ("touch", _touch)):
-        who = numpy.array(verbs) == name
-        if who.any():
-            action[who] = act(states[who], place[who], number[who], aim[who], error[who], setting)
+        own = numpy.array(verbs) == name  # rows with this verb
+        if own.any():
+            action[own] = act(states[own], place[own], number[own], aim[own], error[own], setting)
     return action
 
 

@@ -56,7 +56,6 @@ TASKS = {
 
 
 def find_tasks(names: Sequence[str]) -> list[Task]:
-    """The tasks of these names."""
     if isinstance(names, str) or not names:
         raise ValueError(f"The toy world's tasks are a list of names, at least one; got {names!r}.")
     return [TASKS[find("task", name, TASKS)] for name in names]

@@ -15,7 +15,7 @@ import torch
 from cosmos_predict2 import released
 from cosmos_predict2.checkpoints import download, open_dit
 from cosmos_predict2.checkpoints.download import check
-from cosmos_predict2.checkpoints.download_plan import Plan, Wishes, make_plan
+from cosmos_predict2.checkpoints.download_plan import DownloadFlags, DownloadPlan, make_plan
 from imaginaire.command_line import values_of
 from imaginaire.errors import ConfigError
 from scripts import download_checkpoints
@@ -28,11 +28,11 @@ VIDEO = ("--model_types", "video2world", "--model_sizes", "2B")
 ACTION = "nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned"
 
 
-def _plan(*words: str) -> Plan:
-    return make_plan(values_of(Wishes, download_checkpoints.parser.parse_args(list(words))))
+def _plan(*words: str) -> DownloadPlan:
+    return make_plan(values_of(DownloadFlags, download_checkpoints.parser.parse_args(list(words))))
 
 
-def _files(plan: Plan) -> dict[str, list[str]]:
+def _files(plan: DownloadPlan) -> dict[str, list[str]]:
     return {part.folder: part.allowed or ["*"] for part in plan.parts}
 
 
@@ -105,7 +105,7 @@ def test_the_command_in_an_error_message_fetches_that_very_file(path: str) -> No
     assert words[:3] == ["python", "-m", "scripts.download_checkpoints"]
     args = download_checkpoints.parser.parse_args(words[3:])
     root = released.checkpoint_dir(args.checkpoint_dir)
-    plan = make_plan(values_of(Wishes, args))
+    plan = make_plan(values_of(DownloadFlags, args))
     assert path in {f"{root}/{part.folder}/{file.name}" for part in plan.parts for file in part.files}
 
 
@@ -202,7 +202,7 @@ def test_a_text_encoder_with_a_lost_shard_is_found(tmp_path: Path) -> None:
     for name in ("config.json", "spiece.model"):
         (folder / name).write_text("{}")
     torch.save({"shared.weight": torch.ones(2)}, folder / "pytorch_model-00001-of-00002.bin")
-    plan = make_plan(Wishes(model_types=("video2world",), model_sizes=("2B",), no_guardrail=True))
+    plan = make_plan(DownloadFlags(model_types=("video2world",), model_sizes=("2B",), no_guardrail=True))
     results = {Path(path).name: faults for path, faults, _ in check(plan, str(tmp_path))}
     assert "00002-of-00002" in results["t5-11b"][0]
 
@@ -313,4 +313,4 @@ def test_a_gated_an_absent_and_an_incomplete_repository_are_told_apart_and_fail(
 def test_without_the_client_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[weights\]'"):
-        download.fetch(make_plan(Wishes()), str(tmp_path))
+        download.fetch(make_plan(DownloadFlags()), str(tmp_path))

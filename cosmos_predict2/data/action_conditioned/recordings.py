@@ -170,7 +170,6 @@ def read_recording(
 
 
 def read_annotation(path: Path) -> dict[str, Any]:
-    """The content of an annotation file."""
     try:
         return foreign_json.load_object(path)
     except (OSError, ValueError) as error:

@@ -63,7 +63,7 @@ class Episodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowsLocation:
     """Place of an episode's rows."""
 
     path: Path
@@ -71,7 +71,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
+class VideoLocation:
     """Place of an episode's pictures: in ``path``, from ``start`` seconds on; ``seconds`` long if that is known."""
 
     path: Path
@@ -161,11 +161,11 @@ class LayoutV2:
         )
         self.tasks = _tasks_v2(info.root)
 
-    def rows(self, i: int) -> Rows:
-        return Rows(self._path(self._info.data_path, i), 0)
+    def rows(self, i: int) -> RowsLocation:
+        return RowsLocation(self._path(self._info.data_path, i), 0)
 
-    def clip(self, i: int, camera: str) -> Clip:
-        return Clip(self._path(_video_path(self._info, camera), i, video_key=camera))
+    def clip(self, i: int, camera: str) -> VideoLocation:
+        return VideoLocation(self._path(_video_path(self._info, camera), i, video_key=camera))
 
     def _path(self, template: str, i: int, **values: str) -> Path:
         number = int(self.episodes.numbers[i])
@@ -218,22 +218,22 @@ class LayoutV3:
         self._first_rows = _first_rows(*(self._columns[name] for name in _DATA))
         self.tasks = _tasks_v3(info.root)
 
-    def rows(self, i: int) -> Rows:
+    def rows(self, i: int) -> RowsLocation:
         path = fill(
             self._info.data_path,
             self._where,
             chunk_index=int(self._columns["data/chunk_index"][i]),
             file_index=int(self._columns["data/file_index"][i]),
         )
-        return Rows(self._info.root / path, int(self._first_rows[i]))
+        return RowsLocation(self._info.root / path, int(self._first_rows[i]))
 
-    def clip(self, i: int, camera: str) -> Clip:
+    def clip(self, i: int, camera: str) -> VideoLocation:
         template = _video_path(self._info, camera)
         chunk, file, start, end = (self._columns[f"videos/{camera}/{name}"][i] for name in _VIDEO)
         if numpy.isnan([chunk, file, start, end]).any():
             raise DataError(f"{self._info.root}: episode {self.episodes.numbers[i]} has no video of '{camera}'.")
         path = fill(template, self._where, video_key=camera, chunk_index=int(chunk), file_index=int(file))
-        return Clip(self._info.root / path, float(start), float(end - start))
+        return VideoLocation(self._info.root / path, float(start), float(end - start))
 
 
 def _tasks_v3(root: Path) -> dict[int, str]:

@@ -15,7 +15,7 @@ import numpy
 from torch import Tensor
 
 from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Modality, Part, read_info, read_modality
-from cosmos_predict2.data.lerobot.layouts import Clip, Episodes, LayoutV2, LayoutV3
+from cosmos_predict2.data.lerobot.layouts import Episodes, LayoutV2, LayoutV3, VideoLocation
 from cosmos_predict2.data.lerobot.tables import Numbers, Tables, read_images
 from cosmos_predict2.data.video.clips import Fit, open_clip, probe
 from imaginaire.errors import ConfigError, DataError, near
@@ -37,7 +37,6 @@ class LeRobotSource:
 
     @classmethod
     def open(cls, root: Path | str) -> "LeRobotSource":
-        """The data set in this folder."""
         info = read_info(Path(root))
         layout = LayoutV2(info) if info.version in _PER_EPISODE else LayoutV3(info)
         return cls(info, layout, read_modality(info.root), Tables())
@@ -160,7 +159,7 @@ class LeRobotSource:
             self.check_rate(camera, clip.path, video.num_frames, video.fps)
             return video.read(numbers, fit)
 
-    def clip(self, i: int, camera: str) -> Clip:
+    def clip(self, i: int, camera: str) -> VideoLocation:
         """Place of episode i's video, after checking that the index agrees with itself."""
         clip = self.layout.clip(i, camera)
         seconds = int(self.episodes.lengths[i]) / self.info.fps
@@ -199,7 +198,7 @@ class LeRobotSource:
                     " (dataset.skip_bad_samples=True of the loader). python -m scripts.check_dataset finds all of them."
                 )
 
-    def length_problem(self, i: int, camera: str, clip: Clip, num_frames: int) -> str | None:
+    def length_problem(self, i: int, camera: str, clip: VideoLocation, num_frames: int) -> str | None:
         """The problem if a video file of so many frames ends before episode i does."""
         length = int(self.episodes.lengths[i])
         needed = _frame_at(clip.start + (length - 1) / self.info.fps, self.info.video_fps(camera)) + 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from cosmos_predict2.data.clip_dataset import ClipDataset, Source, Text, clip_problems
 from cosmos_predict2.data.samples import PackedStrings
-from cosmos_predict2.data.shards.index import Sample, index_folder, index_shards, list_shards
+from cosmos_predict2.data.shards.index import ShardSample, index_folder, index_shards, list_shards
 from cosmos_predict2.data.video.clips import Clip, choose_decoder, open_clip
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import NO_ENCODER, exclude
@@ -121,8 +121,8 @@ class ShardSource(Source):
     def __len__(self) -> int:
         return len(self._samples)
 
-    def sample(self, i: int) -> Sample:
-        return Sample(*json.loads(self._samples[i]))
+    def sample(self, i: int) -> ShardSample:
+        return ShardSample(*json.loads(self._samples[i]))
 
     def names(self, i: int, camera: int) -> dict[str, str]:
         sample = self.sample(i)
@@ -150,7 +150,7 @@ class ShardSource(Source):
             embedding = masked(rows, self._num_tokens)
         return Text(self._caption(sample) if self._reads_captions else None, embedding)
 
-    def _caption(self, sample: Sample) -> str:
+    def _caption(self, sample: ShardSample) -> str:
         suffix = _suffix(sample, CAPTION_SUFFIXES)
         try:
             text: Any = sample.read(suffix).decode("utf-8-sig")
@@ -165,7 +165,7 @@ class ShardSource(Source):
             raise DataError(f"{sample.name(suffix)} is no caption: it is empty, or no text.")
         return text.strip()
 
-    def _fault(self, sample: Sample) -> str | None:
+    def _fault(self, sample: ShardSample) -> str | None:
         """Why a sample cannot be used, by the names of its members."""
         videos = [suffix for suffix in sample.members if suffix in VIDEO_SUFFIXES]
         if len(videos) != 1:
@@ -180,6 +180,6 @@ class ShardSource(Source):
         return None
 
 
-def _suffix(sample: Sample, wanted: Sequence[str]) -> str:
+def _suffix(sample: ShardSample, wanted: Sequence[str]) -> str:
     """The first of these suffixes that a member of the sample has; "" where none has."""
     return next((suffix for suffix in wanted if suffix in sample.members), "")

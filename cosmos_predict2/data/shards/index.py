@@ -35,7 +35,7 @@ _MOST_SHARDS = 1_000_000  # of a range: more is a slip of the finger
 
 
 @dataclass(frozen=True)
-class Sample:
+class ShardSample:
     """One sample: its members by suffix, each with its first byte in the shard and its length."""
 
     shard: str
@@ -100,7 +100,7 @@ def index_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cosmos_predict2" / "shards"
 
 
-def index_shards(shards: Sequence[str], folder: Path) -> list[Sample]:
+def index_shards(shards: Sequence[str], folder: Path) -> list[ShardSample]:
     """The samples of all shards in order. What ``folder`` has no index of is indexed, by one process of a machine."""
     storage.makedirs(folder)
     with open(folder / ".lock", "wb") as lock:
@@ -108,16 +108,16 @@ def index_shards(shards: Sequence[str], folder: Path) -> list[Sample]:
         return [sample for samples in in_threads(lambda shard: _indexed(shard, folder), shards) for sample in samples]
 
 
-def _indexed(shard: str, folder: Path) -> list[Sample]:
+def _indexed(shard: str, folder: Path) -> list[ShardSample]:
     version = storage.version(shard)
     place = folder / f"{hashlib.sha256(f'{shard} {version}'.encode()).hexdigest()[:32]}.json"
     if (known := _read_index(place)) is not None:
-        return [Sample(shard, key, members) for key, members in known.items()]
+        return [ShardSample(shard, key, members) for key, members in known.items()]
     found = read_members(shard)
     log.info("%s: %d samples", shard, len(found))
     content = json.dumps({"format": FORMAT, "shard": shard, "samples": found}).encode()
     storage.write_atomically(place, lambda file: file.write(content))
-    return [Sample(shard, key, members) for key, members in found.items()]
+    return [ShardSample(shard, key, members) for key, members in found.items()]
 
 
 def _read_index(path: Path) -> dict[str, dict[str, tuple[int, int]]] | None:

@@ -14,8 +14,6 @@ from imaginaire.errors import DataError
 
 @dataclass(frozen=True)
 class RecordingJob:
-    """A recording to check."""
-
     annotation: Path
     root: Path  # that the paths of videos count from
     num_frames: int | None = None

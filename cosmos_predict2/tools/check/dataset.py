@@ -39,7 +39,7 @@ _NAMED = 3  # of many, so many are named in a note
 
 
 @attrs.define(kw_only=True, frozen=True)
-class Wanted:
+class Requirements:
     """Requirements of training on the data set; None: no requirement."""
 
     num_frames: int | None = None
@@ -63,7 +63,7 @@ class Wanted:
             raise ConfigError(f"video_size is {list(self.video_size)}; both sides must be multiples of 16.")
 
     def command(self, folder: Path, record: EncoderRecord | None = None) -> str:
-        """The command that encodes the captions of a folder, by the encoder of its record or the wanted one."""
+        """The command that encodes the captions of a folder, by the encoder of its record or the required one."""
         name = record.encoder if record else self.text_encoder or ""
         if name == "bytes" and self.text_width is not None:
             name = BytesEncoder(self.num_tokens or NUM_TOKENS, self.text_width).name
@@ -71,7 +71,7 @@ class Wanted:
 
 
 @dataclass
-class Report:
+class DatasetReport:
     """Contents and faults of a folder; ``parts`` are the reports of its splits."""
 
     folder: str
@@ -80,7 +80,7 @@ class Report:
     encoder: str = ""
     clips: list[ClipFacts] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)  # errors (key KIND/FILE) and notes
-    parts: list["Report"] = field(default_factory=list)
+    parts: list["DatasetReport"] = field(default_factory=list)
     actions: list[ActionTable] = field(default_factory=list)
 
     def fault(self, file: Path | str, kind: str, message: str) -> None:
@@ -105,14 +105,14 @@ class Report:
         return [*self.faults, *(one for part in self.parts for one in part.all_faults())]
 
 
-def check_dataset(folder: Path, wanted: Wanted) -> Report:
+def check_dataset(folder: Path, required: Requirements) -> DatasetReport:
     """Look at every file of a data set. Raises where the folder has no form that is known."""
     form = forms.form_of(folder)
-    report = Report(str(folder), form)
+    report = DatasetReport(str(folder), form)
     if form == "splits":
         for part in forms.split_folders(folder):
             try:
-                report.parts.append(check_dataset(part, wanted))
+                report.parts.append(check_dataset(part, required))
             except DataError as error:
                 report.fault(part, "unknown_form", str(error))
         for first, second in itertools.combinations(report.parts, 2):  # what is validated on was trained on
@@ -121,13 +121,13 @@ def check_dataset(folder: Path, wanted: Wanted) -> Report:
                 report.note(f"{first.folder} and {second.folder} share {len(both)} names ({names})")
         return report
     if form == "bridge":
-        _check_recordings(report, folder, wanted)
+        _check_recordings(report, folder, required)
     elif form == "lerobot":
-        _check_lerobot(report, folder, wanted)
+        _check_lerobot(report, folder, required)
     else:
-        _check_samples(report, folder, wanted)
-    _compare_rates(report, wanted)
-    _compare_sizes(report, wanted)
+        _check_samples(report, folder, required)
+    _compare_rates(report, required)
+    _compare_sizes(report, required)
     if form == "video" and files_by_stem(folder / "images", IMAGE_SUFFIXES):
         report.note(f"{folder / 'images'} was not looked at: the folder has videos/")
     return report
@@ -136,26 +136,26 @@ def check_dataset(folder: Path, wanted: Wanted) -> Report:
 # Samples: a clip or picture, its caption and its embedding ------------------------------------------------------------
 
 
-def _check_samples(report: Report, folder: Path, wanted: Wanted) -> None:
+def _check_samples(report: DatasetReport, folder: Path, required: Requirements) -> None:
     """Clips (or pictures, latents) of a folder, with what has their names elsewhere."""
     name, suffixes, what = _SAMPLES[report.form]
     place = folder / name
     clips = _files(report, place, suffixes)
     captions = _files(report, folder / "metas", (".txt",))
-    embeddings, record = _embeddings(report, folder, wanted)
+    embeddings, record = _embeddings(report, folder, required)
     if not clips:
         report.fault(place, "empty", f"{place} holds no {what}.")
-    _compare_stems(report, folder, set(clips), captions, embeddings, record, wanted)
+    _compare_stems(report, folder, set(clips), captions, embeddings, record, required)
     jobs = [
         ClipJob(
             stem=stem,
             path=path,
             caption=captions.get(stem),
             embedding=embeddings.get(stem),
-            num_frames=None if report.form == "image" else wanted.num_frames,
-            is_fast=wanted.is_fast,
-            encoder=record.encoder if record else wanted.text_encoder,
-            num_tokens=record.num_tokens if record else wanted.num_tokens or NUM_TOKENS,
+            num_frames=None if report.form == "image" else required.num_frames,
+            is_fast=required.is_fast,
+            encoder=record.encoder if record else required.text_encoder,
+            num_tokens=record.num_tokens if record else required.num_tokens or NUM_TOKENS,
             width=record.width if record else None,
             encoded=record.captions.get(stem) if record else None,
         )
@@ -163,18 +163,18 @@ def _check_samples(report: Report, folder: Path, wanted: Wanted) -> None:
     ]
     if report.form == "latents" and not _has_latent_record(report, place):
         jobs = []
-    found = check_all(check_clip, jobs, place, _workers(wanted, clips.values()))
+    found = check_all(check_clip, jobs, place, _workers(required, clips.values()))
     report.clips += found
     report.add_findings(found)
     counts = {what: len(clips), "captions": len(captions), "embeddings": len(embeddings)}
     report.counts = {key: report.counts.get(key, 0) + count for key, count in counts.items()}
-    _compare_embeddings(report, folder, found, record, wanted)
+    _compare_embeddings(report, folder, found, record, required)
     _check_annotations(report, folder / "annotation", set(clips))
     if report.form == "video":
-        _check_latents(report, folder, set(clips), wanted)
+        _check_latents(report, folder, set(clips), required)
 
 
-def _files(report: Report, folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
+def _files(report: DatasetReport, folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
     """The files by stem; two of one stem are a fault, and the first counts."""
     found: dict[str, Path] = {}
     if not folder.is_dir():
@@ -196,7 +196,9 @@ def _files(report: Report, folder: Path, suffixes: tuple[str, ...]) -> dict[str,
     return found
 
 
-def _embeddings(report: Report, folder: Path, wanted: Wanted) -> tuple[dict[str, Path], EncoderRecord | None]:
+def _embeddings(
+    report: DatasetReport, folder: Path, required: Requirements
+) -> tuple[dict[str, Path], EncoderRecord | None]:
     place = find_embedding_dir(folder)
     if place is None:
         return {}, None
@@ -215,22 +217,22 @@ def _embeddings(report: Report, folder: Path, wanted: Wanted) -> tuple[dict[str,
     if record is None and embeddings:
         report.note(f"{place} has no embeddings.json: its encoder and captions are unknown")
     report.encoder = record.encoder if record else report.encoder
-    if wanted.text_encoder is not None:
+    if required.text_encoder is not None:
         try:
-            reader.require_encoder(wanted.text_encoder, wanted.num_tokens)
+            reader.require_encoder(required.text_encoder, required.num_tokens)
         except DataError as error:
             report.fault(place, "wrong_encoder", str(error))
     return embeddings, record
 
 
 def _compare_stems(
-    report: Report,
+    report: DatasetReport,
     folder: Path,
     clips: set[str],
     captions: dict[str, Path],
     embeddings: dict[str, Path],
     record: EncoderRecord | None,
-    wanted: Wanted,
+    required: Requirements,
 ) -> None:
     """Faults for what has no counterpart."""
     place = folder / _SAMPLES[report.form][0]
@@ -247,18 +249,18 @@ def _compare_stems(
             report.note(f"{text}; training does not need them where there are embeddings")
         else:
             report.fault(folder / "metas", "no_caption", f"{text}: python -m scripts.caption_videos writes them.")
-    if embeddings and wanted.needs_embeddings:
+    if embeddings and required.needs_embeddings:
         for stem in sorted(clips - set(embeddings)):
             path = next(iter(embeddings.values())).parent / f"{stem}.pickle"
-            cure = wanted.command(folder, record)
+            cure = required.command(folder, record)
             report.fault(path, "no_embedding", f"{path} is missing: training leaves '{stem}' out. Write it: {cure}")
-    elif clips and wanted.needs_embeddings:
-        message = f"{folder / 't5_xxl'} holds no embeddings: {wanted.command(folder)}"
+    elif clips and required.needs_embeddings:
+        message = f"{folder / 't5_xxl'} holds no embeddings: {required.command(folder)}"
         report.fault(folder / "t5_xxl", "no_embedding", message)
 
 
 def _compare_embeddings(
-    report: Report, folder: Path, found: list[ClipFacts], record: EncoderRecord | None, wanted: Wanted
+    report: DatasetReport, folder: Path, found: list[ClipFacts], record: EncoderRecord | None, required: Requirements
 ) -> None:
     """Faults for embeddings of another width than most, or than the model's."""
     have = [facts for facts in found if facts.num_tokens]
@@ -269,15 +271,15 @@ def _compare_embeddings(
     place = Path(have[0].embedding).parent
     if any(file_of(found) == str(place) for found in report.faults):
         pass  # reported already
-    elif wanted.text_width is not None and usual != wanted.text_width:
+    elif required.text_width is not None and usual != required.text_width:
         by = f" by {record.encoder}" if record else ""
-        message = f"{place} holds embeddings of width {usual}{by}, but the model takes {wanted.text_width}. Delete the"
-        message += f" folder and encode with the model's encoder: {wanted.command(folder)}"
+        message = f"{place} holds embeddings of width {usual}{by}, but the model takes {required.text_width}."
+        message += f" Delete the folder and encode with the model's encoder: {required.command(folder)}"
         report.fault(place, "wrong_encoder", message)
-    elif wanted.num_tokens is not None and most > wanted.num_tokens:
+    elif required.num_tokens is not None and most > required.num_tokens:
         report.note(
-            f"{place}: captions were encoded with up to {most} tokens, but the model's data reads {wanted.num_tokens}:"
-            f" longer ones are cut. Train with num_tokens={most} of the data set to have them whole"
+            f"{place}: captions were encoded with up to {most} tokens, but the model's data reads {required.num_tokens}"
+            f": longer ones are cut. Train with num_tokens={most} of the data set to have them whole"
         )
     for facts in have:
         if record is None and facts.text_width != usual:
@@ -285,7 +287,7 @@ def _compare_embeddings(
             report.fault(facts.embedding, "wrong_encoder", message)
 
 
-def _check_annotations(report: Report, folder: Path, clips: set[str]) -> None:
+def _check_annotations(report: DatasetReport, folder: Path, clips: set[str]) -> None:
     """Annotations beside clips: readable, and of clips that are there."""
     for stem, path in files_by_stem(folder, (".json",)).items():
         try:
@@ -296,14 +298,14 @@ def _check_annotations(report: Report, folder: Path, clips: set[str]) -> None:
             report.fault(path, "no_clip", f"{path} has no clip.")
 
 
-def _check_latents(report: Report, folder: Path, clips: set[str], wanted: Wanted) -> None:
+def _check_latents(report: DatasetReport, folder: Path, clips: set[str], required: Requirements) -> None:
     """Cached latents beside clips: readable, and of the clips that are there."""
     place = folder / latent_cache.FOLDER
     files = _files(report, place, (latent_cache.SUFFIX,))
     if not files or not _has_latent_record(report, place):
         return
-    jobs = [ClipJob(stem, path, num_frames=wanted.num_frames) for stem, path in files.items()]
-    report.add_findings(check_all(check_clip, jobs, place, _workers(wanted, files.values())))
+    jobs = [ClipJob(stem, path, num_frames=required.num_frames) for stem, path in files.items()]
+    report.add_findings(check_all(check_clip, jobs, place, _workers(required, files.values())))
     report.counts["latents"] = len(files)
     for stem in sorted(set(files) - clips):
         report.note(f"{files[stem]} is of a clip that is not here; training from latents uses it")
@@ -311,7 +313,7 @@ def _check_latents(report: Report, folder: Path, clips: set[str], wanted: Wanted
         report.note(f"{len(lost)} clips have no latents{_some(lost)}: training from latents leaves them out")
 
 
-def _has_latent_record(report: Report, place: Path) -> bool:
+def _has_latent_record(report: DatasetReport, place: Path) -> bool:
     try:
         if latent_cache.read_record(place) is not None:
             return True
@@ -325,10 +327,10 @@ def _has_latent_record(report: Report, place: Path) -> bool:
 # Recordings, splits --------------------------------------------------------------------------------------------------
 
 
-def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:
+def _check_recordings(report: DatasetReport, folder: Path, required: Requirements) -> None:
     files = [path for place in forms.annotation_folders(folder) for path in sorted(place.glob("*.json"))]
-    jobs = [RecordingJob(path, folder, wanted.num_frames, wanted.is_fast) for path in files]
-    workers = _workers(wanted, (folder / "videos").rglob("*.mp4"))
+    jobs = [RecordingJob(path, folder, required.num_frames, required.is_fast) for path in files]
+    workers = _workers(required, (folder / "videos").rglob("*.mp4"))
     facts = [item for items in check_all(check_recording, jobs, folder, workers) for item in items]
     report.clips = [item for item in facts if item.path]
     report.add_findings(facts)
@@ -337,17 +339,17 @@ def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:
         _add_actions(report, [table])
 
 
-def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
+def _check_lerobot(report: DatasetReport, folder: Path, required: Requirements) -> None:
     source = LeRobotSource.open(folder)
     report.note(f"version {source.info.version}, cameras {', '.join(source.info.cameras) or 'none'}")
-    workers = _workers(wanted, folder.rglob("*.mp4"))
-    report.clips = check_videos(source, is_fast=wanted.is_fast, workers=workers)
+    workers = _workers(required, folder.rglob("*.mp4"))
+    report.clips = check_videos(source, is_fast=required.is_fast, workers=workers)
     try:
         _add_actions(report, lerobot_tables(source))
     except DataError as error:
         report.fault(folder, "actions", str(error))
     report.add_findings(report.clips)
-    report.findings += index_faults(source, report.clips, wanted.num_frames)
+    report.findings += index_faults(source, report.clips, required.num_frames)
     report.counts = {"episodes": len(source), "frames": int(source.episodes.lengths.sum())}
     report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
     report.note(source.rate_note())
@@ -355,7 +357,7 @@ def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
         report.note(f"{note}: a clip or an embedding of a whole episode has the text of its first frame")
 
 
-def _add_actions(report: Report, tables: list[ActionTable]) -> None:
+def _add_actions(report: DatasetReport, tables: list[ActionTable]) -> None:
     report.actions = tables
     for table in tables:
         report.note(*table.notes())
@@ -366,12 +368,12 @@ def _add_actions(report: Report, tables: list[ActionTable]) -> None:
 # All clips together ---------------------------------------------------------------------------------------------------
 
 
-def _compare_rates(report: Report, wanted: Wanted) -> None:
+def _compare_rates(report: DatasetReport, required: Requirements) -> None:
     have = [facts for facts in report.clips if facts.fps > 0]
-    if not have or wanted.any_fps:
+    if not have or required.any_fps:
         return
-    usual = wanted.fps or Counter(round(facts.fps, 3) for facts in have).most_common(1)[0][0]
-    whose = "is wanted" if wanted.fps else "is the most frequent rate"
+    usual = required.fps or Counter(round(facts.fps, 3) for facts in have).most_common(1)[0][0]
+    whose = "is wanted" if required.fps else "is the most frequent rate"
     for facts in have:
         if abs(facts.fps - usual) > SAME_RATE * usual:
             message = f"{facts.path} has {facts.fps:g} frames per second, {usual:g} {whose}. Encode it at"
@@ -379,10 +381,10 @@ def _compare_rates(report: Report, wanted: Wanted) -> None:
             report.fault(facts.path, "mixed_fps", message)
 
 
-def _compare_sizes(report: Report, wanted: Wanted) -> None:
-    if wanted.video_size is None:
+def _compare_sizes(report: DatasetReport, required: Requirements) -> None:
+    if required.video_size is None:
         return
-    height, width = wanted.video_size
+    height, width = required.video_size
     have = [facts for facts in report.clips if facts.height]
     small = [facts.path for facts in have if facts.height < height and facts.width < width]
     if small:
@@ -399,7 +401,7 @@ def _some(paths: list[str]) -> str:
     return f" ({', '.join(paths[:_NAMED])}{', ...' if len(paths) > _NAMED else ''})"
 
 
-def _workers(wanted: Wanted, paths: Iterable[Path]) -> int | None:
-    if wanted.workers is not None:
-        return wanted.workers
+def _workers(required: Requirements, paths: Iterable[Path]) -> int | None:
+    if required.workers is not None:
+        return required.workers
     return 0 if sum(path.stat().st_size for path in paths) < _SMALL else None

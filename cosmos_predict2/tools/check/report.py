@@ -7,13 +7,13 @@ from statistics import median
 from typing import Any
 
 from cosmos_predict2.tools.check.clips import ClipFacts, file_of, kind_of
-from cosmos_predict2.tools.check.dataset import Report
+from cosmos_predict2.tools.check.dataset import DatasetReport
 
 MOST_FAULTS = 50
 _MOST_ROWS = 8
 
 
-def as_text(report: Report, most_faults: int = MOST_FAULTS) -> str:
+def as_text(report: DatasetReport, most_faults: int = MOST_FAULTS) -> str:
     """A few lines for each folder, then its notes and faults."""
     lines = list(_lines(report))
     faults = report.all_faults()
@@ -28,7 +28,7 @@ def as_text(report: Report, most_faults: int = MOST_FAULTS) -> str:
     return "\n".join(lines)
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: DatasetReport) -> dict[str, Any]:
     """Everything, without the single clips."""
     readable = [facts for facts in report.clips if facts.height]
     return {
@@ -47,7 +47,7 @@ def as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: DatasetReport) -> Iterator[str]:
     yield f"{report.folder}: {report.form}"
     if report.counts:
         yield f"  counts    {', '.join(f'{count} {what}' for what, count in report.counts.items())}"

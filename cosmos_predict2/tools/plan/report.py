@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cosmos_predict2.tools.plan.advice import (
-    Outcome,
+    Prediction,
     faster_that_fits,
     more_gpus_that_fit,
     nearest_that_fits,
@@ -44,9 +44,9 @@ class Plan:
     limit: float  # bytes of a GPU
     memory: Memory
     speed: Speed
-    nearest: Outcome | None  # on the same GPUs
-    more_gpus: Outcome | None  # with the same training, where the nearest changes that
-    faster: Outcome | None  # where it fits
+    nearest: Prediction | None  # on the same GPUs
+    more_gpus: Prediction | None  # with the same training, where the nearest changes that
+    faster: Prediction | None  # where it fits
 
     @property
     def fits(self) -> bool:
@@ -95,8 +95,8 @@ def _head(plan: Plan) -> list[str]:
 
 def _rollouts(work: Workload) -> Iterator[str]:
     if (of := work.passes) is not None:
-        asked = f"{of.rollout} passes to generate, {of.old + of.reference} of other weights"
-        yield f"  rollouts    {_count(of.clips, 'clip')} of a GPU for {_count(of.updates, 'step')}, each with {asked}"
+        passes = f"{of.rollout} passes to generate, {of.old + of.reference} of other weights"
+        yield f"  rollouts    {_count(of.clips, 'clip')} of a GPU for {_count(of.updates, 'step')}, each with {passes}"
         yield f"              and {of.with_gradient:g} forward and backward"
 
 
@@ -137,7 +137,7 @@ def _advice(plan: Plan) -> Iterator[str]:
         yield "\nNo combination of these fits: take GPUs with more memory, a smaller model or resolution."
 
 
-def cards_text(found: Mapping[int, tuple[Outcome, bool]]) -> str:
+def cards_text(found: Mapping[int, tuple[Prediction, bool]]) -> str:
     """The configuration that fits one card of each size, with room for the error of the estimate, and its overrides."""
     lines = ["One card: the nearest to this configuration that fits", ""]
     lines += [f"{'card':<16}{'needs':>8}{'iteration':>12}{'clips/h':>10}  {'max_iter':<9}"]
@@ -154,7 +154,7 @@ def cards_text(found: Mapping[int, tuple[Outcome, bool]]) -> str:
 def as_values(plan: Plan) -> dict[str, Any]:
     """For JSON; bytes and seconds."""
 
-    def values(found: Outcome | None) -> dict[str, Any] | None:
+    def values(found: Prediction | None) -> dict[str, Any] | None:
         return None if found is None else asdict(found)
 
     return {
@@ -177,16 +177,16 @@ def as_values(plan: Plan) -> dict[str, Any]:
     }
 
 
-def cards_values(found: Mapping[int, tuple[Outcome, bool]]) -> dict[str, Any]:
+def cards_values(found: Mapping[int, tuple[Prediction, bool]]) -> dict[str, Any]:
     return {str(size): dict(card=CARDS[size], fits=fits, **asdict(outcome)) for size, (outcome, fits) in found.items()}
 
 
-def _figures(found: Outcome) -> str:
+def _figures(found: Prediction) -> str:
     text = f"{found.bytes / GB:.1f} GB, {_seconds(found.seconds)} an iteration, {found.clips_per_hour:,.0f} clips/h"
     return text if found.hours is None else f"{text}, {_hours(found.hours)} in all"
 
 
-def _pasted(found: Outcome) -> list[str]:
+def _pasted(found: Prediction) -> list[str]:
     remarks = [f"  # {remark}" for remark in found.remark.split("; ") if remark]
     gpus = [f"  # on {o.split()[1]} GPUs" for o in found.overrides if o.startswith("--gpus")]
     return [*remarks, *gpus, *(f"  {override}" for override in found.overrides if not override.startswith("--gpus"))]

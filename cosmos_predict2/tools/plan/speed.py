@@ -103,14 +103,14 @@ def predict_speed(work: Workload, gpu: GPU) -> Speed:
     if work.passes is not None:
         trained = work.per_micro_batch(work.passes.with_gradient)
         others = work.per_micro_batch(work.passes.without_gradient)
-    asked = share * (trained * (forward.total + backward) + others * forward.total)
-    done = asked + share * trained * _recomputed(work)
+    needed = share * (trained * (forward.total + backward) + others * forward.total)
+    done = needed + share * trained * _recomputed(work)
     computing = done / (gpu.peak * gpu.efficiency) * SLOWER.get(work.precision, 1.0)
     if work.lora_rank is not None and work.precision.itemsize < 4:
         computing *= ADAPTERS
     seconds = max(computing, LAUNCHES * len(work.net.blocks) * work.grad_accum * (trained + others / 3))
     hours = None if work.max_iter is None else work.max_iter * seconds / 3600
-    return Speed(done, asked, seconds, asked / (seconds * gpu.peak), work.clips_per_step * 3600 / seconds, hours)
+    return Speed(done, needed, seconds, needed / (seconds * gpu.peak), work.clips_per_step * 3600 / seconds, hours)
 
 
 def _recomputed(work: Workload) -> float:

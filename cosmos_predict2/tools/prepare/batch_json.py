@@ -45,7 +45,6 @@ def batch_entries(pictures_dir: str, save_dir: str) -> Outcome[dict[str, str]]:
 
 
 def write_batch(entries: list[dict[str, str]], path: str) -> None:
-    """Write the JSON list."""
     target = Path(path)
     if target.is_dir() or target.suffix == ".jsonl":
         raise DataError(f"{path}: --out is the JSON file to write, a list that ends in .json.")

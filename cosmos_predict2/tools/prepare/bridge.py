@@ -30,8 +30,6 @@ UNPACKED = 1.1  # times the archive's size: videos hardly shrink in it
 
 @dataclass
 class Contents:
-    """Contents of a Bridge folder."""
-
     recordings: dict[str, int] = field(default_factory=dict)  # by split
     frames: int = 0
     faults: list[str] = field(default_factory=list)

@@ -30,8 +30,6 @@ _LONGEST = 100_000  # characters of a caption; beyond that a captioner prints so
 
 @dataclass(frozen=True)
 class CaptionJob:
-    """One clip to caption."""
-
     clip: Path
     target: Path
     command: tuple[str, ...]

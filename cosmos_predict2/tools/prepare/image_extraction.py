@@ -23,7 +23,7 @@ _BYTES_PER_PIXEL = 0.6  # of a JPEG of quality 95, rather too much
 
 
 @dataclass(frozen=True)
-class Clip:
+class ExtractionJob:
     """One clip to take pictures from; its caption goes to each of them where there is one."""
 
     path: Path
@@ -43,7 +43,7 @@ class Clip:
         return self.out / "metas" / f"{self.path.stem}_{number:08d}.txt"
 
 
-def plan(source: Path, out: Path, stride: int, *, captions: bool = False) -> list[Clip]:
+def plan(source: Path, out: Path, stride: int, *, captions: bool = False) -> list[ExtractionJob]:
     """The clips that are not finished yet."""
     videos = require_files(source / "videos", VIDEO_SUFFIXES, "clips")
     if not holds_nothing(out) and (out / RECORD).exists():
@@ -53,14 +53,14 @@ def plan(source: Path, out: Path, stride: int, *, captions: bool = False) -> lis
         caption = source / "metas" / f"{stem}.txt"
         if captions and not caption.is_file():
             raise DataError(f"{caption} is not there, so the pictures of {path.name} would have no caption.")
-        clips.append(Clip(path, out, source, stride, caption if captions else None))
+        clips.append(ExtractionJob(path, out, source, stride, caption if captions else None))
     todo = [clip for clip in clips if not clip.first.is_file()]
     if done := len(clips) - len(todo):
         log.info("%d of %d clips are finished already", done, len(clips))
     return todo
 
 
-def extract_images(clips: list[Clip], workers: int | None = None) -> Outcome[int]:
+def extract_images(clips: list[ExtractionJob], workers: int | None = None) -> Outcome[int]:
     """Write the pictures; how many each clip gave."""
     if not clips:
         return Outcome()
@@ -72,7 +72,7 @@ def extract_images(clips: list[Clip], workers: int | None = None) -> Outcome[int
     return run_jobs(_extract, clips, what="clips", workers=workers)
 
 
-def bytes_needed(clips: list[Clip]) -> int:
+def bytes_needed(clips: list[ExtractionJob]) -> int:
     """About the size of the pictures, estimated from the first readable clip and the sizes of the others."""
     total = sum(clip.path.stat().st_size for clip in clips)
     for clip in clips:
@@ -85,7 +85,7 @@ def bytes_needed(clips: list[Clip]) -> int:
     return 0
 
 
-def _extract(clip: Clip) -> int:
+def _extract(clip: ExtractionJob) -> int:
     first, num_written = None, 0
     try:
         for number, picture in enumerate(iterate_frames(clip.path, clip.stride)):

@@ -39,8 +39,6 @@ _PER_PIXEL = 0.15  # bytes that an encoded pixel takes, rather too many
 
 @dataclass(frozen=True)
 class Job:
-    """An episode to write."""
-
     root: Path
     index: int
     camera: str

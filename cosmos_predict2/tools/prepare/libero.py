@@ -57,7 +57,7 @@ _MASK = [True] * 6 + [False]  # policies do not normalise the gripper's command
 
 
 @dataclass(frozen=True)
-class Settings:
+class LiberoSettings:
     """How the demonstrations are written; two folders of equal settings are equal."""
 
     form: str = "bridge"
@@ -89,7 +89,7 @@ def download(repo_id: str, source: Path, suites: tuple[str, ...] | None, *, dry_
 
 
 def prepare(
-    source: Path, out: Path, settings: Settings, *, workers: int | None = None, dry_run: bool = False
+    source: Path, out: Path, settings: LiberoSettings, *, workers: int | None = None, dry_run: bool = False
 ) -> Outcome[Any]:
     """Write what is missing: a result for each demonstration (bridge) or task (keep), a fault for each that failed."""
     folders = find_suites(source, settings.suites)
@@ -107,7 +107,7 @@ def prepare(
 # ---- form keep -------------------------------------------------------------------------------------------------------
 
 
-def _keep(source: Path, demos: list[Demo], settings: Settings, dry_run: bool, *, is_whole: bool) -> Outcome[Any]:
+def _keep(source: Path, demos: list[Demo], settings: LiberoSettings, dry_run: bool, *, is_whole: bool) -> Outcome[Any]:
     tasks = {demo.task: caption(demo.task) for demo in demos}
     if dry_run:
         log.info("%s: would write %d captions, statistics and %s", source, len(tasks), RECORD)
@@ -123,7 +123,7 @@ def _keep(source: Path, demos: list[Demo], settings: Settings, dry_run: bool, *,
 
 
 def _export(
-    demos: list[Demo], out: Path, settings: Settings, workers: int | None, dry_run: bool, *, is_whole: bool
+    demos: list[Demo], out: Path, settings: LiberoSettings, workers: int | None, dry_run: bool, *, is_whole: bool
 ) -> Outcome[Any]:
     if (found := require_own(out, FORMAT)) is not None:
         require_settings(out, found, _settings(settings))
@@ -205,7 +205,7 @@ def _bytes_needed(jobs: list[_Job]) -> int:
 
 
 def _finish(
-    folder: Path, demos: list[Demo], settings: Settings, transform: dict[str, Any], is_whole: bool
+    folder: Path, demos: list[Demo], settings: LiberoSettings, transform: dict[str, Any], is_whole: bool
 ) -> list[str]:
     """Statistics and the record, which is complete unless a file could not be read; gives the faults."""
     statistics = {}
@@ -225,7 +225,7 @@ def _finish(
 
 
 def _write_record(
-    folder: Path, settings: Settings, transform: dict[str, Any], demos: list[Demo], *, is_complete: bool
+    folder: Path, settings: LiberoSettings, transform: dict[str, Any], demos: list[Demo], *, is_complete: bool
 ) -> None:
     val = sum(is_validation(demo.number, settings.val_every) for demo in demos)
     record = {
@@ -239,7 +239,7 @@ def _write_record(
     write_json(folder / RECORD, record)
 
 
-def _settings(settings: Settings) -> dict[str, Any]:
+def _settings(settings: LiberoSettings) -> dict[str, Any]:
     return {
         "form": settings.form,
         "suites": list(settings.suites or ()),

@@ -23,7 +23,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
-from cosmos_predict2.tools.check.dataset import Report
+from cosmos_predict2.tools.check.dataset import DatasetReport
 from cosmos_predict2.tools.check.report import as_text
 from imaginaire.errors import ConfigError, DataError
 from scripts import check_dataset as script
@@ -535,7 +535,7 @@ def test_a_folder_of_no_known_form_says_what_was_looked_for(tmp_path: Path, caps
 
 
 def test_many_faults_are_counted_and_the_first_told() -> None:
-    report = Report("folder", "video")
+    report = DatasetReport("folder", "video")
     for i in range(60):
         report.fault(f"videos/{i}.mp4", "too_short", f"videos/{i}.mp4 is short")
     said = as_text(report, most_faults=5)

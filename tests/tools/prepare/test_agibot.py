@@ -18,8 +18,8 @@ import torch
 from cosmos_predict2.data.video.media import probe_video, read_video
 from cosmos_predict2.tools.prepare.agibot import episodes as agibot
 from cosmos_predict2.tools.prepare.agibot.captions import read_task_info, write_captions
-from cosmos_predict2.tools.prepare.agibot.episodes import Source
-from cosmos_predict2.tools.prepare.agibot.windows import Clip, cut_windows, split
+from cosmos_predict2.tools.prepare.agibot.episodes import AgibotSource
+from cosmos_predict2.tools.prepare.agibot.windows import WindowName, cut_windows, split
 from imaginaire.errors import ConfigError, DataError
 from scripts import prepare_agibot_fisheye_data as command
 from tests.checkpoints.hub_server import Hub
@@ -32,8 +32,8 @@ REPOSITORY = Path(__file__).parents[3]
 WINDOW = "task_327_episode_{}_window_0_frame_0-59"
 
 
-def _source(tmp_path: Path, camera: str = CAMERA) -> Source:
-    return Source(tmp_path / "agibot", ("327",), camera)
+def _source(tmp_path: Path, camera: str = CAMERA) -> AgibotSource:
+    return AgibotSource(tmp_path / "agibot", ("327",), camera)
 
 
 def _run(tmp_path: Path, *flags: str) -> int:
@@ -241,7 +241,7 @@ def test_windows_that_are_too_short_to_train_on_are_named(
 
 def _has_its_frames(path: Path, of: int) -> None:
     """The bytes may differ from one encoding to the next: x264 reads memory that nobody wrote."""
-    clip = Clip.of(path.stem)
+    clip = WindowName.of(path.stem)
     assert clip is not None and clip.stem == path.stem
     video, fps = read_video(path)
     expected = sources.episode_frames(of)[:, clip.first : clip.last + 1].float()
@@ -313,7 +313,7 @@ def test_odd_rates_keep_every_frame_once(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(sources.video_bytes(75, fps=29.97))
     (cut,) = split(_source(tmp_path), window_size=1.0, min_last=1.0, workers=0).results
-    clips = [Clip.of(stem) for stem in cut.stems]
+    clips = [WindowName.of(stem) for stem in cut.stems]
     assert all(clip is not None for clip in clips)
     bounds = [(clip.first, clip.last) for clip in clips if clip is not None]
     assert bounds[0][0] == 0 and bounds[-1][1] == 74 and all(a[1] + 1 == b[0] for a, b in pairwise(bounds))
@@ -325,7 +325,7 @@ def test_odd_rates_keep_every_frame_once(tmp_path: Path) -> None:
 # Captions -------------------------------------------------------------------------------------------------------------
 
 
-def _cut(tmp_path: Path, info: bytes | None = None) -> Source:
+def _cut(tmp_path: Path, info: bytes | None = None) -> AgibotSource:
     sources.write_tree(tmp_path, info=info)
     for i, episode in enumerate(EPISODES):
         videos = tmp_path / f"agibot_{CAMERA}" / ("train", "val")[i] / "videos"
@@ -334,11 +334,11 @@ def _cut(tmp_path: Path, info: bytes | None = None) -> Source:
     return _source(tmp_path)
 
 
-def _captions(source: Source) -> dict[str, str]:
+def _captions(source: AgibotSource) -> dict[str, str]:
     return {path.relative_to(source.output).as_posix(): path.read_text() for path in source.output.rglob("*.txt")}
 
 
-def _write_list(source: Source, *lines: Any) -> None:
+def _write_list(source: AgibotSource, *lines: Any) -> None:
     path = source.output.parent / f"agibot_{CAMERA}.jsonl"
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n\n")
 

@@ -30,7 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "bridge"
-    outcome = libero.prepare(source, out, libero.Settings(val_every=3), workers=0)
+    outcome = libero.prepare(source, out, libero.LiberoSettings(val_every=3), workers=0)
     assert len(outcome.results) == 6 and not outcome.faults
     return out
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.tools.prepare.agibot.episodes import Source
-from cosmos_predict2.tools.prepare.agibot.windows import SPLITS, Clip
+from cosmos_predict2.tools.prepare.agibot.episodes import AgibotSource
+from cosmos_predict2.tools.prepare.agibot.windows import SPLITS, WindowName
 from cosmos_predict2.tools.prepare.records import some, write_text
 from imaginaire import foreign_json
 from imaginaire.errors import DataError
@@ -36,7 +36,7 @@ class Described:
         return " ".join(_sentence(text) for text in (self.scene, *done) if text.strip())
 
 
-def write_captions(source: Source) -> list[str]:
+def write_captions(source: AgibotSource) -> list[str]:
     """Write ``metas/<window>.txt`` for the windows on disk; what was wrong, in sentences.
 
     Captions of the list replace others; those from ``task_info`` are only written where there is none, so that a text
@@ -49,7 +49,7 @@ def write_captions(source: Source) -> list[str]:
         (split, clip)
         for split in SPLITS
         for path in sorted((source.output / split / "videos").glob("*.mp4"))
-        if (clip := Clip.of(path.stem)) is not None
+        if (clip := WindowName.of(path.stem)) is not None
     ]
     num_captions = 0
     for split in SPLITS:
@@ -102,9 +102,9 @@ def _values(entry: Any, keys: tuple[str, ...], where: str) -> list[Any]:
 
 
 def _write_one(
-    source: Source,
+    source: AgibotSource,
     split: str,
-    clip: Clip,
+    clip: WindowName,
     listed: Mapping[str, str],
     described: dict[str, dict[str, Described]],
     faults: list[str],
@@ -123,7 +123,7 @@ def _write_one(
     return bool(text)
 
 
-def _of_task(source: Source, task: str, faults: list[str]) -> dict[str, Described]:
+def _of_task(source: AgibotSource, task: str, faults: list[str]) -> dict[str, Described]:
     path = source.task_info(task)
     if not path.is_file():
         log.warning("%s does not exist: windows get captions from %s only", path, _list_path(source))
@@ -143,11 +143,11 @@ def _sentence(text: str) -> str:
 # The list -------------------------------------------------------------------------------------------------------------
 
 
-def _list_path(source: Source) -> Path:
+def _list_path(source: AgibotSource) -> Path:
     return source.output.parent / f"agibot_{source.camera}.jsonl"
 
 
-def _listed_captions(source: Source, faults: list[str]) -> dict[str, str]:
+def _listed_captions(source: AgibotSource, faults: list[str]) -> dict[str, str]:
     """Captions by the window's name; a broken line is a fault and the others count."""
     path = _list_path(source)
     if not path.is_file():
@@ -178,7 +178,7 @@ def _entry(line: str, where: str) -> tuple[str, str]:
     except ValueError as error:
         raise DataError(f"{where} is not JSON: {error}.") from error
     stem = str(name).removesuffix(".mp4")
-    clip = Clip.of(stem)
+    clip = WindowName.of(stem)
     if clip is not None and clip.episode != str(episode):  # a number in some lists, a string in others
         raise DataError(f"{where}: {stem} is not of the episode {episode!r} that the line names.")
     if not isinstance(caption, str) or not caption.strip():

@@ -36,7 +36,7 @@ KEPT_SHARE = 0.05  # of an archive's bytes, at most, is one camera of its episod
 
 
 @dataclass(frozen=True)
-class Source:
+class AgibotSource:
     """Tasks and camera of the data set, and its folder."""
 
     data_dir: Path
@@ -82,7 +82,7 @@ class Source:
 class _Archive:
     listing: hub.Listing
     name: str
-    source: Source
+    source: AgibotSource
     keep_tar: bool
 
     @property
@@ -106,7 +106,7 @@ class _Archive:
         return all(camera_path(self.path.parent / e, self.source.camera).is_file() for e in made.get("episodes", [""]))
 
 
-def fetch(source: Source, *, repo_id: str, keep_tar: bool, workers: int | None, dry_run: bool) -> list[str]:
+def fetch(source: AgibotSource, *, repo_id: str, keep_tar: bool, workers: int | None, dry_run: bool) -> list[str]:
     """Fetch and unpack the tasks' archives and descriptions; one sentence for each archive that failed."""
     patterns = [p for task in source.task_ids for p in (f"observations/{task}/*.tar", f"task_info/task_{task}.json")]
     listing = hub.list_files(repo_id, patterns=patterns, licence=LICENCE)
@@ -202,7 +202,7 @@ class _Cleaning:
     dry_run: bool
 
 
-def clean(source: Source, *, workers: int | None, dry_run: bool) -> list[str]:
+def clean(source: AgibotSource, *, workers: int | None, dry_run: bool) -> list[str]:
     """Delete everything but ``videos/<camera>.mp4`` of each episode that has it; a sentence for each that has not."""
     items = [_Cleaning(episode, source.camera, dry_run) for episode in source.episodes()]
     # In this process: a folder is gone in less time than a worker takes to start, until there are very many.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cosmos_predict2.data.jobs import Outcome, run_jobs
-from cosmos_predict2.tools.prepare.agibot.episodes import Source, require_camera
+from cosmos_predict2.tools.prepare.agibot.episodes import AgibotSource, require_camera
 from imaginaire import storage
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
@@ -51,7 +51,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Clip:
+class WindowName:
     """The parts of the name of a window's file."""
 
     task: str
@@ -65,9 +65,9 @@ class Clip:
         return f"task_{self.task}_episode_{self.episode}_window_{self.window}_frame_{self.first}-{self.last}"
 
     @staticmethod
-    def of(stem: str) -> "Clip | None":
+    def of(stem: str) -> "WindowName | None":
         match = _CLIP.fullmatch(stem)
-        return Clip(match[1], match[2], int(match[3]), int(match[4]), int(match[5])) if match else None
+        return WindowName(match[1], match[2], int(match[3]), int(match[4]), int(match[5])) if match else None
 
 
 def cut_windows(duration: float, window_size: float = WINDOW_SIZE, min_last: float = MIN_LAST_WINDOW) -> list[Window]:
@@ -96,7 +96,7 @@ def cut_windows(duration: float, window_size: float = WINDOW_SIZE, min_last: flo
 
 @dataclass(frozen=True)
 class _Episode:
-    source: Source
+    source: AgibotSource
     folder: Path
     split: str
     window_size: float
@@ -107,7 +107,7 @@ class _Episode:
     def task(self) -> str:
         return self.folder.parent.name
 
-    def place(self, split: str, clip: Clip) -> Path:
+    def place(self, split: str, clip: WindowName) -> Path:
         return self.source.output / split / "videos" / f"{clip.stem}.mp4"
 
 
@@ -121,7 +121,7 @@ class EpisodeCut:
 
 
 def split(
-    source: Source,
+    source: AgibotSource,
     *,
     val_episode_ids: Sequence[str] = (),
     window_size: float = WINDOW_SIZE,
@@ -164,7 +164,7 @@ def split(
 
 def _warn_of_short_windows(folder: Path, stems: Sequence[str]) -> None:
     """Training refuses a clip with fewer frames than it reads; of a rest, the last window may be one."""
-    clips = [clip for stem in stems if (clip := Clip.of(stem))]
+    clips = [clip for stem in stems if (clip := WindowName.of(stem))]
     short = [clip for clip in clips if clip.last + 1 - clip.first < NUM_FRAMES]
     if short:
         log.warning(
@@ -190,7 +190,7 @@ def _cut(item: _Episode) -> EpisodeCut:
         # A container may claim a little more than it has.
         last = last if num_frames is None else min(last, num_frames - 1)
         if last >= first:
-            clips.append(Clip(item.task, item.folder.name, i, first, last))
+            clips.append(WindowName(item.task, item.folder.name, i, first, last))
     if not clips:
         raise DataError(f"{source} holds no frame that can be cut ({duration:g} s, {fps:g} frames per second).")
     _require_same_windows(item, clips)
@@ -210,7 +210,7 @@ def _duration(container: Any, stream: Any, fps: float) -> float:
     return float(stream.frames / fps)
 
 
-def _require_same_windows(item: _Episode, clips: Sequence[Clip]) -> None:
+def _require_same_windows(item: _Episode, clips: Sequence[WindowName]) -> None:
     """Windows of other lengths beside these would show the same frames twice."""
     wanted = {clip.stem for clip in clips}
     for name in SPLITS:
@@ -223,7 +223,7 @@ def _require_same_windows(item: _Episode, clips: Sequence[Clip]) -> None:
             )
 
 
-def _bring_from_other_split(item: _Episode, clip: Clip) -> None:
+def _bring_from_other_split(item: _Episode, clip: WindowName) -> None:
     """An episode belongs to one split: move a window that an earlier run put into the other one."""
     other = next(name for name in SPLITS if name != item.split)
     if not item.place(other, clip).exists():
@@ -241,7 +241,7 @@ def _bring_from_other_split(item: _Episode, clip: Clip) -> None:
 # Cutting --------------------------------------------------------------------------------------------------------------
 
 
-def _write_clips(item: _Episode, source: Path, clips: Sequence[Clip]) -> int:
+def _write_clips(item: _Episode, source: Path, clips: Sequence[WindowName]) -> int:
     """How many windows were written; decoding ends with the last one that is missing."""
     from cosmos_predict2.data.video.media import opened_video
 
@@ -280,7 +280,7 @@ def _skip(frames: Iterator[Any], count: int) -> None:
         pass
 
 
-def _encode(file: BinaryIO, *, frames: Iterator[Any], clip: Clip, like: Any, source: Path) -> None:
+def _encode(file: BinaryIO, *, frames: Iterator[Any], clip: WindowName, like: Any, source: Path) -> None:
     """An mp4 of the frames as they are: the same size, rate and colours, compressed once more."""
     import av
 
