@@ -141,7 +141,6 @@ class WanTokenizer(LatentGrid):
     @torch.no_grad()
     def encode(self, video_B_C_F_H_W: Tensor) -> Tensor:
         """Latents of RGB in [-1, 1], in the dtype of the video; the posterior's mean, normalised per channel."""
-        self.check_video(video_B_C_F_H_W)
         mean_B_C_T_H_W = self.encode_moments(video_B_C_F_H_W)[0]
         return self._normalise(mean_B_C_T_H_W).to(video_B_C_F_H_W.dtype)
 

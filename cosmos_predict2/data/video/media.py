@@ -103,7 +103,7 @@ def read_video(path: StrPath, *, first: int | None = None, last: int | None = No
     num_seen = 0
     with opened_video(path) as container:
         fps = frame_rate(container.streams.video[0], path)
-        for frame in _frames(container, path):
+        for frame in decoded_frames(container, path):
             kept.append(rgb_pixels(frame))
             num_seen += 1
             if num_seen == first:
@@ -117,7 +117,7 @@ def read_video(path: StrPath, *, first: int | None = None, last: int | None = No
 def iterate_frames(path: StrPath, every: int = 1) -> Iterator[Tensor]:
     """Every ``every``-th frame as uint8 [3, H, W], one at a time; a damaged one is an error."""
     with opened_video(path) as container:
-        for number, frame in enumerate(_frames(container, path)):
+        for number, frame in enumerate(decoded_frames(container, path)):
             if number % every == 0:
                 yield torch.from_numpy(rgb_pixels(frame)).permute(2, 0, 1).contiguous()
 
@@ -149,7 +149,7 @@ def probe_video(path: StrPath) -> VideoInfo:
         num_frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
         fps = frame_rate(stream, path)
     with opened_video(path) as container:
-        height, width = rgb_pixels(next(_frames(container, path))).shape[:2]
+        height, width = rgb_pixels(next(decoded_frames(container, path))).shape[:2]
     return VideoInfo(num_frames=num_frames, fps=fps, height=height, width=width)
 
 
@@ -168,7 +168,7 @@ def opened_video(path: StrPath) -> Iterator[Any]:
         raise DataError(f"{path} is not a video that can be decoded: {error}") from error
 
 
-def _frames(container: Any, path: StrPath) -> Iterator[Any]:
+def decoded_frames(container: Any, path: StrPath) -> Iterator[Any]:
     """All frames, one at least; a damaged one is an error."""
     number = -1
     for number, frame in enumerate(container.decode(video=0)):

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from cosmos_predict2.data.jobs import num_cores
 from imaginaire import storage
 from imaginaire.findings import Finding, Level, graded
 from imaginaire.training import memory
@@ -43,16 +44,12 @@ def all_findings() -> Iterator[Finding]:
 
 
 def processors() -> Iterator[Finding]:
-    cores, limit = usable_cores(), cpu_limit()
+    cores, limit = num_cores(), cpu_limit()
     value = f"{cores} cores" + (f", of which a container may use {limit:g}" if limit is not None else "")
     few = min(cores, limit or cores) < 2
     cure = "training and data workers share one core: expect to wait for data"
     yield graded("machine/processor", value, "warning" if few else "note", cure)
     yield Finding("machine/vector units", torch.backends.cpu.get_cpu_capability())
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:

@@ -243,7 +243,7 @@ def _bring_from_other_split(item: _Episode, clip: WindowName) -> None:
 
 def _write_clips(item: _Episode, source: Path, clips: Sequence[WindowName]) -> int:
     """How many windows were written; decoding ends with the last one that is missing."""
-    from cosmos_predict2.data.video.media import opened_video
+    from cosmos_predict2.data.video.media import decoded_frames, opened_video
 
     missing = [clip for clip in clips if not item.place(item.split, clip).exists()]
     if not missing:
@@ -251,7 +251,7 @@ def _write_clips(item: _Episode, source: Path, clips: Sequence[WindowName]) -> i
     with opened_video(source) as container:
         stream = container.streams.video[0]
         stream.thread_count = 1  # the cores have an episode each
-        frames = _whole_frames(container, source)
+        frames = decoded_frames(container, source)
         position = 0
         for clip in clips[: clips.index(missing[-1]) + 1]:
             _skip(frames, clip.first - position)
@@ -266,13 +266,6 @@ def _write_clips(item: _Episode, source: Path, clips: Sequence[WindowName]) -> i
             except CheckpointError as error:  # written for checkpoints; its cause is the disk's own error
                 raise DataError(f"{target} cannot be written: {error.__cause__ or error}") from error
     return len(missing)
-
-
-def _whole_frames(container: Any, source: Path) -> Iterator[Any]:
-    for i, frame in enumerate(container.decode(video=0)):
-        if frame.is_corrupt:
-            raise DataError(f"{source} is damaged at frame {i}.")
-        yield frame
 
 
 def _skip(frames: Iterator[Any], count: int) -> None:
