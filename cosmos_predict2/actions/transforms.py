@@ -45,7 +45,7 @@ def _numbers(values: Sequence[float]) -> tuple[float, ...]:
 
 @attrs.frozen(kw_only=True)
 class ActionTransform:
-    """How raw actions become the numbers that a model sees: a = raw * scale + offset, for d numbers.
+    """Transform of raw actions into the numbers that a model sees: a = raw * scale + offset, for d numbers.
 
     ``relative_pose``: raw actions are pose differences in the gripper's own frame, see `pose_differences`;
     ``controller``: the commands of the robot's controller. Weights fit one transform only, so it is kept with them.
@@ -112,7 +112,7 @@ class ActionTransform:
         return {**row, "scale": list(self.scale), "offset": list(self.offset)}
 
     def to_json(self) -> str:
-        """One line, in which samples and checkpoints carry it."""
+        """JSON in one line, as samples and checkpoints carry it."""
         return json.dumps(self.to_dict(), separators=(",", ":"))
 
     def __str__(self) -> str:

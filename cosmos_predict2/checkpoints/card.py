@@ -318,7 +318,7 @@ def safetensors_header(path: str) -> dict[str, str]:
 
 
 def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a run's config.yaml and of its starts: also what its data sets are."""
+    """Fields of a card by a run's config.yaml and its starts, those of its data sets too."""
     config = _below(tree, "model", "config", "world_model", "config") or _below(tree, "model", "config")
     of_pipeline = _below(config, "pipe_config").get("input_crop")
     nodes = [*mappings(tree.get("dataloader_train"))]
@@ -331,7 +331,7 @@ def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a ``model.config`` as plain data."""
+    """Fields of a card by a ``model.config`` as plain data."""
     pipe, is_whole = _below(config, "pipe_config"), config.get("train_architecture") == "base"
     shares = config.get("conditional_frames_probs") if pipe.get("flow") else None
     most = max((int(number) for number, share in shares.items() if share), default=None) if shares else None
@@ -355,7 +355,7 @@ def _pipeline_facts(pipe: Mapping[str, Any], encoder: Any) -> dict[str, Any]:
 
 
 def _crop_of(node: Mapping[str, Any]) -> str | None:
-    """How a data set brings its clips to size: its argument, its class's default, or the record of cached latents."""
+    """The crop of a data set's clips: its argument, its class's default, or the record of cached latents."""
     crop, name = node.get("crop"), _renamed(str(node.get("_target_")))
     if name == name_of(Dataset):
         crop = crop or "stretch"
@@ -455,7 +455,7 @@ def card_texts(card: ModelCard) -> dict[str, str]:
 
 
 def card_tensors(card: ModelCard) -> dict[str, Tensor]:
-    """The same as a checkpoint has it: bytes."""
+    """The record of a card as a checkpoint holds it: `card_texts` as tensors of bytes."""
     return {key: text_tensor(text) for key, text in card_texts(card).items()}
 
 

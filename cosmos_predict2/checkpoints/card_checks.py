@@ -37,7 +37,7 @@ _TRANSFORMS = {"relative_pose": relative_pose, "controller": controller}
 
 
 def unregistered(card: ModelCard, part: str = "net") -> str | None:
-    """Why a part of the pipeline that a card names is not built; None where it is, or where none is recorded."""
+    """Reason why a part of the recorded pipeline is not built; None if it is, or if none is recorded."""
     node = card.pipeline.get(part) or {}
     if not (name := str(node.get("_target_", ""))) or known_class(node) is not None:
         return None
@@ -79,7 +79,7 @@ def start_differences(trained: ModelCard, net: Mapping[str, Any], transform: Act
 
 
 def resume_differences(trained: ModelCard, transform: ActionTransform | None) -> Iterator[str]:
-    """Why training with this transform cannot go on from weights."""
+    """Reasons why training with this transform cannot go on from weights."""
     if transform is None:
         return
     if trained.problem:
@@ -153,7 +153,7 @@ def agreed_alpha(where: str, recorded: float | None, given: float | None) -> flo
 
 
 def alpha_differences(trained: ModelCard, wanted: LoraSpec | None) -> Iterator[str]:
-    """Why the adapters of a network cannot take over those of a checkpoint, which were trained with another alpha."""
+    """Reasons why a network's adapters cannot take over a checkpoint's: those were trained with another alpha."""
     recorded = trained.lora_alpha
     if wanted is not None and recorded is not None and wanted.alpha != recorded:
         yield (

@@ -87,7 +87,7 @@ def clean_name(name: str) -> str:
 
 
 def problem_with(path: str, which: str = "auto") -> str | None:
-    """Why a network's weights at a path cannot be opened, with the command that fetches released ones; else None."""
+    """Reason why weights at a path cannot be opened, with the command that fetches released ones; else None."""
     try:
         with quiet():
             open_dit(path, which)
@@ -106,7 +106,7 @@ def described_weights(path: str, which: str = "auto") -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is logged about which file and which of its networks is read: the loading that follows logs it."""
+    """Silence the log about the file and the network that is read: the loading that follows logs it."""
     loggers = [logging.getLogger(module.__name__) for module in (weights, weight_files)]
     levels = [logger.level for logger in loggers]
     try:

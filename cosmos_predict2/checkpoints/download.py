@@ -79,7 +79,7 @@ def fetch(plan: DownloadPlan, checkpoint_dir: str) -> list[str]:
 
 
 def check(plan: DownloadPlan, checkpoint_dir: str) -> Iterator[tuple[str, list[str], str]]:
-    """For each thing of the plan its path, its faults, and a note; looks at local files only."""
+    """Path, faults and a note of each entry of the plan; looks at local files only."""
     for part in plan.parts:
         folder = Path(checkpoint_dir) / part.folder
         for file in part.files:

@@ -219,7 +219,7 @@ def action_network(
 
 
 def action_readings(inputs: int, ratio: int = 4) -> list[str]:
-    """How so many numbers of actions at once may be arranged, for the sizes of an action that are known."""
+    """Possible arrangements of so many action numbers at once, for the sizes of an action that are known."""
     found = []
     for size, what in ACTION_SIZES.items():
         if inputs == ratio * size:

@@ -399,7 +399,7 @@ class Windows:
 
     @property
     def num_apart(self) -> int:
-        """How many windows there are that do not overlap."""
+        """Number of windows that do not overlap."""
         return int((1 + (self._counts() - 1) // self._next).sum())
 
     def spread(self, num: int) -> list[int]:

@@ -28,7 +28,7 @@ LONGEST_PATTERN = 10_000
 
 
 class Turns:
-    """Whose turn it is, and which of its own turns that is, for any place in an endless series."""
+    """An endless series of turns: the data set of any turn, and its own count of turns before it."""
 
     def __init__(self, ratios: Sequence[float]) -> None:
         self.weights = _integers(ratios)
@@ -103,7 +103,7 @@ class Joined(Dataset[Any]):
 
 
 class Orders:
-    """In which order each data set is gone through, again and again."""
+    """Orders in which the samples of each data set are read, pass after pass."""
 
     def __init__(self, sizes: Sequence[int], names: Sequence[str], shuffle: bool) -> None:
         self._sizes = sizes

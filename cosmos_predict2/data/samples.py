@@ -119,7 +119,7 @@ class PackedStrings(Sequence[str]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameRule:
-    """How ``num_frames`` frames are chosen from a clip.
+    """Rule that chooses ``num_frames`` frames of a clip.
 
     sampling: ``random`` draws the start of the window uniformly from all that fit; ``first`` and ``center`` fix it;
     ``uniform`` spreads the frames over the whole clip; ``reference`` repeats the published training code, whose draw

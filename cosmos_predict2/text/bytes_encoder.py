@@ -86,7 +86,7 @@ class BytesEncoder:
 
 
 def _word_of_each_byte(content: bytes) -> Iterable[bytes]:
-    """For each byte the word that it is in, in lower case without punctuation at its ends; for a space the space."""
+    """The word of each byte, in lower case without punctuation at its ends; of a space the space."""
     for i, word in enumerate(content.split(b" ")):
         if i > 0:
             yield b" "

@@ -150,7 +150,7 @@ def combine(hidden_states: Sequence[Tensor], strategy: Strategy, n_layers_per_gr
 
 
 def num_parts(strategy: Strategy, num_layers: int, n_layers_per_group: int = 5) -> int:
-    """How many times the hidden size ``combine`` gives."""
+    """Width of what ``combine`` gives, in hidden sizes."""
     group = {"full_concat": 1, "mean_pooling": num_layers}.get(strategy, n_layers_per_group)
     return -(-num_layers // group)
 

@@ -115,7 +115,7 @@ def is_same_encoder(first: str, second: str) -> bool:
 
 
 def other_text(trained: str, given: str, rows: Iterable[Tensor] | None = None) -> str | None:
-    """Why texts by the encoder ``given`` are not those of training, by ``trained``, with the cure; None where they are.
+    """Reason why texts by ``given`` differ from those of training, by ``trained``, with the cure; None if they do not.
 
     Embeddings ``rows`` of prompts may have another number of tokens, as long as none of them was cut.
     """
@@ -143,7 +143,7 @@ def encode_command(dataset_dir: Path | str, encoder: str = "") -> str:
 
 
 def encode_commands(dataset_dir: Path | str, encoder: str = "", num_tokens: int | None = None) -> str:
-    """The same where the model, which decides the width, is not known: a command for each kind of model.
+    """The commands where the model, which decides the width, is not known: one for each kind of model.
 
     Of the bytes encoder only the tiny models take texts, so that this kind alone means theirs, with as many tokens as
     the data set reads.

@@ -134,7 +134,7 @@ class WanTokenizer(LatentGrid):
         return self
 
     def reset_dtype(self) -> None:
-        """Nothing: for callers of the upstream interface."""
+        """Does nothing; for callers of the upstream interface."""
 
     # ---- encode and decode -------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class WanTokenizer(LatentGrid):
     def estimate_memory(
         self, shape: Sequence[int], what: Literal["encode", "decode"] = "decode", window: int | None = None
     ) -> int:
-        """About how many bytes an encode or decode of pixels [B, 3, F, H, W] takes besides the weights, untiled."""
+        """Estimated bytes that an untiled encode or decode of pixels [B, 3, F, H, W] takes besides the weights."""
         batch, _, num_frames, height, width = shape
         element = torch.empty((), dtype=self.dtype).element_size()
         pixels = batch * height * width * element

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who moves the gripper: a scripted expert of any skill, and others who have something else in mind.
+"""Drivers of the gripper: a scripted expert of any skill, and others with other intentions.
 
 An expert of skill 1 does the task. Less skill is a wrong idea of the direction (constant over an episode), a shaking
 hand (Ornstein-Uhlenbeck noise) and a slower one. Drivers see states, never pictures, and all their random numbers come

@@ -17,7 +17,7 @@ from cosmos_predict2.toy_world.tasks import by_task, distance, find_tasks, rewar
 
 @dataclass(frozen=True)
 class Mix:
-    """Who drives how often, how skilled, and how often the ring is moved once the driver has chosen."""
+    """Shares of the drivers, their skill, and the share of episodes whose ring moves once the driver has chosen."""
 
     drivers: Mapping[str, float]
     skill: Mapping[str, tuple[float, float]]
@@ -68,7 +68,7 @@ class Episodes:
         return render(self.states[i, start:stop], self.size)
 
     def travel(self, num_steps: int) -> Floats:
-        """How far an object gets, at most of the objects, in each window of so many steps: [N, T + 1 - num_steps]."""
+        """Distance of the object that gets furthest, in each window of so many steps: [N, T + 1 - num_steps]."""
         ways = []
         for k in range(len(OBJECTS)):
             place = self.states[:, :, object_position(k)]

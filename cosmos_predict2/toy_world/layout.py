@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the table is laid at the start of an episode. Each episode has its own stream of random numbers."""
+"""Layout of the table at the start of an episode. Each episode has its own stream of random numbers."""
 
 from collections.abc import Sequence
 

@@ -76,7 +76,7 @@ def gap(x: Floats, y: Floats, object_x: Floats, object_y: Floats, number: int) -
 
 
 def gap_to_target(points: Floats, places: Floats, numbers: NDArray[Any]) -> Floats:
-    """The same of grippers at ``points`` [..., 2] and objects at ``places`` [..., 2], whose numbers differ."""
+    """`gap` of grippers at ``points`` [..., 2] and objects at ``places`` [..., 2], whose numbers differ."""
     x, y, object_x, object_y = *numpy.moveaxis(points, -1, 0), *numpy.moveaxis(places, -1, 0)
     return numpy.where(numbers == _PUCK, gap(x, y, object_x, object_y, _PUCK), gap(x, y, object_x, object_y, _BOX))
 
@@ -144,7 +144,7 @@ def _object(rows: Floats, number: int) -> Floats:
 def _press(
     x: Floats, y: Floats, object_x: Floats, object_y: Floats, number: int, radius: float
 ) -> tuple[Floats, Floats, Floats]:
-    """How deep a disc presses into an object, and the unit normal from the disc into it."""
+    """Depth to which a disc presses into an object, and the unit normal from the disc into it."""
     dx, dy = object_x - x, object_y - y
     if number == _PUCK:
         distance = numpy.sqrt(dx * dx + dy * dy)

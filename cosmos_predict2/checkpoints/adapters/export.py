@@ -165,6 +165,6 @@ def _settings(layers: Mapping[str, Factors]) -> dict[str, Any]:
 
 
 def _plain(alpha: float) -> float:
-    """Without the last digits, which differ from layer to layer; a whole number as one."""
+    """Alpha without the last digits, which differ from layer to layer; a whole number as an int."""
     alpha = round(alpha, 9)
     return int(alpha) if alpha == int(alpha) else alpha

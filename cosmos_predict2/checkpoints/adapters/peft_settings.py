@@ -70,7 +70,7 @@ class PeftSettings:
 
 
 def _of_layer(table: Mapping[str, Any], layer: str, default: Any) -> Any:
-    """As PEFT looks it up: the first pattern that is the layer's name, or the end of it from a word on."""
+    """The value of the first pattern that is the layer's name, or the end of it from a word on, as PEFT looks it up."""
     return next((value for key, value in table.items() if re.match(rf"(.*\.)?({key})$", layer)), default)
 
 

@@ -173,7 +173,7 @@ class ActionConditionedDataset(ClipDataset):
         options = with_defaults(cls, arguments)
 
         def rate() -> float:
-            """By the header of the first video."""
+            """Frame rate by the header of the first video."""
             first = annotation_files(Path(options[f"{options['mode']}_annotation_path"]))[0]
             camera = options["cam_ids"][0] if options["cam_id"] is None else options["cam_id"]
             keys = {key: options[key] for key in ("state_key", "gripper_key")}

@@ -146,7 +146,7 @@ def read_recording(
     camera_ids: Sequence[int] = (0,),
     is_rollout: bool | None = None,
 ) -> Recording | None:
-    """One annotation file; None where ``is_rollout`` excludes it."""
+    """The recording of an annotation file; None if ``is_rollout`` excludes it."""
     annotation = read_annotation(path)
     metadata = annotation.get("episode_metadata")
     metadata = metadata if isinstance(metadata, dict) else {}

@@ -95,7 +95,7 @@ class LeRobotSource:
         return numpy.concatenate(pieces, axis=1)
 
     def width(self, parts: Sequence[Part]) -> int:
-        """How many numbers `parts` gives per frame."""
+        """Numbers that `parts` gives per frame."""
         return sum(part_width(self.info, part) for part in parts)
 
     def action_parts(self, keys: str | Sequence[str] | None = None, embodiment: str | None = None) -> list[Part]:
@@ -271,7 +271,7 @@ def choose_action(
 
 
 def part_width(info: Info, part: Part) -> int:
-    """How many numbers a part has in each frame."""
+    """Numbers of a part in each frame."""
     shape = info.features.get(part.column, {}).get("shape")
     if not isinstance(shape, list) or len(shape) != 1 or not isinstance(shape[0], int):
         raise DataError(f"{info.root}: '{part.column}' has the shape {shape}; a vector of numbers is needed.")

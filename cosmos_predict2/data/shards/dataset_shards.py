@@ -166,7 +166,7 @@ class ShardSource(Source):
         return text.strip()
 
     def _fault(self, sample: ShardSample) -> str | None:
-        """Why a sample cannot be used, by the names of its members."""
+        """Reason why a sample cannot be used, by the names of its members."""
         videos = [suffix for suffix in sample.members if suffix in VIDEO_SUFFIXES]
         if len(videos) != 1:
             return f"{sample.shard}: {sample.key} has {len(videos)} clips, one is needed ({', '.join(VIDEO_SUFFIXES)})."

@@ -63,7 +63,7 @@ def read_states(folder: Path) -> tuple[Episodes, float]:
 
 
 def action_width(folder: Path) -> int:
-    """How many numbers an action of a folder's episodes has, by its first file."""
+    """Numbers of an action in a folder's episodes, by its first file."""
     path = next(iter(sorted(folder.glob(PATTERN))), path_of(folder, 0))
     return int(_read(path)[0]["actions"].shape[2])
 

@@ -72,7 +72,7 @@ def read_image(path: StrPath) -> Tensor:
 
 
 def decoded_picture(file: Path | BinaryIO, name: str) -> Tensor:
-    """The same of an open file; ``name`` stands in the error."""
+    """The picture of an open file, as `read_image` gives it; ``name`` stands in the error."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
@@ -187,7 +187,7 @@ def rgb_pixels(frame: Any) -> np.ndarray:
 
 
 def rgb_planes(frame: Any, reformatter: Any, num_threads: int = 1) -> list[np.ndarray]:
-    """The same pixels as uint8 [H, W] of red, green and blue.
+    """The pixels of `rgb_pixels` as uint8 [H, W] of red, green and blue.
 
     One ``av.video.reformatter.VideoReformatter`` for all frames of a clip saves the tables that each would make anew.
     """
@@ -216,7 +216,7 @@ def _colours(frame: Any) -> dict[str, str]:
 
 
 def _quarter_turns(frame: Any) -> int:
-    """How often to turn it by 90 degrees, anticlockwise: a phone was held upright."""
+    """Turns by 90 degrees, anticlockwise, that show a frame upright, as of a phone that was held upright."""
     return round(getattr(frame, "rotation", 0) / 90) % 4
 
 

@@ -166,7 +166,7 @@ def read_embedding(path: Path) -> Tensor:
 
 
 def embedding_in(content: bytes, path: str) -> Tensor:
-    """The same of the bytes of a file; the suffix of ``path``, which names it in errors, decides how they are read."""
+    """The embedding in the bytes of a file; ``path`` names it in errors, and its suffix decides how they are read."""
     read = _in_safetensors if path.endswith(".safetensors") else pickles.rows_of
     return _finite(read(content, path), path)
 

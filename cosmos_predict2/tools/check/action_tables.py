@@ -47,7 +47,7 @@ class ActionTable:
     published: str = ""  # what becomes of this layout in published training
 
     def lines(self) -> list[str]:
-        """For people: what they are, a row for each number, and what the model will see."""
+        """Lines for people: the kind of actions, a row for each number, and the model's view of them."""
         counted = self.statistics
         return [
             f"{self.title}: {len(self.names)} numbers, {counted.num_transitions} rows of {counted.num_trajectories}"

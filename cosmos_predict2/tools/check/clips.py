@@ -176,6 +176,6 @@ def _embedding(job: ClipJob, text: str | None, faults: list[Finding]) -> Tensor 
 
 
 def _looks_like_bytes(rows: Tensor) -> bool:
-    """Its numbers are 0, +-1 and +-2; those of a network are anything."""
+    """True for the numbers of the bytes encoder, 0, +-1 and +-2; those of a network are anything."""
     first = rows[0]
     return bool(((first == first.round()) & (first.abs() <= 2)).all())

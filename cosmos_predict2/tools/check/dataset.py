@@ -101,7 +101,7 @@ class DatasetReport:
         return [finding.text for finding in self.findings if finding.level != "error"]
 
     def all_faults(self) -> list[Finding]:
-        """Its own and those of its parts."""
+        """Faults of the folder and of its parts."""
         return [*self.faults, *(one for part in self.parts for one in part.all_faults())]
 
 

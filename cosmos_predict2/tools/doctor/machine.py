@@ -70,7 +70,7 @@ def memories() -> Iterator[Finding]:
 
 
 def shared_memory(place: Path) -> Finding:
-    """How many data workers the shared memory feeds: each holds two clips in it."""
+    """Number of data workers that the shared memory feeds: each holds two clips in it."""
     free = shutil.disk_usage(place).free if place.is_dir() else 0
     workers = free // (2 * _CLIP)
     value = f"{free / _GB:.2f} GB free: room for {workers} data workers with 720p clips"

@@ -50,7 +50,7 @@ def nearest_that_fits(work: Workload, gpu: GPU, limit: float) -> Prediction | No
 
 
 def more_gpus_that_fit(work: Workload, gpu: GPU, limit: float) -> Prediction | None:
-    """The same on more GPUs, with the same weights trained on the same clips."""
+    """The combination that fits on more GPUs, with the same weights trained on the same clips."""
     found = [change for more in _more_gpus(work) for change in _combinations(more, _SAME_TRAINING)]
     return _nearest(found, gpu, limit)
 

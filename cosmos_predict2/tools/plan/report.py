@@ -152,7 +152,7 @@ def cards_text(found: Mapping[int, tuple[Prediction, bool]]) -> str:
 
 
 def as_values(plan: Plan) -> dict[str, Any]:
-    """For JSON; bytes and seconds."""
+    """The plan for JSON, in bytes and seconds."""
 
     def values(found: Prediction | None) -> dict[str, Any] | None:
         return None if found is None else asdict(found)

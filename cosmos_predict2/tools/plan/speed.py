@@ -77,7 +77,7 @@ class Speed:
 
 
 def find_gpu(name: str) -> GPU:
-    """By name in any case, with or without "RTX", or an error that lists the known ones."""
+    """The GPU of a name in any case, with or without "RTX", or an error that lists the known ones."""
     known = {known.lower(): gpu for known, gpu in GPUS.items()}
     key = name.lower().replace("_", "-").replace(" ", "-")
     for spelling in (key, f"rtx-{key}"):
@@ -87,7 +87,7 @@ def find_gpu(name: str) -> GPU:
 
 
 def predict_speed(work: Workload, gpu: GPU) -> Speed:
-    """How long an iteration takes."""
+    """Time and operations of an iteration."""
     forward = forward_flops(
         work.net,
         work.latent_shape,

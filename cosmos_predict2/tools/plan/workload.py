@@ -164,7 +164,7 @@ def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
 
 
 def _optimizer(node: Any) -> tuple[str, bool]:
-    """Its kind, and whether it keeps float32 masters of weights in half precision."""
+    """Kind of the optimizer, and whether it keeps float32 masters of weights in half precision."""
     if node is None:
         raise ConfigError("optimizer is not set: choose one (optimizer=fusedadamw).")
     name = str(getattr(node["_target_"], "__name__", node["_target_"])).rpartition(".")[2]

@@ -165,7 +165,7 @@ def _media(is_image: bool) -> tuple[str, Sequence[str], str]:
 
 
 def _unquoted(text: str) -> str:
-    """Without spaces and one pair of double quotes around it; doubled ones inside such a pair become single."""
+    """The text without spaces and one pair of quotes around it; doubled quotes inside such a pair become single."""
     text = text.strip()
     if len(text) >= 2 and text[0] == text[-1] == '"':
         return text[1:-1].replace('""', '"').strip()

@@ -73,7 +73,7 @@ def extract_images(clips: list[ExtractionJob], workers: int | None = None) -> Ou
 
 
 def bytes_needed(clips: list[ExtractionJob]) -> int:
-    """About the size of the pictures, estimated from the first readable clip and the sizes of the others."""
+    """Estimated bytes of the pictures, from the first readable clip and the sizes of the others."""
     total = sum(clip.path.stat().st_size for clip in clips)
     for clip in clips:
         try:

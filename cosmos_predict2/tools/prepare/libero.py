@@ -58,7 +58,7 @@ _MASK = [True] * 6 + [False]  # policies do not normalise the gripper's command
 
 @dataclass(frozen=True)
 class LiberoSettings:
-    """How the demonstrations are written; two folders of equal settings are equal."""
+    """Settings of the written demonstrations; two folders of equal settings are equal."""
 
     form: str = "bridge"
     suites: tuple[str, ...] | None = None
@@ -185,7 +185,7 @@ def _annotation_path(job: _Job) -> Path:
 
 
 def _bytes_needed(jobs: list[_Job]) -> int:
-    """About how much the clips and annotations take, by the pictures of the first that has them; raises if none has."""
+    """Estimated bytes of the clips and annotations, by the pictures of the first that has them; raises if none has."""
     fault: DataError | None = None
     for job in jobs:
         try:

@@ -217,7 +217,7 @@ def clean(source: AgibotSource, *, workers: int | None, dry_run: bool) -> list[s
 
 
 def _clean(item: _Cleaning) -> tuple[int, int]:
-    """How many files went, and their bytes."""
+    """Number of deleted files, and their bytes."""
     require_camera(item.episode, item.camera)
     goes = [path for path in _files(item.episode) if not is_kept(path.relative_to(item.episode).parts, item.camera)]
     size = sum(path.lstat().st_size for path in goes)

@@ -242,7 +242,7 @@ def _bring_from_other_split(item: _Episode, clip: WindowName) -> None:
 
 
 def _write_clips(item: _Episode, source: Path, clips: Sequence[WindowName]) -> int:
-    """How many windows were written; decoding ends with the last one that is missing."""
+    """Number of windows written; decoding ends with the last one that is missing."""
     from cosmos_predict2.data.video.media import decoded_frames, opened_video
 
     missing = [clip for clip in clips if not item.place(item.split, clip).exists()]

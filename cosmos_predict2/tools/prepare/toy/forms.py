@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the toy world is laid out on disk: as clips, in the layouts of Bridge and LeRobot, or as bare states."""
+"""Forms of the toy world on disk: as clips, in the layouts of Bridge and LeRobot, or as bare states."""
 
 import json
 from collections.abc import Callable, Mapping

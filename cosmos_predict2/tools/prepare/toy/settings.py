@@ -43,7 +43,7 @@ class ToyFolder:
 
     @property
     def num_val(self) -> int:
-        """How many episodes, the last ones, are for validation: at least one if val_fraction is above 0."""
+        """Number of episodes for validation, the last ones: at least one if val_fraction is above 0."""
         if self.val_fraction == 0:
             return 0
         return min(self.episodes, max(1, round(self.episodes * self.val_fraction)))
@@ -73,7 +73,7 @@ class ToyFolder:
             yield self.make(first, min(EPISODES_AT_ONCE, self.episodes - first))
 
     def bytes_needed(self) -> int:
-        """About how much disk the folder takes, estimated generously."""
+        """Bytes that the folder takes, estimated generously."""
         if self.form == "states":
             return int(self.episodes * self.frames * (8 * (STATE_SIZE + 1) + 4 * self.action_dim)) + 100_000
         video = 6_000 + 0.15 * self.size**2 * self.frames
