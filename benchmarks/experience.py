@@ -97,7 +97,7 @@ class Phases:
         return call
 
 
-class PhaseClock(Callback):
+class ExperienceClock(Callback):
     """Times the phases of the trainer and of the model that it trains."""
 
     phases: ClassVar[Phases]
@@ -170,9 +170,9 @@ def write_policy(folder: Path, policy: str, size: str) -> None:
     pi05.write_tiny(folder, norm_stats=statistics, sentences=["a task"], **horizon, **released)  # type: ignore[arg-type]
 
 
-def changes(policy: str, size: str, asked: argparse.Namespace) -> dict[str, Any]:
+def changes(policy: str, size: str, args: argparse.Namespace) -> dict[str, Any]:
     """The settings that are smaller than in the published configuration, which is of four GPUs, by its names."""
-    steps, envs = 8 * (asked.decisions or DECISIONS[policy]), asked.envs
+    steps, envs = 8 * (args.decisions or DECISIONS[policy]), args.envs
     micro = min({"openvla": 32, "pi05": 128}[policy], envs * steps // 8)
     found: dict[str, Any] = {
         "env.train.total_num_envs": envs,
@@ -180,23 +180,23 @@ def changes(policy: str, size: str, asked: argparse.Namespace) -> dict[str, Any]
         "env.train.max_episode_steps": steps,
         "env.train.max_steps_per_rollout_epoch": steps,
         "algorithm.rollout_epoch": 1,
-        "algorithm.group_size": asked.groups_of,
+        "algorithm.group_size": args.groups_of,
         "algorithm.filter_rewards": False,
         "actor.global_batch_size": envs * steps // 8,
         "actor.micro_batch_size": micro,
-        "runner.max_epochs": asked.experiences or EXPERIENCES[policy],
+        "runner.max_epochs": args.experiences or EXPERIENCES[policy],
     }
-    if asked.adapters:
+    if args.adapters:
         found |= {"actor.model.is_lora": True}
     if size == "tiny":
         found |= {"actor.model.action_dim": ACTION_DIM[size], "env.train.world_model_cfg.image_size": "[48,48]"}
     return found
 
 
-def overrides_of(policy: str, size: str, asked: argparse.Namespace, folder: Path) -> list[str]:
+def overrides_of(policy: str, size: str, args: argparse.Namespace, folder: Path) -> list[str]:
     """The trainer's overrides: the published configuration's, on what lies in the folder."""
     own = {
-        **changes(policy, size, asked),
+        **changes(policy, size, args),
         "env.train.cosmos_model_dir": folder,
         "actor.model.model_path": folder / policy,
         "rollout.model.model_path": folder / policy,
@@ -214,8 +214,8 @@ def overrides_of(policy: str, size: str, asked: argparse.Namespace, folder: Path
         "model.config.rl.ratio_tolerance=1.0",
         "ckpt_type=dummy",
         "trainer.callbacks.progress_bar=null",
-        "+trainer.callbacks.phases={_target_: benchmarks.experience.PhaseClock}",
-        *asked.overrides,
+        "+trainer.callbacks.phases={_target_: benchmarks.experience.ExperienceClock}",
+        *args.overrides,
     ]
 
 
@@ -235,9 +235,9 @@ def without_drawing(network: type) -> Iterator[None]:
         network.__init__ = original  # type: ignore[misc]
 
 
-def planned(policy: str, size: str, asked: argparse.Namespace) -> dict[str, Any]:
+def planned(policy: str, size: str, args: argparse.Namespace) -> dict[str, Any]:
     """The estimates of scripts.plan for the published configuration with these changes, by what is trained."""
-    words = [f"{name}={value}" for name, value in changes(policy, size, asked).items()]
+    words = [f"{name}={value}" for name, value in changes(policy, size, args).items()]
     command = [sys.executable, "-m", "scripts.plan", "--gpus", "1", "--json", "-", "--embodied", NAMES[policy]]
     if torch.cuda.is_available() and (gpu := known_gpu(torch.cuda.get_device_name())):
         command += ["--gpu", gpu]
@@ -250,21 +250,21 @@ def planned(policy: str, size: str, asked: argparse.Namespace) -> dict[str, Any]
     return found
 
 
-def measure(policy: str, size: str, asked: argparse.Namespace) -> None:
+def measure(policy: str, size: str, args: argparse.Namespace) -> None:
     """Run the trainer and print its table."""
     print(f"\n{policy}, {size}: {NAMES[policy]}, changed:")
-    print("\n".join(f"    {name} = {value}" for name, value in changes(policy, size, asked).items()), flush=True)
-    with tempfile.TemporaryDirectory(dir=asked.folder) as place:
+    print("\n".join(f"    {name} = {value}" for name, value in changes(policy, size, args).items()), flush=True)
+    with tempfile.TemporaryDirectory(dir=args.folder) as place:
         folder = Path(place)
-        write_world(folder, size, asked.envs)
+        write_world(folder, size, args.envs)
         took = machine.seconds(lambda: write_policy(folder / policy, policy, size))
         written = sum(file.stat().st_size for file in (folder / policy).rglob("*"))
         print(f"  {written / 1e9:.2f} GB of random weights written in {took:.1f} s", flush=True)
         gc.collect()
-        overrides = overrides_of(policy, size, asked, folder)
+        overrides = overrides_of(policy, size, args, folder)
         log_probs = grpo.log_probs
-        PhaseClock.facts.clear()
-        PhaseClock.phases = phases = Phases()
+        ExperienceClock.facts.clear()
+        ExperienceClock.phases = phases = Phases()
         grpo.log_probs = phases.timed("update: probabilities", log_probs)
         try:
             with without_drawing(NETWORKS[policy]):
@@ -272,7 +272,7 @@ def measure(policy: str, size: str, asked: argparse.Namespace) -> None:
         finally:
             grpo.log_probs = log_probs
             if len(phases.seconds) > 1:
-                report(phases, planned(policy, size, asked))
+                report(phases, planned(policy, size, args))
 
 
 def report(phases: Phases, plan: dict[str, Any]) -> None:
@@ -288,19 +288,19 @@ def report(phases: Phases, plan: dict[str, Any]) -> None:
         parts = {name: value for name, value in one.items() if name not in ("fits", "total", "hours_per_epoch")}
         listed = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in parts.items())
         print(f"  plan, {form:18}{one['total'] / 1e9:>30.2f} GB in all: {listed}")
-    print("  " + ", ".join(f"{name} {value:.3g}" for name, value in PhaseClock.facts.items()), flush=True)
+    print("  " + ", ".join(f"{name} {value:.3g}" for name, value in ExperienceClock.facts.items()), flush=True)
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """All policies; the exit code."""
-    if asked.size != "tiny" and not torch.cuda.is_available():
-        raise SystemExit(f"--size {asked.size} takes hours without a GPU, and there is none: --size tiny")
+    if args.size != "tiny" and not torch.cuda.is_available():
+        raise SystemExit(f"--size {args.size} takes hours without a GPU, and there is none: --size tiny")
     machine.quiet_trainer()
     print(f"{machine.described(machine.device_and_dtype()[0])}; random weights, rewards not rounded")
     code = 0
-    for policy in asked.policies:
+    for policy in args.policies:
         try:
-            measure(policy, asked.size, asked)
+            measure(policy, args.size, args)
         except Exception as error:  # the other policy still runs
             lines = [line for line in str(error).splitlines() if line.strip()]
             print(f"  {policy} FAILED: {type(error).__name__}: ", end="")

@@ -168,18 +168,18 @@ def main() -> None:
     parser.add_argument("--size", default="2B", choices=list(rollout.SETTINGS), help="of --released; 2B needs a GPU")
     parser.add_argument("--published", default="batch", choices=("none", "batch", "single"), help="way, of --released")
     parser.add_argument("--profile", action="store_true", help="where one chunk's time goes, of --released")
-    asked = machine.parse(parser)
-    if asked.released:
+    args = machine.parse(parser)
+    if args.released:
         from benchmarks import released_imagination  # which takes its parts from here
 
-        for num_envs in asked.envs or [16]:
-            released_imagination.measure(asked.size, num_envs, asked.rounds or 2, asked.published, asked.profile)
+        for num_envs in args.envs or [16]:
+            released_imagination.measure(args.size, num_envs, args.rounds or 2, args.published, args.profile)
         return
-    torch.set_num_threads(asked.threads or 1)
+    torch.set_num_threads(args.threads or 1)
     device, _ = machine.device_and_dtype()
-    print(f"{machine.described(device)}, {asked.precision}")
-    for sizes in itertools.product(asked.envs or [16, 64], asked.steps, asked.groups_of):
-        measure(*sizes, asked.rounds or 3, asked.precision)
+    print(f"{machine.described(device)}, {args.precision}")
+    for sizes in itertools.product(args.envs or [16, 64], args.steps, args.groups_of):
+        measure(*sizes, args.rounds or 3, args.precision)
 
 
 if __name__ == "__main__":

@@ -129,14 +129,14 @@ def main() -> None:
     parser.add_argument("--resolutions", nargs="*", default=["480", "720"], choices=("480", "720"))
     parser.add_argument("--steps", type=int, default=STEPS, help=f"fewer than {STEPS}: the rest is computed")
     parser.add_argument("--network_batch", default="product", choices=BATCHES, help="of the halves of the guidance")
-    asked = machine.parse(parser)
+    args = machine.parse(parser)
     machine.quiet_trainer()
     print(f"{machine.described(machine.device_and_dtype()[0])}, random weights")
-    size = asked.size or ("2B" if asked.released else "tiny")
+    size = args.size or ("2B" if args.released else "tiny")
     if size != "tiny" and not torch.cuda.is_available():
         raise SystemExit(f"{size} takes hours without a GPU, and there is none: --size tiny")
-    for resolution in ["48"] if size == "tiny" else asked.resolutions:
-        measure(size, resolution, asked.steps, asked.network_batch)
+    for resolution in ["48"] if size == "tiny" else args.resolutions:
+        measure(size, resolution, args.steps, args.network_batch)
         gc.collect()  # the timed parts hold each other
 
 

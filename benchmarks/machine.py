@@ -84,7 +84,7 @@ def quiet_trainer() -> None:
 
 
 @dataclass(frozen=True)
-class Turns:
+class RoundTimes:
     """Seconds of several calls in each round, by name: on the clock, and of processor time, which others on the
     machine disturb less."""
 
@@ -100,9 +100,9 @@ class Turns:
         return statistics.median(a / b for a, b in zip(seconds[name], seconds[base], strict=True))
 
 
-def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1) -> Turns:
+def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1) -> RoundTimes:
     """Call all in each round, in alternating order, so that what else the machine does meets all of them."""
-    found = Turns()
+    found = RoundTimes()
     for i in range(-warm_up, rounds):
         for name in list(runs)[:: 1 if i % 2 else -1]:
             core, wall = time.process_time(), seconds(runs[name])

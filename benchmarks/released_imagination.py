@@ -110,12 +110,12 @@ def measure(size: str, num_envs: int, rounds: int, way: str, is_profiled: bool) 
         ours = report("all pictures judged", env, rounds)
         print(f"    goal {GOAL_S} s at the published sizes; the first chunk took {first:.2f} s", flush=True)
         report_memory()
-        scoring, tried = env.scoring, Tried()
+        scoring, attempt = env.scoring, PrintedFailures()
         env.scoring = Scoring(judge="last", use_rel_reward=True, terminate_on_success=True)
-        tried("the last picture judged alone", lambda: report("the last picture judged alone", env, rounds))
+        attempt("the last picture judged alone", lambda: report("the last picture judged alone", env, rounds))
         env.scoring = scoring
         if is_profiled:
-            tried("profile", lambda: profile(env))
+            attempt("profile", lambda: profile(env))
         generate, denoiser = env.imagination.generate_actions, env.imagination.world.denoiser
         shares = time_parts(env)
         report("all pictures judged, by part", env, rounds)
@@ -129,19 +129,19 @@ def measure(size: str, num_envs: int, rounds: int, way: str, is_profiled: bool) 
             shares.seconds.clear()
             machine.forget_peak_memory()
             name = f"as the public code does, {'in one batch' if way == 'batch' else 'one after the other'}"
-            if (took := tried(name, lambda: report(name, env, 1))) is not None:
+            if (took := attempt(name, lambda: report(name, env, 1))) is not None:
                 report_parts(shares, 1)
                 print(f"    {took / ours:.2f} times ours")
                 report_memory()
         if device.type == "cuda":  # last: what a capture leaves behind when it fails is not known
             env.imagination.generate_actions, env.imagination.world.denoiser = generate, denoiser  # type: ignore[method-assign]
             env.sampling = replace(env.sampling, use_cuda_graphs=True)
-            tried("captured passes", lambda: (chunk(env), report("captured passes", env, rounds)))
+            attempt("captured passes", lambda: (chunk(env), report("captured passes", env, rounds)))
             env.sampling = replace(env.sampling, use_cuda_graphs=False, compile_network=True)
-            took = tried("compilation", lambda: chunk(env))
-            tried("compiled blocks", lambda: report("compiled blocks", env, rounds))
+            took = attempt("compilation", lambda: chunk(env))
+            attempt("compiled blocks", lambda: report("compiled blocks", env, rounds))
             print(f"    compiled in about {took or 0:.0f} s", flush=True)
-    if tried.has_failed:
+    if attempt.has_failed:
         raise SystemExit(1)
 
 
@@ -186,13 +186,13 @@ def profile(env: WorldModelEnv) -> None:
     print(recorded.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=70), flush=True)
 
 
-class Tried:
-    """Calls of which one that fails is printed, and does not stop those after it."""
+class PrintedFailures:
+    """Makes calls; one that fails is printed and does not stop those after it."""
 
     has_failed = False
 
     def __call__(self, name: str, run: Callable[[], Any]) -> Any:
-        """What the call gives; None where it fails."""
+        """The result of the call; None where it fails."""
         try:
             return run()
         except (RuntimeError, UserError) as error:

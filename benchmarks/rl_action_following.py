@@ -43,13 +43,13 @@ MIXES = ("wander", "mixed")  # what is trained, and what the base was trained on
 STEPS = 1
 
 
-def measure(world: WorldModel, windows: Windows, verdict: "Verdict") -> dict[str, float]:
+def measure(world: WorldModel, windows: Windows, judge: "ActionJudge") -> dict[str, float]:
     """The figures of one set of weights."""
     own = windows.action_B_A_D
     video, other = (imagined(world, windows, actions) for actions in (own, own.roll(1, 0)))
     gripper = thing_px(video, windows, "gripper")
     follows = torch.from_numpy(numpy.concatenate([gripper, thing_px(other, windows, "gripper")]) < FOLLOWS_PX)
-    accepted = torch.cat([verdict.accepts(video, own), verdict.accepts(other, own)])
+    accepted = torch.cat([judge.accepts(video, own), judge.accepts(other, own)])
     return {
         "gripper_px": float(gripper.mean()),
         "puck_px": float(thing_px(video, windows, "puck").mean()),
@@ -59,8 +59,8 @@ def measure(world: WorldModel, windows: Windows, verdict: "Verdict") -> dict[str
     }
 
 
-class Verdict:
-    """A judge of clips: does a regression read their actions from them?"""
+class ActionJudge:
+    """Accepts clips from which a regression reads their actions."""
 
     def __init__(self, world: WorldModel, windows: Windows) -> None:
         data = ToyWorldVideos(num_episodes=512, mix="mixed", captions=False, num_tokens=1, seed=11)
@@ -112,8 +112,8 @@ def main() -> int:
     arguments = machine.parse(machine.parser(__doc__, *flags, experiment=list(EXPERIMENTS), seeds=[0]))
     base = weights(tiny_action_path(), "auto")
     windows = {mix: windows_of(held_out_episodes(NUM_WINDOWS, seed=SEED_OF_WINDOWS, mix=mix)) for mix in MIXES}
-    verdicts = {mix: Verdict(base, windows[mix]) for mix in MIXES}
-    rows = {mix: measure(base, windows[mix], verdicts[mix]) for mix in MIXES}
+    judges = {mix: ActionJudge(base, windows[mix]) for mix in MIXES}
+    rows = {mix: measure(base, windows[mix], judges[mix]) for mix in MIXES}
     for mix in MIXES:
         report(f"base, {mix}", 0.0, rows[mix], rows[mix])
     runs = [(path, path, 0.0) for path in arguments.checkpoint] or [
@@ -124,7 +124,7 @@ def main() -> int:
     for name, path, seconds in runs:
         world = weights(path, "net_ema")
         for mix in MIXES:
-            report(f"{name}, {mix}", seconds, measure(world, windows[mix], verdicts[mix]), rows[mix])
+            report(f"{name}, {mix}", seconds, measure(world, windows[mix], judges[mix]), rows[mix])
     return 0
 
 

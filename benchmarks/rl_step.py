@@ -45,7 +45,7 @@ ROWS = {  # what is shown -> phases of the trainer
 }
 
 
-class Elsewhere:
+class SlowScorer:
     """A reward that is scored one clip after the other by something that takes ``seconds`` for each of them."""
 
     def __init__(self, seconds: float) -> None:
@@ -82,7 +82,7 @@ class PhaseClock(Callback):
 
 
 @dataclass(frozen=True)
-class Measured:
+class IterationCosts:
     """Mean seconds of an iteration, by phase; and what it did."""
 
     seconds: dict[str, float]
@@ -97,7 +97,7 @@ class Measured:
         return sum(self.seconds.get(phase, 0.0) for phase in ROWS[row])
 
 
-def measure(overrides: list[str], experiences: int) -> Measured:
+def measure(overrides: list[str], experiences: int) -> IterationCosts:
     """Run so many experiences, after one that is not timed."""
     work = read_workload(compose(CONFIG, overrides), 1)
     assert work.passes is not None
@@ -108,7 +108,7 @@ def measure(overrides: list[str], experiences: int) -> Measured:
     timed = PhaseClock.steps[updates:]
     names = {name for step in timed for name in step}
     seconds = {name: sum(step.get(name, 0.0) for step in timed) / len(timed) for name in names}
-    return Measured(seconds, work.passes, predict_speed(work, GPUS["H100"]).model_flops_per_gpu)
+    return IterationCosts(seconds, work.passes, predict_speed(work, GPUS["H100"]).model_flops_per_gpu)
 
 
 def options(experiment: str, overrides: list[str]) -> list[str]:
@@ -128,7 +128,7 @@ def with_scorer(config: Config, seconds: float) -> list[str]:
     size = max(1, passes.clips // PARTS)
     steps = passes.clips // size // rl.minibatches * rl.num_trained
     others = [f"{RL}.rewards.{name}=null" for name in rl.rewards]
-    scorer = f"{{make: {{_target_: benchmarks.rl_step.Elsewhere, seconds: {seconds}}}}}"
+    scorer = f"{{make: {{_target_: benchmarks.rl_step.SlowScorer, seconds: {seconds}}}}}"
     parts = [f"{RL}.rollout_batch={size}", f"trainer.grad_accum_iter={steps}"]
     return [*others, f"+{RL}.rewards.elsewhere={scorer}", *parts]
 
@@ -168,7 +168,7 @@ def run(experiment: str, arguments: argparse.Namespace, peak: float, experiences
         print(f"  {scoring:.3f} s for {clips} clips: {slow.seconds['all']:.3f} s an iteration, {hidden}")
 
 
-def report(experiment: str, found: Measured, peak: float) -> None:
+def report(experiment: str, found: IterationCosts, peak: float) -> None:
     """Print the parts of an iteration's time."""
     whole = found.seconds["all"]
     rows = {row: found.of(row) for row in ROWS}

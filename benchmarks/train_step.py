@@ -60,7 +60,7 @@ SHOWN = 10  # kernels by name
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepCosts:
     """A training step as it ran."""
 
     what: str
@@ -150,7 +150,7 @@ def settings(arguments: argparse.Namespace) -> list[str]:
     return found
 
 
-def measure(what: str, overrides: list[str]) -> Measured:
+def measure(what: str, overrides: list[str]) -> StepCosts:
     """Run the trainer; raises TrainingError when memory runs out."""
     StepClock.seconds.clear()
     StepClock.losses.clear()
@@ -161,7 +161,7 @@ def measure(what: str, overrides: list[str]) -> Measured:
     tokens, flops = work(config, StepClock.shapes)
     allocated, reserved = machine.peak_memory()
     known = (tokens, flops, allocated, reserved, StepClock.losses[-1], dict(StepClock.profiled))
-    return Measured(what, statistics.median(steps), first, *known)
+    return StepCosts(what, statistics.median(steps), first, *known)
 
 
 def work(config: Config, shapes: dict[str, tuple[int, ...]]) -> tuple[int, float]:
@@ -183,7 +183,7 @@ def work(config: Config, shapes: dict[str, tuple[int, ...]]) -> tuple[int, float
     return tokens, forward * (2.0 if model["train_architecture"] == "lora" else 3.0)
 
 
-def first_that_fits(arguments: argparse.Namespace) -> tuple[Measured, list[str]]:
+def first_that_fits(arguments: argparse.Namespace) -> tuple[StepCosts, list[str]]:
     """The first attempt that memory allows, and its overrides on top of the experiment."""
     added: list[str] = []
     for what, overrides in FALLBACKS:
@@ -198,9 +198,9 @@ def first_that_fits(arguments: argparse.Namespace) -> tuple[Measured, list[str]]
     raise SystemExit("Even adapters alone do not fit into this device.")
 
 
-def largest_batch(arguments: argparse.Namespace) -> tuple[Measured, list[str]]:
+def largest_batch(arguments: argparse.Namespace) -> tuple[StepCosts, list[str]]:
     """The step with the largest of the batch sizes that memory allows, and its override."""
-    best: tuple[Measured, list[str]] | None = None
+    best: tuple[StepCosts, list[str]] | None = None
     for size in arguments.batch_sizes or BATCH_SIZES[arguments.model_size]:
         added = [f"dataloader_train.batch_size={size}"]
         try:
@@ -272,7 +272,7 @@ def main() -> None:
         Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
 
 
-def report(arguments: argparse.Namespace, found: Measured, plan: dict[str, Any], peak: float) -> None:
+def report(arguments: argparse.Namespace, found: StepCosts, plan: dict[str, Any], peak: float) -> None:
     """The table: measured beside predicted."""
     rate = found.flops / found.seconds
     size = "" if arguments.model_size == "tiny" else f" {arguments.resolution}p {arguments.fps} fps"

@@ -30,7 +30,7 @@ CONFIG = "examples/minimal/config.py"
 SETTINGS = ["experiment=minimal", "dataloader_train.num_workers=0", "trainer.run_validation=False"]
 
 
-class StepClock(Callback):
+class StepEnds(Callback):
     """Notes when each step ends."""
 
     times: ClassVar[list[float]] = []
@@ -90,10 +90,10 @@ def bare_loop(steps: int) -> list[float]:
 
 def trainer_loop(steps: int, *overrides: str) -> list[float]:
     """Seconds of each step of the trainer with its default callbacks."""
-    StepClock.times.clear()
-    clock = "+trainer.callbacks.clock={_target_: benchmarks.trainer_overhead.StepClock}"
+    StepEnds.times.clear()
+    clock = "+trainer.callbacks.clock={_target_: benchmarks.trainer_overhead.StepEnds}"
     machine.launch(CONFIG, [*SETTINGS, f"trainer.max_iter={steps}", clock, *overrides])
-    return [b - a for a, b in pairwise(StepClock.times)]
+    return [b - a for a, b in pairwise(StepEnds.times)]
 
 
 def overhead(steps: int, rounds: int) -> None:

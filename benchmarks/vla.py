@@ -94,7 +94,7 @@ def iterations(num_envs: int, members: int, rounds: int) -> None:
 # --- passes
 
 
-class Passes:
+class LanguagePasses:
     """OpenVLA on rows of prompts of several lengths, in the plain way and in this project's."""
 
     def __init__(self, width: int, layers: int, batch: int, num: int) -> None:
@@ -173,7 +173,7 @@ def passes(width: int, layers: int, batch: int, rounds: int) -> dict[str, float]
     print(f"\nOpenVLA of width {width}, {layers} layers, batch {batch}, 56 action tokens, a vocabulary of 32,064")
     exact = machine.device_and_dtype()[1] == torch.float32
     found = {}
-    for name, ways in Passes(width, layers, batch, 56).pairs():
+    for name, ways in LanguagePasses(width, layers, batch, 56).pairs():
         one, other = (way() for way in ways.values())
         away = float((one - other).abs().max())
         assert away < (1e-4 if exact else 0.1), f"{name}: the ways differ by {away}"
@@ -199,20 +199,20 @@ def main() -> None:
     released.add_argument("--decisions", type=int, help="of an episode; default: 2 of openvla, 8 of pi05")
     released.add_argument("--folder", help="where policies are written for a while; default: the temporary folder")
     released.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="of the configuration")
-    asked = machine.parse(parser)
-    if asked.released:
+    args = machine.parse(parser)
+    if args.released:
         from benchmarks import experience  # which imports the trainer
 
-        asked.envs = asked.envs or 16
-        raise SystemExit(experience.run(asked))
+        args.envs = args.envs or 16
+        raise SystemExit(experience.run(args))
     device, dtype = machine.device_and_dtype()
-    rounds = asked.rounds or 3
+    rounds = args.rounds or 3
     print(f"{machine.described(device)}, {dtype}")
-    iterations(asked.envs or 32, asked.groups_of, rounds)
+    iterations(args.envs or 32, args.groups_of, rounds)
     figures = {
         f"{name}, width {width}": value for width in (256, 512) for name, value in passes(width, 4, 8, rounds).items()
     }
-    machine.compare("vla", figures, device, record=asked.record)
+    machine.compare("vla", figures, device, record=args.record)
 
 
 if __name__ == "__main__":

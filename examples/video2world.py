@@ -113,11 +113,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def run(args: argparse.Namespace, command: list[str]) -> int:
     from cosmos_predict2.pipelines.context_parallel import agreed, follow, lead
 
-    job = agreed(lambda: prepare(args, command))
-    if job.make_videos is None:
-        follow(lambda: job.make_pipeline().world)
+    prepared = agreed(lambda: prepare(args, command))
+    if prepared.make_videos is None:
+        follow(lambda: prepared.make_pipeline().world)
         return 0
-    make_videos = partial(job.make_videos, job.make_pipeline)
+    make_videos = partial(prepared.make_videos, prepared.make_pipeline)
     return lead(make_videos) if args.num_gpus > 1 else make_videos()
 
 
@@ -125,14 +125,14 @@ MakeVideos = Callable[[Callable[[], Any]], int]  # given what makes the pipeline
 
 
 @dataclass(frozen=True)
-class Job:
+class PreparedRun:
     """The checked work of the flags: one process makes the videos, or rank 0 does with the help of the others."""
 
     make_pipeline: Callable[[], Any]
     make_videos: MakeVideos | None  # of rank 0
 
 
-def prepare(args: argparse.Namespace, command: list[str]) -> Job:
+def prepare(args: argparse.Namespace, command: list[str]) -> PreparedRun:
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
@@ -146,8 +146,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
     from imaginaire.distributed.parallel import current_dims
 
     check_flags(args)
-    asked = values_of(VideoModel, args)
-    choice = choose_model(asked, args.input_path)
+    choice = choose_model(values_of(VideoModel, args), args.input_path)
     config, dit_path = choice.config, choice.dit_path
     context_parallel.check_num_gpus(args.num_gpus, config.net.num_heads, config.state_t)
     check_processes(args.num_gpus, command)
@@ -185,7 +184,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
             is_follower=not is_leader,
         )
 
-    return Job(make_pipeline, make_videos)
+    return PreparedRun(make_pipeline, make_videos)
 
 
 def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
@@ -277,8 +276,8 @@ def check_embeddings(embeddings: Any, requests: Any, path: str, config: Any) -> 
         )
     if (problem := other_text(config.text_encoder_name, embeddings.name, embeddings.values())) is not None:
         raise ConfigError(f"{path} {problem} (python -m scripts.encode_prompts writes it.)")
-    wanted = [text for request in requests for text in (request.prompt, request.negative_prompt) if text]
-    if missing := [text for text in wanted if text not in embeddings]:
+    texts = [text for request in requests for text in (request.prompt, request.negative_prompt) if text]
+    if missing := [text for text in texts if text not in embeddings]:
         raise ConfigError(f"{path} has no embedding of {missing[0]!r}. Write it with python -m scripts.encode_prompts.")
 
 

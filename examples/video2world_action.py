@@ -252,17 +252,17 @@ def lerobot_requests_of(args: argparse.Namespace, choice: Any) -> tuple[Any, lis
     given |= {"combine_actions": args.combine_actions} if args.combine_actions else {}
     recordings = LeRobotRecordings.open(args.input_root, choice.config.transform, trained, **given)
     found = recordings.chosen(args.episodes or [], trained)
-    if not (asked := found if args.episodes else found[args.start : args.end]):
+    if not (chosen := found if args.episodes else found[args.start : args.end]):
         raise ConfigError(f"--start {args.start} --end {args.end}: none of {len(found)} episodes is left.")
-    outputs = {number: str(Path(args.save_root, f"episode_{number:06d}.mp4")) for number in asked}
+    outputs = {number: str(Path(args.save_root, f"episode_{number:06d}.mp4")) for number in chosen}
     all_of_them = [ActionRequest(args.input_root, path, "", args.seed, number) for number, path in outputs.items()]
     return recordings, *not_yet_there(all_of_them, args)
 
 
 def not_yet_there(requests: list[Any], args: argparse.Namespace) -> tuple[list[Any], int]:
     """The requests whose outputs do not exist, or with --overwrite all; and how many are skipped."""
-    wanted = [one for one in requests if args.overwrite or not os.path.exists(one.save_path)]
-    return wanted, len(requests) - len(wanted)
+    left = [one for one in requests if args.overwrite or not os.path.exists(one.save_path)]
+    return left, len(requests) - len(left)
 
 
 def reading_of(args: argparse.Namespace, choice: Any) -> Reading:
@@ -295,16 +295,16 @@ def settings_of(args: argparse.Namespace, choice: Any) -> RolloutSettings:
     num_steps = args.num_steps or choice.config.timestamps.nfe
     own = -1.0 if choice.config.flow is None else choice.config.flow.conditional_frame_timestep
     text = constant_text(choice.card) if args.prompt_embeddings is None else args.prompt_embeddings
-    asked = {name: value for name, value in vars(args).items() if name not in NOT_RECORDED}
-    asked |= {"model_size": choice.model_size, "given_timestep": own if own >= 0 else None}
-    asked |= {"prompt_embeddings": text, "autoregressive": is_whole(args)}
+    flags = {name: value for name, value in vars(args).items() if name not in NOT_RECORDED}
+    flags |= {"model_size": choice.model_size, "given_timestep": own if own >= 0 else None}
+    flags |= {"prompt_embeddings": text, "autoregressive": is_whole(args)}
     return values_of(
         RolloutSettings,
         args,
         weights=fingerprint(choice.dit_path),
         sampling=values_of(SamplingOptions, args, num_steps=num_steps, progress=True),
         history=(args.num_conditional_frames + 3) // 4,
-        asked=asked,
+        asked=flags,
     )
 
 

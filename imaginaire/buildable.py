@@ -79,15 +79,15 @@ def recorded(name: str, kind: str) -> Any | None:
     return next((resolve(own, kind) for own in table if path_of(table[own]).replace(":", ".") == name), None)
 
 
-def made(make: Callable[..., T], asked: Mapping[str, Any], what: str, **offered: Any) -> T:
-    """The result of a call with all arguments ``asked`` for, which it must take, and with those offered that it takes.
+def made(make: Callable[..., T], required: Mapping[str, Any], what: str, **offered: Any) -> T:
+    """The result of a call with all ``required`` arguments, which it must take, and with those offered that it takes.
 
     ``what`` stands before the name of a wrong one in the error.
     """
     known, takes_others = takes(make)
-    if wrong := [name for name in asked if name not in known and not takes_others]:
+    if wrong := [name for name in required if name not in known and not takes_others]:
         raise ConfigError(f"{what}{wrong[0]} has no meaning here: leave it out.{near(wrong[0], known)}")
-    return make(**{**{name: value for name, value in offered.items() if name in known}, **asked})
+    return make(**{**{name: value for name, value in offered.items() if name in known}, **required})
 
 
 def path_of(thing: Any) -> str:

@@ -16,7 +16,7 @@ RENAMED: dict[str, str] = {}
 KEYS: dict[str, str] = {}
 
 
-class _Loader(Loader):
+class _RenamedLoader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
 
@@ -24,9 +24,9 @@ class _Loader(Loader):
         sys.modules[module.__name__] = importlib.import_module(RENAMED[module.__name__])
 
 
-class _Finder(MetaPathFinder):
+class _RenamedFinder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(name, _Loader()) if name in RENAMED else None
+        return ModuleSpec(name, _RenamedLoader()) if name in RENAMED else None
 
 
 def add(table: Mapping[str, str]) -> None:
@@ -35,8 +35,8 @@ def add(table: Mapping[str, str]) -> None:
     The finder comes first: below a package that moved, the usual one would load a second copy from the new folder.
     """
     RENAMED.update(table)
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if not any(isinstance(finder, _RenamedFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RenamedFinder())
 
 
 add(

@@ -67,9 +67,9 @@ add(
 def run(args: argparse.Namespace) -> int:
     import attrs
 
-    asked = {field.name: getattr(args, field.name) for field in attrs.fields(Requirements)}
+    flags = {field.name: getattr(args, field.name) for field in attrs.fields(Requirements)}
     found = of_experiment(args.config, args.experiment) if args.experiment else {}
-    wanted = Requirements(**found | {name: value for name, value in asked.items() if value is not None})
+    wanted = Requirements(**found | {name: value for name, value in flags.items() if value is not None})
     report = check_dataset(Path(args.folder), wanted)
     print(as_text(report))
     if args.json:

@@ -154,9 +154,8 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     if args.lpips:
         lpips_package()
     _require_actions(args.dit_path)
-    asked = ("model_size", "dit_path", "load_ema", "action_transform", "tokenizer_path")
-    of_model = {name: getattr(args, name) for name in asked}
-    choice = choose_action_model(ActionModel(**of_model))
+    model_flags = ("model_size", "dit_path", "load_ema", "action_transform", "tokenizer_path")
+    choice = choose_action_model(ActionModel(**{name: getattr(args, name) for name in model_flags}))
     recordings = _recordings(args, choice)
     if recordings.episodes is None and args.toy_episodes:
         log.warning("--toy_episodes %d is left out: only --data toy has whole episodes to judge", args.toy_episodes)
@@ -248,8 +247,8 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     loader = choice.card.run.get("dataloader_val") or {}
     if args.data:
         trained = loader.get("dataset")
-        asked = tuple(args.size) if args.size else choice.video_size
-        size = asked or size_of_world(trained or {}, choice.config.resolution)
+        size = tuple(args.size) if args.size else choice.video_size
+        size = size or size_of_world(trained or {}, choice.config.resolution)
         return read_recordings(args.data, transform, size=size, trained=trained, **wanted)
     if not loader.get("dataset"):
         raise ConfigError("No run records what these weights were validated on: give --data toy, toy:hard or a folder.")

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
             setattr(args, option, default)
     starts = None if args.windows == "all" else args.windows
     path = Path(args.out) / files.PUBLIC_CONFIG if files.is_public(cls) else files.file_of(Path(args.out))
-    asked = {name: value for name in _OF_SOME if (value := getattr(args, name))}
+    own_arguments = {name: value for name in _OF_SOME if (value := getattr(args, name))}
     if args.keep_statistics and not args.base:
         raise ConfigError("--keep_statistics keeps those of --base: name it, or leave --keep_statistics out.")
     if path.exists() and not args.overwrite:
@@ -148,7 +148,8 @@ def run(args: argparse.Namespace) -> None:
             torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
             sizes = dict(action_dim=args.action_dim, chunk=args.chunk, num_knots=args.knots, noise=args.noise)
             start = cloning.Beginning(windows, Path(beginning), args.seed, args.chunk, args.knots)
-            policy = made(getattr(cls, "to_clone", cls), asked, f"--policy {args.policy}: --", start=start, **sizes)
+            build = getattr(cls, "to_clone", cls)
+            policy = made(build, own_arguments, f"--policy {args.policy}: --", start=start, **sizes)
         if args.keep_statistics:
             cloning.warn_of_outside(policy, windows, args.base)
         policy.to(device)

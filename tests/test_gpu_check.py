@@ -134,7 +134,7 @@ def test_the_largest_batch_with_actions_is_found_and_its_step_profiled(
     monkeypatch.setenv("WANDB_MODE", "disabled")
     measure = train_step.measure
 
-    def limited(what: str, overrides: list[str]) -> train_step.Measured:
+    def limited(what: str, overrides: list[str]) -> train_step.StepCosts:
         if what == "batch 2":
             train_step.StepClock.profiled.clear()  # as the attempt begins
             raise TrainingError("Out of memory: tried to allocate 20 GiB\nTry, in this order: ...")

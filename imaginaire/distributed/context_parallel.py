@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that are spread over the processes of a context-parallel group: cut, put together, and exchanged.
+"""Tensors that are split over the processes of a context-parallel group: cut, put together, and exchanged.
 
 All three are differentiable. What is differentiated is the sum of what the ranks compute, so the gradient of a part is
 the sum over all ranks that used it. A group of None is a group of one.

@@ -27,7 +27,7 @@ _ALARM_HOLDS_S = 60  # many ranks notice the same hang
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Activity:
     """The activity of a process, and when it began."""
 
     text: str
@@ -35,26 +35,26 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RankReport:
     """The last words of a rank, and when it wrote them."""
 
     rank: int
     host: str
-    place: Place
+    activity: Activity
     time: float
 
 
-_here = Place("start", time.time())
+_here = Activity("start", time.time())
 
 
-def here() -> Place:
+def here() -> Activity:
     return _here
 
 
 def note(text: str) -> None:
     """This process is now at ``text``. Costs less than a microsecond: publishing is the watchdog's work."""
     global _here
-    _here = Place(text, time.time())
+    _here = Activity(text, time.time())
 
 
 @contextmanager
@@ -90,15 +90,16 @@ class Board:
         self._store.set_timeout(timedelta(seconds=10))
         self.lost_since: float | None = None  # when the store first did not answer, by the monotonic clock
 
-    def publish(self, place: Place) -> None:
-        self._set(str(self.rank), {"host": self._host, "at": place.text, "since": place.since, "time": time.time()})
+    def publish(self, activity: Activity) -> None:
+        entry = {"host": self._host, "at": activity.text, "since": activity.since, "time": time.time()}
+        self._set(str(self.rank), entry)
 
-    def read(self) -> list[Seen | None]:
+    def read(self) -> list[RankReport | None]:
         """The newest state of every rank, in rank order; None for one that never published."""
         values = [self._get(str(rank)) for rank in range(self.world_size)]
         return [
-            None if value is None else Seen(rank, value["host"], Place(value["at"], value["since"]), value["time"])
-            for rank, value in enumerate(values)
+            None if v is None else RankReport(rank, v["host"], Activity(v["at"], v["since"]), v["time"])
+            for rank, v in enumerate(values)
         ]
 
     def raise_alarm(self, reason: str) -> None:
@@ -205,24 +206,24 @@ def report(reached: str | None = None) -> str:
     publish()
     seen = _board.read()
     lines = table(seen, time.time())
-    late = [rank for rank, entry in enumerate(seen) if entry is None or entry.place.text != reached]
+    late = [rank for rank, entry in enumerate(seen) if entry is None or entry.activity.text != reached]
     if reached is not None and late:
         lines.append(f"missing at {reached}: {ranks(late)}")
     return "\n".join(f"  {line}" for line in lines)
 
 
-def table(seen: Sequence[Seen | None], now: float, answered: Collection[int] | None = None) -> list[str]:
+def table(seen: Sequence[RankReport | None], now: float, answered: Collection[int] | None = None) -> list[str]:
     """One line for the ranks of one place, the few that differ from most first: which, where, since when, and whether
     they still answer (without ``answered``: whether they have published of late)."""
-    groups: dict[tuple[bool, str], list[Seen]] = {}
+    groups: dict[tuple[bool, str], list[RankReport]] = {}
     for entry in seen:
         if entry is not None:
             answers = now - entry.time < SILENCE_S if answered is None else entry.rank in answered
-            groups.setdefault((answers, entry.place.text), []).append(entry)
+            groups.setdefault((answers, entry.activity.text), []).append(entry)
     unheard = [rank for rank, entry in enumerate(seen) if entry is None]
     lines = [f"{ranks(unheard)}: never heard of"] if unheard else []
     for (answers, text), members in sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]))):
-        since = max(now - entry.place.since for entry in members)
+        since = max(now - entry.activity.since for entry in members)
         line = f"{ranks([entry.rank for entry in members])} ({_hosts(members)}): {text}, for {since:.0f} s"
         if not answers:
             line += f"; no answer, last heard of {now - max(entry.time for entry in members):.0f} s ago"
@@ -230,10 +231,10 @@ def table(seen: Sequence[Seen | None], now: float, answered: Collection[int] | N
     return lines
 
 
-def gone(seen: Sequence[Seen | None], now: float, answered: Collection[int]) -> list[str]:
+def gone(seen: Sequence[RankReport | None], now: float, answered: Collection[int]) -> list[str]:
     """A sentence on the ranks that did not answer: those that left after an error, and the silent ones."""
-    left = [e for e in seen if e is not None and e.rank not in answered and e.place.text.startswith(LEFT)]
-    lines = [f"{ranks([entry.rank])} ({entry.host}) {entry.place.text}. See its own log." for entry in left]
+    left = [e for e in seen if e is not None and e.rank not in answered and e.activity.text.startswith(LEFT)]
+    lines = [f"{ranks([entry.rank])} ({entry.host}) {entry.activity.text}. See its own log." for entry in left]
     silent = sorted(set(range(len(seen))) - set(answered) - {entry.rank for entry in left})
     if silent and answered:
         hosts = _hosts([entry for rank in silent if (entry := seen[rank]) is not None]) or "never heard of"
@@ -256,6 +257,6 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {text}"
 
 
-def _hosts(members: Sequence[Seen]) -> str:
+def _hosts(members: Sequence[RankReport]) -> str:
     hosts = sorted({entry.host for entry in members})
     return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")

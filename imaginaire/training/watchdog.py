@@ -89,7 +89,11 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            places.note(_farewell(sys.exc_info()[1]))
+            last_words = places.LEFT
+            if (error := sys.exc_info()[1]) is not None:
+                first_line = next(iter(str(error).splitlines()), "")
+                last_words += f" after {type(error).__name__}: {first_line[:200]}"
+            places.note(last_words)
             places.publish()
 
     def _watch(self) -> None:
@@ -142,7 +146,7 @@ class Watchdog:
             return
         self._board = None
         places.close_board()
-        path, place = self._write(reason), places.here()
+        path, activity = self._write(reason), places.here()
         log.error(
             "hang report of rank %d alone (%s).\nThe store of the process group (MASTER_ADDR=%s) does not answer: that "
             "machine, its launcher or the network is gone. This rank (%s): %s, for %.0f s%s",
@@ -150,16 +154,16 @@ class Watchdog:
             reason,
             os.environ.get("MASTER_ADDR", "?"),
             socket.gethostname(),
-            place.text,
-            time.time() - place.since,
+            activity.text,
+            time.time() - activity.since,
             "" if path is None else f"\nThe stacks of this rank are in {path}.",
         )
 
     def _write(self, reason: str) -> str | None:
         """The path of this rank's stacks; None where they went to stderr."""
-        place = places.here()
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(place.since))
-        text = f"{reason}\nplace: {place.text}\nsince: {since} ({time.time() - place.since:.0f} s)\n\n"
+        activity = places.here()
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(activity.since))
+        text = f"{reason}\nplace: {activity.text}\nsince: {since} ({time.time() - activity.since:.0f} s)\n\n"
         try:
             if self._folder is not None:
                 os.makedirs(self._folder, exist_ok=True)
@@ -198,13 +202,6 @@ class Watchdog:
 def lost_peer(error: BaseException) -> bool:
     """True for an exception that means that another process did not come, or is gone."""
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
-
-
-def _farewell(error: BaseException | None) -> str:
-    if error is None:
-        return places.LEFT
-    first = next(iter(str(error).splitlines()), "")
-    return f"{places.LEFT} after {type(error).__name__}: {first[:200]}"
 
 
 class StopRequests:

@@ -20,7 +20,7 @@ def _as_benchmarks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "quiet_trainer", lambda: None)  # which changes the whole process
 
 
-def asked(folder: Path, **changes: Any) -> argparse.Namespace:
+def flags(folder: Path, **changes: Any) -> argparse.Namespace:
     plain = dict(policies=["openvla", "pi05"], size="tiny", envs=2, groups_of=2, decisions=1, experiences=1)
     plain |= dict(adapters=False, folder=str(folder), overrides=[])
     return argparse.Namespace(**{**plain, **changes})
@@ -32,7 +32,7 @@ def test_both_policies_roll_out_and_learn(
     adapters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(experience, "planned", lambda *_: {})
-    assert experience.run(asked(tmp_path, adapters=adapters)) == 0
+    assert experience.run(flags(tmp_path, adapters=adapters)) == 0
     found = capsys.readouterr().out
     phases = ("policy", "imagination", "reward", "forward", "backward", "optimizer", "probabilities", "away")
     for phase in phases:
@@ -43,7 +43,7 @@ def test_both_policies_roll_out_and_learn(
 
 @pytest.mark.slow
 def test_the_plan_is_of_the_changed_configuration(tmp_path: Path) -> None:
-    found = experience.planned("openvla", "2B", asked(tmp_path, envs=16, groups_of=8, decisions=2))
+    found = experience.planned("openvla", "2B", flags(tmp_path, envs=16, groups_of=8, decisions=2))
     assert {"whole", "adapters"} <= found.keys() and found["whole"]["total"] > found["adapters"]["total"] > 1e10
 
 
@@ -56,7 +56,7 @@ def test_a_policy_that_fails_does_not_stop_the_other(
         print("pi05 ran")
 
     monkeypatch.setattr(experience, "measure", measure)
-    assert experience.run(asked(tmp_path)) == 1
+    assert experience.run(flags(tmp_path)) == 1
     found = capsys.readouterr().out
     assert "openvla FAILED: RuntimeError: one\n    two" in found and "pi05 ran" in found
 

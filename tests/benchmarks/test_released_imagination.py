@@ -36,17 +36,17 @@ def test_parts_operations_and_the_published_way_are_printed(
 
 
 def test_a_part_that_fails_stops_nothing_but_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    tried = released_imagination.Tried()
+    attempt = released_imagination.PrintedFailures()
 
     def fails() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GB")
 
-    assert tried("a part", fails) is None and tried("another", lambda: 2) == 2
-    assert tried.has_failed and "a part FAILED: CUDA out of memory. Tried" in capsys.readouterr().out
+    assert attempt("a part", fails) is None and attempt("another", lambda: 2) == 2
+    assert attempt.has_failed and "a part FAILED: CUDA out of memory. Tried" in capsys.readouterr().out
 
 
 def test_operations_of_the_published_size() -> None:
-    """Of 16 environments with 1280 tokens each: 24 products of width by width and the attention among them."""
+    """16 environments with 1280 tokens each: 24 products of width by width and the attention among them."""
     config = rollout.get_cosmos_predict2_action_conditioned_pipeline(model_size="2B", network="chunk")
     tokens, width, blocks = 16 * 1280, 2048, 28
     linear, attention = blocks * tokens * 24 * width**2, blocks * tokens * 4 * 1280 * width

@@ -19,7 +19,7 @@ from examples.minimal.data import Waves
 from imaginaire import distributed
 from imaginaire.config.schema import TrainerConfig
 from imaginaire.distributed import places
-from imaginaire.distributed.places import Place, Seen
+from imaginaire.distributed.places import Activity, RankReport
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.training.trainer import ImaginaireTrainer
 from imaginaire.training.watchdog import EXIT_TIMEOUT, Watchdog, lost_peer
@@ -31,8 +31,8 @@ QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trai
 HERE = "tests.imaginaire.training.test_hang_report"
 
 
-def _seen(rank: int, text: str, since: float = 0.0, at: float = 100.0, host: str = "a") -> Seen:
-    return Seen(rank, host, Place(text, since), at)
+def _seen(rank: int, text: str, since: float = 0.0, at: float = 100.0, host: str = "a") -> RankReport:
+    return RankReport(rank, host, Activity(text, since), at)
 
 
 def test_a_table_begins_with_those_who_differ() -> None:
