@@ -19,12 +19,6 @@ _EARLY = 100  # records before the run folder is known
 _DRAWN_S = 2.0  # much longer than any progress bar takes to be drawn
 
 
-def _level() -> str:
-    """``IMAGINAIRE_LOG_LEVEL``, else ``LOGURU_LEVEL`` (the guides' name); INFO without them, or for an unknown word."""
-    asked = os.environ.get("IMAGINAIRE_LOG_LEVEL") or os.environ.get("LOGURU_LEVEL") or "INFO"
-    return asked.upper() if isinstance(logging.getLevelName(asked.upper()), int) else "INFO"
-
-
 class _Formatter(logging.Formatter):
     """The line of this model family. On a terminal an info line goes without its place in the code."""
 
@@ -122,7 +116,7 @@ def setup(run_dir: str | None = None, rank: int = 0) -> None:
     """Send records to stderr and, once there is a local run folder, to ``stdout.log`` in it.
 
     May be called again when the run folder becomes known: its log begins with the records since the call without.
-    ``IMAGINAIRE_LOG_LEVEL`` (INFO) is the level of rank 0.
+    ``IMAGINAIRE_LOG_LEVEL``, else ``LOGURU_LEVEL`` (the guides' name), else INFO is the level of rank 0.
     """
     root = logging.getLogger()
     early: list[logging.LogRecord] = []
@@ -139,7 +133,11 @@ def setup(run_dir: str | None = None, rank: int = 0) -> None:
         handlers.append(_LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=3, delay=True))
     elif run_dir is None:
         handlers.append(_Early())
-    level = _level() if rank == 0 else "ERROR"
+    level = (os.environ.get("IMAGINAIRE_LOG_LEVEL") or os.environ.get("LOGURU_LEVEL") or "INFO").upper()
+    if rank != 0:
+        level = "ERROR"
+    elif not isinstance(logging.getLevelName(level), int):  # an unknown word
+        level = "INFO"
     for handler in handlers:
         handler.of_imaginaire = True  # type: ignore[attr-defined]
         handler.setFormatter(_Formatter(rank, with_place=not isinstance(handler, _Terminal)))
@@ -150,14 +148,5 @@ def setup(run_dir: str | None = None, rank: int = 0) -> None:
     root.setLevel(level)
     logging.getLogger("httpx").setLevel("WARNING")  # a line for every request to the hub
     logging.captureWarnings(True)
-    for noisy in (
-        "botocore",
-        "aiobotocore",
-        "s3fs",
-        "fsspec",
-        "urllib3",
-        "asyncio",
-        "matplotlib",
-        "torch",
-    ):
+    for noisy in ("botocore", "aiobotocore", "s3fs", "fsspec", "urllib3", "asyncio", "matplotlib", "torch"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

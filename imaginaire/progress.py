@@ -100,7 +100,7 @@ class Progress:
 
     def line(self, elapsed_s: float) -> str:
         """``120 of 400, 30 %, 2 min left``."""
-        done, total = (_amount(n, self._in_bytes) for n in (self.done, self.total or 0))
+        done, total = (f"{n / 1e6:.1f} MB" if self._in_bytes else str(n) for n in (self.done, self.total or 0))
         if not self.total:
             return f"{done} so far"
         new = self.done - self._done_before
@@ -176,7 +176,3 @@ def duration(seconds: float) -> str:
         return f"{minutes // 60} h {minutes % 60} min"
     hours = round(minutes / 60)
     return f"{hours // 24} days {hours % 24} h"
-
-
-def _amount(number: int, in_bytes: bool) -> str:
-    return f"{number / 1e6:.1f} MB" if in_bytes else str(number)

@@ -101,12 +101,8 @@ class ToyFrames:
         starts = draws.integers(self.states.shape[1] - num_frames + 1, size=num)
         states = self.states[episodes[:, None], starts[:, None] + np.arange(num_frames)]
         frames = torch.from_numpy(render(states.reshape(num * num_frames, -1), self.size))
-        return _to_pictures(frames.reshape(num, num_frames, self.size, self.size, 3))
-
-
-def _to_pictures(frames: Tensor) -> Tensor:
-    """[N, F * 3, H, W] in [-1, 1] of uint8 [N, F, H, W, 3]."""
-    return frames.permute(0, 1, 4, 2, 3).flatten(1, 2).float().div_(127.5).sub_(1)
+        frames = frames.reshape(num, num_frames, self.size, self.size, 3).permute(0, 1, 4, 2, 3)
+        return frames.flatten(1, 2).float().div_(127.5).sub_(1)
 
 
 # ---- textures --------------------------------------------------------------------------------------------------------

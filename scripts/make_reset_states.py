@@ -4,12 +4,11 @@
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode, open_episodes
+from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
 from cosmos_predict2.rl.envs.cuts import BEFORE, GRIPPER, starts_of
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts, write_starts
 from imaginaire import command_line
@@ -66,17 +65,13 @@ def run(args: argparse.Namespace) -> int:
     episodes = open_episodes(dataset, camera=args.camera, action_keys=args.action_keys, gripper_dim=args.gripper_dim)
     if any(Path(args.out).glob("*.npy")):
         raise ConfigError(f"--out {args.out} holds published reset states (*.npy), which are read in place of {FILE}.")
-    count = write_starts(path, starts_of(_evenly(episodes, args.num), args.keyframes, args.before))
+    num = min(args.num or len(episodes), len(episodes))
+    chosen = [episodes[i * len(episodes) // num] for i in range(num)]
+    count = write_starts(path, starts_of(chosen, args.keyframes, args.before))
     starts = RecordedStarts(str(path))
     keyframes = count - len(RecordedStarts(str(path), keyframes=False))
     log.info("%s: %d starts of %d tasks, %d of them keyframes", path, count, starts.num_tasks, keyframes)
     return 0
-
-
-def _evenly(episodes: Sequence[RecordedEpisode], num: int | None) -> list[RecordedEpisode]:
-    if num is None or num >= len(episodes):
-        return list(episodes)
-    return [episodes[i * len(episodes) // num] for i in range(num)]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same as scripts.doctor, under the name that guides of this model family use. The exit code tells of faults."""
+"""The same as scripts.doctor, under the name that guides of this model family use. The exit code reports faults."""
 
 import argparse
 import sys

@@ -133,8 +133,9 @@ def local_file(address: str) -> Path:
 
 
 def is_hub(address: str) -> bool:
-    """True for ``hf://...``, and for ``organisation/name`` that is no path here."""
-    return address.startswith("hf://") or _is_hub_id(address)
+    """True for ``hf://...``, and for ``organisation/name`` that is no path here: its first part does not exist."""
+    has_form = _HUB_ID.fullmatch(address) is not None and not address.endswith(TENSOR_SUFFIXES)
+    return address.startswith("hf://") or (has_form and not os.path.exists(address.partition("/")[0]))
 
 
 def load_pt(path: StrPath) -> Any:
@@ -423,15 +424,6 @@ def _listed(names: list[str], address: str = "", limit: int = 8) -> str:
 
 
 # The hub --------------------------------------------------------------------------------------------------------------
-
-
-def _is_hub_id(address: str) -> bool:
-    """``organisation/name`` that is not a path here: neither it nor its first part exists, and no file suffix."""
-    return (
-        _HUB_ID.fullmatch(address) is not None
-        and not address.endswith(TENSOR_SUFFIXES)
-        and not os.path.exists(address.partition("/")[0])
-    )
 
 
 def _open_hub(address: str) -> Mapping[str, Tensor]:

@@ -8,7 +8,7 @@ A node is an OmegaConf DictConfig that may hold any object. Targets receive plai
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -45,18 +45,12 @@ class LazyCall:
         if isinstance(target, type) and (is_config_class(target) or issubclass(target, (dict, list, tuple))):
             # As a value such a class would be taken for the schema of a typed node, or for a container.
             content = {"_target_": f"{target.__module__}.{target.__qualname__}"}
-        for name, default in _defaults(target):
-            content[name] = default
+        for parameter in signature(target).values() if callable(target) else ():
+            is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if is_named and _is_showable(parameter.default):
+                content[parameter.name] = parameter.default
         content.update(kwargs)
         return DictConfig(content, flags=dict(OBJECTS))
-
-
-def _defaults(target: Any) -> Iterator[tuple[str, Any]]:
-    """The parameters of a target that have a default which a configuration file can show."""
-    for parameter in signature(target).values() if callable(target) else ():
-        default = parameter.default
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and _is_showable(default):
-            yield parameter.name, default
 
 
 def _is_showable(value: Any) -> bool:

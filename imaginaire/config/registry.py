@@ -74,13 +74,9 @@ def register_absent(explain: Callable[[str], str | None]) -> None:
 
 
 def _store(group: str, name: str, node: Any, package: str, module: str) -> None:
-    entry = Entry(group, name, package, module, _builder(node))
-    ConfigStore.instance().repo.setdefault(group, {})[entry.name] = entry
-
-
-def _builder(node: Any) -> Callable[[], Any]:
     made = node if callable(node) else _as_node(node)  # now: whoever stored a dictionary may go on with it
-    return lambda: made() if callable(made) else made
+    entry = Entry(group, name, package, module, made if callable(made) else lambda: made)
+    ConfigStore.instance().repo.setdefault(group, {})[entry.name] = entry
 
 
 def _as_node(node: Any) -> DictConfig:

@@ -107,22 +107,17 @@ class ResumableLoader:
     def batches(self, seed: int, start: int, dims: ParallelDims) -> Iterator[Indices]:
         """Positions and indices of this rank's batches, from a position on, without end."""
         count = len(self.dataset)
-        epoch, order = -1, torch.empty(0)
+        epoch, order = -1, torch.arange(count)
         while True:
             batch: Indices = []
             for position in _block(start, self.batch_size, dims):
                 if position // count != epoch:
                     epoch = position // count
-                    order = self._order(seed, epoch)
+                    if self.shuffle:
+                        order = torch.randperm(count, generator=random.generator(seed, epoch, "shuffle"))
                 batch.append((position, int(order[position % count])))
             yield batch
             start += self.batch_size * dims.dp_size
-
-    def _order(self, seed: int, epoch: int) -> Tensor:
-        count = len(self.dataset)
-        if not self.shuffle:
-            return torch.arange(count)
-        return torch.randperm(count, generator=random.generator(seed, epoch, "shuffle"))
 
 
 class DataStream:

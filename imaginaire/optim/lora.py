@@ -119,13 +119,20 @@ def inject(
     one); each adapter's start follows from it and from the layer's name. ``init=False`` draws B as well, so the output
     changes. On the meta device nothing begins: `init_adapters` is for later.
     """
-    spec = LoraSpec(_checked_rank(rank), _checked_alpha(alpha), _split(target_modules))
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank <= 0:
+        raise ConfigError(f"lora_rank is {rank!r}; expected an integer of 1 or more.")
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ConfigError(f"lora_alpha is {alpha!r}; expected a positive number.")
+    names = target_modules.split(",") if isinstance(target_modules, str) else target_modules
+    targets = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+    if not targets:
+        raise ConfigError("lora_target_modules is empty; name at least one Linear, such as q_proj.")
     if adapters(module):
         raise ConfigError(
             f"The module already has LoRA adapters ({lora_spec(module)}); merge them before adding others."
         )
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else "cpu"))
-    layers = _targets(module, spec.targets)
+    layers, spec = _targets(module, targets), LoraSpec(rank, float(alpha), targets)
     module.requires_grad_(False)
     for name, layer in layers.items():
         _replace(module, name, LoraLinear(layer, spec))
@@ -259,23 +266,3 @@ def _bare_linear(in_features: int, out_features: int, device: torch.device) -> n
 def _replace(module: nn.Module, name: str, child: nn.Module) -> None:
     parent, _, last = name.rpartition(".")
     setattr(module.get_submodule(parent), last, child)
-
-
-def _split(target_modules: Sequence[str] | str) -> tuple[str, ...]:
-    names = target_modules.split(",") if isinstance(target_modules, str) else target_modules
-    targets = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
-    if not targets:
-        raise ConfigError("lora_target_modules is empty; name at least one Linear, such as q_proj.")
-    return targets
-
-
-def _checked_rank(rank: int) -> int:
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank <= 0:
-        raise ConfigError(f"lora_rank is {rank!r}; expected an integer of 1 or more.")
-    return rank
-
-
-def _checked_alpha(alpha: float) -> float:
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise ConfigError(f"lora_alpha is {alpha!r}; expected a positive number.")
-    return float(alpha)

@@ -41,7 +41,11 @@ class PartsOptimizer(Optimizer):
             getattr(part, "reset_masters", lambda: None)()
 
     def _with_gradients(self) -> list[str]:
-        return [name for name, part in self.parts.items() if _has_gradients(part)]
+        return [
+            name
+            for name, part in self.parts.items()
+            if any(p.grad is not None for group in part.param_groups for p in group["params"])
+        ]
 
 
 class PartsScheduler:
@@ -79,7 +83,3 @@ class PartsScheduler:
         """Continue each part at its saved step."""
         for name, part in self.parts.items():
             part.load_state_dict(state_dict.get(name, {}))
-
-
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])

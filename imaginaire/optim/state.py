@@ -184,7 +184,8 @@ def _wrong_shapes(values: Mapping[str, Any], param: Tensor) -> list[tuple[str, t
 
 def _load_value(key: str, value: Any, param: Tensor, optimizer: Optimizer) -> Any:
     if key == "step":
-        on_device = any(_steps_on_device(group) for group in optimizer.param_groups)
+        groups = optimizer.param_groups
+        on_device = any("master_weights" in g or g.get("fused") or g.get("capturable") for g in groups)
         step = full_tensor(torch.as_tensor(value))
         return step.detach().to(dtype=torch.float32, device=param.device if on_device else "cpu", copy=True).reshape(())
     if not isinstance(value, Tensor):
@@ -195,10 +196,6 @@ def _load_value(key: str, value: Any, param: Tensor, optimizer: Optimizer) -> An
     target = torch.empty_like(param.detach(), dtype=torch.float32 if fp32 else value.dtype)
     copy_shard(target, value.detach())
     return target
-
-
-def _steps_on_device(group: Mapping[str, Any]) -> bool:
-    return "master_weights" in group or bool(group.get("fused")) or bool(group.get("capturable"))
 
 
 def copy_shard(target: Tensor, source: Tensor) -> None:

@@ -76,10 +76,7 @@ def size(path: StrPath) -> int:
     if not is_remote(path):
         with _explained(path):
             return os.path.getsize(_local(path))
-    info = _info(path)
-    if info is None:
-        raise CheckpointError(f"{os.fspath(path)} does not exist.")
-    return int(info["size"])
+    return int(_existing(path)["size"])
 
 
 def listdir(path: StrPath) -> list[str]:
@@ -122,10 +119,7 @@ def version(path: StrPath) -> str:
         with _explained(path):
             status = os.stat(_local(path))
         return f"{status.st_size} {status.st_mtime_ns}"
-    info = _info(path)
-    if info is None:
-        raise CheckpointError(f"{os.fspath(path)} does not exist.")
-    return _version_of(info)
+    return _version_of(_existing(path))
 
 
 def makedirs(path: StrPath) -> None:
@@ -234,9 +228,7 @@ def local_copy(path: StrPath) -> Path:
     """
     if not is_remote(path):
         return Path(_local(path))
-    info = _info(path)
-    if info is None:
-        raise CheckpointError(f"{os.fspath(path)} does not exist.")
+    info = _existing(path)
     key = hashlib.sha256(f"{os.fspath(path)}\n{_version_of(info)}".encode()).hexdigest()[:32]
     # ranks that one launcher started share their copies, other runs have their own
     folder = Path(tempfile.gettempdir()) / f"imaginaire-cache-{os.getuid()}-{os.getppid()}-{key}"
@@ -430,6 +422,13 @@ def _version_of(info: Mapping[str, Any]) -> str:
     return " ".join(str(info.get(key)) for key in ("ETag", "etag", "size", "LastModified", "created", "mtime"))
 
 
+def _existing(path: StrPath) -> dict[str, Any]:
+    """The record of a remote path in its store; an error where there is none."""
+    if (info := _info(path)) is None:
+        raise CheckpointError(f"{os.fspath(path)} does not exist.")
+    return info
+
+
 def _info(path: StrPath) -> dict[str, Any] | None:
     def info() -> dict[str, Any] | None:
         fs, inner = filesystem(path)
@@ -463,12 +462,14 @@ def _explained_writing(path: StrPath) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch.save puts a RuntimeError of its own on top of a failed write
-        text, cause = os.fspath(path), _os_error(error)
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
         if cause is not None and cause.errno in _DISK_FULL:
             raise CheckpointError(_disk_full(path, "written")) from error
         if cause is not None and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise CheckpointError(
-                f"{text}: {cause.strerror}. Change its permissions, or give a folder that you can "
+                f"{os.fspath(path)}: {cause.strerror}. Change its permissions, or give a folder that you can "
                 "write (for a run: set IMAGINAIRE_OUTPUT_ROOT)."
             ) from error
         raise
@@ -488,12 +489,6 @@ def readable_bytes(count: int) -> str:
         return "1 byte" if count == 1 else f"{count} bytes"
     power = min(int(math.log10(count)) // 3, 4)
     return f"{count / 1000**power:.1f} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def _os_error(error: BaseException | None) -> OSError | None:
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def _local(path: StrPath) -> str:

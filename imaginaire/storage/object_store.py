@@ -42,7 +42,10 @@ def filesystem(path: StrPath) -> tuple[Any, str]:
     except ValueError as error:
         raise ConfigError(f"{text}: {error}") from error
     if is_s3(text):
-        _never_wait_for_continue(fs.s3)
+        from botocore.handlers import add_expect_header
+
+        # aiohttp waits without limit for the "100 Continue" of a server that fell silent: bodies are sent at once
+        fs.s3.meta.events.unregister("before-call.s3", add_expect_header)
         fs.retries = 2  # for a body that breaks off; requests are retried by botocore, whole operations by retry
     return fs, cast(str, inner)
 
@@ -77,13 +80,6 @@ def filesystem_options(path: StrPath) -> dict[str, Any]:
         "config_kwargs": config,
         "use_listings_cache": False,
     }
-
-
-def _never_wait_for_continue(client: Any) -> None:
-    """Send bodies at once: aiohttp waits without limit for the "100 Continue" of a server that fell silent."""
-    from botocore.handlers import add_expect_header
-
-    client.meta.events.unregister("before-call.s3", add_expect_header)
 
 
 def is_s3(path: StrPath) -> bool:

@@ -104,7 +104,7 @@ class ImaginaireModel(nn.Module):
 
     def on_data(self, *loaders: Any) -> None:
         """Called with the loaders of training and validation before either is read, with the weights loaded: the place
-        to tell data sets (`imaginaire.data.stream.data_sets`) what the run or its checkpoint settled."""
+        to give data sets (`imaginaire.data.stream.data_sets`) what the run or its checkpoint settled."""
 
     def parallelize(self, dims: ParallelDims) -> None:
         """Shard, split, recompute, compile: called once, before the optimizer exists.

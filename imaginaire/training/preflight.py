@@ -151,7 +151,10 @@ def _findings(config: Config, context: CheckContext, nodes: Mapping[str, Mapping
                     yield replace(one, key=re.sub(r"^model\b", key, one.key)) if is_held else one
     if config.trainer.run_validation:
         yield from _other_kind(config)
-    yield from _scheduler_problems(config)
+    try:
+        lazy_config.instantiate(config.scheduler)  # needs no model
+    except UserError as problem:
+        yield error("scheduler", str(problem).rstrip("."))
     try:
         check_type(config.checkpoint)
     except UserError as problem:
@@ -221,17 +224,12 @@ def _listed(kinds: dict[str, type]) -> str:
     return ", ".join(f"{kind} ({cls.__name__})" if kind != cls.__name__ else kind for kind, cls in kinds.items())
 
 
-def _scheduler_problems(config: Config) -> Iterator[Finding]:
-    """A schedule needs no model: build it to see whether it can be built."""
-    try:
-        lazy_config.instantiate(config.scheduler)
-    except UserError as problem:
-        yield error("scheduler", str(problem).rstrip("."))
-
-
 def _switch_problems(config: Config, path: str) -> Iterator[Finding]:
     """Switches of the model that differ from those of the checkpoint that the run would resume."""
-    for key, before in _model_class(config).checkpoint_switches(path).items() if path else ():
+    target = target_of(config.model, "model")
+    if not path or not (isinstance(target, type) and issubclass(target, ImaginaireModel)):
+        return  # nothing to resume, or a function that builds the model
+    for key, before in target.checkpoint_switches(path).items():
         now = OmegaConf.select(config.model, key)
         if now != before:
             yield error(
@@ -240,12 +238,6 @@ def _switch_problems(config: Config, path: str) -> Iterator[Finding]:
                 f"Give the new run a folder of its own (job.name={config.job.name}_2, say), or go on with"
                 f" model.{key}={before}",
             )
-
-
-def _model_class(config: Config) -> type[ImaginaireModel]:
-    """The model's class; the contract's defaults where a function builds the model."""
-    target = None if config.model is None else target_of(config.model, "model")
-    return target if isinstance(target, type) and issubclass(target, ImaginaireModel) else ImaginaireModel
 
 
 def _arguments(node: Any) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def foreign_packages() -> list[str]:
     providers = _other_providers()
     lines = []
     for package in PACKAGES:
-        others, place = sorted(providers[package]), _place(package)
+        others, spec = sorted(providers[package]), importlib.util.find_spec(package)  # imports nothing
+        place = None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent
         if others or (place is not None and place.parent != root()):
             cure = f"pip uninstall {' '.join(others)}" if others else "remove that folder from PYTHONPATH"
             lines.append(
@@ -84,12 +85,6 @@ def _other_providers() -> dict[str, set[str]]:
             if package in names or f"\n{package}/" in listing:
                 providers[package].add(distribution.metadata["Name"])
     return {package: names - {DISTRIBUTION, DISTRIBUTION.replace("-", "_")} for package, names in providers.items()}
-
-
-def _place(package: str) -> Path | None:
-    """The folder that an import of the package takes, without importing it."""
-    spec = importlib.util.find_spec(package)
-    return None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent
 
 
 def run_record() -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that tell how a run is doing: losses, speed, a sign of life, a progress bar."""
+"""Callbacks that report how a run is doing: losses, speed, a sign of life, a progress bar."""
 
 import json
 import logging
@@ -80,7 +80,9 @@ class LossLog(Callback):
     def on_validation_step_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
-        _add_all(self._validation, self._with_kind(batch, output, loss), loss, weight=_samples(batch))
+        weight = batch.get(WEIGHT_KEY) if isinstance(batch, Mapping) else None
+        num_counted = batch_size(batch) if weight is None else float(weight.sum())
+        _add_all(self._validation, self._with_kind(batch, output, loss), loss, weight=num_counted)
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
         if self.multiplier == 1:
@@ -146,12 +148,6 @@ def _gathered(means: dict[str, RunningMean]) -> dict[str, float]:
     values = {name: total / weight for name, (total, weight, _) in totals.items() if weight}
     values |= {f"non_finite_{name}": count for name, (_, _, count) in totals.items() if count}
     return values
-
-
-def _samples(batch: Any) -> float:
-    """The number of samples of a batch that count."""
-    weight = batch.get(WEIGHT_KEY) if isinstance(batch, Mapping) else None
-    return batch_size(batch) if weight is None else float(weight.sum())
 
 
 def batch_size(batch: Any) -> int:
