@@ -139,7 +139,7 @@ def test_the_reference_of_fields_is_up_to_date() -> None:
 
 
 def expanded(word: str) -> list[str]:
-    """What a shell makes of braces in the key of an override: a.{b,c}=0 is a.b=0 and a.c=0."""
+    """The overrides that a shell makes of braces in a key: a.{b,c}=0 is a.b=0 and a.c=0."""
     key, _, value = word.partition("=")
     if not (braces := re.fullmatch(r"(.*)\{([\w,]+)\}(.*)", key)):
         return [word]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part may import which: every import of the repository is read and held to the table below."""
+"""Rules of imports: every import of the repository is read and checked against the table below."""
 
 import ast
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user sees of long work, on a terminal and in a log."""
+"""The progress of long work as a user sees it, on a terminal and in a log."""
 
 import io
 import logging
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What is written to a terminal from now on."""
+    """The text that is written to a terminal from now on."""
     stderr = io.StringIO()
     stderr.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", stderr)

@@ -209,7 +209,7 @@ def test_a_process_that_does_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def _examined() -> tuple[list[Finding], list[Finding]]:
-    """What two processes find when all is well, and when one of them gets wrong sums."""
+    """The findings of two processes when all is well, and when one of them gets wrong sums."""
     distributed.shutdown()  # the doctor forms a group of its own
     collectives.SIZES = {"gloo": (2**12, 2**20), "nccl": (2**20,)}
     well = collectives.examine(30)

@@ -95,7 +95,7 @@ def wait_for(condition: Callable[[], bool], job: "subprocess.Popen[str]") -> Non
 
 
 def output(job: "subprocess.Popen[str]", limit_s: float = HANG_S) -> str:
-    """What the job wrote until its end; nothing of it is left running."""
+    """The text that the job wrote until its end; nothing of it is left running."""
     try:
         out: str = job.communicate(timeout=limit_s)[0]
     except subprocess.TimeoutExpired:

@@ -184,7 +184,7 @@ def test_grad_scaler_unscales_and_skips_infinities() -> None:
 
 
 class _ApexOnPaper:
-    """What apex's capturable kernels do with their arguments, written out; the extension itself runs on CUDA only."""
+    """The arithmetic of apex's capturable kernels, written out; the extension itself runs on CUDA only."""
 
     multi_tensor_adam_capturable = "plain"
     multi_tensor_adam_capturable_master = "master"

@@ -35,7 +35,7 @@ def write_bytes(content: bytes) -> Any:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What reaches the disk from now on, in order: ("sync", path) and ("rename", target); both still happen."""
+    """Events that reach the disk from now on, in order: ("sync", path) and ("rename", target); both still happen."""
     seen: list[tuple[str, str]] = []
     fsync, replace = os.fsync, os.replace
 

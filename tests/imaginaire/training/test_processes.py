@@ -73,7 +73,7 @@ def _several(root: Path) -> dict[str, Any]:
 
 
 def _most_held(root: Path) -> int:
-    """How many gathered tensors this rank holds of a snapshot."""
+    """The number of gathered tensors that this rank holds of a snapshot."""
     kept: list[int] = []
     snapshot = checkpointer.StandardCheckpointer._snapshot
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose code runs, and what is written down about a run."""
+"""The origin of the code that runs, and the record of a run."""
 
 import json
 import os
@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def _foreign(path: list[Path], folder: Path = REPOSITORY) -> list[str]:
-    """What a new process says that has these folders on its path."""
+    """The report of a new process with these folders on its path."""
     code = "import json; from imaginaire.training import provenance; print(json.dumps(provenance.foreign_packages()))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     run = subprocess.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run can do without fails in every way here: a warning each, and training goes on as if it had not."""
+"""Side channels that fail in every way: one warning each, and training goes on as if they had not."""
 
 import errno
 import logging

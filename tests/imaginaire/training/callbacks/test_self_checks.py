@@ -146,7 +146,7 @@ def test_a_first_loss_out_of_range_stops_the_run(tmp_path: Path) -> None:
 
 
 def _on_two_ranks(folder: Path) -> list[str]:
-    """What each check says where two ranks differ, and nothing where they do not."""
+    """The finding of each check where two ranks differ, and none where they do not."""
     dims = parallel.init_dims(2)
     found = []
 
