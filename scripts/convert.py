@@ -86,7 +86,7 @@ add("--overwrite", action="store_true", help="replace a file or folder that exis
 
 
 def run(args: argparse.Namespace) -> None:
-    args.source, args.destination, form = _words(args)
+    args.source, args.destination, form = _source_and_destination(args)
     form = form or _form_of(args.source, args.destination)
     if form in ("standard", "dcp", PUBLIC):
         of_weights = {
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> None:
     log.info("wrote %s (%d tensors%s)", args.destination, len(tensors), f", {args.dtype}" if args.dtype else "")
 
 
-def _words(args: argparse.Namespace) -> tuple[str, str, str | None]:
+def _source_and_destination(args: argparse.Namespace) -> tuple[str, str, str | None]:
     """(Source, destination, form or None) of the command line."""
     words, to = [word for word in (args.source, args.destination) if word is not None], args.to
     if args.from_ is None:

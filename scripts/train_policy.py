@@ -21,7 +21,7 @@ from imaginaire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 # Given to those policies that take them, and errors for others.
-_OF_SOME = ("base", "keep_statistics", "lora_rank", "variant", "expert_only", "augment")
+_OWN_FLAGS = ("base", "keep_statistics", "lora_rank", "variant", "expert_only", "augment")
 
 _EPILOG = """\
 examples:
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
             setattr(args, option, default)
     starts = None if args.windows == "all" else args.windows
     path = Path(args.out) / files.PUBLIC_CONFIG if files.is_public(cls) else files.file_of(Path(args.out))
-    own_arguments = {name: value for name in _OF_SOME if (value := getattr(args, name))}
+    own_arguments = {name: value for name in _OWN_FLAGS if (value := getattr(args, name))}
     if args.keep_statistics and not args.base:
         raise ConfigError("--keep_statistics keeps those of --base: name it, or leave --keep_statistics out.")
     if path.exists() and not args.overwrite:

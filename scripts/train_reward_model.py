@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
         if not 0 <= getattr(args, flag) < 1:
             raise ConfigError(f"--{flag} {getattr(args, flag)}: 0 or more and below 1.")
     device = device_of(args.device)
-    learnt, calibrating, measured = _of_toy(args, device) if args.data == "toy" else _of_recordings(args)
+    learnt, calibrating, measured = _toy_pictures(args, device) if args.data == "toy" else _recorded_pictures(args)
     with random.preserved():
         torch.manual_seed(random.derive_seed(args.seed, 0, "success classifier"))
         model = SuccessClassifier(SIZES[args.size])
@@ -133,9 +133,9 @@ def run(args: argparse.Namespace) -> None:
     content = {**about, "versions": run_record(), "quality": {name: q.as_dict() for name, q in qualities.items()}}
     write_json(out / FIGURES, content)
     (out / PICTURE).write_text(reliability_svg(qualities), encoding="utf-8")
-    if poor := _poor(args, qualities):
+    if problem := _below_limit(args, qualities):
         raise DataError(
-            f"{poor}: a policy would learn from wrong rewards, so no {FILE} is written. {out / FIGURES} has all"
+            f"{problem}: a policy would learn from wrong rewards, so no {FILE} is written. {out / FIGURES} has all"
             " figures. Train longer (--steps), on more episodes with success, or with another --precision; to write"
             " it nevertheless: --least_precision 0 --least_recall 0."
         )
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"reward model: {out / FILE}, threshold {threshold:.3f}; {out / FIGURES}, {out / PICTURE}")
 
 
-def _poor(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
+def _below_limit(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
     """The first figure below its limit, in words, or "": of pictures labelled by what they show. NaN is too low."""
     from cosmos_predict2.rl.episodes.labelled_rollouts import OUTCOME
 
@@ -155,7 +155,7 @@ def _poor(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
     return ""
 
 
-def _of_toy(args: argparse.Namespace, device: str) -> tuple[list[Any], Any, Mapping[str, Any]]:
+def _toy_pictures(args: argparse.Namespace, device: str) -> tuple[list[Any], Any, Mapping[str, Any]]:
     """(Pictures to learn from, pictures for calibration, held-out pictures by their source) of the toy world."""
     from cosmos_predict2.configs.rl.imagination import imagination_of
     from cosmos_predict2.rl.episodes import labelled_rollouts
@@ -189,7 +189,7 @@ def _of_toy(args: argparse.Namespace, device: str) -> tuple[list[Any], Any, Mapp
     )
 
 
-def _of_recordings(args: argparse.Namespace) -> tuple[list[Any], Any, Mapping[str, Any]]:
+def _recorded_pictures(args: argparse.Namespace) -> tuple[list[Any], Any, Mapping[str, Any]]:
     """The same of a LeRobot data set, whose episodes are held out as its readers do."""
     from cosmos_predict2.rl.rewards.recorded_success import recorded_successes
     from cosmos_predict2.rl.rewards.success_training import LabelledPictures

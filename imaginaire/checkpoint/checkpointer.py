@@ -289,12 +289,12 @@ class Checkpointer(ABC):
         source: Mapping[str, Tensor]
         if saved.is_dcp and not from_average:
             live = model.checkpoint_state()
-            # a name or shape that does not fit is read whole, to be accounted for below
-            fits: Callable[[str, torch.Size], bool] = lambda name, size: name in live and live[name].shape == size  # noqa: E731
-            source = saved.read(
-                "model",
-                lambda place, size, dtype: live[place[-1]] if fits(place[-1], size) else torch.empty(size, dtype=dtype),
-            )
+
+            def like(place: tuple[str, ...], size: torch.Size, dtype: torch.dtype) -> Tensor:
+                target = live.get(place[-1])  # a name or shape that does not fit is read whole, and reported below
+                return target if target is not None and target.shape == size else torch.empty(size, dtype=dtype)
+
+            source = saved.read("model", like)
             if not is_own:
                 filled = _with_copies(source, live)
                 weights.load_into(live, {name: filled[name] for name in filled if name not in source})

@@ -306,10 +306,10 @@ def own_set(folder: str, kinds: Iterable[str], *, fallback: bool) -> CheckpointS
     The pointer names it. All bytes of ``kinds`` are checked: when that set is damaged, the newest complete set before
     it is named in the error, or taken with ``fallback``.
     """
-    found = _of_rank0(lambda: _named_set(folder, fallback))
+    found = _chosen_by_rank0(lambda: _named_set(folder, fallback))
     while found is not None and (faults := damage(found, kinds)):
         damaged = found
-        found = _of_rank0(lambda: _other_set(folder, faults, fallback, before=damaged.iteration))  # noqa: B023
+        found = _chosen_by_rank0(lambda: _other_set(folder, faults, fallback, before=damaged.iteration))  # noqa: B023
     return found
 
 
@@ -369,7 +369,7 @@ def damage(saved: CheckpointSet, kinds: Iterable[str]) -> list[str]:
     return found
 
 
-def _of_rank0(choose: Callable[[], CheckpointSet | None]) -> CheckpointSet | None:
+def _chosen_by_rank0(choose: Callable[[], CheckpointSet | None]) -> CheckpointSet | None:
     # one rank looks, so that all agree even while a file system is slow to show files
     found: CheckpointSet | Exception | None = None
     if distributed.is_rank0():

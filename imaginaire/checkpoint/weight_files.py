@@ -171,7 +171,7 @@ def _load_torch(local: Path, address: str) -> Any:
     except pickle.UnpicklingError as error:
         refused = refused_object(error)
         if kind == "old torch" and not refused:
-            raise CheckpointError(f"{address} {_as_a_pickle(local)}.") from error
+            raise CheckpointError(f"{address} {_pickle_described(local)}.") from error
         raise CheckpointError(
             f"{address} holds {refused or 'an object'}, which is not read: unpickling it could run foreign code. Where "
             "the file came from, keep the tensors alone: torch.save({name: value for name, value in state.items() if "
@@ -181,7 +181,7 @@ def _load_torch(local: Path, address: str) -> Any:
         raise _damaged(address, local, error) from error
 
 
-def _as_a_pickle(local: Path) -> str:
+def _pickle_described(local: Path) -> str:
     """A description of a pickle that torch does not read."""
     try:
         value = plain_arrays.read(local.read_bytes())

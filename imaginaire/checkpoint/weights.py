@@ -111,7 +111,7 @@ def read(path_or_id: str, *, prefix: str | None = None) -> Mapping[str, Tensor]:
     address = latest(str(path_or_id))
     source = open_address(address)
     if (saved := set_of_weights(address)) is not None:
-        source = _OfASet(source, saved)
+        source = _CheckedTensors(source, saved)
     if prefix is None:
         return source
     stripped = strip_prefix(source, prefix)
@@ -121,7 +121,7 @@ def read(path_or_id: str, *, prefix: str | None = None) -> Mapping[str, Tensor]:
     return stripped
 
 
-class _OfASet(Mapping[str, Tensor]):
+class _CheckedTensors(Mapping[str, Tensor]):
     """The tensors of a training checkpoint; records and shapes are read without a look at the rest."""
 
     def __init__(self, source: Mapping[str, Tensor], saved: CheckpointSet) -> None:
@@ -234,7 +234,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 def account(targets: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> LoadReport:
     """The report that ``load_into`` would give, without copying."""
-    return _walk(targets, source, copies=False)
+    return _match(targets, source, copies=False)
 
 
 def load_into(targets: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> LoadReport:
@@ -243,10 +243,10 @@ def load_into(targets: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> Lo
     A target of another dtype is cast to; a DTensor takes its local shard; targets that the source does not name are
     left alone. Released extras that the model does not have are not counted as unexpected.
     """
-    return _walk(targets, source, copies=True)
+    return _match(targets, source, copies=True)
 
 
-def _walk(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, copies: bool) -> LoadReport:
+def _match(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, copies: bool) -> LoadReport:
     matched, unexpected, wrong, shapes = [], [], [], []
     for name in source:
         if name not in targets:

@@ -81,7 +81,7 @@ def check_values(tree: DictConfig, members: Sequence[str]) -> None:
         if not isinstance(node, DictConfig) or is_empty(node) or not key:
             continue
         if "_target_" in node:
-            not_taken += _not_taken(key, node)
+            not_taken += _unknown_arguments(key, node)
             if not (is_ours := _check_call(key, node)):
                 foreign += [f"{key}.", f"{key}["]
             if is_ours or key == "optimizer":
@@ -121,7 +121,7 @@ def _check_call(key: str, node: DictConfig) -> bool:
     return str(getattr(target, "__module__", "")).split(".")[0] in _OURS
 
 
-def _not_taken(key: str, node: DictConfig) -> Iterator[str]:
+def _unknown_arguments(key: str, node: DictConfig) -> Iterator[str]:
     """An error message for each argument of a lazy node that its target does not take."""
     target = target_of(node, key)
     names, takes_any = takes(target) if callable(target) else ([], True)

@@ -80,7 +80,7 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
             OmegaConf.set_struct(root.trainer.grad_scaler_args, False)  # arguments: any name that GradScaler takes
         else:
             root, items = _load_saved(path, config_path), parse(overrides)
-        choices, cleared, others = _sort(items, root)
+        choices, cleared, others = _sort_overrides(items, root)
         tree = _merge_groups(root, choices)
     for item in sorted(others, key=Override.is_delete):
         (_remove if item.is_delete() else _set)(tree, item)
@@ -127,7 +127,7 @@ def _load_saved(path: Path, shown: str) -> DictConfig:
 # --- what each override does ----------------------------------------------------------------------------------------
 
 
-def _sort(items: Sequence[Override], root: Any) -> tuple[dict[str, Override], list[str], list[Override]]:
+def _sort_overrides(items: Sequence[Override], root: Any) -> tuple[dict[str, Override], list[str], list[Override]]:
     """(Choices of entries by group, keys that become null, overrides of values) among the items of an override list.
 
     A group that an item clears is cleared in the root's defaults list, too.
@@ -232,12 +232,12 @@ def _unknown_key(tree: DictConfig, key: str) -> ConfigError | None:
             kind = "a list: give it whole" if isinstance(node, ListConfig) else kind
             return ConfigError(f"Unknown key {key}: {where} is {kind}.")
         if part not in map(str, node):
-            return _not_in(tree, node, key, where, part)
+            return _unknown_name(tree, node, key, where, part)
         node, where = raw(node, part), join(where, part)
     return None
 
 
-def _not_in(tree: DictConfig, node: DictConfig, key: str, where: str, part: str) -> ConfigError:
+def _unknown_name(tree: DictConfig, node: DictConfig, key: str, where: str, part: str) -> ConfigError:
     """Near names of the section, or the full keys that end so (``max_iter`` is trainer.max_iter), or how to add it."""
     if not where and part in groups():
         return ConfigError(

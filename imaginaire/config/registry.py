@@ -55,7 +55,7 @@ def register_experiment(name: str, build: Callable[[], Mapping[str, Any]] | Mapp
     if not re.fullmatch(r"[\w.\-+]+", name):
         raise ConfigError(f"'{name}' cannot name an experiment: use letters, digits, '_', '-' and '.'.")
     module = sys._getframe(1).f_globals.get("__name__", "?")
-    _note(name, build, module)
+    _add_experiment(name, build, module)
     _store("experiment", name, build, "_global_", module)
 
 
@@ -84,7 +84,7 @@ def _as_node(node: Any) -> DictConfig:
     return DictConfig(dict(node), flags=dict(OBJECTS)) if is_plain else OmegaConf.structured(node)
 
 
-def _note(name: str, node: Any, module: str, may_replace_own: bool = False) -> None:
+def _add_experiment(name: str, node: Any, module: str, may_replace_own: bool = False) -> None:
     build = node if callable(node) else lambda: node
     if name in _registered and is_registered("experiment", name):
         first, other = _registered[name]
@@ -96,13 +96,13 @@ def _note(name: str, node: Any, module: str, may_replace_own: bool = False) -> N
 def forgiving_store() -> AbstractContextManager[None]:
     """Hydra's own ``store`` as published experiment files use it: a plain dictionary may hold classes and functions,
     and no file silently replaces what another file registered."""
-    return patched_store(_enter)
+    return patched_store(_name_in_store)
 
 
-def _enter(group: str | None, name: str, node: Any, module: str) -> str:
+def _name_in_store(group: str | None, name: str, node: Any, module: str) -> str:
     """The name to store an entry under: its own, or one with the module where another file's other entry has it."""
     if group == "experiment":
-        _note(name, node, module, may_replace_own=True)
+        _add_experiment(name, node, module, may_replace_own=True)
     if group in (None, "experiment"):
         return name
     renamed = RENAMED.get(str(group), str(group))

@@ -162,9 +162,12 @@ class DataStream:
         }
 
     def __iter__(self) -> Iterator[Any]:
-        is_map_style = foreign_loader.is_map_style(self.loader)
-        is_own = isinstance(self.loader, ResumableLoader)
-        batches = self._own() if is_own else self._foreign() if is_map_style else self._opaque()
+        if isinstance(self.loader, ResumableLoader):
+            batches = self._own()
+        elif foreign_loader.is_map_style(self.loader):
+            batches = self._foreign()
+        else:
+            batches = self._opaque()
         while True:
             with self._waiting():
                 batch = next(batches)
@@ -286,10 +289,10 @@ def data_sets(*loaders: Any) -> list[Any]:
     for holder in holders:  # it grows meanwhile, by every sample of a data set that keeps them in such a list
         for name in dict.fromkeys((*usual, *getattr(holder, "__dict__", ()))):
             inner = getattr(holder, name, None)
-            each = (
-                inner.values() if isinstance(inner, Mapping) else inner if isinstance(inner, list | tuple) else [inner]
-            )
-            held = [one for one in each if isinstance(one, Dataset) or (name in usual and one is not None)]
+            if isinstance(inner, Mapping):
+                inner = list(inner.values())
+            parts = inner if isinstance(inner, list | tuple) else [inner]
+            held = [one for one in parts if isinstance(one, Dataset) or (name in usual and one is not None)]
             new = {id(one): one for one in held if id(one) not in found}
             found |= new
             holders += new.values()
@@ -346,7 +349,9 @@ def _batch_length(batch: Any) -> int:
     """Samples in a batch: the first dimension of its first tensor, else 1."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 1
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    values = batch if isinstance(batch, list | tuple) else ()
     return next((_batch_length(value) for value in values if isinstance(value, Tensor)), 1)
 
 

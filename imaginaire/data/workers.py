@@ -53,7 +53,7 @@ def load(
         collate_fn=collate,
         **options,
     )
-    return _received(registered(iter(loader)), num_workers)
+    return _batches_or_error(registered(iter(loader)), num_workers)
 
 
 def explained(error: BaseException, num_workers: int | None = None) -> DataError | None:
@@ -91,14 +91,14 @@ class _Failure:
     place: str
 
 
-def _received(reader: Iterator[Any], num_workers: int) -> Iterator[Any]:
+def _batches_or_error(reader: Iterator[Any], num_workers: int) -> Iterator[Any]:
     """The batches; failures become exceptions."""
     over = object()
     while True:
         try:
             batch = next(reader, over)
         except (RuntimeError, OSError, EOFError) as error:
-            if (meaning := explained(error, num_workers) or _death(reader, error, num_workers)) is not None:
+            if (meaning := explained(error, num_workers) or _dead_worker(reader, error, num_workers)) is not None:
                 raise meaning from error
             raise
         if batch is over:
@@ -108,7 +108,7 @@ def _received(reader: Iterator[Any], num_workers: int) -> Iterator[Any]:
         yield batch
 
 
-def _death(reader: Iterator[Any], error: Exception, num_workers: int) -> DataError | None:
+def _dead_worker(reader: Iterator[Any], error: Exception, num_workers: int) -> DataError | None:
     """The error for a broken connection to a dead worker: its last batches can no longer be fetched from it."""
     workers = getattr(reader, "_workers", ())
     if isinstance(error, RuntimeError) or not workers:

@@ -252,19 +252,19 @@ class GradientAverager:
     def __call__(self) -> None:
         if not self._buckets or distributed.world_size() == 1:
             return
-        used = self._used()
+        have_gradient = self._have_gradient()
         for bucket in self._buckets:
             flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket])
             dist.all_reduce(flat)
             flat /= distributed.world_size()
             for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-                if not used[parameter]:
+                if not have_gradient[parameter]:
                     continue
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(part.view_as(parameter))
 
-    def _used(self) -> dict[nn.Parameter, bool]:
+    def _have_gradient(self) -> dict[nn.Parameter, bool]:
         """A flag per parameter: it has a gradient on some rank."""
         parameters = [p for bucket in self._buckets for p in bucket]
         has_grad = tuple(p.grad is not None for p in parameters)

@@ -110,7 +110,7 @@ class Muon(FusedAdamW):
         if not group["orthogonal"]:
             super()._step_group(group)
             return
-        for matrices in _alike(param for param in group["params"] if param.grad is not None):
+        for matrices in _of_one_shape(param for param in group["params"] if param.grad is not None):
             self._update_matrices(matrices, group)
 
     def _update_matrices(self, params: list[Tensor], group: dict[str, Any]) -> None:
@@ -160,7 +160,7 @@ def orthogonal(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return (x.mT if is_tall else x).to(matrices.dtype).reshape(matrices.shape)
 
 
-def _alike(params: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+def _of_one_shape(params: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     """Lists of one shape, dtype and device, in order, each with at most CAST_NUMEL elements (or one matrix)."""
     found: dict[Any, list[Tensor]] = {}
     for param in params:

@@ -22,13 +22,13 @@ def absent(address: str) -> CheckpointError:
         missing = parent
     here = f"{parent} has no '{name}'." if names else f"{parent} is empty."
     hub = " As a hub id it would be written hf://organisation/name." if address.count("/") == 1 else ""
-    meant = _meant(parent, address.rstrip("/").removeprefix(parent).strip("/").split("/"))
+    meant = _probably_meant(parent, address.rstrip("/").removeprefix(parent).strip("/").split("/"))
     seen = names if name.startswith(".") else [other for other in names if not other.startswith(".")]
     hint = near(name, seen) if meant is None else f" There is {meant}."
     return CheckpointError(f"{address} does not exist: {here}{hint}{hub}")
 
 
-def _meant(parent: str, parts: Sequence[str]) -> str | None:
+def _probably_meant(parent: str, parts: Sequence[str]) -> str | None:
     """The existing file below ``parent`` whose path means the same: a number with more zeros, a name with less before
     it (guides print an experiment's name where a run's stands)."""
     place = "" if parent == "." else parent

@@ -115,7 +115,7 @@ def retry(path: StrPath, operation: Callable[[], T]) -> T:
                 raise explanation from error
             if attempt == TRIES:
                 raise CheckpointError(
-                    f"{os.fspath(path)}: failed {TRIES} times, last with {_brief(error)}. {_looked_at(path)}"
+                    f"{os.fspath(path)}: failed {TRIES} times, last with {_brief(error)}. {_credentials(path)}"
                 ) from error
             wait = FIRST_WAIT_S * 2 ** (attempt - 1)
             log.warning("%s: %s (try %d of %d, next in %.1f s)", os.fspath(path), _brief(error), attempt, TRIES, wait)
@@ -165,17 +165,17 @@ def _explain(error: Exception, path: StrPath) -> UserError | None:
     text = os.fspath(path)
     kinds = {kind.__name__ for link in _chain(error) for kind in type(link).__mro__}
     if "NoCredentialsError" in kinds or "PartialCredentialsError" in kinds:
-        return ConfigError(f"{text}: there are no credentials. {_looked_at(path)}")
+        return ConfigError(f"{text}: there are no credentials. {_credentials(path)}")
     if status in (401, 403) or isinstance(error, PermissionError):
-        return CheckpointError(f"{text}: access was refused ({code or _brief(error)}). {_looked_at(path)}")
+        return CheckpointError(f"{text}: access was refused ({code or _brief(error)}). {_credentials(path)}")
     if code == "NoSuchBucket":
-        return CheckpointError(f"{text}: this bucket does not exist at the endpoint asked. {_looked_at(path)}")
+        return CheckpointError(f"{text}: this bucket does not exist at the endpoint asked. {_credentials(path)}")
     if isinstance(error, FileNotFoundError):
         return CheckpointError(f"{text} does not exist.")
     if status:
-        return CheckpointError(f"{text}: the store answered {status} {code}: {_brief(error)}. {_looked_at(path)}")
+        return CheckpointError(f"{text}: the store answered {status} {code}: {_brief(error)}. {_credentials(path)}")
     if "BotoCoreError" in kinds or "ParamValidationError" in kinds:
-        return ConfigError(f"{text}: {_brief(error)}. {_looked_at(path)}")
+        return ConfigError(f"{text}: {_brief(error)}. {_credentials(path)}")
     return None
 
 
@@ -189,7 +189,7 @@ def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(". :")
 
 
-def _looked_at(path: StrPath) -> str:
+def _credentials(path: StrPath) -> str:
     """The variables that decide access, and whether they are set; never their values, the endpoint's apart."""
     if not is_s3(path):
         return ""

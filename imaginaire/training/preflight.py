@@ -150,7 +150,7 @@ def _findings(config: Config, context: CheckContext, nodes: Mapping[str, Mapping
                     # A model reports keys as the run's own; one that another model holds has its place there.
                     yield replace(one, key=re.sub(r"^model\b", key, one.key)) if is_held else one
     if config.trainer.run_validation:
-        yield from _other_kind(config)
+        yield from _kind_of_validation(config)
     try:
         lazy_config.instantiate(config.scheduler)  # needs no model
     except UserError as problem:
@@ -200,7 +200,7 @@ def data_sets(section: Any) -> list[dict[str, Any]]:
     return [{**_arguments(node), "_target_": node["_target_"]} for node in found]
 
 
-def _other_kind(config: Config) -> Iterator[Finding]:
+def _kind_of_validation(config: Config) -> Iterator[Finding]:
     """Validation on data of another kind than those of training, as where only the latter were chosen."""
     trained, validated = _kinds(config.dataloader_train), _kinds(config.dataloader_val)
     is_known = any(hasattr(cls, "facts") for cls in (*trained.values(), *validated.values()))

@@ -166,7 +166,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _of_whole_clips(loss: Tensor) -> float:
+def _loss_of_whole_clips(loss: Tensor) -> float:
     """The loss; of ranks that share clips the mean, since each has that of its own frames."""
     dims = parallel.current_dims()
     if dims.context_parallel_size == 1:
@@ -212,7 +212,7 @@ class IterSpeed(EveryN):
                 iteration,
                 self._hits,
                 self.hit_thres,
-                _of_whole_clips(loss),
+                _loss_of_whole_clips(loss),
                 now - (self._last_step if self._last_step is not None else now),
             )
             self._last_step = now
