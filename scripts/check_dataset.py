@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
     flags = {field.name: getattr(args, field.name) for field in attrs.fields(Requirements)}
     found = of_experiment(args.config, args.experiment) if args.experiment else {}
-    wanted = Requirements(**found | {name: value for name, value in flags.items() if value is not None})
-    report = check_dataset(Path(args.folder), wanted)
+    requirements = Requirements(**found | {name: value for name, value in flags.items() if value is not None})
+    report = check_dataset(Path(args.folder), requirements)
     print(as_text(report))
     if args.json:
         write_json(Path(args.json), as_json(report))
