@@ -15,12 +15,15 @@ from cosmos_predict2.compat.fields import read_fields
 from cosmos_predict2.compat.rlinf.configurations import sizes_of
 from cosmos_predict2.compat.rlinf.fields import FIELDS
 from cosmos_predict2.compat.rlinf.files import load_embodiment
+from cosmos_predict2.compat.rlinf.policies import precision_of
 from cosmos_predict2.configs.rl.planned_policy import is_policy_run, read_policy_run
 from cosmos_predict2.tools.plan import embodied, simulated
 from cosmos_predict2.tools.plan.advice import on_one_card
+from cosmos_predict2.tools.plan.policies import POLICIES
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, as_text, as_values, cards_text, cards_values, make_plan
 from cosmos_predict2.tools.plan.speed import GB, GPUS, find_gpu
 from cosmos_predict2.tools.plan.workload import read_workload
+from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire import command_line
 from imaginaire.config.compose import compose
 from imaginaire.config.files import load_toml
@@ -84,13 +87,13 @@ def run_embodied(args: argparse.Namespace, memory: float) -> int:
     gpu = find_gpu(args.gpu)
     fields, _ = read_fields(load_embodiment(EMBODIED_CONFIGS, args.embodied, args.overrides), FIELDS)
     policy, sizes = fields["actor.model.model_type"], sizes_of(fields)
-    if policy not in embodied.POLICIES:
-        raise ConfigError(f'--embodied {args.embodied}: its policy is "{policy}".{near(policy, embodied.POLICIES)}')
+    if policy not in POLICIES:
+        raise ConfigError(f'--embodied {args.embodied}: its policy is "{policy}".{near(policy, POLICIES)}')
     num_gpus = gpu.usual_count if args.gpus is None else args.gpus
     envs, rest = divmod(fields["env.train.total_num_envs"], num_gpus)
     if rest or not envs:
         raise ConfigError(f"env.train.total_num_envs = {num_gpus * envs + rest} is no multiple of --gpus {num_gpus}.")
-    world = "env.train.world_model_cfg"
+    world, bytes_each = "env.train.world_model_cfg", PRECISIONS[precision_of(fields)].itemsize
     height, width = fields[f"{world}.image_size"]
     run = embodied.EmbodiedRun(
         policy=policy,
@@ -106,6 +109,9 @@ def run_embodied(args: argparse.Namespace, memory: float) -> int:
         updates=sizes.updates,
         offload=fields["env.enable_offload"],
         recomputes=fields["actor.fsdp_config.gradient_checkpointing"],
+        bytes_each=bytes_each,
+        optimizer_bytes=2 * bytes_each,  # AdamW without masters
+        accumulates=sizes.episodes * sizes.decisions > num_gpus * sizes.minibatches * sizes.micro_batch_size,
     )
     return run_policy(args, run, memory)
 
@@ -117,7 +123,7 @@ def run_recipe(args: argparse.Namespace, memory: float) -> int:
         raise ConfigError(f"--recipe {args.recipe}: a tiny policy fits everywhere; give a recipe of a published one.")
     for warning in warnings:
         print(f"recipe: {warning}", file=sys.stderr)
-    sizes = sizes_of_recipe(fields, place)
+    sizes, bytes_each = sizes_of_recipe(fields, place), PRECISIONS[fields["train.param_dtype"]].itemsize
     run = simulated.SimulatedRun(
         policy=policy,
         simulator=place.simulator,
@@ -134,6 +140,9 @@ def run_recipe(args: argparse.Namespace, memory: float) -> int:
         recomputes=fields["policy.model_gradient_checkpointing"],
         samples_again=fields["train.train_policy.variant"] == "dapo",
         steps=sizes.iterations,
+        bytes_each=bytes_each,
+        optimizer_bytes=2 * bytes_each,  # AdamW without masters
+        accumulates=sizes.episodes * sizes.decisions > sizes.chunk,
     )
     return run_policy(args, run, memory)
 

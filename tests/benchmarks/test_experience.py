@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import experience, machine
 from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes
-from cosmos_predict2.tools.plan.embodied import POLICIES
+from cosmos_predict2.tools.plan.policies import POLICIES
 
 
 @pytest.fixture(autouse=True)

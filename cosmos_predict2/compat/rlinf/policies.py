@@ -27,7 +27,7 @@ def policy_settings(fields: Fields, num_processes: int, *, is_toy_world: bool) -
     """What the policy is built from, its precision, and how it is shared among the processes that train."""
     kind, path = POLICIES[fields[f"{MODEL}.model_type"]], f"{MODEL}.model_path"
     fields.require_same("rollout.model.model_path", path)
-    precision = _precision(fields)
+    precision = precision_of(fields)
     _require_own(fields, kind)
     if kind == "toy":
         return {f"{CONFIG}.precision": precision, **({f"{POLICY}.path": fields[path]} if fields[path] else {})}
@@ -63,7 +63,8 @@ def _require_own(fields: Fields, kind: str) -> None:
             )
 
 
-def _precision(fields: Fields) -> str:
+def precision_of(fields: Fields) -> str:
+    """The weights' precision, by its name in torch."""
     key = f"{MODEL}.precision"
     if fields[key] not in PRECISIONS:
         require_one_of(key, fields[key], ("bf16", "fp32"))

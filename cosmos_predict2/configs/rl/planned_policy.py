@@ -16,10 +16,13 @@ from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.plan.embodied import EmbodiedRun
 from cosmos_predict2.tools.plan.simulated import SIZES, VIEWS, SimulatedRun
+from cosmos_predict2.tools.plan.workload import optimizer_of
+from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.names import describe, target_of
 from imaginaire.config.schema import Config
 from imaginaire.config.typed_nodes import as_config
 from imaginaire.errors import ConfigError
+from imaginaire.training.model import weight_dtype
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,9 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
         return None
     episodes = config.dataloader_train.batch_size * rl.group_size
     views = int(model.policy.get("num_images_in_input") or model.policy.get("num_images") or 1)
+    each, (kind, has_master) = weight_dtype(PRECISIONS[model.precision]).itemsize, optimizer_of(config.optimizer)
+    kept = 2 * each if kind == "adamw" else 8 + 4 * (has_master and each < 4)
+    precision: dict[str, Any] = dict(bytes_each=each, optimizer_bytes=kept, accumulates=rl.micro_batches > 1)
     if place is WorldModelEnv:
         chunk = int(env.get("chunk") or IMAGINED_CHUNK)
         decisions = -(-int(env.max_steps) // int(rl.execute or model.policy.get("action_chunk") or chunk))
@@ -60,6 +66,7 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
             updates=rl.updates,
             offload=env.get("offload") == "phase",
             recomputes=model.recompute,
+            **precision,
         )
     simulator = "b1k" if place is BehaviorEnv else "libero"
     max_steps = int((env if task is None else env.make).get("max_steps") or _longest(env))
@@ -80,6 +87,7 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
         recomputes=model.recompute,
         samples_again=rl.max_rollouts > 1,
         steps=config.trainer.max_iter // (rl.updates * rl.minibatches),
+        **precision,
     )
 
 

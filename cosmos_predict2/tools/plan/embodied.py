@@ -2,7 +2,8 @@
 """The plan of a policy that learns in a world model: memory of a GPU, and hours of an epoch.
 
 A GPU has a share of the environments. It imagines their episodes with the policy at hand, then trains the policy on
-their decisions. The sizes of policies are published ones. An epoch of the world model took 536.6 s on four A100 for 64
+their decisions. The sizes of policies are published ones; an H100 took 62.6 GB for
+the published OpenVLA-OFT in one process. An epoch of the world model took 536.6 s on four A100 for 64
 environments of 32 chunks at 22 passes each, which is the share of the peak that imagining is taken to reach.
 """
 
@@ -15,30 +16,12 @@ from cosmos_predict2.checkpoints.download import ACTIONS, NETWORKS
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.tools.plan.memory import CONTEXT, FRAGMENTS, WAN_CHANNELS, WAN_PARAMETERS
+from cosmos_predict2.tools.plan.policies import POLICIES, PolicySize, activations, decision_flops
 from cosmos_predict2.tools.plan.speed import GB, GPU, GPUS
 
 REWARD_PARAMETERS = 11_180_033  # of the published classifier, in float32
-BLOCK_MAPS = 16  # of the width of a network, alive while a block of it works
-KEPT = 2  # bytes of a block's input, kept for the backward pass of a policy that computes its blocks twice
+BLOCK_MAPS = 16  # of the width of the world model's network, alive while a block of it works
 PUBLISHED_SECONDS, PUBLISHED_PASSES = 536.6, 16 * 32 * 22  # of a GPU, and how many of one environment it computed
-
-
-@dataclass(frozen=True)
-class PolicySize:
-    parameters: int
-    trained: int  # without adapters
-    adapters: int  # of rank 32
-    blocks: int
-    width: int
-    tokens: int  # of a decision, with its pictures
-    trained_width: int  # of what gets gradients, and its tokens
-    trained_tokens: int
-
-
-POLICIES = {
-    "openvla_oft": PolicySize(7_541_237_184, 7_541_237_184, 110_828_288, 32, 4096, 350, 4096, 350),
-    "openpi": PolicySize(3_350_000_000, 430_000_000, 40_000_000, 18, 2048, 780, 1024, 60),  # its expert alone
-}
 
 
 @dataclass(frozen=True)
@@ -58,16 +41,20 @@ class EmbodiedRun:
     updates: int
     offload: bool
     recomputes: bool  # the policy's activations
+    bytes_each: int  # of the policy's precision
+    optimizer_bytes: int  # of a trained weight: moments, and a float32 master where there is one
+    accumulates: bool  # gradients of several micro-batches
 
 
 # How the policy is trained: name -> what it says
 FORMS = {
-    "sharded": "all, sharded, float32 moments (published)",
+    "sharded": "all, sharded over the GPUs",
     "whole": "all, on each GPU",
     "adapters": "adapters of rank 32",
 }
+VIEWS = 1  # of a decision: a world model has a single camera
 UPDATES = 30  # after which published runs had gained most
-HONESTY = "An estimate: memory within a fifth, time within a half. The policies and their sharding are not here yet."
+HONESTY = "An estimate: memory within a fifth, time within a half."
 
 
 @dataclass(frozen=True)
@@ -99,25 +86,24 @@ def estimate(run: EmbodiedRun, gpu: GPU, form: str) -> Estimate:
     size, net = POLICIES[run.policy], world_model_network(run.chunk_size)
     latent = (1 + run.chunk_size // 4, run.image_size[0] // 8, run.image_size[1] // 8)
     tokens = latent[0] * latent[1] * latent[2] // 4
-    shards = run.gpus if form == "sharded" else 1
+    shards, each = run.gpus if form == "sharded" else 1, run.bytes_each
     trained = size.adapters if form == "adapters" else size.trained
-    each = 4 if form == "adapters" else 2  # bytes of a trained weight
-    gathered = 2 * size.parameters if shards > 1 else 0  # whole, where it decides
-    in_flight = trained * each if run.gpus > 1 and shards == 1 else 0
-    weights = 2 * size.parameters // shards + gathered + (4 * trained if form == "adapters" else 0)
-    moments = 8 if shards > 1 else 2 * each
-    state = weights + (trained * (each + moments) + in_flight) // shards
+    weights = each * (size.parameters + (trained if form == "adapters" else 0)) // shards
+    gradients, moments = each * trained // shards, run.optimizer_bytes * trained // shards
+    in_flight = each * trained if run.gpus > 1 and shards == 1 else 0
+    whole = each * size.parameters if shards > 1 else 0  # where it decides; where it learns, a block after the other
     world = 2 * sum(p.numel() for p in net.parameters()) + 2 * WAN_PARAMETERS + 4 * REWARD_PARAMETERS
     imagining = 2 * BLOCK_MAPS * run.batch_size * tokens * net.model_channels
     imagining = max(imagining, run.batch_size * _decoding(run))
-    rows = run.micro_batch * size.trained_tokens
-    kept = KEPT if run.recomputes else 2 * BLOCK_MAPS
-    training = rows * size.trained_width * (kept * size.blocks + 2 * BLOCK_MAPS) + 3 * 4 * rows * 32_000 * (
-        size.blocks > 20
-    )
-    working = max(world + imagining, training) if run.offload else world + max(imagining, training)
-    overhead = int(CONTEXT + FRAGMENTS * (state + working))
-    parts = {"policy": state, "world model, reward": world, "at work": working - world, "overhead": overhead}
+    found = activations(size, run.micro_batch, VIEWS, each, recomputes=run.recomputes)
+    training = found.peak(gradients, accumulates=run.accumulates) + 3 * whole // size.trunk.blocks
+    phases = [
+        (weights + whole + moments, world, imagining),
+        (weights + moments + gradients + in_flight, 0 if run.offload else world, training),
+    ]
+    largest = max(phases, key=sum)
+    parts = dict(zip(("policy", "world model, reward", "at work"), largest, strict=True))
+    parts["overhead"] = int(CONTEXT + FRAGMENTS * sum(largest))
     return Estimate(parts, *_seconds(run, gpu, net, latent, size, trained))
 
 
@@ -135,7 +121,7 @@ def _seconds(
     share = published * PUBLISHED_PASSES / (PUBLISHED_SECONDS * GPUS["A100"].peak) / GPUS["A100"].efficiency
     speed = gpu.peak * gpu.efficiency
     chunks = run.rollouts * run.envs * run.decisions
-    decide = 2 * size.parameters * size.tokens
+    decide = decision_flops(size, VIEWS)
     imagining = chunks * (run.evaluations * one / share + decide) / speed
     backward = (2 if trained == size.parameters else 1) + run.recomputes
     return imagining, run.updates * chunks * decide * (1 + backward) / speed

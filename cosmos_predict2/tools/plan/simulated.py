@@ -3,24 +3,22 @@
 
 Each GPU plays so many episodes at once, a process for each, then trains the policy on their decisions; or other GPUs
 play, each with the policy as it decides. An episode has its whole length here, so that those that begin together end
-together. Simulators run on cores of the host. Sizes of policies are published ones; no run on a GPU has confirmed the
-rest.
+together. Simulators run on cores of the host. Sizes of policies are published ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cosmos_predict2.tools.plan.embodied import BLOCK_MAPS, KEPT, POLICIES
 from cosmos_predict2.tools.plan.memory import CONTEXT, FRAGMENTS
+from cosmos_predict2.tools.plan.policies import POLICIES, PolicySize, activations, decision_flops
 from cosmos_predict2.tools.plan.speed import GB, GPU
 
 SIZES = {"openvla-oft": "openvla_oft", "openvla": "openvla_oft", "pi05": "openpi"}  # of `POLICIES`
 VIEWS = {"libero": 2, "b1k": 3}  # of a robot, at most
 PICTURE = 224 * 224 * 3
-VOCABULARY = {"openvla-oft": 56 * 32064, "openvla": 7 * 32064, "pi05": 0}  # logits of a decision
-# Passes that decide, counted in those of `PolicySize.tokens`: OpenVLA writes token after token, PI0.5 denoises.
+ANSWERS = {"openvla": 8}  # tokens of the trunk after the prompt, where the size has those of another variant
+# Passes that decide, counted in whole ones: OpenVLA writes token after token, PI0.5 denoises.
 PASSES = {"openvla-oft": 1.0, "openvla": 7.0, "pi05": 1.0}
-STATE = 2 + 12  # bytes of a trained weight besides itself: gradient, float32 master and two moments
 # Of LIBERO, measured on one core with software rendering: steps a second, seconds of a reset, GB of the host.
 STEPS_PER_S, RESET_S, HOST_GB = 10.0, 10.0, 2.2
 FORMS = {
@@ -54,6 +52,14 @@ class SimulatedRun:
     recomputes: bool
     samples_again: bool  # dynamic sampling: further rollouts until enough groups teach something
     steps: int  # of the optimizer, of the whole run
+    bytes_each: int  # of the policy's precision
+    optimizer_bytes: int  # of a trained weight: moments, and a float32 master where there is one
+    accumulates: bool  # gradients of several micro-batches
+
+    @property
+    def size(self) -> PolicySize:
+        found = POLICIES[SIZES[self.policy]]
+        return replace(found, answer=ANSWERS.get(self.policy, found.answer))
 
     @property
     def waves(self) -> int:
@@ -84,21 +90,19 @@ class Estimate:
 
 
 def estimate(run: SimulatedRun, gpu: GPU, form: str) -> Estimate:
-    size, shards = POLICIES[SIZES[run.policy]], run.shards if form == "sharded" else 1
+    size, shards, each = run.size, run.shards if form == "sharded" else 1, run.bytes_each
     picture = run.decisions * run.views * PICTURE
     host_gb = (run.players or run.gpus) * run.envs * HOST_GB
     if form == "playing":  # it is sent the weights as they decide
-        parts = {"policy": 2 * size.parameters}
+        parts = {"policy": each * size.parameters}
         return Estimate({**parts, "overhead": int(CONTEXT + FRAGMENTS * sum(parts.values()))}, {}, host_gb)
-    in_flight = 2 * size.trained if run.gpus > 1 and shards == 1 else 0  # buckets of DDP
-    policy = (2 * size.parameters + STATE * size.trained) // shards + in_flight
-    rows = run.chunk * size.trained_tokens
-    kept = KEPT if run.recomputes else 2 * BLOCK_MAPS
-    training = rows * size.trained_width * (kept * size.blocks + 2 * BLOCK_MAPS)
-    training += 10 * run.chunk * VOCABULARY[run.policy]  # logits as they are, in float32, and their gradients
-    if shards > 1:  # each rank has all weights where it decides, and one block after the other where it learns
-        training += 3 * 2 * size.parameters // size.blocks
-    working = max(training, 2 * size.parameters if shards > 1 else 0)
+    in_flight = each * size.trained if run.gpus > 1 and shards == 1 else 0  # packed for averaging
+    whole = each * size.parameters if shards > 1 else 0  # where it decides; where it learns, a block after the other
+    gradients, moments = each * size.trained // shards, run.optimizer_bytes * size.trained // shards
+    found = activations(size, run.chunk, run.views, each, recomputes=run.recomputes)
+    policy = each * size.parameters // shards + moments + gradients + in_flight
+    training = found.peak(gradients, accumulates=run.accumulates) + 3 * whole // size.trunk.blocks
+    working = max(training, whole - gradients)
     # Pictures of a rollout are kept on the host. Dynamic sampling keeps a first rollout, as many groups of others, and
     # one that is being played or those that are chosen.
     copies = 3 if run.samples_again else 1
@@ -109,10 +113,11 @@ def estimate(run: SimulatedRun, gpu: GPU, form: str) -> Estimate:
 
 
 def _seconds(run: SimulatedRun, gpu: GPU) -> dict[str, float]:
-    size, speed = POLICIES[SIZES[run.policy]], gpu.peak * gpu.efficiency
+    size, speed = run.size, gpu.peak * gpu.efficiency
     decisions = run.episodes * run.decisions
-    forward = 2 * size.parameters * size.tokens / speed  # of a decision
-    backward = 2 * 2 * size.trained * size.trained_tokens / speed * (1.5 if run.recomputes else 1)
+    forward = decision_flops(size, run.views) / speed
+    learnt = size.horizon or size.seen(run.views)  # tokens of what is trained
+    backward = 2 * 2 * size.trained * learnt / speed * (1.5 if run.recomputes else 1)
     return {
         "simulating": run.waves * (RESET_S + run.max_steps / STEPS_PER_S),
         "deciding": decisions * run.gpus / (run.players or run.gpus) * forward * PASSES[run.policy],
@@ -121,7 +126,7 @@ def _seconds(run: SimulatedRun, gpu: GPU) -> dict[str, float]:
 
 
 def as_text(run: SimulatedRun, gpu_name: str, memory: float, found: dict[str, Estimate]) -> str:
-    size, first = POLICIES[SIZES[run.policy]], next(iter(found.values()))
+    size, first = run.size, next(iter(found.values()))
     billions = f"{size.parameters / 1e9:.1f} billion parameters, {size.trained / 1e9:.1f} trained"
     apart = f" train and {run.players} others play" if run.players else ""
     lines = [

@@ -113,7 +113,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
     net = network_of(pipe.net)
     sac = {"mode": "none", "every_n_blocks": 1, **net.sac_config}
     checked_policy(**sac)
-    optimizer, has_master = _optimizer(config.optimizer)
+    optimizer, has_master = optimizer_of(config.optimizer)
     shards = model.fsdp_shard_size if config.trainer.distributed_parallelism != "ddp" else 0  # -1: over all GPUs
     text_encoder = model.text.encoder
     batch_size = _batch_size(config.dataloader_train)
@@ -163,7 +163,7 @@ def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
     return model
 
 
-def _optimizer(node: Any) -> tuple[str, bool]:
+def optimizer_of(node: Any) -> tuple[str, bool]:
     """Kind of the optimizer, and whether it keeps float32 masters of weights in half precision."""
     if node is None:
         raise ConfigError("optimizer is not set: choose one (optimizer=fusedadamw).")

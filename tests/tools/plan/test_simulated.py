@@ -27,12 +27,14 @@ def planned(capsys: pytest.CaptureFixture[str], recipe: str, *words: str) -> dic
 def test_a_policy_of_7b_fits_8_gpus_where_it_is_sharded(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, OFT)
     forms = found["forms"]
-    assert found["gpus"] == 8 and forms["sharded"]["fits"] and not forms["whole"]["fits"]
-    whole = 16 * WEIGHT + 2 * WEIGHT  # in bfloat16 with gradient, master and moments; and the gradients on their way
+    assert found["gpus"] == 8 and forms["sharded"]["fits"]
+    whole = 8 * WEIGHT + 2 * WEIGHT  # in bfloat16 with gradient and moments; and the gradients on their way
     assert forms["whole"]["policy"] == whole
-    assert forms["sharded"]["policy"] == 2 * WEIGHT  # an eighth of it
-    assert forms["sharded"]["at work"] == 2 * WEIGHT  # where each rank has all to decide
-    assert not planned(capsys, OFT, "--gpu_memory", "24")["forms"]["sharded"]["fits"]
+    assert forms["sharded"]["policy"] == WEIGHT  # an eighth of it
+    # where each rank has all to decide, and no gradients
+    assert forms["sharded"]["at work"] == 2 * WEIGHT - 2 * WEIGHT // 8
+    smaller = planned(capsys, OFT, "--gpu_memory", "20")["forms"]
+    assert not smaller["sharded"]["fits"] and not smaller["whole"]["fits"]
     assert call(plan, "--recipe", OFT) == 0
     shown = capsys.readouterr().out
     assert "128 episodes of 64 decisions" in shown and "64 simulators" in shown and "An estimate" in shown
@@ -51,6 +53,8 @@ def test_an_experiment_is_planned_as_its_recipe_is(capsys: pytest.CaptureFixture
     assert {form: one["policy"] for form, one in forms.items()} == {n: one["policy"] for n, one in expected.items()}
     for name in ("simulating", "deciding", "training"):
         assert forms["sharded"]["seconds"][name] == pytest.approx(expected["sharded"]["seconds"][name], rel=0.05)
+    masters = of_experiment(capsys, "vla_grpo_openvla_oft_libero_10", "optimizer=fusedadamw")["forms"]
+    assert masters["whole"]["policy"] == forms["whole"]["policy"] + 8 * WEIGHT  # moments in float32, and masters
     apart = of_experiment(
         capsys,
         "vla_grpo_openvla_oft_libero_10",
@@ -71,7 +75,7 @@ def test_a_policy_that_imagines_is_planned_and_a_tiny_one_fits(capsys: pytest.Ca
 
 
 def test_episodes_that_find_no_place_take_another_wave() -> None:
-    run = SimulatedRun("openvla-oft", "libero", 2, 8, 0, 1, 8, 8, 64, 512, 16, 1, True, False, 100)
+    run = SimulatedRun("openvla-oft", "libero", 2, 8, 0, 1, 8, 8, 64, 512, 16, 1, True, False, 100, 2, 4, True)
     gpu = GPUS["H100"]
 
     def seconds(**changes: Any) -> dict[str, float]:
@@ -79,7 +83,7 @@ def test_episodes_that_find_no_place_take_another_wave() -> None:
 
     one = seconds()
     assert seconds(episodes=9)["simulating"] == seconds(episodes=16)["simulating"] == 2 * one["simulating"]
-    assert seconds(policy="openvla")["deciding"] == 7 * one["deciding"]  # token after token
+    assert 6 < seconds(policy="openvla")["deciding"] / one["deciding"] < 7  # token after token, in shorter rows
     assert seconds(updates=3)["training"] > 2 * one["training"]
     pictures = 8 * run.episodes * run.decisions * run.views * PICTURE / 2**30
     assert estimate(run, gpu, "whole").host_gb == pytest.approx(
@@ -95,7 +99,7 @@ def test_gpus_that_play_alone_are_planned_beside_those_that_train(capsys: pytest
         assert apart["forms"]["sharded"][name] == together["forms"]["sharded"][name]
     assert call(plan, "--recipe", APART) == 0
     assert "8 x H100 train and 8 others play" in capsys.readouterr().out
-    assert call(plan, "--recipe", APART, "--gpu_memory", "24") == 1
+    assert call(plan, "--recipe", APART, "--gpu_memory", "20") == 1
     capsys.readouterr()
 
 
