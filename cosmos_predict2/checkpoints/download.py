@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.dit_weights import open_dit
-from cosmos_predict2.checkpoints.download_plan import DownloadPlan, Part
+from cosmos_predict2.checkpoints.download_plan import Download, DownloadPlan
 from cosmos_predict2.checkpoints.families import LATENT_CHANNELS, describe, require_family
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
@@ -32,7 +32,7 @@ RESERVE = 2**30  # bytes of the disk that a download leaves free
 class Listed:
     """A part with the files that its repository has of it: bytes by name."""
 
-    part: Part
+    part: Download
     sizes: dict[str, int]
     folder: Path
 
@@ -109,7 +109,7 @@ def _check_file(path: Path, network: str) -> tuple[list[str], str]:
         return [str(error)], ""
 
 
-def _check_folder(folder: Path, part: Part) -> tuple[list[str], str]:
+def _check_folder(folder: Path, part: Download) -> tuple[list[str], str]:
     """A folder of the hub: its configuration, its tokenizer, and every shard of its weights."""
     if not folder.is_dir():
         return [f"{folder} is missing."], ""
@@ -130,7 +130,7 @@ def _check_folder(folder: Path, part: Part) -> tuple[list[str], str]:
 # The hub --------------------------------------------------------------------------------------------------------------
 
 
-def _list(client: Any, part: Part, root: Path) -> Listed:
+def _list(client: Any, part: Download, root: Path) -> Listed:
     info = client.HfApi().model_info(part.repository, revision=part.revision, files_metadata=True)
     sizes = {file.rfilename: int(file.size or 0) for file in info.siblings}
     if lost := [file.name for file in part.files if file.name not in sizes]:
@@ -157,7 +157,7 @@ def _require_space(listed: list[Listed], checkpoint_dir: str) -> None:
         )
 
 
-def _explained(part: Part, error: Exception) -> str:
+def _explained(part: Download, error: Exception) -> str:
     """Cure of a failure of the hub."""
     known = REPOSITORIES.get(part.repository)
     licence = known.licence if known else ""

@@ -43,7 +43,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Part:
+class Download:
     """Files of one repository, and their folder below the checkpoint folder."""
 
     repository: str
@@ -102,14 +102,14 @@ class DownloadFlags:
 
 @dataclass
 class DownloadPlan:
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Download] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def gigabytes(self) -> float:
         return sum(part.gigabytes for part in self.parts)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: Download) -> None:
         """Files of one folder are one part, each file once."""
         for i, old in enumerate(self.parts):
             if (old.repository, old.folder, old.revision) == (part.repository, part.folder, part.revision):
@@ -149,7 +149,9 @@ def make_plan(flags: DownloadFlags) -> DownloadPlan:
             plan.add(_folder(T5, "text encoder", 45, ignored=("tf_model.h5",)))
         if flags.predict2_5:
             plan.add(
-                Part(REASON1, REASON1_ENCODER_DIR, REASON1_ENCODER_REVISION, "text encoder of Predict2.5", estimate=16)
+                Download(
+                    REASON1, REASON1_ENCODER_DIR, REASON1_ENCODER_REVISION, "text encoder of Predict2.5", estimate=16
+                )
             )
     if not flags.no_guardrail or flags.all_guardrails:
         if flags.all_guardrails:
@@ -205,7 +207,7 @@ def _add_predict25(plan: DownloadPlan, name: str, flags: DownloadFlags) -> None:
     repository, file = PREDICT25[name]
     base = "nvidia/Cosmos-Predict2.5-2B"
     tokenizer = File("tokenizer.pth", _TOKENIZER_GIGABYTES, "tokenizer")
-    plan.add(Part(base, base, PREDICT25_TOKENIZER_REVISION, "tokenizer of Predict2.5", (tokenizer,)))
+    plan.add(Download(base, base, PREDICT25_TOKENIZER_REVISION, "tokenizer of Predict2.5", (tokenizer,)))
     if flags.tokenizer_only:
         return
     size = name.partition("/")[0]
@@ -227,7 +229,7 @@ def _embodied(flags: DownloadFlags) -> DownloadPlan:
     for name in flags.embodied:
         repository, folder = EMBODIED[name]
         if name != "cosmos_libero_spatial":
-            plan.add(Part(repository, folder, None, "policy", estimate=_GIGABYTES_OF_POLICY[name]))
+            plan.add(Download(repository, folder, None, "policy", estimate=_GIGABYTES_OF_POLICY[name]))
             continue
         files = (
             File("libero-spatial-2b-19k.pt", 12.77, "2B Predict2.5 whole-chunk"),
@@ -235,16 +237,16 @@ def _embodied(flags: DownloadFlags) -> DownloadPlan:
             File(_TOKENIZER, _TOKENIZER_GIGABYTES, "tokenizer"),
             File("dataset_statistics.json", 0.0),
         )
-        plan.add(Part(repository, folder, None, "world model and reward", files, ("dataset/*.npy",), (), 0.08))
+        plan.add(Download(repository, folder, None, "world model and reward", files, ("dataset/*.npy",), (), 0.08))
     return plan
 
 
-def _part(repository: str, purpose: str, files: tuple[File, ...]) -> Part:
-    return Part(repository, repository, REPOSITORIES[repository].revision, purpose, files)
+def _part(repository: str, purpose: str, files: tuple[File, ...]) -> Download:
+    return Download(repository, repository, REPOSITORIES[repository].revision, purpose, files)
 
 
 def _folder(
     repository: str, purpose: str, estimate: float, *, patterns: tuple[str, ...] = (), ignored: tuple[str, ...] = ()
-) -> Part:
+) -> Download:
     revision = REPOSITORIES[repository].revision
-    return Part(repository, repository, revision, purpose, (), patterns, ignored, estimate)
+    return Download(repository, repository, revision, purpose, (), patterns, ignored, estimate)

@@ -97,8 +97,8 @@ def export(job: Export) -> Mapping[str, Tensor]:
     if job.form == "safetensors":
         facts = {} if card.lora_alpha is None else {"alpha": repr(card.lora_alpha)}
         facts |= {} if card.lora_rank is None else {"base": card.base}
-        plan = _Plan.of(tensors, job.dtype, {"format": "pt", **facts, **card_texts(card)})
-        storage.write_atomically(job.destination, plan.write)
+        file = _TensorFile.of(tensors, job.dtype, {"format": "pt", **facts, **card_texts(card)})
+        storage.write_atomically(job.destination, file.write)
     else:
         # Copies: a view of a mapped file would take the whole file along.
         state = {name: _cast(tensors[name], job.dtype).clone() for name in tensors} | card_tensors(card)
@@ -180,8 +180,8 @@ def diffusers_net(source: str) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """One safetensors file: which tensors, in which dtype, at which bytes."""
+class _TensorFile:
+    """The content of a safetensors file: its tensors, their dtypes, and their places in it."""
 
     tensors: Mapping[str, Tensor]
     header: dict[str, dict[str, Any]]
@@ -189,7 +189,7 @@ class _Plan:
     metadata: Mapping[str, str]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], cast: torch.dtype | None, metadata: Mapping[str, str]) -> "_Plan":
+    def of(cls, tensors: Mapping[str, Tensor], cast: torch.dtype | None, metadata: Mapping[str, str]) -> "_TensorFile":
         header: dict[str, dict[str, Any]] = {}
         end = 0
         for name in tensors:
@@ -225,8 +225,8 @@ def _write_folder(
     for file, names in zip(files, shards):
         part = dict(zip(names, names))
         metadata = {"format": "pt", **(record if file == files[0] else {})}
-        plan = _Plan.of(weights.renamed(tensors, part.get), cast, metadata)
-        storage.write_atomically(storage.join(folder, file), plan.write)
+        content = _TensorFile.of(weights.renamed(tensors, part.get), cast, metadata)
+        storage.write_atomically(storage.join(folder, file), content.write)
     if len(shards) > 1:
         total = sum(_bytes(shape_of(tensors, name), _target(tensors[name], cast)) for name in tensors)
         places = {name: file for file, names in zip(files, shards) for name in names}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Modality, Part, read_info, read_modality
 from cosmos_predict2.data.lerobot.layouts import Episodes, LayoutV2, LayoutV3, VideoLocation
-from cosmos_predict2.data.lerobot.tables import Numbers, Tables, read_images
+from cosmos_predict2.data.lerobot.tables import Numbers, TableReader, read_images
 from cosmos_predict2.data.video.clips import Fit, open_clip, probe
 from imaginaire.errors import ConfigError, DataError, near
 
@@ -33,13 +33,13 @@ class LeRobotSource:
     info: Info
     layout: LayoutV2 | LayoutV3
     modality: Modality | None
-    tables: Tables
+    tables: TableReader
 
     @classmethod
     def open(cls, root: Path | str) -> "LeRobotSource":
         info = read_info(Path(root))
         layout = LayoutV2(info) if info.version in _PER_EPISODE else LayoutV3(info)
-        return cls(info, layout, read_modality(info.root), Tables())
+        return cls(info, layout, read_modality(info.root), TableReader())
 
     def __len__(self) -> int:
         return len(self.episodes)

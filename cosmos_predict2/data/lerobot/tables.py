@@ -20,7 +20,7 @@ from imaginaire.errors import DataError, missing_package
 Numbers = NDArray[Any]
 
 
-class Tables:
+class TableReader:
     """Columns of numbers, of which those read last are kept, up to ``most_bytes``.
 
     Files that hold one episode in each of their row groups are read episode by episode; a file that is one row group

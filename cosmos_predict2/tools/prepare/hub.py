@@ -11,7 +11,7 @@ neither the disk before nor the sizes after.
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -131,7 +131,7 @@ def fetch(listing: Listing, target: Path, names: Collection[str], *, progress: b
 
 def remove_leftovers(target: Path, before: float) -> None:
     """Delete the client's partial files of calls that were killed before that time: nothing would ever use them."""
-    for path in _files_below(target / ".cache" / "huggingface"):
+    for path in files_below(target / ".cache" / "huggingface"):
         try:
             if path.name.endswith(".incomplete") and path.stat().st_mtime < before:
                 path.unlink()
@@ -163,6 +163,7 @@ def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _files_below(folder: Path) -> Iterable[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files and links to files below a folder; links to folders are not followed."""
     for place, _, names in os.walk(folder):
         yield from (Path(place) / name for name in names)

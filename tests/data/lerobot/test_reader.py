@@ -13,7 +13,7 @@ import torch
 
 from cosmos_predict2.data.lerobot import tables
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.lerobot.tables import Tables
+from cosmos_predict2.data.lerobot.tables import TableReader
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.tools.prepare.lerobot_export import export
 from imaginaire.errors import ConfigError, DataError
@@ -109,7 +109,7 @@ def test_an_open_data_set_travels_to_a_worker(data_sets: dict[str, Path]) -> Non
 def test_columns_that_were_read_are_kept_up_to_a_limit(data_sets: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     write_table(path, {name: numpy.arange(1000) for name in "abcd"})
-    kept = Tables(most_bytes=20_000)  # two columns of 8000 bytes
+    kept = TableReader(most_bytes=20_000)  # two columns of 8000 bytes
     for name in "abcdabcd":
         kept.read(path, [name], 0, 10)
     assert kept._num_bytes == 16_000 and len(kept._kept) == 2

@@ -11,7 +11,6 @@ of them at once. An episode without the wanted camera keeps everything it has.
 """
 
 import logging
-import os
 import shutil
 import time
 from collections import Counter
@@ -219,13 +218,14 @@ def clean(source: AgibotSource, *, workers: int | None, dry_run: bool) -> list[s
 def _clean(item: _Cleaning) -> tuple[int, int]:
     """Number of deleted files, and their bytes."""
     require_camera(item.episode, item.camera)
-    goes = [path for path in _files(item.episode) if not is_kept(path.relative_to(item.episode).parts, item.camera)]
-    size = sum(path.lstat().st_size for path in goes)
+    files = list(hub.files_below(item.episode))
+    deleted = [path for path in files if not is_kept(path.relative_to(item.episode).parts, item.camera)]
+    size = sum(path.lstat().st_size for path in deleted)
     folders = [path for path in _folders(item.episode, hidden=True) if path.name != "videos"]
     if item.dry_run:
-        return len(goes), size
+        return len(deleted), size
     try:
-        for path in goes:
+        for path in deleted:
             path.unlink()
         for folder in folders:
             if folder.is_symlink():
@@ -234,7 +234,7 @@ def _clean(item: _Cleaning) -> tuple[int, int]:
                 shutil.rmtree(folder)
     except OSError as error:
         raise DataError(f"{item.episode} cannot be cleaned: {error}.") from error
-    return len(goes), size
+    return len(deleted), size
 
 
 def require_camera(episode: Path, camera: str) -> Path:
@@ -245,11 +245,6 @@ def require_camera(episode: Path, camera: str) -> Path:
     there = sorted(other.stem for other in path.parent.glob("*.mp4") if other != path)
     what = "is empty" if path.is_file() else "is missing"
     raise DataError(f"{path} {what}; the episode was left as it is.{near(camera, there)}")
-
-
-def _files(folder: Path) -> list[Path]:
-    """All files and links to files below a folder; links to folders are not followed."""
-    return [Path(place) / name for place, _, names in os.walk(folder) for name in names]
 
 
 def _folders(folder: Path, hidden: bool = False) -> list[Path]:
