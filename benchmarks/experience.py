@@ -139,7 +139,7 @@ class ExperienceClock(Callback):
 
 
 def random_imagination(dit_path: str, **_: Any) -> Imagination:
-    """In place of `imagination_of`: the world model of this size with random weights in every part."""
+    """A replacement of `imagination_of`: the world model of this size with random weights in every part."""
     return Imagination(rollout.make_pipeline(dit_path, *machine.device_and_dtype()).world)
 
 
@@ -221,7 +221,7 @@ def overrides_of(policy: str, size: str, args: argparse.Namespace, folder: Path)
 
 @contextlib.contextmanager
 def without_drawing(network: type) -> Iterator[None]:
-    """Inside, a network is built without random numbers, all of which its file replaces: they take a minute."""
+    """Build a network without random numbers in this context: its file replaces all of them, and they take a minute."""
     original, skipped = network.__init__, importlib.import_module("transformers.initialization").no_init_weights
 
     def build(self: Any, *arguments: Any, **options: Any) -> None:

@@ -79,7 +79,7 @@ class Shares:
 def published(
     world: WorldModel, way: rollout.Way = rollout.WAYS[0], num_tokens: int = rollout.SETTINGS["tiny"][2]
 ) -> Callable[..., torch.Tensor]:
-    """In place of `Imagination.generate_actions`: the same videos, made as the public code makes them."""
+    """A replacement of `Imagination.generate_actions`: the same videos, made as the public code makes them."""
     pipe = Video2WorldActionConditionedPipeline(world)
 
     def generate(

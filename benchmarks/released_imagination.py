@@ -43,7 +43,7 @@ GOAL_S, GOAL_SHARE = 2.4, 0.45
 
 
 def make_env(size: str, num_envs: int, folder: Path) -> WorldModelEnv:
-    """As `from_model_dir` makes it, with random weights, and with random pictures to begin with below a folder."""
+    """The environment of `from_model_dir` with random weights, and with random first pictures below a folder."""
     device, dtype = machine.device_and_dtype()
     height, width, _ = rollout.SETTINGS[size]
     generator = numpy.random.default_rng(0)

@@ -69,7 +69,7 @@ def start(port: int, queue: str, score_s: float) -> "subprocess.Popen[bytes]":
 
 
 def await_ready(service: "subprocess.Popen[bytes]", port: int) -> None:
-    """Until a first request would be scored."""
+    """Wait until a first request would be scored."""
     import urllib.request
 
     while True:

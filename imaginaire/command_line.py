@@ -42,7 +42,7 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
 
 
 class Parser(argparse.ArgumentParser):
-    """Has ``--import``, reports a wrong flag in one line with near names, and accepts older spellings of flags."""
+    """A parser with ``--import``; a wrong flag is a line with near names, and older spellings of flags are accepted."""
 
     older: Mapping[str, str] = {}  # older and published spellings -> the flags that the help lists
 

@@ -101,5 +101,5 @@ def as_lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def as_data(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The same as plain data, for JSON."""
+    """The findings as plain data, for JSON."""
     return {"level": worst(findings), "findings": [asdict(finding) for finding in findings]}

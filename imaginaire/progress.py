@@ -70,7 +70,7 @@ class Progress:
         self.set(self.done + count)
 
     def set(self, done: int) -> None:
-        """So much is done now, with what was done before."""
+        """Set the amount that is done now, with what was done before."""
         step, self.done = done - self.done, done
         if self._bar is not None:
             try:
@@ -147,7 +147,7 @@ class Pace:
         self._last = (0, 0.0)
 
     def step(self, iteration: int) -> None:
-        """So many steps are finished."""
+        """Note that this many steps are finished."""
         self._last = (iteration, time.monotonic())
         if self._first is None:
             self._first = self._last

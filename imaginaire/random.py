@@ -72,7 +72,7 @@ def seed_all(seed: int, position: int, purpose: str) -> None:
 
 
 def seed_host(seed: int, position: int, purpose: str) -> None:
-    """The same for the host alone, cheap enough for every sample.
+    """Seed the global generators of the host alone, cheap enough for every sample.
 
     ``torch.manual_seed`` is not: without a GPU it keeps a call and its stack for each use until there is one.
     """

@@ -177,7 +177,7 @@ def _to_public(args: argparse.Namespace) -> None:
 
 
 def _form_of(source: str, destination: str) -> str:
-    """By the suffix of what is written; a policy that is written to a folder becomes public."""
+    """The form by the suffix of the destination; a policy that is written to a folder becomes public."""
     from cosmos_predict2.rl.policies.files import holds_policy
 
     suffixes = {".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}

@@ -190,7 +190,7 @@ def _toy_pictures(args: argparse.Namespace, device: str) -> tuple[list[Any], Any
 
 
 def _recorded_pictures(args: argparse.Namespace) -> tuple[list[Any], Any, Mapping[str, Any]]:
-    """The same of a LeRobot data set, whose episodes are held out as its readers do."""
+    """The same three of a LeRobot data set, whose episodes are held out as its readers do."""
     from cosmos_predict2.rl.rewards.recorded_success import recorded_successes
     from cosmos_predict2.rl.rewards.success_training import LabelledPictures
 

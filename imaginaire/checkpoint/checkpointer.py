@@ -129,7 +129,7 @@ class Checkpointer(ABC):
             ) from failure
 
     def close(self) -> None:
-        """After an error: let a write in progress finish, and log an error when it failed."""
+        """Let a write in progress finish after an error; log an error when the write failed."""
         if self._writer is not None:
             self._writer.join(None if not self.is_dcp else _CLOSE_TIMEOUT_S)
             self._writer = None
@@ -174,7 +174,7 @@ class Checkpointer(ABC):
             log.warning("iter %d is saved, but older checkpoints could not be removed: %s", saved.iteration, error)
 
     def _withdraw(self, saved: CheckpointSet) -> None:
-        """Before the set that the pointer names is overwritten, point to an older one."""
+        """Point to an older set before the one that the pointer names is overwritten."""
         try:
             named = checkpoint_layout.read_pointer(self.folder)
         except CheckpointError:

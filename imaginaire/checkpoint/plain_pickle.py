@@ -54,7 +54,7 @@ def refused_object(error: pickle.UnpicklingError) -> str:
 
 @contextmanager
 def only(classes: list[Any]) -> Iterator[None]:
-    """Within, torch allows these classes and no others: libraries add theirs to its list when they are imported."""
+    """A context in which torch allows only these classes: libraries add theirs to its list when they are imported."""
     with _LOCK:
         before = torch.serialization.get_safe_globals()
         torch.serialization.clear_safe_globals()

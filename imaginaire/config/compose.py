@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config file and a command line to one frozen Config.
+"""Composition of a config file and a command line to one frozen Config.
 
     make_config()  ->  groups and experiment (Hydra's defaults lists)  ->  dotted overrides  ->  checks  ->  frozen
 
@@ -238,7 +238,7 @@ def _unknown_key(tree: DictConfig, key: str) -> ConfigError | None:
 
 
 def _unknown_name(tree: DictConfig, node: DictConfig, key: str, where: str, part: str) -> ConfigError:
-    """Near names of the section, or the full keys that end so (``max_iter`` is trainer.max_iter), or how to add it."""
+    """The error for a name that a section does not have: with near names, full keys that end so, or how to add it."""
     if not where and part in groups():
         return ConfigError(
             f"{key}: '{part}' is a group, but this configuration lists no such group. Set single values."

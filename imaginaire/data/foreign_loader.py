@@ -76,7 +76,7 @@ def drawn_apart(items: Iterable[Any], seed: int, position: int, purpose: str) ->
 
 
 def length(items: Any) -> int | None:
-    """Its length, or None; torch's wrappers have a ``__len__`` even where what they wrap has none."""
+    """The number of items, or None; torch's wrappers have a ``__len__`` even where what they wrap has none."""
     try:
         return len(items)
     except (TypeError, NotImplementedError):
@@ -119,7 +119,7 @@ def check_ranks(loader: Any, dims: ParallelDims) -> None:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """Those of a torch DataLoader, each once: of batches, of what these are made of, of samples."""
+    """The samplers of a torch DataLoader, each once: of batches, of their indices, of samples."""
     of_batches = getattr(loader, "batch_sampler", None)
     found = (of_batches, getattr(of_batches, "sampler", None), getattr(loader, "sampler", None))
     return list({id(sampler): sampler for sampler in found if sampler is not None}.values())

@@ -214,7 +214,7 @@ def _difference(samples: _Samples) -> str | None:
 
 
 def difference(a: Any, b: Any, key: str = "") -> str | None:
-    """In which key, type or shape two samples differ, in words; None where they would fit into one batch."""
+    """The key, type or shape in which two samples differ, in words; None where they fit into one batch."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         if a.keys() != b.keys():
             only = [f"{', '.join(sorted(map(str, x.keys() - y.keys()))) or 'none'}" for x, y in ((a, b), (b, a))]

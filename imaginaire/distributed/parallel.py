@@ -57,7 +57,7 @@ class ParallelDims:
         return self.rank % self.context_parallel_size
 
     def sharing_samples(self, ranks: int) -> "ParallelDims":
-        """Those by which data are divided where so many neighbouring data-parallel ranks get the same samples."""
+        """The dims for dividing data where this many neighbouring data-parallel ranks get the same samples."""
         return replace(self, context_parallel_size=self.context_parallel_size * ranks)
 
     def will_shard(self, shard_size: int) -> bool:

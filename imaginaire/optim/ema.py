@@ -84,7 +84,7 @@ class PowerEMA:
 
     @contextmanager
     def scope(self, module: nn.Module) -> Iterator[None]:
-        """Inside, the module has the averaged weights; afterwards its own again, bit by bit, also after an exception.
+        """A context in which the module has the averaged weights; its own come back exactly, also after an exception.
 
         Its own weights wait on ``scope_device``, or where they are if that is None.
         """

@@ -36,7 +36,7 @@ class PartsOptimizer(Optimizer):
         super().zero_grad(set_to_none)
 
     def reset_masters(self) -> None:
-        """After weights were loaded from elsewhere."""
+        """Forget the masters, after weights were loaded from elsewhere."""
         for part in self.parts.values():
             getattr(part, "reset_masters", lambda: None)()
 

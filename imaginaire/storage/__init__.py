@@ -150,7 +150,7 @@ def free_bytes(path: StrPath) -> int | None:
 
 
 def require_space(path: StrPath, needed: int, what: str) -> None:
-    """Raise unless the disk that holds ``path`` has so many bytes free."""
+    """Raise unless the disk that holds ``path`` has ``needed`` bytes free."""
     free = free_bytes(path)
     if free is not None and free < needed:
         raise DataError(
@@ -177,7 +177,7 @@ def open(path: StrPath, mode: str = "rb") -> IO[Any]:  # named as the builtin on
 
 
 def read_part(path: StrPath, start: int, length: int) -> bytes:
-    """So many bytes of a file from ``start`` on; fewer where it ends before."""
+    """``length`` bytes of a file from ``start`` on; fewer where it ends before."""
     if not is_remote(path):
         with _explained(path), builtins.open(_local(path), "rb") as file:
             file.seek(start)
@@ -458,7 +458,7 @@ def _explained(path: StrPath) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained_writing(path: StrPath) -> Iterator[None]:
-    """Only what the disk itself refuses, since the block may run the caller's code too."""
+    """Explain what the disk itself refuses, and nothing else: the block may run the caller's code."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch.save puts a RuntimeError of its own on top of a failed write

@@ -127,7 +127,7 @@ class ImaginaireModel(nn.Module):
         return parallel.clip_grad_norm_(self.parameters(), max_norm)
 
     def ema_scope(self) -> AbstractContextManager[Any]:
-        """Inside, the network holds its averaged weights."""
+        """A context in which the network holds its averaged weights."""
         return nullcontext() if self.ema is None else self.ema.scope(self.net)
 
     def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
@@ -175,13 +175,13 @@ class ImaginaireModel(nn.Module):
         return weights.load_into(self.checkpoint_state(), state)
 
     def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
-        """The same account of tensors that were read straight into those of `checkpoint_state`, as from shards."""
+        """The report on tensors that were read straight into those of `checkpoint_state`, as from shards."""
         return weights.account(self.checkpoint_state(), state)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, every module is in evaluation mode; afterwards each as it was."""
+    """A context in which every module is in evaluation mode; afterwards each is as it was."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -112,7 +112,7 @@ def check_precision(model: ImaginaireModel, *, has_scaler: bool) -> None:
 
 
 def notes(config: Config) -> list[str]:
-    """The same as sentences to print, for a dry run: nothing is refused."""
+    """The findings as sentences to print, for a dry run: nothing is refused."""
     size = config.model_parallel.context_parallel_size
     found = [f"needs a multiple of {size} processes (model_parallel.context_parallel_size)"] if size > 1 else []
     if config.dataloader_train is None:

@@ -22,7 +22,7 @@ _IN_STEP_S = 60.0  # within which ranks that run a sharded network together meet
 
 
 class SideChannel:
-    """One of them. The first failure is a warning with the reason; later ones are logged at level debug.
+    """One side channel. Its first failure is a warning with the reason; later ones are logged at level debug.
 
     A full disk may be emptied, so what fails is tried again at its next turn.
     """
@@ -33,7 +33,7 @@ class SideChannel:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Inside, an exception is this channel's failure."""
+        """A context in which an exception is this channel's failure."""
         try:
             yield
         except Exception as error:

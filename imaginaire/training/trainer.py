@@ -154,7 +154,7 @@ class ImaginaireTrainer:
         self._release_run_dir()
 
     def _release_run_dir(self) -> None:
-        """After the last write: another process may now use the run folder."""
+        """Release the run folder after the last write: another process may now use it."""
         self.checkpointer.close()
         self._unlock()
 
@@ -164,7 +164,7 @@ class ImaginaireTrainer:
             self._lock = None
 
     def remove_run_dir(self) -> None:
-        """After a refused start: what this start made of the folder is of no use. Its error is on the terminal."""
+        """Remove what a refused start made of the run folder. Its error is on the terminal."""
         if self._has_begun or self._made_below is None:
             return
         logs.setup(None, distributed.rank())  # no log in a folder that is gone
@@ -427,7 +427,7 @@ class ImaginaireTrainer:
         self.save_wanted = False
 
     def _leave(self, error: Exception) -> None:
-        """On the way out with an error: report where a lost rank is, or save what was trained since the last save.
+        """Report where a lost rank is, or save what was trained since the last save, before an error ends the run.
 
         An error in a step repeats its data when the run is resumed. Weights that a step has half changed, or whose loss
         was not finite, are not saved.
