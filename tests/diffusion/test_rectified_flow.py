@@ -68,6 +68,12 @@ def test_levels_are_computed_in_float32_at_least(function) -> None:
     assert function(torch.tensor([0.5], dtype=torch.float64)).dtype == torch.float64
 
 
+def test_the_bell_is_zero_at_both_ends_and_largest_in_the_middle() -> None:
+    weight = nonuniform_weight(torch.tensor([0.0, 0.5, 1.0, 2.0, 1e9], dtype=torch.float64))
+    assert weight[[0, 4]].abs().max() < 1e-9 and weight.argmax() == 2
+    torch.testing.assert_close(weight[1], weight[3], rtol=0.02, atol=0)
+
+
 def test_draws_of_the_ends_are_finite_and_positive() -> None:
     sigma = draw_sigma(torch.tensor([0.0, 1.0]))
     assert torch.isfinite(sigma).all() and (sigma > 0).all()

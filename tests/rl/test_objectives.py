@@ -128,6 +128,15 @@ def fresh_noise(v: torch.Tensor, **options: Any) -> FreshNoise:
     return FreshNoise(x0, epsilon, t_B, v if v.requires_grad else v_old, v_old, advantage_B, **numbers)
 
 
+def test_a_velocity_that_is_nearer_to_the_true_one_is_likelier_to_matching() -> None:
+    fresh = fresh_noise(torch.zeros(2, 3, 2, 2, 2))
+    true = fresh.epsilon_B_C_T_H_W - fresh.x0_B_C_T_H_W
+    for share, is_likelier in ((0.1, True), (-0.1, False)):
+        nearer = fresh.v_old_B_C_T_H_W + share * (true - fresh.v_old_B_C_T_H_W)
+        ratio_B = OBJECTIVES["awm"].function(replace(fresh, v_B_C_T_H_W=nearer)).ratio_B
+        assert ((ratio_B > 1) == is_likelier).all()
+
+
 def test_how_far_nft_looks_ahead_does_not_change_where_it_goes() -> None:
     """Its gradient at the sampling policy is the same for every beta: the loss is divided by it."""
     gradients = []

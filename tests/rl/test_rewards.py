@@ -278,13 +278,17 @@ def test_figures_are_of_valid_scores(true: Tensor) -> None:
 
 
 class Given(Late):
-    """A reward that has its scores already, those of each request in turn."""
+    """A reward that has its scores already, those of each request by its number."""
 
     def __init__(self, *scores: Scores) -> None:
-        self.scores = list(scores)
+        self.scores, self.num_asked = scores, 0
+
+    def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
+        self.num_asked += 1
+        return Ticket(str(self.num_asked - 1))
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        return self.scores.pop(0)
+        return self.scores[int(ticket.request_id)]
 
 
 def test_scores_and_parts_of_a_reward_elsewhere_are_those_of_valid_clips(true: Tensor) -> None:
