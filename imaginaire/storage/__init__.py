@@ -292,6 +292,13 @@ def write_atomically(path: StrPath, write: Callable[[BinaryIO], object]) -> None
         _sync(os.path.dirname(target) or ".")
 
 
+def copy_into(folder: StrPath, local: Path, *parts: str) -> str:
+    """Copy a local file to ``folder/part/part``, local or remote; the path of the copy."""
+    path = join(folder, *parts)
+    write_atomically(path, lambda file: file.write(local.read_bytes()))
+    return path
+
+
 def create(path: StrPath) -> BinaryIO:
     """A new file opened for writing, or an upload whose object appears when it is closed."""
     if not is_remote(path):

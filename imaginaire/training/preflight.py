@@ -196,8 +196,7 @@ def _calls(nodes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def data_sets(section: Any) -> list[dict[str, Any]]:
     """The arguments of every lazy node of a loader's section, each with its class as ``_target_``."""
-    found = (node for _, node in config_checks.nodes(section) if node.get("_target_") is not None)
-    return [{**_arguments(node), "_target_": node["_target_"]} for node in found]
+    return [call for call in _calls(dict(config_checks.nodes(section))).values() if call["_target_"] is not None]
 
 
 def _kind_of_validation(config: Config) -> Iterator[Finding]:

@@ -85,7 +85,8 @@ class Profiler(Callback):
         with self._channel.attempt(), tempfile.TemporaryDirectory() as folder:
             local = Path(folder, name)
             profile.export_chrome_trace(str(local))
-            path = _publish(local, self.trainer.run_dir, "torch_trace", f"iteration_{self._iteration}", name)
+            parts = ("torch_trace", f"iteration_{self._iteration}", name)
+            path = storage.copy_into(self.trainer.run_dir, local, *parts)
             log.info("profile of iteration %d written to %s", self._iteration, path)
 
 
@@ -131,7 +132,7 @@ class MemorySnapshot(Callback):
         with self._channel.attempt(), tempfile.TemporaryDirectory() as folder:
             local = Path(folder, name)
             torch.cuda.memory._dump_snapshot(str(local))
-            path = _publish(local, self.trainer.run_dir, "memory_snapshot", folder_name, name)
+            path = storage.copy_into(self.trainer.run_dir, local, "memory_snapshot", folder_name, name)
             log.info("memory snapshot written to %s", path)
 
 
@@ -140,10 +141,3 @@ def is_profiled_rank(profiling: Any) -> bool:
     if profiling.target_ranks is not None:
         return distributed.rank() in profiling.target_ranks
     return bool(profiling.first_n_rank < 0 or distributed.rank() < profiling.first_n_rank)
-
-
-def _publish(local: Path, run_dir: str, *parts: str) -> str:
-    """Copy a finished local file into the run folder, wherever that is, and give back its place."""
-    path = storage.join(run_dir, *parts)
-    storage.write_atomically(path, lambda file: file.write(local.read_bytes()))
-    return path

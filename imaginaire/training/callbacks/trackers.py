@@ -13,9 +13,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -207,8 +206,7 @@ class Metrics:
         folder = Path(self._folder)
         with self._to_store.attempt():  # tried again a minute later
             for path in [folder / JSONL, *sorted((folder / "tensorboard").glob("*"))]:
-                target = storage.join(self._run_dir, *path.relative_to(folder).parts)
-                storage.write_atomically(target, partial(_write_all, path.read_bytes()))
+                storage.copy_into(self._run_dir, path, *path.relative_to(folder).parts)
 
 
 def console_line(
@@ -239,10 +237,6 @@ def _append(path: Path, values: Mapping[str, float], iteration: int) -> None:
             file.seek(-1, os.SEEK_END)
             record = record if file.read() == b"\n" else b"\n" + record  # a half line of a full disk stays alone
         file.write(record)
-
-
-def _write_all(content: bytes, file: IO[bytes]) -> None:
-    file.write(content)
 
 
 def _truncate(path: Path, iteration: int) -> int:
