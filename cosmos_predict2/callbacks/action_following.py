@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an action-conditioned model follows its actions, measured while it trains.
+"""Measures of how well an action-conditioned model follows its actions while it trains.
 
     val/action_gap           its loss with the actions of other clips, over that with the true ones, noise, first
                              frames and all else the same; mean over the noise levels. 1: the actions are ignored

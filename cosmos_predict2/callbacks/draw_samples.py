@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model generates while it trains, from the same validation clips every time, beside the truth.
+"""Samples of a model while it trains, from the same validation clips every time, beside the truth.
 
 Every ``every_n`` steps the run folder gets, for each guidance, ``samples/iter_000000500_guidance_0.mp4`` (columns:
-truth, averaged weights, weights as they are) and a contact sheet of the same name, and ``..._x0.png``: what the model
-makes of the noisy truth in one step. The trackers get the same, and the metrics:
+truth, averaged weights, weights as they are) and a contact sheet of the same name, and ``..._x0.png``: predictions
+from the noisy truth in one step. The trackers get the same, and the metrics:
 
     samples/psnr_ema           PSNR to the truth in dB, over the frames that are generated; the mean over the clips
     samples/moving_psnr_ema    the same over the pixels that differ from the last conditioning frame
@@ -52,7 +52,7 @@ Latents = dict[tuple[str, float], Tensor]  # (kind, guidance or noise level) -> 
 
 @dataclass
 class Drawing:
-    """What was made of one clip."""
+    """The samples and predictions of one clip."""
 
     samples: Latents
     predictions: Latents
@@ -143,11 +143,6 @@ class DrawSamples(EveryN):
         model.on_data(loader)
         return loader
 
-    def _fps(self, clips: Sequence[FixedClip]) -> float:
-        """That of the data's frames, whose label may be another."""
-        sets = preflight.data_sets(self.config.dataloader_val or self.config.dataloader_train)
-        return self.fps or next(filter(None, (facts_of(data).rate for data in sets)), clips[0].fps)
-
     def _kinds(self, model: Any) -> list[str]:
         both = ["reg"] if model.ema is None else ["ema", "reg"]
         return both if self.is_ema is None else ["ema"] if self.is_ema else ["reg"]
@@ -157,6 +152,8 @@ class DrawSamples(EveryN):
         dims = self.trainer.dims
         mine = {index: Drawing({}, {}, {}) for index in range(dims.dp_rank, len(clips), dims.dp_size)}
         turns = [(kind, first) for kind in self._kinds(model) for first in range(0, len(clips), dims.dp_size)]
+        ends = model.validation_sigmas or X0_RANGE
+        levels = [float(f"{sigma:.3g}") for sigma in numpy.geomspace(min(ends), max(ends), self.num_levels)]
         is_shown = distributed.is_rank0()
         for kind, first in tracked(turns, "samples", unit="clip", leave=False, is_shown=is_shown):
             place = f"samples at iteration {iteration}, clip {first + 1} of {len(clips)}"
@@ -164,9 +161,7 @@ class DrawSamples(EveryN):
             index = first + dims.dp_rank
             drawing = mine.get(index, Drawing({}, {}, {}))
             with model.ema_scope() if kind == "ema" else nullcontext():
-                self._draw_clip(
-                    model.world, self._levels(model), clips[min(index, len(clips) - 1)], index, kind, drawing
-                )
+                self._draw_clip(model.world, levels, clips[min(index, len(clips) - 1)], index, kind, drawing)
         return mine
 
     def _gathered(self, mine: dict[int, Drawing], count: int) -> list[Drawing]:
@@ -199,11 +194,6 @@ class DrawSamples(EveryN):
             drawing.predictions[kind, sigma] = x0_pred.cpu()
             drawing.errors[kind, sigma] = float((x0_pred - x0)[:, :, clip.num_given :].square().mean())
 
-    def _levels(self, model: Any) -> list[float]:
-        """Noise levels from the least to the greatest at which the model is validated, evenly apart in their logs."""
-        ends = model.validation_sigmas or X0_RANGE
-        return [float(f"{sigma:.3g}") for sigma in numpy.geomspace(min(ends), max(ends), self.num_levels)]
-
     # --- how it is shown
 
     def _show(self, model: Any, clips: Sequence[FixedClip], drawings: Sequence[Drawing], iteration: int) -> None:
@@ -211,6 +201,9 @@ class DrawSamples(EveryN):
             return to_uint8(model.world.decode(latent_1_C_T_H_W.to(self.trainer.device))).cpu()
 
         kinds = self._kinds(model)
+        sets = preflight.data_sets(self.config.dataloader_val or self.config.dataloader_train)
+        # The rate of the data's frames, whose label may be another.
+        fps = self.fps or next(filter(None, (facts_of(data).rate for data in sets)), clips[0].fps)
         values: dict[str, float] = {}
         truths = [decoded(clip.x0_1_C_T_H_W) if (v := clip.video_1_C_F_H_W) is None else v for clip in clips]
         for guidance in self.guidance:
@@ -218,7 +211,7 @@ class DrawSamples(EveryN):
             videos = [[decoded(drawing.samples[kind, guidance]) for kind in kinds] for drawing in drawings]
             values |= _quality(clips, truths, kinds, videos, suffix)
             rows = [[truth[0], *(video[0] for video in row)] for truth, row in zip(truths, videos)]
-            self._write(f"guidance_{guidance:g}", rows, ["truth", *kinds], self._fps(clips), iteration)
+            self._write(f"guidance_{guidance:g}", rows, ["truth", *kinds], fps, iteration)
         if self.num_levels:
             self._write_predictions(truths, drawings, decoded, iteration)
         for place in drawings[0].errors:

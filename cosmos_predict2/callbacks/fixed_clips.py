@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callbacks look at beside training: the first clips of a loader, the same ones for any number of processes."""
+"""Clips that callbacks measure beside training: the first of a loader, the same ones for any number of processes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,12 +43,12 @@ class FixedClip:
 
     @property
     def num_given(self) -> int:
-        """How many latent frames condition the rest."""
+        """The number of conditioning latent frames."""
         mask = self.condition.condition_mask_B_1_T_H_W
         return 0 if mask is None else int(mask[0, 0, :, 0, 0].sum())
 
     def conditions(self) -> dict[str, Tensor]:
-        """What a conditioner takes."""
+        """The inputs of a conditioner, by their keys in a batch."""
         values = {
             TEXT_KEY: self.condition.crossattn_emb_B_S_E,
             "padding_mask": self.condition.padding_mask_B_1_H_W,

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a world model follows its actions, by figures that any data allow: its loss with the actions of another
-sample (`action_gap`, 1 where they are ignored), and how far a prediction or a video moves with other actions, over how
-far with other noise (`prediction_distance`, three forward passes; `video_distances`).
+"""Figures of how well a world model follows its actions, which any data allow.
+
+`action_gap` is its loss with the actions of another sample over that with the true ones: 1 where they are ignored.
+`prediction_distance` (three forward passes) and `video_distances` are how far a prediction or a video moves with other
+actions, over how far it moves with other noise.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,8 @@ LEAST_DIFFERENCE = 0.1  # of two samples' actions, as a share of the spread of a
 
 
 def differing(action_B_A_D: Tensor) -> Tensor:
-    """[B, B], whether the actions of two samples differ by a tenth of the spread of all, root mean square, at least."""
+    """[B, B], true where the actions of two samples differ by a tenth of the spread of all at least, root mean
+    square."""
     flat_B_I = action_B_A_D.detach().flatten(1).double().cpu()
     least = LEAST_DIFFERENCE * float((flat_B_I - flat_B_I.mean(0)).square().mean().sqrt())
     apart_B_B = (flat_B_I[:, None] - flat_B_I[None]).square().mean(2).sqrt()
@@ -146,7 +149,7 @@ class Distances:
 
     @property
     def ratio(self) -> float:
-        """How much more the actions change than the seed."""
+        """The change by other actions over that by another seed."""
         return self.actions / max(self.seeds, 1e-12)
 
 
@@ -158,8 +161,8 @@ def prediction_distance(
     condition: Condition,
     origins: Sequence[str] = (),
 ) -> Distances | None:
-    """How far the clean latents that are predicted of pure noise move with another sample's actions, and with another
-    sample's noise; None where no two have different actions."""
+    """Distances of the clean latents predicted from pure noise: to those with another sample's actions, and to those
+    with another sample's noise. None where no two samples have different actions."""
     action_B_A_D = condition.action_B_A_D
     assert action_B_A_D is not None, "a condition without actions"
     partner_B, counts_B = partners(action_B_A_D, origins)
@@ -170,8 +173,8 @@ def prediction_distance(
     sigma_B_1 = x0_B_C_T_H_W.new_full(shape, PURE_NOISE)
     chosen = counts_B.to(x0_B_C_T_H_W.device)
     own, changed, reseeded = (
-        world.predict_clean(x0_B_C_T_H_W, epsilon, sigma_B_1, asked)[chosen]
-        for epsilon, asked in (
+        world.predict_clean(x0_B_C_T_H_W, epsilon, sigma_B_1, given)[chosen]
+        for epsilon, given in (
             (epsilon_B_C_T_H_W, condition),
             (epsilon_B_C_T_H_W, other),
             (epsilon_B_C_T_H_W.roll(1, 0), condition),
@@ -181,10 +184,10 @@ def prediction_distance(
 
 
 def video_distances(videos_K_R_C_F_H_W: Tensor) -> Distances:
-    """Of videos from one first frame by K sequences of actions and R seeds, over the frames after the first.
+    """Distances of videos from one first frame by K sequences of actions and R seeds, over the frames after the first.
 
-    The mean over pairs of sequences with the same seed, and over pairs of seeds with the same sequence, in the unit of
-    the pixels.
+    They are means over pairs of sequences with the same seed, and over pairs of seeds with the same sequence, in the
+    unit of the pixels.
     """
     videos = videos_K_R_C_F_H_W[:, :, :, 1:].double()
     assert min(videos.shape[:2]) >= 2, f"{videos.shape[0]} sequences of actions and {videos.shape[1]} seeds"

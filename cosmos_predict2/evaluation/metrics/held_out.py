@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a Video2World model is on clips that it was never trained on: its loss at fixed noise levels with fixed
-noise, against the best linear denoiser of the training latents, and its generated clips, against the last conditioning
-frame repeated, on the pixels that move. Conditioning frames are excluded everywhere: they cost the model nothing.
+"""Figures of a Video2World model on clips that it was never trained on.
+
+Its loss, at fixed noise levels with fixed noise, is compared with that of the best linear denoiser of the training
+latents. Its generated clips are compared with the last conditioning frame repeated, on the pixels that move.
+Conditioning frames are excluded everywhere: they cost the model nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +49,7 @@ class Clips:
 
     @property
     def shape(self) -> str:
-        """Of each clip, in pixels."""
+        """Frames x height x width of each clip, in pixels."""
         return "x".join(map(str, self.video_B_C_F_H_W.shape[2:]))
 
     def part(self, start: int, stop: int) -> "Clips":
@@ -157,7 +159,7 @@ def _errors(denoise: Any, clips: Clips, sigmas: Sequence[float]) -> Iterator[flo
 
 
 def generate(world: WorldModel, clips: Clips, *, num_steps: int) -> Tensor:
-    """What the model makes of the conditioning frames and the text of each clip, without guidance: uint8."""
+    """Videos generated from the conditioning frames and the text of each clip, without guidance: uint8."""
     videos = []
     for start in range(0, len(clips), BATCH):
         part = clips.part(start, start + BATCH)
@@ -169,7 +171,7 @@ def generate(world: WorldModel, clips: Clips, *, num_steps: int) -> Tensor:
 
 
 def given_pixels(clips: Clips) -> int:
-    """How many pixel frames of each clip are given."""
+    """The number of conditioning pixel frames of each clip."""
     return pixel_frames(clips.num_given)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near imagined pictures of the toy world come to the simulator's, frame by frame after the first.
+"""PSNR of imagined pictures of the toy world to the simulator's, frame by frame after the first.
 
-Beside what a model imagines of first frames and actions stand the first frame repeated, and the last motion repeated:
-every thing goes on as it moved from the frame before to the first, stopped by walls only, drawn by the simulator itself
-from the true places. Episodes are held out: they belong to a split of the series that training never draws from.
+A model is compared with two baselines. One repeats the first frame. The other repeats the last motion: every thing goes
+on as it moved from the frame before to the first, stopped by walls only, drawn by the simulator itself from the true
+places. Episodes are held out: they belong to a split of the series that training never draws from.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +93,7 @@ def pictures(states: Floats, size: int) -> Tensor:
 
 
 def imagined(imagine: Imagine, first_B_C_1_H_W: Tensor, action_B_A_D: Tensor) -> Tensor:
-    """What is imagined from all first frames, some at a time: uint8 [B, 3, 1 + A, H, W]."""
+    """Videos imagined from all first frames, some at a time: uint8 [B, 3, 1 + A, H, W]."""
     parts = zip(first_B_C_1_H_W.split(BATCH), action_B_A_D.split(BATCH), strict=True)
     return torch.cat([imagine(first, actions) for first, actions in parts])
 
@@ -108,7 +108,8 @@ def repeat_motion(windows: Windows) -> Tensor:
     size, count = windows.video_B_C_F_H_W.shape[-1], windows.video_B_C_F_H_W.shape[2]
     before, first = windows.states[:, 0], windows.states[:, 1]
     states = numpy.repeat(first[:, None], count, axis=1)
-    for columns, radius in _things():
+    things = [(GRIPPER, GRIPPER_RADIUS), *((object_position(k), OBJECT_RADII[k]) for k in range(len(OBJECTS)))]
+    for columns, radius in things:
         steps = numpy.arange(count)[None, :, None] * (first - before)[:, None, columns]
         place = numpy.clip(first[:, None, columns] + steps, radius, size - radius)
         states[:, :, columns] = numpy.where(states[:, :, columns] > PARKED / 2, place, PARKED)
@@ -122,8 +123,11 @@ def psnr_by_horizon(video_B_C_F_H_W: Tensor, windows: Windows) -> dict[str, list
     """
     truth = windows.video_B_C_F_H_W
     squared_B_F_H_W = (video_B_C_F_H_W.float() - truth.float()).square().mean(dim=1)
-    regions = {"all": torch.ones_like(squared_B_F_H_W, dtype=torch.bool), "changed": _changed(truth)}
-    regions["object"] = _on_object(windows.states[:, 1:], truth.shape[-1])
+    regions = {
+        "all": torch.ones_like(squared_B_F_H_W, dtype=torch.bool),
+        "changed": (truth.float() - truth[:, :, :1].float()).abs().amax(dim=1) > MOVES,
+        "object": _on_object(windows.states[:, 1:], truth.shape[-1]),
+    }
     found = {}
     for name, region_B_F_H_W in regions.items():
         error = [squared_B_F_H_W[:, h][region_B_F_H_W[:, h]].double().mean() for h in range(1, truth.shape[2])]
@@ -132,7 +136,7 @@ def psnr_by_horizon(video_B_C_F_H_W: Tensor, windows: Windows) -> dict[str, list
 
 
 def coded(video_B_C_F_H_W: Tensor, world: WorldModel) -> Tensor:
-    """What the tokenizer leaves of uint8 videos: the most that a model can show. The first frame stays as it is.
+    """uint8 videos after the tokenizer, the most that a model can show. The first frame stays as it is.
 
     Any number of frames will do; the last one is repeated where a group is not full.
     """
@@ -157,17 +161,6 @@ def horizon_table(
         "truth, coded": coded(windows.video_B_C_F_H_W, world),
     }
     return {name: psnr_by_horizon(video, windows) for name, video in every.items()}
-
-
-def _things() -> list[tuple[slice, float]]:
-    """Columns and radius of what may move."""
-    return [(GRIPPER, GRIPPER_RADIUS), *((object_position(k), OBJECT_RADII[k]) for k in range(len(OBJECTS)))]
-
-
-def _changed(video_B_C_F_H_W: Tensor) -> Tensor:
-    """[B, F, H, W], true where a colour differs from the first frame."""
-    difference = video_B_C_F_H_W.float() - video_B_C_F_H_W[:, :, :1].float()
-    return difference.abs().amax(dim=1) > MOVES
 
 
 def _on_object(states: Floats, size: int) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether imagined episodes of the toy world end as the simulator's do, judged from pixels alone.
+"""Success of imagined episodes of the toy world, judged from pixels alone, beside that of the simulator's.
 
 A whole episode is imagined from its first picture and its actions, and a detector of colours decides whether the object
 lies in the ring. The detector is part of the toy world and learns nothing; the ring is looked for on the first picture,
@@ -54,7 +54,7 @@ HEADER = " ".join(f"{name:>9}" for name in COLUMNS.split())
 
 
 def seen_success(first: Picture, last: Picture, tasks: Sequence[str], setting: str) -> NDArray[numpy.bool_]:
-    """Whether each task looks done, [N], from first and last pictures uint8 [N, H, W, 3] alone."""
+    """[N], true where the task looks done by the first and the last picture, uint8 [N, H, W, 3]."""
     todo = find_tasks(tasks)
     if touching := sorted({name for name, task in zip(tasks, todo, strict=True) if task.verb == "touch"}):
         raise ValueError(f"No picture shows whether a task of touching is done: {', '.join(touching)}.")
@@ -68,7 +68,7 @@ def seen_success(first: Picture, last: Picture, tasks: Sequence[str], setting: s
 
 
 def agreement(episodes: Episodes, video_B_C_F_H_W: Tensor) -> Agreement:
-    """How the imagined videos of whole episodes, uint8, end beside the simulator's."""
+    """The ends of imagined videos of whole episodes, uint8, beside the simulator's."""
     frames = video_B_C_F_H_W[:, :, [0, -1]].permute(2, 0, 3, 4, 1).contiguous().numpy()
     done = seen_success(frames[0], frames[1], episodes.tasks, episodes.setting)
     truth: NDArray[numpy.bool_] = episodes.success
@@ -109,7 +109,7 @@ def actions_of(episodes: Episodes) -> Tensor:
 
 
 def _chosen(found: Detection, target: Sequence[int]) -> Floats:
-    """Where each picture's object is, [N, 2]."""
+    """[N, 2], the place of each picture's object."""
     both = numpy.stack([found.position[name] for name in OBJECTS])
     return both[list(target), numpy.arange(len(target))]
 

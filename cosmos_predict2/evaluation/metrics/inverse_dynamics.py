@@ -27,7 +27,7 @@ PAIRS_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class ActionFollowing:
-    """How well the actions that were read agree with those that were commanded."""
+    """Agreement of the actions that were read with those that were commanded."""
 
     r2: float  # the mean over the numbers of an action that vary in the scored clips; nan: none does
     r2_of_sums: float  # the same of their sums over four steps, one latent frame
@@ -51,7 +51,7 @@ class Probe:
         return self._of(pair_features(frames_B_C_F_H_W))
 
     def score(self, frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> ActionFollowing:
-        """How well what is read from the frames agrees with these actions."""
+        """Agreement of what is read from the frames with these actions."""
         return self._score(self.read(frames_B_C_F_H_W), action_B_A_D)
 
     def _of(self, features_B_A_P: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _r2(found_B_A_D: Tensor, wanted_B_A_D: Tensor) -> Tensor:
 
 
 def _sums(action_B_A_D: Tensor) -> Tensor:
-    """Of each four steps; of all where there are fewer."""
+    """Sums over each four steps; over all where there are fewer."""
     steps = min(SUMMED, action_B_A_D.shape[1])
     whole = action_B_A_D[:, : action_B_A_D.shape[1] // steps * steps]
     return whole.unflatten(1, (-1, steps)).sum(dim=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near videos are to true ones, frame by frame: PSNR, SSIM, LPIPS or a stand-in for it, and sharpness.
+"""Likeness of videos to true ones, frame by frame: PSNR, SSIM, LPIPS or a stand-in for it, and sharpness.
 
 All take uint8 [B, C, F, H, W], or floats from 0 to 255, and give a number for each frame [F], the mean over the clips.
 """

@@ -41,13 +41,13 @@ from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise,
 
 log = logging.getLogger(__name__)
 
-NUM_SCENES, NUM_SEQUENCES, NUM_SEEDS = 4, 3, 2  # first frames, sequences of actions and seeds of `tried_actions`
+NUM_SCENES, NUM_SEQUENCES, NUM_SEEDS = 4, 3, 2  # first frames, sequences of actions and seeds of `action_trials`
 
 Likeness = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Tried:
+class ActionTrials:
     """One first frame each, K sequences of actions (its own first, then those of others), R seeds."""
 
     which: list[int]  # recordings whose first frames they are
@@ -57,7 +57,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured. Lists by horizon begin with the first frame after the conditioning one."""
+    """The measurements. Lists by horizon begin with the first frame after the conditioning one."""
 
     data: str
     num_clips: int
@@ -92,7 +92,7 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the model follows its actions, and why."""
+        """The verdict on whether the model follows its actions, with its reasons."""
         return verdict(self.gap, self.distances, self.following, "; ".join(self.left_out))
 
     def tables(self) -> list[Table]:
@@ -148,7 +148,7 @@ def evaluate(
     text_1_S_E: Tensor | None = None,
     with_lpips: bool = False,
     weights: str = "",
-) -> tuple[Report, Tensor, Tried]:
+) -> tuple[Report, Tensor, ActionTrials]:
     """The figures, what was imagined of each recording (uint8 [B, 3, 1 + L, H, W]), and what other actions made.
 
     ``weights`` describes those of the pipeline, for the report.
@@ -160,11 +160,11 @@ def evaluate(
     }
     seeds = range(seed, seed + len(recordings))
     imagined = pipe.rollout(recordings.first_B_C_1_H_W, recordings.action_B_L_D, seeds, **sampling).cpu()
-    tried = tried_actions(pipe, recordings, seed=seed, **sampling)
+    trials = action_trials(pipe, recordings, seed=seed, **sampling)
     log.info("imagined %d clips of %d frames", len(recordings), recordings.num_actions)
     truth, chunk = recordings.video_B_C_F_H_W, pipe.config.chunk_size
     gap = gap_of(pipe, truth, recordings.action_B_L_D, seed, text_1_S_E, recordings.origins)
-    distances = mean_distances(tried)
+    distances = mean_distances(trials)
     unreadable = why_not_read(recordings)
     left_out = [f"actions read from the frames, as {unreadable}"] if unreadable else []
     if gap is None or distances is None:
@@ -189,7 +189,7 @@ def evaluate(
         cautions=recordings.cautions,
         weights=weights,
     )
-    return report, imagined, tried
+    return report, imagined, trials
 
 
 def likeness_by_horizon(
@@ -223,8 +223,8 @@ def drift(imagined_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor, chunk: int) -> di
 
 
 def seam_change(video_B_C_F_H_W: Tensor, chunk: int) -> float:
-    """How much the first frame of a chunk differs from the one before, over how much other frames do: about 1 where no
-    seam is seen. The first chunk begins with a true frame and is left out of the former."""
+    """The change from the frame before a chunk to its first one, over that between other frames: about 1 where no seam
+    is seen. The first chunk begins with a true frame and is left out of the former."""
     change_F = (video_B_C_F_H_W[:, :, 1:].float() - video_B_C_F_H_W[:, :, :-1].float()).square().mean(dim=(0, 1, 3, 4))
     is_seam_F = torch.arange(len(change_F)) % chunk == 0
     others = change_F[~is_seam_F].mean()
@@ -253,9 +253,9 @@ def gap_of(
     return action_gap(pipe.world, x0, epsilon, condition, SIGMAS, origins=origins)
 
 
-def tried_actions(
+def action_trials(
     pipe: Video2WorldActionConditionedPipeline, recordings: Recordings, *, seed: int = 0, **sampling: Any
-) -> Tried:
+) -> ActionTrials:
     """Videos of the first chunk from a few first frames, each with its own actions and those of others."""
     chunk = pipe.config.chunk_size
     action = recordings.action_B_L_D[:, :chunk]
@@ -275,21 +275,22 @@ def tried_actions(
         scenes.append(i)
         borrowed.append(rows)
         videos.append(made.unflatten(0, (len(rows), NUM_SEEDS)))
-    return Tried(scenes, borrowed, videos)
+    return ActionTrials(scenes, borrowed, videos)
 
 
-def mean_distances(tried: Tried) -> Distances | None:
+def mean_distances(trials: ActionTrials) -> Distances | None:
     """The mean over the first frames; None where no two recordings have different actions."""
-    if not tried.videos:
+    if not trials.videos:
         return None
-    each = [video_distances(videos) for videos in tried.videos]
+    each = [video_distances(videos) for videos in trials.videos]
     return Distances(sum(d.actions for d in each) / len(each), sum(d.seeds for d in each) / len(each))
 
 
 def following(
     pipe: Video2WorldActionConditionedPipeline, recordings: Recordings, imagined_B_C_F_H_W: Tensor
 ) -> dict[str, ActionFollowing]:
-    """What a probe reads from true frames, true ones through the tokenizer, and imagined ones.
+    """The agreement with the actions of what a probe reads from true frames, true ones through the tokenizer, and
+    imagined ones.
 
     It is fitted to true frames of both kinds: of other clips, or where there are none of those of every second
     recording, and scored on the rest. Empty where `why_not_read` gives a reason.
@@ -306,7 +307,7 @@ def following(
 
 
 def why_not_read(recordings: Recordings) -> str:
-    """Why actions cannot be read from the frames of so few recordings, or of such; empty where they can."""
+    """The reason why actions cannot be read from the frames of these recordings; empty where they can."""
     (known, known_action), scored = _fitted_and_scored(recordings)
     action = recordings.action_B_L_D[scored]
     least = 2 * inverse_dynamics.HELD_BACK

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an evaluation of a world model with actions leaves in a folder: index.html with curves and the videos that it
+"""The folder that an evaluation of a world model with actions writes: index.html with curves and the videos that it
 shows, which opens without a network; figures.json; of the toy world futures.mp4 and .png.
 """
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from cosmos_predict2.data.video import media
-from cosmos_predict2.evaluation.reports.action_evaluation import Report, Tried
+from cosmos_predict2.evaluation.reports.action_evaluation import ActionTrials, Report
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, shown_width, write_json, written
 from cosmos_predict2.evaluation.reports.imagined_figures import ImaginedFigures
 from cosmos_predict2.evaluation.reports.toy_futures import Futures
@@ -22,7 +22,7 @@ def write_report(
     report: Report,
     recordings: Recordings,
     imagined_B_C_F_H_W: Tensor,
-    tried: Tried,
+    trials: ActionTrials,
     *,
     fps: float,
     futures: Futures | None = None,
@@ -30,16 +30,18 @@ def write_report(
 ) -> Path:
     """Write all of it; gives the page."""
     folder.mkdir(parents=True, exist_ok=True)
+    chunks = len(report.by_chunk["PSNR"])
+    sampling = f"{report.steps}, {chunks} chunk{'s' if chunks > 1 else ''} of {report.chunk_size} actions"
     page = Page(
         "How well the world model follows the robot's actions",
-        [f"weights: {report.weights}", f"data: {report.clips}", _sampling(report)],
+        [f"weights: {report.weights}", f"data: {report.clips}", sampling],
         video_width=shown_width(imagined_B_C_F_H_W),
     )
     page.verdict(f"The model {report.verdict.sentence}.")
     for caution in report.cautions:
         page.verdict(f"Caution: {caution}")
     _show_clips(page, folder, recordings.video_B_C_F_H_W, imagined_B_C_F_H_W, fps)
-    _show_tried(page, folder, tried, fps)
+    _show_trials(page, folder, trials, fps)
     if futures is not None:
         _show_futures(page, folder, futures, fps)
     _show_likeness(page, report)
@@ -57,11 +59,6 @@ def write_report(
     return page.write(folder)
 
 
-def _sampling(report: Report) -> str:
-    chunks = len(report.by_chunk["PSNR"])
-    return f"{report.steps}, {chunks} chunk{'s' if chunks > 1 else ''} of {report.chunk_size} actions"
-
-
 def _show_likeness(page: Page, report: Report) -> None:
     page.heading("Likeness to the true frames", "By frames after the first one, which is given.")
     page.curves(report.likeness, "frames after the first")
@@ -74,7 +71,7 @@ def _show_likeness(page: Page, report: Report) -> None:
 
 
 def _likeness_sentence(report: Report) -> str:
-    """What the curves of PSNR show: how long the imagined frames are nearer to the truth than a standstill."""
+    """The number of frames at which the imagined ones are nearer to the truth than a standstill, and by how much."""
     by_kind = report.likeness["PSNR (dB)"]
     imagined, still = by_kind["imagined"], by_kind["first frame repeated"]
     gains = [a - b for a, b in zip(imagined, still)]
@@ -95,14 +92,14 @@ def _show_clips(page: Page, folder: Path, truth: Tensor, imagined: Tensor, fps: 
     page.note(f"Shown are {len(chosen)} of {len(truth)} clips; one that follows its actions moves as the truth does.")
 
 
-def _show_tried(page: Page, folder: Path, tried: Tried, fps: float) -> None:
-    if not tried.videos:
+def _show_trials(page: Page, folder: Path, trials: ActionTrials, fps: float) -> None:
+    if not trials.videos:
         return
     page.heading(
         "Other actions, and another seed",
         "Each row has one first frame: under its own actions, under those of other clips, and with another seed.",
     )
-    for i, rows, videos in zip(tried.which, tried.borrowed, tried.videos):
+    for i, rows, videos in zip(trials.which, trials.borrowed, trials.videos):
         shown = [("own actions" if k == i else f"actions of clip {k}", clip) for k, clip in zip(rows, videos[:, 0])]
         shown.append(("own actions, another seed", videos[0, 1]))
         page.clips([written(folder, f"tried_{i:02d}_{j}", text, clip, fps) for j, (text, clip) in enumerate(shown)])

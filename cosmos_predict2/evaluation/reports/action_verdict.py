@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a world model follows its actions, in one sentence with its reasons.
+"""The verdict on whether a world model follows its actions, in one sentence with its reasons.
 
 Three signs, each beside a control that was measured in the same run. A model that ignores its actions shows none of
 them, one that follows them shows all; what could not be measured does not count.
@@ -38,7 +38,7 @@ def verdict(
     gap: ActionGap | None, distances: Distances | None, following: Mapping[str, ActionFollowing], reason: str = ""
 ) -> Verdict:
     """The signs together; ``reason``: why nothing could be measured, if so."""
-    signs = [sign for sign in (_of_loss(gap), _of_distance(distances), _of_reading(following)) if sign is not None]
+    signs = [sign for sign in (_loss_sign(gap), _distance_sign(distances), _reading_sign(following)) if sign is not None]
     shown = sum(is_shown for is_shown, _ in signs)
     if not signs:
         return Verdict("unknown", f"cannot say whether it follows its actions: {reason or 'nothing was measured'}")
@@ -50,7 +50,7 @@ def verdict(
     return Verdict("in part", f"follows its actions only in part ({shown} of {len(signs)} signs): {because}")
 
 
-def _of_loss(gap: ActionGap | None) -> Sign | None:
+def _loss_sign(gap: ActionGap | None) -> Sign | None:
     if gap is None:
         return None
     return (
@@ -60,7 +60,7 @@ def _of_loss(gap: ActionGap | None) -> Sign | None:
     )
 
 
-def _of_distance(distances: Distances | None) -> Sign | None:
+def _distance_sign(distances: Distances | None) -> Sign | None:
     if distances is None:
         return None
     return (
@@ -70,7 +70,7 @@ def _of_distance(distances: Distances | None) -> Sign | None:
     )
 
 
-def _of_reading(following: Mapping[str, ActionFollowing]) -> Sign | None:
+def _reading_sign(following: Mapping[str, ActionFollowing]) -> Sign | None:
     if not {CODED, IMAGINED} <= set(following) or following[CODED].r2_of_sums < READABLE:
         return None
     read, best = following[IMAGINED].r2_of_sums, following[CODED].r2_of_sums

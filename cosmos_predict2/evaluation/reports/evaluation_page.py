@@ -79,7 +79,7 @@ class Clip:
 
 @dataclass
 class Page:
-    """What the page shows, in the order in which it was added."""
+    """A page that shows its parts in the order in which they were added."""
 
     title: str
     facts: Sequence[str] = ()
@@ -93,7 +93,7 @@ class Page:
         self._parts.append(f'<p class="verdict">{html.escape(sentence)}</p>')
 
     def note(self, sentence: str) -> None:
-        """What the figure above shows."""
+        """A sentence on the figure above."""
         self._parts.append(f'<p class="note">{html.escape(sentence)}</p>')
 
     def findings(self, sentences: Sequence[str]) -> None:
@@ -178,7 +178,7 @@ def written(folder: Path, name: str, caption: str, video_C_F_H_W: Tensor, fps: f
 
 
 def shown_width(video: Tensor) -> int:
-    """How wide a page shows videos of this width."""
+    """The width at which a page shows a video, in pixels."""
     return max(96, min(WIDEST_CLIP, 4 * video.shape[-1]))
 
 
@@ -218,7 +218,10 @@ def _drawing(title: str, lines: Mapping[str, Points], across: str) -> str:
         return ""
     places = sorted({x for line in lines.values() for x, _ in line})
     left, right = places[0], max(places[-1], places[0] + 1e-9)
-    low, high = _range([y for line in lines.values() for _, y in line])
+    heights = [y for line in lines.values() for _, y in line]
+    low, high = min(heights), max(heights)
+    if high - low <= 1e-9:
+        low, high = low - 0.5, high + 0.5
 
     def at(x: float, y: float) -> tuple[float, float]:
         across_by, down_by = (x - left) / (right - left), (high - y) / (high - low)
@@ -246,8 +249,3 @@ def _drawing(title: str, lines: Mapping[str, Points], across: str) -> str:
         legend.append(f'<span style="color:{colour}">{html.escape(name)} {line[-1][1]:.4g}</span>')
     drawing = f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(parts)}</svg>'
     return f"<figure>{drawing}<figcaption>{' · '.join(legend)}</figcaption></figure>"
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    return (low, high) if high - low > 1e-9 else (low - 0.5, high + 0.5)

@@ -43,7 +43,7 @@ TRUTH, BEFORE, AFTER = "truth", "before", "after"
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured. Losses are of the velocity, one per noise level; PSNR is in dB, over what moves."""
+    """The measurements. Losses are of the velocity, one per noise level; PSNR is in dB, over what moves."""
 
     sigmas: list[float]
     before: list[float]
@@ -77,7 +77,7 @@ class Figures:
 
     @property
     def verdict(self) -> str:
-        """What the training has done, from the controls measured beside it."""
+        """A sentence on what the training has achieved, from the controls measured beside it."""
         if not self.ratio < BETTER:
             claim = "has learned next to nothing: its loss is as before the training, or higher"
         elif not self.gain > 0:
@@ -98,7 +98,7 @@ class Figures:
         )
 
     def facts(self) -> list[str]:
-        """What was measured, on what, and with what it is compared."""
+        """The weights, the data and the sampling, and what the weights are compared with."""
         return [
             f"weights: {self.weights}",
             f"before the training: {self.start}",

@@ -38,7 +38,7 @@ DRIVERS: dict[str, str | Mix] = {MIXTURE: "mixed", WEAK: WEAK_DRIVER}
 
 @dataclass(frozen=True)
 class ImaginedFigures:
-    """What `measure` found. PSNR is in dB, of frames 1, 2, ... after the first."""
+    """The figures that `measure` gives. PSNR is in dB, of frames 1, 2, ... after the first."""
 
     horizons: Mapping[str, Mapping[str, list[float]]]  # who imagines -> region -> PSNR
     gap: ActionGap | None
@@ -104,7 +104,7 @@ def measure(
 
 
 def imagination(pipe: Video2WorldActionConditionedPipeline, num_steps: int) -> Imagine:
-    """What a model imagines, chunk by chunk; what ends a chunk is handed on as it was decoded."""
+    """Imagination by a model, chunk by chunk; a chunk hands its last frames to the next one as decoded floats."""
 
     def imagine(first_B_C_1_H_W: Tensor, action_B_A_D: Tensor) -> Tensor:
         actions = pipe.transformed(action_B_A_D.numpy())

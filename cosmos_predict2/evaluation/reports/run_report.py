@@ -111,7 +111,7 @@ def by_name(records: Sequence[Record]) -> Lines:
 
 
 def verdict(lines: Lines) -> str:
-    """Whether the alarm went off, in a sentence; empty for a run without one."""
+    """A sentence on whether the alarm went off; empty for a run without one."""
     if "quality/alarm" not in lines:
         return ""
     alarms = [f"{iteration:g}" for iteration, value in lines["quality/alarm"] if value]
@@ -186,11 +186,11 @@ def _show_samples(page: Page, run_dir: str) -> None:
     page.heading("Samples before and after", "The same ones each time, the truth beside what is generated.")
     for kind, files in sorted(found.items()):
         ends = [min(files), max(files)] if len(files) > 1 else files
-        page.clips([Clip(f"iteration {k}, {kind.replace('_', ' ')}", _inside(folder, file)) for k, file in ends])
+        page.clips([Clip(f"iteration {k}, {kind.replace('_', ' ')}", _address(folder, file)) for k, file in ends])
 
 
-def _inside(folder: str, file: str) -> str:
-    """A video as an address that holds it, or its place beside the page."""
+def _address(folder: str, file: str) -> str:
+    """An address that holds the whole video, or the place of a large one beside the page."""
     content = storage.local_copy(storage.join(folder, file)).read_bytes()
     if len(content) > LARGEST_VIDEO:
         return f"samples/{file}"

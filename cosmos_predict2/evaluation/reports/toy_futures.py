@@ -54,8 +54,12 @@ class Futures:
         return media.contact_sheet(clips, labels, columns=9, side=96)
 
     def video(self) -> Tensor:
-        """The simulator's futures above the imagined ones, a column for each sequence."""
-        rows = [torch.cat([_framed(clip) for clip in clips], dim=3) for clips in (self.simulated, self.imagined)]
+        """The simulator's futures above the imagined ones, a column for each sequence, magnified in white borders."""
+        rows = []
+        for clips_K_C_F_H_W in (self.simulated, self.imagined):
+            large = clips_K_C_F_H_W.repeat_interleave(MAGNIFIED, -1).repeat_interleave(MAGNIFIED, -2)
+            framed = torch.nn.functional.pad(large, (GAP, GAP, GAP, GAP), value=255)
+            rows.append(torch.cat(list(framed), dim=3))
         return torch.cat(rows, dim=2)
 
 
@@ -122,9 +126,3 @@ def _clearest(path_K_N_F_S: Floats, target: int, size: int) -> int:
     moved = numpy.hypot(*numpy.moveaxis(thing[:, :, -1] - thing[:, :, 0], -1, 0))  # [K, N]
     apart = numpy.hypot(*numpy.moveaxis(thing[0, :, -1] - thing[1, :, -1], -1, 0))
     return int(numpy.where(inside, numpy.minimum(moved[:2].min(axis=0), apart), -1.0).argmax())
-
-
-def _framed(clip_C_F_H_W: Tensor) -> Tensor:
-    """Larger, with a white border."""
-    large = clip_C_F_H_W.repeat_interleave(MAGNIFIED, -1).repeat_interleave(MAGNIFIED, -2)
-    return torch.nn.functional.pad(large, (GAP, GAP, GAP, GAP), value=255)
