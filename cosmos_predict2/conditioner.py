@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a generation is conditioned on, and how training withholds it so that guidance can be learnt.
+"""Conditions of a generation, which training withholds at times so that guidance can be learnt.
 
 The conditioner turns a batch into a `Condition`. In training each input may be dropped for a whole sample: its values
 become zero, and a text of zeros is what "no text" means to the network. In inference the pair for guidance is made:
@@ -67,7 +67,7 @@ class Condition:
         return replace(others, crossattn_emb_B_S_E=own)
 
     def equals(self, other: "Condition") -> bool:
-        """Whether a network sees the same in both: then what guidance would subtract is zero."""
+        """True where a network sees the same in both, so that guidance would subtract zero."""
         known = {"crossattn_emb_B_S_E"} if self.is_without_text and other.is_without_text else set()
         names = [field.name for field in fields(self) if field.name not in known]
         return all(_is_same(getattr(self, name), getattr(other, name)) for name in names)
@@ -93,7 +93,7 @@ def conditioning_frames_mask(num_frames_B: Tensor, like_B_C_T_H_W: Tensor) -> Te
 
 @attrs.define(kw_only=True, slots=False)
 class DropoutConfig(Section):
-    """How often an input is withheld in training, for a whole sample at a time."""
+    """The share of samples from which training withholds an input."""
 
     dropout_rate: float = attrs.field(default=0.0, validator=at_least(0, at_most=1))
 

@@ -126,7 +126,7 @@ NOT_YET = {
 
 @dataclass(frozen=True)
 class ModelType:
-    """What was released of one kind of model."""
+    """One kind of released model: its sizes and files."""
 
     suffix: str  # of its repositories
     sizes: tuple[str, ...]
@@ -159,7 +159,8 @@ def checkpoint_dir(explicit: str | None = None) -> str:
 
 
 def environment_settings() -> dict[str, str]:
-    """What ``COSMOS_PREDICT2_ARGS`` has now: ``checkpoints`` and ``text_encoder``, those that are there."""
+    """``checkpoints`` and ``text_encoder`` as ``COSMOS_PREDICT2_ARGS`` sets them now; one that it does not set is left
+    out."""
     text = os.environ.get(SETTINGS_VARIABLE, "")
     try:
         words = shlex.split(text)

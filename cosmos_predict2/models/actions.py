@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The robot's actions in training: what an action-conditioned model does with a batch besides the others.
+"""The robot's actions in training: the steps that an action-conditioned model adds to the others.
 
 A batch has ``action`` [B, pixel frames - 1, d] beside its clips: row k leads from frame k to frame k + 1. Which
 transform the actions went through comes with the data (``action_transform``), must be that of the config and of a
@@ -45,7 +45,7 @@ NO_IMAGES = (
 
 
 def action_size(net: Mapping[str, Any], state_t: int) -> tuple[int | None, list[str]]:
-    """How many numbers each action of a clip has for the network of a lazy node, and what is wrong with the node."""
+    """The number of numbers in each action of a clip, for the network of a lazy node, and the faults of the node."""
     target, count = target_of(net, "model.config.pipe_config.net"), pixel_frames(state_t) - 1
     if not (isinstance(target, type) and issubclass(target, ActionDiT)):
         return None, [f"it is {getattr(target, '__name__', target)}, which takes no actions: choose one that does"]
@@ -89,7 +89,7 @@ class NoActions:
 
 
 def actions_of(model: Any) -> NoActions:
-    """What a `Video2WorldModel` does with actions, by its network."""
+    """The `Actions` of a `Video2WorldModel`, or `NoActions`, by its network."""
     if model.net.takes_actions:
         return Actions(model)
     if isinstance(model.pipe_config, Video2WorldActionPipelineConfig):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a world model is trained: weights, adapters, noise, conditioning frames, loss, text, sharding.
+"""Settings of the training of a world model: weights, adapters, noise, conditioning frames, loss, text, sharding.
 
 The two classes differ in the noise that is drawn: noise levels for Predict2, flow times for Predict2.5.
 """
@@ -41,7 +41,7 @@ def check_sigmas(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -
 
 @attrs.define(kw_only=True, slots=False)
 class Predict2ModelManagerConfig(Section):
-    """Where the run starts from. No path: random weights."""
+    """The weights that the run starts from. No path: random weights."""
 
     dit_path: str = ""
     text_encoder_path: str = ""  # training reads embeddings from its data
@@ -82,7 +82,7 @@ class Predict2Video2WorldModelConfig(Section):
 
     @property
     def conditional_frames(self) -> dict[int, float]:
-        """How often each number of latent frames conditions a clip, as shares."""
+        """The share of the clips that each number of latent frames conditions."""
         low, high = self.pipe_config.min_num_conditional_frames, self.pipe_config.max_num_conditional_frames
         return dict.fromkeys(range(low, high + 1), 1.0)
 

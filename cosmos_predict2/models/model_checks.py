@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be found wrong with the training of a world model before anything is built: `check` of its configuration.
+"""Checks of the configuration of a world model's training, before anything is built: `check`.
 
 ``config`` is ``model.config`` as a mapping; `CheckContext` has the rest of the run.
 """
@@ -82,8 +82,8 @@ def check_settings(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def check_family(config: Any) -> Iterator[Finding]:
-    """Whether the noise that is drawn and the objective of the pipeline are of one model family; one that the config
-    names may go with any noise. ``config`` may be an object, too."""
+    """Noise and objective that are not of one model family. An objective that the config names may go with any noise.
+    ``config`` may be an object, too."""
     config = config if isinstance(config, Mapping) else vars(config)
     pipe = config["pipe_config"] if isinstance(config["pipe_config"], Mapping) else vars(config["pipe_config"])
     is_flow = "train_time_shift" in config
@@ -159,7 +159,7 @@ def check_true_clips(data_sets: Mapping[str, Mapping[str, Any]]) -> Iterator[Fin
 
 
 def check_actions(config: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-    """Whether the actions of network, data, configuration and start weights fit each other."""
+    """Actions of network, data, configuration and start weights that do not fit each other."""
     pipe = config["pipe_config"]
     size, problems = action_size(pipe["net"], pipe["state_t"])
     yield from errors(f"{PIPE}.net", problems)

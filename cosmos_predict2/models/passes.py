@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a model that trains on its own clips runs its network, and what waits meanwhile: for plans of runs."""
+"""The passes of a model that trains on its own clips, and what it keeps meanwhile, for the planning of runs."""
 
 from dataclasses import dataclass
 

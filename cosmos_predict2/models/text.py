@@ -47,7 +47,7 @@ KEY = "model.config.text"
 
 @attrs.define(kw_only=True, slots=False)
 class TrainingTextConfig(Section):
-    """Where the text comes from; at most one of the first two is set."""
+    """The source of the text; at most one of the first two is set."""
 
     encoder: Any = None  # lazy node of a TextEncoder for the captions
     constant_path: str = ""  # the embedding of every sample, whatever its caption
@@ -59,7 +59,7 @@ class TrainingTextConfig(Section):
 
     @property
     def is_set(self) -> bool:
-        """Whether embeddings in the data are of no use."""
+        """True where this replaces the embeddings in the data."""
         return self.encoder is not None or bool(self.constant_path)
 
 
@@ -126,7 +126,7 @@ def require_text(net: DiT, text_B_S_E: Tensor, name: str) -> None:
 
 
 def network_text_width(net: Mapping[str, Any]) -> int:
-    """How wide the text is that a network's lazy node reads."""
+    """The width of the text that the network of a lazy node reads."""
     return int(net.get(PROJECTION) or net.get("crossattn_emb_channels") or RELEASED_WIDTH)
 
 
@@ -136,12 +136,12 @@ def encoder_for(width: int, num_tokens: int = NUM_TOKENS) -> str:
 
 
 def encoder_text_width(node: Any) -> int | None:
-    """How wide the texts of an encoder's lazy node will be, where its class declares it."""
+    """The width of the texts of an encoder's lazy node; None where its class does not declare it."""
     declared = getattr(target_of(node), "declared_width", None) if isinstance(node, Mapping) else None
     if declared is None:
         return None
     try:
-        width: int | None = declared(**_arguments(node))
+        width: int | None = declared(**{str(key): value for key, value in node.items() if not str(key).startswith("_")})
     except (UserError, TypeError):  # TypeError: without an argument that it must have
         return None  # building it raises the error
     return width
@@ -162,7 +162,7 @@ def data_text_width(data: Mapping[str, Any]) -> tuple[str, int] | None:
 
 
 def check_text(text: Mapping[str, Any], net: Mapping[str, Any]) -> Iterator[Finding]:
-    """What is wrong with the section ``model.config.text`` for a network; reads headers alone."""
+    """Faults of the section ``model.config.text`` for a network; reads headers alone."""
     path, width = text.get("constant_path") or "", encoder_text_width(text.get("encoder"))
     key = f"{KEY}.constant_path" if path else f"{KEY}.encoder"
     if path:
@@ -248,7 +248,3 @@ def text_of_config(text: TrainingTextConfig) -> TrainedText | None:
     key = "num_tokens" if cls is BytesEncoder else "max_length"
     num_tokens = int(text.encoder.get(key) or lazy_config.signature(cls)[key].default)
     return TrainedText(kinds[cls], num_tokens, num_tokens, width_of_encoder)
-
-
-def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in node.items() if not str(key).startswith("_")}

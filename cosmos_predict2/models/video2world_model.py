@@ -126,17 +126,17 @@ class Video2WorldModel(ImaginaireModel):
 
     @classmethod
     def passes(cls, config: Any, conditions: int) -> Passes | None:
-        """What an experience costs, for a rank whose batches have so many clips; None: each is trained on once."""
+        """The passes of an experience, for a rank whose batches have so many clips; None: each is trained on once."""
         return None
 
     @classmethod
     def _check_family(cls, config: Any) -> Iterator[Finding]:
-        """Whether noise and objective fit each other; a subclass may have a loss of its own, which fits as it likes."""
+        """Noise and objective that do not fit each other; nothing for a subclass with a loss of its own."""
         return iter(()) if cls.loss is not Video2WorldModel.loss else model_checks.check_family(config)
 
     @classmethod
     def checkpoint_switches(cls, path: str) -> dict[str, Any]:
-        """What a run had set when it wrote these weights: a checkpoint with adapters continues as one with adapters."""
+        """The settings of the run that wrote these weights which a resumed one must share: adapters or none."""
         return {f"config.{key}": value for key, value in read_card(path).switches.items()}
 
     def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Video2WorldModel(ImaginaireModel):
     # --- checkpoints
 
     def card(self) -> ModelCard:
-        """What the weights of this run record about themselves."""
+        """The record that is saved with the weights of this run."""
         encoder = self.text.encoder_name
         digests = {TOKENIZER: self._tokenizer_digest, TEXT_ENCODER: encoder}
         card = replace(self._card_of_config, digests={part: digest for part, digest in digests.items() if digest})
@@ -189,7 +189,7 @@ class Video2WorldModel(ImaginaireModel):
         return card_of_config(self.config)
 
     def saved_weights(self) -> dict[str, Tensor]:
-        """What a checkpoint holds besides the card."""
+        """The tensors of a checkpoint besides the card."""
         return super().checkpoint_state()
 
     def checkpoint_state(self) -> dict[str, Tensor]:
@@ -332,19 +332,19 @@ class Video2WorldModel(ImaginaireModel):
         reduction = cast(Literal["mean", "sum"], self.config.loss_reduce)
         return rectified_flow.reduce_loss(error_B_C_T_H_W, reduction, self.config.loss_scale)
 
-    # --- what a run that begins can be held against
+    # --- checks of the first step
 
     def has_start_weights(self) -> bool:
-        """Whether training starts from weights of a file."""
+        """True where training starts from weights of a file."""
         return bool(self.config.model_manager_config.dit_path)
 
     def adapters_begin_at_zero(self) -> bool:
-        """Whether the start leaves the base as it was: not with drawn factors, nor with adapters from a file."""
+        """True where the start leaves the base as it was: not with drawn factors, nor with adapters from a file."""
         return self.config.init_lora_weights and not self._has_trained_adapters
 
     @torch.no_grad()
     def expected_first_loss(self, output: Mapping[str, Any]) -> tuple[float, float] | None:
-        """Between what the loss of a first step lies when training starts from trained weights.
+        """The range of the loss of a first step when training starts from trained weights; None where it is not known.
 
         A network that has learnt anything does better than a velocity of zero, which is what an empty one predicts: its
         loss is that of eps - x_0, 1 + var(x_0) a latent. Where trained networks are worst, near no noise, eps cannot be
@@ -378,7 +378,7 @@ class Video2WorldModel(ImaginaireModel):
         return self._input_key(batch) == self.config.input_image_key
 
     def _input_key(self, batch: Mapping[str, Any]) -> str:
-        """What a batch is of: videos, images, or the cached latents of videos."""
+        """The key of a batch's clips: videos, images, or the cached latents of videos."""
         keys = (self.config.input_video_key, self.config.input_image_key, LATENTS_KEY)
         found = [key for key in keys if key in batch]
         if len(found) != 1:
@@ -412,7 +412,7 @@ class Video2WorldModel(ImaginaireModel):
 
     @torch.no_grad()
     def _latents(self, batch: Mapping[str, Any]) -> Tensor:
-        """What the tokenizer makes of the pixels, or made of them when the data set was prepared."""
+        """Latents of the pixels, or those that were cached when the data set was prepared."""
         if LATENTS_KEY not in batch:
             return self.world.tokenizer.encode(self._pixels(batch)).to(self._work_dtype)
         if not self._has_checked_latents:
@@ -448,7 +448,7 @@ class Video2WorldModel(ImaginaireModel):
     def _num_conditional_frames(
         self, batch: Mapping[str, Any], x0: Tensor, generators: Draws, is_fixed: bool
     ) -> Tensor:
-        """How many latent frames of each sample condition it: those of the batch, the fewest, or drawn."""
+        """The number of latent frames that condition each sample: that of the batch, the fewest, or drawn."""
         if "num_conditional_frames" in batch:
             given = torch.as_tensor(batch["num_conditional_frames"]).reshape(-1)
             if given.numel() not in (1, x0.shape[0]) or not ((given >= 0) & (given < max(2, x0.shape[2]))).all():

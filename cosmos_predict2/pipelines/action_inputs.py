@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout begins with: first frames and actions, from a robot's recording and its video.
+"""First frames and actions of a rollout, from a robot's recording and its video.
 
     {"state": [[x, y, z, roll, pitch, yaw], ...], "continuous_gripper_state": [...], "action": [[...], ...],
      "videos": [{"video_path": "videos/test/NAME/rgb.mp4"}], ...}
@@ -48,7 +48,7 @@ class Episode:
 
     @property
     def has_truth(self) -> bool:
-        """Whether the video goes on behind the frames that the rollout begins with."""
+        """True where the video goes on behind the frames that the rollout begins with."""
         if self.read is not None:
             return len(self.frames) > self.first_frames_C_F_H_W.shape[1]
         if media.kind_of(self.video) == "image":
@@ -256,7 +256,8 @@ def _rate(video: str, reading: Reading) -> float:
 
 
 def _loaded(load: LoadActions, annotation: dict[str, Any], video: str, reading: Reading) -> Episode:
-    """What code of the user's own makes of an annotation: {actions, initial_frame, ...}, the actions already scaled."""
+    """The episode that the user's own code makes of an annotation: it gives {actions, initial_frame, ...}, with the
+    actions already scaled."""
     found = load(annotation, video, reading.arguments)
     if absent := [key for key in ("actions", "initial_frame") if key not in found]:
         raise DataError(f"--action_load_fn gives no '{absent[0]}'; it gives {', '.join(found)}.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs of inference are asked for: their flags are fields of these classes (`imaginaire.command_line`)."""
+"""The flags of the inference programs, as fields of classes (`imaginaire.command_line`)."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ _SIZE = "default 2B, or that of the run that --dit_path lies in; tiny: the toy w
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which weights; what no flag says is as their card records it."""
+    """The weights of a model; what no flag sets is as their card records it."""
 
     model_size: str | None = flag(None, _SIZE, type=_model_name, choices=["2B", "14B", "tiny"])
     dit_path: str = flag(
@@ -110,7 +110,7 @@ class ActionModel(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where and how a model runs."""
+    """The device of a model, its precision, and the processes that share it."""
 
     device: str | None = flag(None, "cpu, cuda, cuda:1 (default: a GPU where there is one)")
     dtype: str | None = flag(
@@ -157,7 +157,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all videos of a run of the program share; recorded beside every result."""
+    """Settings that all videos of a run of the program share; recorded beside every result."""
 
     aspect_ratio: str
     fps: float
@@ -186,7 +186,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the recordings of one run of the program are read."""
+    """Settings by which a run of the program reads its recordings."""
 
     transform: ActionTransform
     chunk_size: int = 12
@@ -236,7 +236,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """What all rollouts of a run of the program share; recorded beside every result."""
+    """Settings that all rollouts of a run of the program share; recorded beside every result."""
 
     save_fps: float | None = flag(
         None,

@@ -22,7 +22,7 @@ from imaginaire.errors import ConfigError, UserError
 log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
-_OVER = None  # what followers get in place of inputs
+_OVER = None  # sent to followers in place of inputs
 
 
 class SpreadError(RuntimeError):
@@ -61,7 +61,7 @@ class LeadingWorld(WorldModel):
 
 
 def lead(work: Callable[[], Value]) -> Value:
-    """What ``work`` gives; afterwards the followers are let go, but for an error in the middle of sampling."""
+    """The result of ``work``; afterwards the followers are let go, but for an error in the middle of sampling."""
     try:
         value = work()
     except UserError:
@@ -90,7 +90,7 @@ def follow(make_world: Callable[[], WorldModel]) -> int:
 
 
 def agreed(prepare: Callable[[], Value]) -> Value:
-    """What ``prepare`` gives, where it succeeds on all ranks; else its error on all of them."""
+    """The result of ``prepare`` where it succeeds on all ranks; else its error on all of them."""
     error: UserError | None = None
     try:
         value = prepare()

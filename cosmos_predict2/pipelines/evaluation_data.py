@@ -91,7 +91,7 @@ class Recordings:
 
     @property
     def where_more_are(self) -> str:
-        """What gives more clips than these, for messages."""
+        """Advice on how to get more clips than these, for messages."""
         if self.num_apart is None or len(self) < self.num_apart:
             return f"raise --num_clips above {len(self)}"
         return f"give --data with more recordings: of these, {self.num_apart} clips do not overlap"
@@ -244,8 +244,11 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
 
 
 def warn_of_other_range(name: str, dataset: Any, transform: ActionTransform, shown: Sequence[Tensor] = ()) -> str:
-    """A warning, also logged, of raw actions in other ranges than the weights' own, else empty: of the whole data set
-    where it has statistics, else of clips that are ``shown``, as the model sees them."""
+    """A warning, also logged, of raw actions in other ranges than the weights' own; empty where there is none.
+
+    The ranges are those of the whole data set where it has statistics, else of the actions ``shown``, as the model sees
+    them.
+    """
     if recorded_columns(transform) is None:
         return ""
     if isinstance(dataset, LeRobotActionDataset):
@@ -310,7 +313,8 @@ def _of_folder(
 
 
 def own_arguments(cls: type, trained: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """How a run reads data of this class, and what else is given; that alone where its data are of another class."""
+    """The arguments with which a run reads data of this class, overridden by ``given``; the latter alone where the
+    run's data are of another class."""
     if trained.get("_target_") != f"{cls.__module__}.{cls.__name__}":
         return dict(given)
     defaults = {name: parameter.default for name, parameter in signature(cls).items()}
@@ -355,7 +359,7 @@ def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
 
 
 def held_out_doubt(training: Mapping[str, Any], held_out: Mapping[str, Any]) -> str:
-    """What makes figures on the held-out clips of a node doubtful; empty: nothing."""
+    """A reason to doubt figures on the held-out clips of a node; empty where there is none."""
     names = described_dataset(held_out), described_dataset(training)
     if target_of(held_out) is not target_of(training):
         return f"the clips are of {names[0]}, those of training of {names[1]}: give --data FOLDER with clips like these"

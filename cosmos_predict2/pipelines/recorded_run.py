@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What weights record of the run that they come from: their pipeline's configuration, and the run's whole one.
+"""Records of the run that weights come from: their pipeline's configuration, and the run's whole one.
 
     apply_card(read_card("checkpoints/posttraining/video2world/NAME/checkpoints/model/iter_000001000.pt"), config)
     config = composed_run(read_card("checkpoints/posttraining/video2world/NAME"), overrides=[])
@@ -119,7 +119,8 @@ def _arguments(card: ModelCard, part: str) -> dict[str, Any]:
     arguments = {key: value for key, value in card.pipeline[part].items() if not key.startswith("_")}
     for name, value in arguments.items():
         if "_target_" in str(value):
-            raise CheckpointError(f"{_record(card)}: pipe_config.{part}.{name} names something to build, {value}.")
+            file = f"{card.run_folder}/config.yaml" if card.run_folder else card.path
+            raise CheckpointError(f"{file}: pipe_config.{part}.{name} names something to build, {value}.")
     return arguments
 
 
@@ -144,8 +145,11 @@ def _tokenizer_arguments(card: ModelCard, own: Mapping[str, Any], *, is_moved: b
 
 
 def _found(card: ModelCard, file: str, own: str) -> str:
-    """Where a recorded file lies: as recorded, from a folder above the run's as from that in which it was trained, or
-    beside the weights; a released one where this program's config has it."""
+    """The place of a recorded file on this machine.
+
+    It is looked for as recorded, then from the folders above the run's (it was recorded relative to one of them), then
+    beside the weights. A released file is where this program's config has it.
+    """
     if storage.is_remote(file) or is_hub(file) or storage.exists(file):
         return file
     above = [] if os.path.isabs(file) else list(Path(card.run_folder or card.path).absolute().parents)
@@ -160,10 +164,6 @@ def _found(card: ModelCard, file: str, own: str) -> str:
         )
     log.info("tokenizer: %s, recorded as %s", found, file)
     return found
-
-
-def _record(card: ModelCard) -> str:
-    return f"{card.run_folder}/config.yaml" if card.run_folder else card.path
 
 
 def _known(cls: type, values: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _encoder_node(node: Any, name: EncoderName, text: TrainedText, recorded: Map
 
 
 def is_video2world(card: ModelCard) -> bool:
-    """Whether weights lie in the local folder of a Video2World run without actions."""
+    """True for weights in the local folder of a Video2World run without actions."""
     has_folder = bool(card.run_folder) and "://" not in card.run_folder
     return has_folder and card.network_class is not None and not card.takes_actions
 
@@ -281,7 +281,8 @@ def _names(tree: Any, marks: Sequence[str] = ("_target_", *MARKS)) -> Iterator[s
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a name is of this code, and what is found there, too: a module's ``os`` is not. Of torch, classes are."""
+    """True for a name of this code whose object is of this code, too: a module's ``os`` is not. Of torch, classes and
+    precisions pass; of other code, what is registered."""
     if name.startswith("torch."):
         found = locate(name)
         return isinstance(found, torch.dtype) or (isinstance(found, type) and found.__module__.startswith("torch"))

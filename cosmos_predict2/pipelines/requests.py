@@ -247,7 +247,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def fingerprint(path: str) -> str:
-    """Which weights these are, for the records: name, size and time of what lies there; of a run, its newest file."""
+    """Name, size and time of a file of weights, for the records; of a run, those of its newest file."""
     if not path:
         return "random"
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the parts of a world model can be built: weights that are there and fit, attention that the device has."""
+"""Checks that the parts of a world model can be built: weights that are there and fit, attention of the device."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,8 +54,10 @@ def part_digest(part: Any) -> str:
 
 
 def other_parts(trained: ModelCard, config: Any, tokenizer: Any) -> Iterator[str]:
-    """Where the parts of a world model are not those that its network was trained with, as sentences. Weights of
-    another tokenizer are found by their digest; a record without one gives a warning."""
+    """A sentence for each difference between the parts of a world model and those that its network was trained with.
+
+    Weights of another tokenizer are found by their digest; a record without one gives a warning.
+    """
     nodes = {"net": config.net, "objective": config.objective} | (
         {} if tokenizer is None else {TOKENIZER: config.tokenizer}
     )
@@ -103,7 +105,7 @@ def check_device(device: str) -> None:
 
 
 def attention_problem(net: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the network of a lazy node cannot attend as it asks to on a device; None where it can."""
+    """The reason why a device cannot run the attention of a lazy node's network; None where it can."""
     width, heads = net.get("model_channels"), net.get("num_heads")
     if not width or not heads:
         return None  # a network of another kind

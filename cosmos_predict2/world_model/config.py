@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a world model is assembled from, as values: network, tokenizer, text, conditioning, noise and sampling."""
+"""Settings of the parts of a world model: network, tokenizer, text, conditioning, noise and sampling."""
 
 from typing import Any, Literal, cast
 
@@ -46,7 +46,7 @@ class SolverConfig(Section):
 
 @attrs.define(kw_only=True, slots=False)
 class FlowConfig(Section):
-    """How a Predict2.5 network is asked, in training and in sampling."""
+    """The times and timesteps of a Predict2.5 network, in training and in sampling."""
 
     # Of the sampling times: above 1 there are more near pure noise, 1 leaves them as they are.
     shift: float = attrs.field(default=5.0, validator=above(0))

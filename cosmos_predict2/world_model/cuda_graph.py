@@ -36,7 +36,7 @@ class GraphedNetwork:
         return getattr(self.net, name)
 
     def fits(self, net: DiT) -> bool:
-        """Whether this is the network, and its weights still lie where they lay when it was captured."""
+        """True for the network that was captured, while its weights lie where they lay then."""
         return net is self.net and _places(net) == self._places
 
     def __call__(
@@ -81,7 +81,7 @@ def new_pool() -> Any:
 
 
 def capture(forward: Callable[[], Tensor], device: torch.device, pool: Any) -> Callable[[], Tensor]:
-    """What runs the captured pass again; its result is overwritten by any other pass of the pool."""
+    """A function that runs the captured pass again; its result is overwritten by any other pass of the pool."""
     with torch.cuda.device(device):  # streams belong to the current one
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

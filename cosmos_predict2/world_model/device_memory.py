@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much fits into the memory of a GPU at once. On a CPU nothing is asked: what is swapped out is only slow."""
+"""Batch sizes that fit into the memory of a GPU. On a CPU there is no limit: what is swapped out is only slow."""
 
 import torch
 
@@ -21,7 +21,7 @@ def free_memory(device: torch.device, *, has_graphs: bool = False) -> int:
 
 
 def activation_bytes(net: DiT, num_values: int) -> int:
-    """What a forward pass takes, about, of so many positions of latents."""
+    """An estimate of the bytes that a forward pass takes, for so many positions of latents."""
     tokens = num_values // (net.patch_spatial**2 * net.patch_temporal)
     return tokens * net.model_channels * 24 * torch.finfo(net.dtype).bits // 8
 
@@ -29,7 +29,7 @@ def activation_bytes(net: DiT, num_values: int) -> int:
 def clips_at_once(
     device: torch.device, dtype: torch.dtype, num_frames: int, height: int, width: int, *, has_graphs: bool = False
 ) -> int:
-    """How many clips of so many pixel frames a tokenizer of that precision encodes or decodes together."""
+    """The number of clips of so many pixel frames that a tokenizer of this precision encodes or decodes together."""
     if device.type != "cuda":
         return CLIPS_AT_ONCE
     pixels = height * width

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a world model imagines: first frames and chunks of actions become the frames that follow.
+"""Imagination by a world model: first frames and chunks of actions become the frames that follow.
 
     imagination = Imagination(world)
     actions = imagination.transformed(raw_actions)                                       # as the network sees them
@@ -49,7 +49,7 @@ class Imagination:
         return transform
 
     def transformed(self, raw: ArrayLike) -> Tensor:
-        """What the network sees of raw actions [..., d], float32."""
+        """Raw actions [..., d] as the network sees them, float32."""
         return torch.from_numpy(self.transform.apply(raw)).float()
 
     @torch.no_grad()

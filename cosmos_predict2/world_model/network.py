@@ -97,7 +97,7 @@ def embedders(net: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
 
 
 def embedders_begin_anew(path: str, *, may_fetch: bool = True) -> bool:
-    """Whether a network with actions learns them from nothing when it starts from the weights at a path (empty: none).
+    """True where a network that starts from the weights at a path (empty: none) learns to read actions from nothing.
 
     Without ``may_fetch`` weights that are elsewhere, or that cannot be read, are judged by their name.
     """
@@ -153,7 +153,7 @@ def absent_parts(net: DiT, path: str) -> tuple[str, ...]:
 
 
 def own_patterns(net: DiT) -> tuple[str, ...]:
-    """What the class of a network lists in ``begins_anew``."""
+    """The patterns that the class of a network lists in ``begins_anew``."""
     patterns: Any = net.begins_anew
     if isinstance(patterns, str):  # each of its characters would be a pattern, "*" among them
         raise ConfigError(

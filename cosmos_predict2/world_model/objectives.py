@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a network predicts, how it is trained for it, and how its predictions become latents.
+"""Objectives: the prediction of a network, its loss in training, and its way from noise to latents in sampling.
 
 `EDM` (Predict2): x_t = x_0 + sigma eps, the error of x_0 is weighted to that of the velocity, noise levels in sampling.
 `Flow` (Predict2.5): x_t = (1 - t) x_0 + t eps, the error of the velocity eps - x_0, flow times in sampling.
 
 Both take noise levels sigma = t / (1 - t), which name the same mixtures. `objective_of` chooses by the config, which
-may name another; nothing else asks which one a model has.
+may name another; no other code depends on which one a model has.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ FLOW_SOLVER = "unipc"
 DISTILLED = "distilled"  # the sampler of networks that were distilled to a few steps
 DISTILLED_STEPS = 4
 
-# (denoiser, x_t, levels, condition, prepared) -> what guidance combines
+# (denoiser, x_t, levels, condition, prepared) -> the prediction that guidance combines
 Predict = Callable[[Denoiser, Tensor, Tensor, Condition, Prepared | None], Tensor]
 # Predictions of one kind with guidance: (x_t, levels) -> prediction
 Guided = Callable[[Predict], Callable[[Tensor, Tensor], Tensor]]
@@ -64,7 +64,7 @@ class SamplingPath:
 
 
 class Objective(Protocol):
-    """What differs between the model families."""
+    """The part of a model that differs between the families."""
 
     @property
     def solvers(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Objective(Protocol):
     def sampling_path(
         self, guided: Guided, condition: Condition, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
     ) -> SamplingPath:
-        """How ``solver`` gets from standard normal noise to latents in ``num_steps`` steps."""
+        """The way of ``solver`` from standard normal noise to latents in ``num_steps`` steps."""
 
     def errors(
         self,
@@ -89,11 +89,12 @@ class Objective(Protocol):
         """The squared error that training reduces, and its parts: ``xt``, ``x0_pred`` and others."""
 
     def errors_of_zero_velocity(self, output: Mapping[str, Any]) -> Tensor:
-        """What `errors` would have been for a network that predicts a velocity of zero."""
+        """The `errors` of a network that predicts a velocity of zero, for the same draws."""
 
 
 def solvers_of_noise_levels() -> tuple[str, ...]:
-    """Those of SOLVERS, to which other modules may add their own, as ``buildable("solver", name)`` does."""
+    """The names in SOLVERS but that of flow times. Other modules may add their own, as ``buildable("solver", name)``
+    does."""
     return tuple(name for name in SOLVERS if name != FLOW_SOLVER)
 
 
@@ -114,7 +115,7 @@ def is_objective(value: Any) -> bool:
 
 
 def objective_problem(node: Any) -> str | None:
-    """Why a node in place of an objective's is none; None where it is one."""
+    """The reason why a node is not one of an objective; None where it is."""
     target = target_of(node, OBJECTIVE_KEY) if isinstance(node, Mapping) else None
     if is_objective(target) or (callable(target) and not isinstance(target, type)):  # a function may make one
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sampling is asked for, from the flags of a program to the sampler."""
+"""The options of sampling, from the flags of a program to the sampler."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from imaginaire.command_line import at_least, flag
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """What all requests of a run share."""
+    """Options that all requests of a run share."""
 
     # away from the negative prompt, or without one from no text; at 0 the network runs once a step
     guidance: float = flag(0.0, "x = cond + guidance (cond - uncond), away from the negative prompt; 0: none")
@@ -23,7 +23,7 @@ class SamplingOptions:
     is_repeatable: bool = False  # whatever memory is free: of training, whose later part must compute as the whole does
 
     def record(self) -> dict[str, Any]:
-        """What changes or describes a result, as plain values."""
+        """The options that change or describe a result, as plain values."""
         usual = {"final_evaluation": True, "compile_network": False}
         left_out = {"progress", "is_repeatable", *(key for key in usual if getattr(self, key) == usual[key])}
         return {key: value for key, value in asdict(self).items() if key not in left_out}

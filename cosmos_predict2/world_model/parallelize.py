@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is applied to the network from outside: recomputation, context parallelism, compilation, sharding.
+"""Recomputation, context parallelism, compilation and sharding, applied to a network from outside.
 
 Context parallelism spreads the latent frames of a clip over a group of processes. All that a block does is local to a
 frame but self-attention, around which two all-to-alls exchange tokens for heads (DeepSpeed-Ulysses, arXiv 2309.14509).
@@ -70,8 +70,8 @@ def _shard(net: DiT, dims: ParallelDims, fsdp_shard_size: int) -> None:
 class ContextParallel:
     """Lets a network see this rank's part of each clip; with a group of None, all of it.
 
-    It is made off. What `activate` says holds until it is said otherwise, so that recomputation in the backward pass
-    meets what the forward pass met; image batches, of one frame each, run with it off, alike on all ranks.
+    It begins switched off. `activate` holds until its next call, so that recomputation in the backward pass sees what
+    the forward pass saw. Image batches, of one frame each, run with it off, alike on all ranks.
     """
 
     def __init__(self, net: DiT, group: dist.ProcessGroup | None) -> None:
@@ -141,8 +141,8 @@ def degree_problems(
     patch_temporal: int = 1,
     fsdp_shard_size: int = 0,
 ) -> Iterator[tuple[str, str]]:
-    """(config key, sentence) of every way in which processes, heads and latent frames cannot be divided as asked; None
-    is an unknown number of processes."""
+    """(config key, sentence) for each degree that does not divide the processes, heads or latent frames; ``world_size``
+    is None where it is unknown."""
     size, frames = context_parallel_size, state_t // patch_temporal
     works = [d for d in divisors(num_heads) if frames % d == 0]
     if size not in works:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backward pass computes anew in place of keeping it: memory bought with operations.
+"""Activation recomputation in the backward pass: memory bought with operations.
 
     apply_recompute(net, "predict2_2b_720")      # before torch.compile and before sharding
     compile_blocks(net)
@@ -30,7 +30,7 @@ KEYS = ("mode", "every_n_blocks")
 
 @dataclass(frozen=True)
 class Policy:
-    """What a block keeps: results of these linear maps, and of the attentions of these modules."""
+    """Results that a block keeps: of these linear maps, and of the attentions of these modules."""
 
     linears: tuple[str, ...] = ()
     attentions: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ def apply_recompute(net: DiT, mode: str = "none", every_n_blocks: int = 1, **oth
 
 
 def checked_policy(mode: str = "none", every_n_blocks: int = 1, **others: Any) -> Policy | None:
-    """What a network's ``sac_config`` keeps, or an error that names the key; None where nothing is computed anew."""
+    """The policy of a network's ``sac_config``, or an error that names the key; None: nothing is computed anew."""
     for key in others:
         raise ConfigError(f"{KEY}.{key} is no key of it.{near(str(key), KEYS)}")
     if mode not in POLICIES:
@@ -113,7 +113,7 @@ def compile_blocks(net: DiT, **options: Any) -> None:
         block.compile(**options)
 
 
-# Which module computes, for the policy: it is shown operations only.
+# The module that computes now, for the policy: it is shown operations only.
 _here = threading.local()
 
 

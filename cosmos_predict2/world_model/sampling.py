@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a world model is sampled: the options, the first noise, and pixels as bytes."""
+"""Parts of the sampling of a world model: the options, the first noise, and pixels as bytes."""
 
 from collections.abc import Sequence
 

@@ -229,7 +229,7 @@ class WorldModel:
         return video.clamp(-1, 1)
 
     def clips_at_once(self, num_frames: int, height: int, width: int) -> int:
-        """How many clips of so many pixel frames the tokenizer takes together, for the memory that is free."""
+        """The number of clips of so many pixel frames that the tokenizer takes together, by the free memory."""
         has_graphs = self._graphed is not None
         return clips_at_once(self.device, self.tokenizer.dtype, num_frames, height, width, has_graphs=has_graphs)
 
@@ -411,7 +411,7 @@ class WorldModel:
         return predicted
 
     def _prepared(self, condition: Condition, latent_shape: tuple[int, int, int]) -> Prepared:
-        """What the network keeps of a condition from step to step; of one text for all samples it is made once."""
+        """The part of a condition's computation that all steps share; of one text for all samples it is made once."""
         text_B_S_E = condition.crossattn_emb_B_S_E
         size = text_B_S_E.shape[0]
         is_one = size > 1 and text_B_S_E.stride(0) == 0
@@ -432,14 +432,14 @@ class WorldModel:
         return replace(prepared, cross=cast("tuple[KeysValues | None, ...]", tuple(cross)))
 
     def _fits_doubled(self, latent_B_C_T_H_W: Tensor) -> bool:
-        """Whether the activations of a batch of twice the size fit into the free memory, on all ranks."""
+        """True where the activations of a batch of twice the size fit into the free memory, on all ranks."""
         if self.device.type != "cuda":
             return True
         needed = 2 * activation_bytes(self.net, latent_B_C_T_H_W[:, 0].numel())
         return self._on_all_ranks(needed < free_memory(self.device))
 
     def samples_at_once(self, num_latent: int, height: int, width: int) -> int:
-        """How many samples' activations, of both halves of a guidance, fit into what is free of a GPU's memory."""
+        """The number of samples whose activations, of both halves of a guidance, fit into the free memory of a GPU."""
         if self.device.type != "cuda":
             return 1 << 30
         if not self._offload_tokenizer:
@@ -455,7 +455,7 @@ class WorldModel:
         return cast(DiT, self._graphed)
 
     def _on_all_ranks(self, value: bool) -> bool:
-        """Whether it is so on all ranks whose forward passes are this one's, too: with sharded weights, on all."""
+        """True where ``value`` is, on all ranks that share this one's forward passes: with sharded weights, on all."""
         found, is_sharded = torch.tensor(float(value)), isinstance(self.net, FSDPModule)
         if is_sharded or self.context.size > 1:
             distributed.all_reduce_(found, "min", None if is_sharded else self.context.group)
