@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of a recipe's fields, a recipe held to its table, and the run that it is translated to.
 
-A table has a row for each field by its dotted path, which says what becomes of it here. A field without a row is an
-error, also in a section that the run does not use. The functions below make rows of a table:
+A table has a row for each field by its dotted path, with its translation. A field without a row is an error, also in a
+section that the run does not use. The functions below make rows of a table:
 
     reads(dict(epochs=1))                      fields that the translation looks at, with their defaults there
     sets(dict(lr=("optimizer.lr", 1e-5)))      fields that set a key of ours, to the recipe's value or to their default
@@ -24,7 +24,7 @@ ALWAYS, OF_RL, SUPERVISED = "always", "rl", "supervised"
 
 @dataclass(frozen=True)
 class Row:
-    """What becomes of a field."""
+    """The translation of a field: its type, the key that it sets, or the reason why it has no effect."""
 
     default: Any = None  # of its type are the values of a recipe; None: they are of any
     key: str = ""  # that it sets
@@ -110,7 +110,7 @@ class Fields:
         return self.given.get(path, self.table[path].default)
 
     def has(self, section: str) -> bool:
-        """Whether the recipe has the field, or one of the section."""
+        """True where the recipe has the field, or one of the section."""
         return any(path == section or path.startswith(f"{section}.") for path in self.given)
 
     def options(self, section: str, names: Mapping[str, str]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Fields:
         return {ours: self.given[path] for ours, path in paths.items() if path in self.given}
 
     def settings(self, run: str = ALWAYS) -> dict[str, Any]:
-        """What the rows set for a kind of run (OF_RL, SUPERVISED), by key."""
+        """The values that the rows set for a kind of run (OF_RL, SUPERVISED), by key."""
         found = {}
         for path, row in self.table.items():
             if not row.key or row.when not in (ALWAYS, run) or (row.is_set_if_given and path not in self.given):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which model is run: by its name and size, by the run that the weights come from, or by the weights.
+"""The choice of the model to run: by its name and size, by the run that the weights come from, or by the weights.
 
     choice = choose_model(VideoModel(dit_path="checkpoints/.../iter_000001000.pt"))
     choice = choose_action_model(ActionModel(model_size="tiny"))
 
-What is not asked for is as the card of the weights records it.
+Whatever no flag sets is as the card of the weights records it.
 """
 
 import logging
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Choice:
-    """The model that is asked for."""
+    """The model that the flags choose."""
 
     config: Any  # Video2WorldPipelineConfig, or one for actions, its action_transform set
     dit_path: str  # empty: random weights
@@ -167,7 +167,7 @@ def _video_weights(asked: VideoModel, run: ModelCard | None, is_predict2p5: bool
 
 
 def _follow(run: ModelCard, config: Any, asked: VideoModel, aspect_ratio: str) -> str:
-    """Make the config that of the run but for what is asked, with a warning where they differ; the aspect ratio."""
+    """Make the config that of the run but for the flags, with a warning where they differ; gives the aspect ratio."""
     state_t, fps = config.state_t, config.fps
     resolution, ratio = run.shape
     apply_card(run, config, tokenizer_path=asked.tokenizer_path)
@@ -243,7 +243,7 @@ def choose_action_model(asked: ActionModel) -> Choice:
 
 
 def _asked_transform(asked: ActionModel) -> Any:
-    """The transform that is asked for; None where there is none."""
+    """The transform that the flags set; None where they set none."""
     if (asked.action_scaler, asked.gripper_scale, asked.use_quat) == (None, None, False):
         return asked.action_transform or None
     if asked.action_transform:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which noise levels a sampler visits, as decreasing float64 lists on the CPU."""
+"""Noise levels that a sampler visits, as decreasing float64 lists on the CPU."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,7 @@ from cosmos_predict2.diffusion.rectified_flow import flow_time
 
 @dataclass(frozen=True, slots=True)
 class FlowSchedule:
-    """Flow times from noise to 0, and the integer timestep that the network is told at each of them but the last.
+    """Flow times from noise to 0, and the integer timestep that the network is given at each of them but the last.
 
     Called ``sigmas`` as in the samplers; in a flow the noise level is the time itself, from 1 to 0.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step of a sampler is, and what can take one."""
+"""Steps of a sampler, and the protocol of a stepper."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -41,27 +41,27 @@ class Normal:
 
 
 class Chain(Protocol):
-    """A sampler of ``num_steps`` steps. ``levels[k]`` is where the network judges the state of step k."""
+    """A sampler of ``num_steps`` steps. ``levels[k]`` is the level at which the network judges the state of step k."""
 
     @property
     def levels(self) -> Sequence[float]: ...
 
     @property
     def final_level(self) -> float | None:
-        """Where one more estimate is the result; None: the last state is."""
+        """The level at which one more estimate is the result; None where the last state is the result."""
 
     @property
     def num_steps(self) -> int: ...
 
     @property
     def uses_previous(self) -> bool:
-        """Whether a step takes the estimate of the one before."""
+        """True where a step takes the estimate of the one before."""
 
     def is_stochastic(self, k: int) -> bool:
-        """Whether step k draws, so that it has a probability."""
+        """True where step k draws, so that it has a probability."""
 
     def length(self, k: int) -> float:
-        """How far the level falls in step k."""
+        """The fall of the level in step k."""
 
     def start(self, noise_B_C_T_H_W: Tensor, more_noise_B_C_T_H_W: Tensor) -> Tensor:
         """The state of step 0, of standard normal noise; no action of the network precedes it."""
@@ -70,7 +70,7 @@ class Chain(Protocol):
         """The next state, given the estimate here and the one of step k - 1 (a constant, where it is used)."""
 
     def deviation_after(self, k: int, x0_deviation: float) -> float:
-        """That of the state after step k around 0, where the clean latents have this one."""
+        """The deviation of the state after step k around 0, where that of the clean latents is ``x0_deviation``."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from cosmos_predict2.diffusion.step import Step
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """What a later step needs of an earlier one."""
+    """The values of an earlier step that a later one needs."""
 
     z: Tensor  # the corrected state, float64
     x0: Tensor

@@ -95,7 +95,7 @@ def _trie(phrases: Iterable[tuple[str, ...]]) -> _Node:
 
 
 def _longest(root: _Node, forms: Sequence[Set[str]], start: int) -> int:
-    """Where the longest phrase that begins at ``start`` ends; ``start`` itself without any."""
+    """The end of the longest phrase that begins at ``start``; ``start`` itself where none does."""
     nodes, end = [root], start
     for i in range(start, len(forms)):
         nodes = [after for node in nodes for after in node.after(forms[i])]

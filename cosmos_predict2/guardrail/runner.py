@@ -29,7 +29,7 @@ class BlockedError(UserError):
 
 @attrs.define(kw_only=True, slots=False)
 class GuardrailConfig(Section):
-    """Whether prompts are checked before generation, by what, and where the files for it lie."""
+    """Settings of the check of prompts before a generation: on or off, its parts, and the place of their files."""
 
     checkpoint_dir: str = "checkpoints"
     offload_model_to_cpu: bool = True
@@ -88,7 +88,7 @@ def require_safe(guardrail: GuardrailRunner, prompt: str, stage: str = "prompt")
 
 
 def run_text_guardrail(prompt: str, runner: GuardrailRunner) -> bool:
-    """Whether a prompt may be used; the reason goes to the log where it may not."""
+    """True for a prompt that may be used; the reason against another goes to the log."""
     verdict = runner.run_safety_check(prompt)
     if not verdict.is_safe:
         log.warning("prompt refused: %s", verdict.message)

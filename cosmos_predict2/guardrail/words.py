@@ -45,7 +45,7 @@ def forms_of(word: str) -> frozenset[str]:
 
 
 def spellings(word: str) -> set[str]:
-    """What a word with signs in place of letters may mean; stars stay. A word of letters means itself."""
+    """The words that one with signs in place of letters may stand for, and itself; stars stay."""
     if word.isalpha() or not any(sign.isalpha() for sign in word):
         return {word}
     choices = [_DISGUISES.get(sign, sign) for sign in word]

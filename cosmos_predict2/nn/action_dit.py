@@ -36,7 +36,7 @@ class ActionMLP(nn.Module):
 
 
 class ActionDiT(Video2WorldDiT, ABC):
-    """What both kinds have in common; how actions reach the frames differs.
+    """The common part of both kinds, which differ in how actions reach the frames.
 
     The numbers ``summed_action_dims`` of an action are replaced by ``summed_action_scale`` times their sum since the
     first frame: of small motions this makes places.
@@ -54,7 +54,7 @@ class ActionDiT(Video2WorldDiT, ABC):
         summed_action_scale: float = 1.0,
         **network: Any,
     ) -> None:
-        """``action_inputs``: how many numbers the MLPs read at once."""
+        """``action_inputs`` is the number of numbers that the MLPs read at once."""
         super().__init__(**network)
         if action_inputs < 1:
             raise ValueError(f"The MLPs for actions would read {action_inputs} numbers: one at least.")
@@ -117,15 +117,15 @@ class ActionDiT(Video2WorldDiT, ABC):
 
     @abstractmethod
     def action_rows(self, frames: int) -> int:
-        """How many vectors the MLPs read of a clip of so many latent frames."""
+        """The number of vectors that the MLPs read, for a clip of so many latent frames."""
 
     @abstractmethod
     def _rows(self, action_B_A_D: Tensor, frames: int) -> Tensor:
-        """What the MLPs read, (B, R, action_inputs), for a clip of so many latent frames."""
+        """The inputs of the MLPs, (B, R, action_inputs), for a clip of so many latent frames."""
 
     @abstractmethod
     def _by_frame(self, rows_B_R_D: Tensor, rest_B_T_1: Tensor | None) -> Tensor:
-        """What the MLPs gave as (B, T, D) or (B, 1, D), for the frames that the network sees."""
+        """The outputs of the MLPs as (B, T, D) or (B, 1, D), for the frames that the network sees."""
 
 
 class FlatActionDiT(ActionDiT):

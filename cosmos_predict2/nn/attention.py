@@ -42,7 +42,7 @@ TF32_TOLERANCE = 2e-3  # of float32 on a GPU whose products may use TF32
 
 
 class AttentionChoice(NamedTuple):
-    """An operator, the name of its backend, and why it was taken where it was not asked for, for a line in the log."""
+    """An operator, the name of its backend, and the reason for a choice that the caller did not make, for the log."""
 
     op: AttentionOp
     name: str
@@ -98,22 +98,22 @@ def canonical_backend(name: str) -> str:
 def choose_attention(name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int) -> AttentionChoice:
     """The operator for this name, device and dtype. A missing package or a wrong dtype is an error, never a silent
     second choice; only ``auto`` chooses by itself."""
-    asked, device = canonical_backend(name), torch.device(device)
-    if asked == "auto":
+    backend, device = canonical_backend(name), torch.device(device)
+    if backend == "auto":
         choice = _automatic(device, dtype, head_dim)
         if name in DENSE_STAND_INS:
             return choice._replace(reason=f"dense in place of {name}'s windows; {choice.reason}")
         return choice
-    if asked == "math":
+    if backend == "math":
         return AttentionChoice(attend_by_products, "math", "")
-    if asked == "torch":
+    if backend == "torch":
         return _torch(device, dtype, "")
     _require_half_on_cuda(name, device, dtype, head_dim)
-    if asked == "transformer_engine":
-        return AttentionChoice(_TransformerEngine(), asked, "")
-    if asked == "flash":
-        asked = "flash3" if _is_hopper(device) and _has_flash3() else "flash2"
-    return AttentionChoice(_flash3() if asked == "flash3" else _flash2(), asked, "")
+    if backend == "transformer_engine":
+        return AttentionChoice(_TransformerEngine(), backend, "")
+    if backend == "flash":
+        backend = "flash3" if _is_hopper(device) and _has_flash3() else "flash2"
+    return AttentionChoice(_flash3() if backend == "flash3" else _flash2(), backend, "")
 
 
 def check_attention(op: AttentionOp, head_dim: int, device: torch.device | str, dtype: torch.dtype) -> None:

@@ -39,7 +39,7 @@ TimestepPrecision = Literal["float32", "module"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a sample keeps from one sampling step to the next: positions, and keys and values of the text."""
+    """The values that all sampling steps of a sample share: positions, and keys and values of the text."""
 
     size: tuple[int, int, int]  # tokens along time, height, width
     rope: Rope
@@ -264,7 +264,7 @@ class DiT(nn.Module):
         skip_no_text: bool = False,
         is_without_text: bool = False,
     ) -> Prepared:
-        """What does not change from one sampling step to the next, for ``forward(..., prepared=...)``.
+        """The values that all sampling steps share, for ``forward(..., prepared=...)``.
 
         ``latent_shape`` is (T, H, W) in latents, of the part that the network sees. With ``skip_no_text`` a text of
         zeros is skipped where that changes nothing: values of zeros are zeros, unless a projection adds its bias.
@@ -382,7 +382,7 @@ class DiT(nn.Module):
         return timesteps_B_T.unsqueeze(1) if timesteps_B_T.ndim == 1 else timesteps_B_T
 
     def _positions(self, size: tuple[int, int, int], fps_B: Tensor | None) -> tuple[Rope, Tensor | None]:
-        """Of the part that the network sees, as it lies in the whole clip."""
+        """Rotary and learned positions of the part of the clip that the network sees."""
         (t, h, w), (index, count) = size, self.part
         angles_L_K = self.pos_embedder((t * count, h, w), fps_B)
         extra_1_T_H_W_D = None if self.extra_pos_embedder is None else self.extra_pos_embedder((t * count, h, w))
@@ -393,7 +393,7 @@ class DiT(nn.Module):
         return (torch.cos(angles_L_K), torch.sin(angles_L_K)), extra_1_T_H_W_D
 
     def _text(self, crossattn_emb_B_S_E: Tensor | None) -> Tensor | None:
-        """What the blocks attend to; None: nothing."""
+        """The text as the blocks attend to it; None where they attend to none."""
         if crossattn_emb_B_S_E is None:
             raise ValueError("crossattn_emb_B_S_E is None: give the text, or what prepare() made of it.")
         if crossattn_emb_B_S_E.shape[-1] != self.text_channels:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What turns latents, times and places into vectors: patches, timesteps, rotary positions, learned positions."""
+"""Embeddings of latents, times and places: patches, timesteps, rotary positions, learned positions."""
 
 import math
 from collections.abc import Callable

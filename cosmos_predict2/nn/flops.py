@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many operations the forward pass of a network takes, as formulas of its sizes."""
+"""Operations of a network's forward pass, as formulas of its sizes."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from cosmos_predict2.nn.dit import DiT
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """Floating-point operations of one forward pass, two per multiply-add, by where they are."""
+    """Floating-point operations of one forward pass, two per multiply-add, by the part of the network."""
 
     self_attention: int  # the two products of queries, keys and values
     cross_attention: int  # likewise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each parameter of a network begins when no file gives it: constants, cut normals and uniform numbers."""
+"""Starts of the parameters that no file gives: constants, cut normals and uniform numbers."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callbacks of Cosmos-RL's recipes for world models, and which of ours does what each does."""
+"""The callbacks of Cosmos-RL's recipes for world models, and our counterpart of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ CALLBACKS: Mapping[str, Counterpart] = {
 
 
 def callback_settings(listed: Sequence[Mapping[str, Any]], warnings: list[str]) -> Settings:
-    """What the callbacks of a recipe set here, by key."""
+    """The settings of ours that the callbacks of a recipe become, by key."""
     settings: Settings = {}
     for entry in listed:
         name = str(entry.get("name", ""))

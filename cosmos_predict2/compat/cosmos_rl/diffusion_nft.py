@@ -207,7 +207,7 @@ def _adapters(fields: Fields) -> dict[str, Any]:
 
 
 def _steps(fields: Fields) -> dict[str, Any]:
-    """How many prompts a process has in an iteration, and the micro-batches of an update."""
+    """The number of prompts of a process in an iteration, and the micro-batches of an update."""
     group, part = fields["rollout.n_generation"], fields["train.train_policy.mini_batch"]
     instances = fields["policy.parallelism.dp_shard_size"] * fields["policy.parallelism.dp_replicate_size"]
     samples, rest = divmod(fields["train.train_batch_per_replica"], instances)

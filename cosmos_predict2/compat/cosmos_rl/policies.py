@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run of a recipe for policies (VLA): which experiment, its policy, episodes, steps and validation."""
+"""The run of a recipe for policies (VLA): its experiment, policy, episodes, steps and validation."""
 
 import math
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ _DECIDING = (  # which policy it is, how it learns and where
 
 @dataclass(frozen=True)
 class Place:
-    """Where a recipe's policy acts."""
+    """The simulator and suites in which a recipe's policy acts."""
 
     simulator: str
     suite: str
@@ -76,7 +76,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What each process has of an iteration, and the length of the run."""
+    """The part of each process in an iteration, and the length of the run."""
 
     groups: int
     group_size: int
@@ -186,7 +186,7 @@ def _require_numbers(fields: Fields) -> None:
 
 
 def _place(fields: Fields) -> Place:
-    """Where the policy acts; Cosmos-RL builds simulators by [validation], so that a recipe may say it there alone."""
+    """The place of a recipe. Cosmos-RL builds simulators by [validation], so a recipe may name them there alone."""
     trained, judged = f"{_ALGORITHM}.dataset", "validation.dataset"
     simulator = fields[f"{trained}.name"] or fields[f"{judged}.name"]
     if not simulator:
@@ -264,12 +264,12 @@ def _of_pi05(fields: Fields) -> dict[str, Any]:
 
 
 def num_gpus(fields: Fields, part: str) -> int:
-    """How many train ("policy"), or play ("rollout") where these are others."""
+    """The number of GPUs that train ("policy"), or that play ("rollout") where these are others."""
     return math.prod(fields[f"{part}.parallelism.{name}"] for name in SIZES_OF_GPUS)
 
 
 def sizes_of(fields: Fields, place: Place) -> Sizes:
-    """How a batch of episodes becomes groups and micro-batches; an iteration is a step of the optimizer."""
+    """The groups and micro-batches of a batch of episodes; an iteration is a step of the optimizer."""
     group, replicas = fields["rollout.n_generation"], fields["policy.parallelism.n_init_replicas"]
     gpus = num_gpus(fields, "policy") // replicas  # of a replica
     batch, updates = fields["train.train_batch_per_replica"], fields[f"{_ALGORITHM}.mu_iterations"]
@@ -302,7 +302,7 @@ def sizes_of(fields: Fields, place: Place) -> Sizes:
 
 
 def _simulators(fields: Fields, place: Place) -> dict[str, Any]:
-    """Where the policy learns, and where it is judged: alike, as there."""
+    """The environments in which the policy learns and in which it is judged: alike, as there."""
     found: dict[str, Any] = {
         "trainer.run_validation": fields["validation.enable"],
         "dataloader_val.batch_size": fields["validation.batch_size"] or fields["vla.num_envs"],

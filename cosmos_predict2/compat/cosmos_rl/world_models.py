@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run of a recipe for world models: which experiment, its text, weights, data and rewards."""
+"""The run of a recipe for world models: its experiment, text, weights, data and rewards."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -120,7 +120,7 @@ def _experiment(fields: Fields, size: str) -> list[str]:
 
 
 def _conditioner_settings(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How often training withholds each input."""
+    """The share of samples from which training withholds each input."""
     settings = {}
     for entry in entries:
         name, place = str(entry.get("name", "")), "model.conditioner"
@@ -172,7 +172,7 @@ def refuse_wan(path: str, value: str) -> None:
 
 
 def _text_settings(fields: Fields, warnings: list[str]) -> dict[str, Any]:
-    """Who encodes captions, and what the network reads."""
+    """The encoder of captions, and the width of text that the network reads."""
     encoder, projected = fields["model.text_encoder_class"], fields["model.net.use_crossattn_projection"]
     if _released_weights(fields) and not projected:
         warnings.append(
@@ -230,10 +230,10 @@ def _rewards(fields: Fields, warnings: list[str]) -> dict[str, Any]:
     """The lazy nodes of the rewards that are switched on; several count alike."""
     section, nodes = "model.rl.reward_config", {}
     if fields[f"{section}.remote_reward.enabled"]:
-        asked = {name: fields[f"{section}.remote_reward.{name}"] for name in _ASKED}
-        clip = (asked.pop("reward_clip_min"), asked.pop("reward_clip_max"))
-        name = asked.pop("reward_fn")
-        nodes[name] = remote_node(name, clip=clip, **asked)
+        options = {name: fields[f"{section}.remote_reward.{name}"] for name in _REMOTE_FIELDS}
+        clip = (options.pop("reward_clip_min"), options.pop("reward_clip_max"))
+        name = options.pop("reward_fn")
+        nodes[name] = remote_node(name, clip=clip, **options)
     if fields[f"{section}.fake_reward.enabled"]:
         warnings.append(
             f"{section}.fake_reward: there it is 0 for every video; here it is higher for smoother ones, so that the"
@@ -245,7 +245,7 @@ def _rewards(fields: Fields, warnings: list[str]) -> dict[str, Any]:
     return {name: {"make": node, "weight": 1 / len(nodes)} for name, node in nodes.items()}
 
 
-_ASKED = (
+_REMOTE_FIELDS = (
     *("reward_fn", "score_key", "scale", "reward_clip_min", "reward_clip_max"),
     *("enqueue_url", "fetch_url"),
 )

@@ -36,7 +36,7 @@ _ENVS = "cosmos_predict2.rl.envs"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What an epoch comes to, of all processes together."""
+    """The sizes of an epoch, of all processes together."""
 
     groups: int
     group_size: int
@@ -53,7 +53,7 @@ class Sizes:
 
     @property
     def steps(self) -> int:
-        """Of the optimizer."""
+        """Steps of the optimizer."""
         return self.minibatches * self.updates
 
 
@@ -113,7 +113,7 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
 
 
 def sizes_of(fields: Fields) -> Sizes:
-    """How an epoch's episodes become groups, and its decisions minibatches."""
+    """The groups of an epoch's episodes, and the minibatches of its decisions."""
     envs, group = fields.at_least_1("env.train.total_num_envs"), fields.at_least_1("algorithm.group_size")
     episodes = envs * fields.at_least_1("algorithm.rollout_epoch")
     if group < 2:
@@ -153,7 +153,7 @@ def sizes_of(fields: Fields) -> Sizes:
 
 
 def placement_of(fields: Fields, gpus_here: int) -> Placement:
-    """Who trains, and who plays: the same GPUs, or actor apart from env and rollout."""
+    """The GPUs that train and those that play: the same ones, or actor apart from env and rollout."""
     given = fields[PLACE]
     if given is None:
         return Placement(max(1, gpus_here))
@@ -215,7 +215,7 @@ def _epochs(fields: Fields, sizes: Sizes) -> dict[str, Any]:
 
 
 def _parts(sizes: Sizes, placement: Placement) -> dict[str, Any]:
-    """What each process has of an epoch."""
+    """The part of each process in an epoch."""
     number = placement.train
     per_process = sizes.episodes * sizes.decisions // sizes.minibatches / number
     if sizes.groups % number:
@@ -257,7 +257,7 @@ def _loss(fields: Fields) -> dict[str, Any]:
 
 
 def _environment(fields: Fields, placement: Placement, warnings: list[str]) -> dict[str, Any]:
-    """Where the policy learns."""
+    """The environment in which the policy learns."""
     kind, suite = fields["env.train.env_type"], fields["env.train.task_suite_name"]
     num_envs, rest = divmod(fields["env.train.total_num_envs"], placement.train)
     if rest or not num_envs:
@@ -361,7 +361,7 @@ def _libero(fields: Fields) -> dict[str, Any]:
 
 
 def _has_classifier(fields: Fields) -> bool:
-    """Whether pictures are judged by a trained network, not by the toy world's detector."""
+    """True where pictures are judged by a trained network, not by the toy world's detector."""
     return bool(fields["env.train.world_model_cfg.reward_model.type"] == "ResnetRM")
 
 
@@ -391,7 +391,7 @@ def _file(fields: Fields, path: str, what: str) -> str:
 
 
 def _evaluation(fields: Fields, ranks: int) -> dict[str, Any]:
-    """Where the policy is judged, if it is: each of the ranks that train has its part of the environments."""
+    """The environments in which the policy is judged, if it is; each of the ranks that train has its part of them."""
     if fields["runner.val_check_interval"] <= 0:
         return {}
     kind, suite = fields["env.eval.env_type"], fields["env.eval.task_suite_name"]

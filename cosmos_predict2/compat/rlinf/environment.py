@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The world-model environment as RLinf publishes it: its calls, its names, and what it does otherwise than we do.
+"""The world-model environment as RLinf publishes it: its calls, its names, and its differences from ours.
 
     env = RLinfWorldModelEnv(imagination, RecordedStarts(dataset, by_task=False), reward, num_envs=64, group_size=8)
     obs, info = env.reset()
     obs, rewards, terminations, truncations, info = env.chunk_step(actions)    # [N, 8, 7], scaled by the model's card
 
-Otherwise than in `WorldModelEnv`: all episodes have one length and none ends early, a success is flagged again in every
-chunk that shows it, starts are drawn by group from a generator of the environment, the noise of an environment depends
-on its micro-batch, a short chunk is filled up with zeros, pixels are cut to bytes and not rounded, and a reward that
-says ``takes_floats = True`` sees them before that, in [-1, 1].
+The differences from `WorldModelEnv`: all episodes have one length and none ends early, a success is flagged again in
+every chunk that shows it, starts are drawn by group from a generator of the environment, the noise of an environment
+depends on its micro-batch, a short chunk is filled up with zeros, pixels are cut to bytes and not rounded, and a reward
+with ``takes_floats = True`` sees them before that, in [-1, 1].
 """
 
 import io

@@ -84,7 +84,8 @@ def _check_yaml(folder: Path, name: str) -> None:
 
 
 def require_known(value_at: Callable[[str], Any]) -> None:
-    """Raise where the configuration, of which ``value_at`` gives the value at a path or None, is for what is not here.
+    """Raise for an environment, an algorithm or a policy that is not here; ``value_at`` gives the configuration's value
+    at a path, or None.
 
     The environment comes first, then the algorithm, then the policy, all before any other field counts: a file of
     another environment has fields of its own, which would otherwise be refused one by one.
@@ -103,8 +104,8 @@ def require_known(value_at: Callable[[str], Any]) -> None:
 
 
 def _instead(kind: str, policy: str, suite: str) -> str:
-    """What there is in place of an environment: the experiment that plays in a simulator, with the usual policy or
-    suite for unknown ones."""
+    """Advice in place of an environment that is not here: the experiment that plays in a simulator, with the usual
+    policy or suite for unknown ones."""
     suite = suite.replace("libero_130", "libero_all")
     name = POLICIES.get(policy, "openvla_oft").replace("toy", "openvla_oft")
     experiment = f"vla_grpo_{name}_{suite if suite in SUITES['libero'] else 'libero_spatial'}"
@@ -126,7 +127,7 @@ def _instead(kind: str, policy: str, suite: str) -> str:
 
 
 def _fill_model_dir(tree: DictConfig) -> None:
-    """Where a file names the world model's weights alone, their folder has the rest, which other paths refer to."""
+    """Set the world model's folder, which other paths refer to, where a file names its weights alone."""
     section = "env.train"
     weights = OmegaConf.select(tree, f"{section}.cosmos_ckpt_path")
     if weights is None or OmegaConf.select(tree, f"{section}.cosmos_model_dir") is not None:
@@ -136,7 +137,7 @@ def _fill_model_dir(tree: DictConfig) -> None:
 
 
 def _explained(name: str, overrides: Sequence[str], error: HydraException) -> ConfigError:
-    """What is wrong: an override of a field that the files have not, or what Hydra says."""
+    """The error for an override of a field that the files have not, or else with Hydra's message."""
     cause = error.__cause__
     key = getattr(cause, "full_key", None)
     item = next((one for one in overrides if key and one.lstrip("+~").startswith(f"{key}=")), None)

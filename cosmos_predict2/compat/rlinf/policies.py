@@ -24,7 +24,7 @@ _NOT_OF = {  # fields of other policies, by kind; switches may be off
 
 
 def policy_settings(fields: Fields, num_processes: int, *, is_toy_world: bool) -> dict[str, Any]:
-    """What the policy is built from, its precision, and how it is shared among the processes that train."""
+    """The settings of the policy: its weights and options, its precision, and its sharding among the processes."""
     kind, path = POLICIES[fields[f"{MODEL}.model_type"]], f"{MODEL}.model_path"
     fields.require_same("rollout.model.model_path", path)
     precision = precision_of(fields)

@@ -85,8 +85,8 @@ def get_cosmos_predict2p5_action_conditioned_pipeline(
 
 
 def get_action_dit_path(*, model_size: str = "2B") -> str:
-    """Where the released weights lie, those of the flat network, trained on Bridge; of the tiny model those that come
-    with the code."""
+    """The path of the released weights, which are of the flat network and trained on Bridge, or of the tiny model's,
+    which come with the code."""
     if model_size == "tiny":
         return tiny_action_path()
     if model_size != "2B":

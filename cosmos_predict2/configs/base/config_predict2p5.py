@@ -57,7 +57,7 @@ def predict2p5_text_encoder(model_size: str) -> Any:
 
 
 def get_predict2p5_dit_path(*, model_size: str = "2B", release: str = "post-trained") -> str:
-    """Where the released weights of a size lie: to train on from "pre-trained", to make videos from "post-trained"."""
+    """The path of the released weights of a size: "pre-trained" to train on from, "post-trained" to make videos."""
     check_predict2p5_variant(model_size)
     if model_size == "tiny":
         raise ConfigError(

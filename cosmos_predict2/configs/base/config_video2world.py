@@ -26,13 +26,13 @@ STATE_T = {16: 24, 10: 16}  # latent frames by frame rate: 93 and 61 pixel frame
 
 @dataclass(frozen=True)
 class Size:
-    """What one size of model offers; the first resolution, rate and aspect ratio are its defaults."""
+    """One size of model and its variants; the first resolution, rate and aspect ratio are its defaults."""
 
     net: dict[str, Any]
     resolutions: tuple[str, ...]
     rates: tuple[int, ...]
     aspect_ratio: str
-    sac_mode: str = "none"  # what training computes anew in place of keeping it
+    sac_mode: str = "none"  # of recomputation in training
 
 
 TINY_NET = dict(
@@ -68,7 +68,7 @@ def get_cosmos_predict2_video2world_pipeline(
 def pipeline_config(
     model_size: str, size: Size, resolution: str, fps: int, *, natten: bool = False, **own: Any
 ) -> Video2WorldPipelineConfig:
-    """What the pipelines of both families have in common, of a variant that there is; ``own`` is the family's."""
+    """The pipeline's config of a variant that there is; ``own`` are the fields that the families do not share."""
     resolution, fps = resolution or size.resolutions[0], fps or size.rates[0]
     is_tiny = model_size == "tiny"
     backend = "natten" if natten else "auto" if is_tiny else "minimal_a2a"
@@ -94,7 +94,7 @@ def pipeline_config(
 
 
 def get_dit_path(*, model_size: str, resolution: str = "", fps: int = 0, natten: bool = False) -> str:
-    """Where the weights of a variant lie: the released ones, or those of the tiny model, which come with the code."""
+    """The path of a variant's weights: the released ones, or those of the tiny model, which come with the code."""
     size = check_variant(model_size, resolution, fps, natten)
     if model_size == "tiny":
         return tiny_video2world_path()

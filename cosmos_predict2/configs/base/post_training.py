@@ -22,7 +22,7 @@ def group_choices(model: str, data_train: str, data_val: str, **others: str) -> 
 
 
 def job(name: str, group: str = "video2world") -> dict[str, str]:
-    """Where the run goes: posttraining/GROUP/NAME, the same at every start so that it resumes."""
+    """The folder of the run, posttraining/GROUP/NAME: the same at every start, so that it resumes."""
     return dict(project="posttraining", group=group, name=name)
 
 

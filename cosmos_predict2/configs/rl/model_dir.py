@@ -28,7 +28,7 @@ MAX_STEPS = 256
 
 @dataclass(frozen=True)
 class ModelDir:
-    """Where the parts lie."""
+    """The paths of the parts."""
 
     weights: str
     tokenizer: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy's experiment asks of each GPU, read off its configuration."""
+"""The load of a policy's experiment on each GPU, read off its configuration."""
 
 import logging
 from typing import Any
@@ -30,7 +30,7 @@ IMAGINED_CHUNK, IMAGINED_SIZE = 12, (256, 320)  # of the published world model o
 
 
 def is_policy_run(config: Config) -> bool:
-    """Whether a configuration trains a policy, and not a world model."""
+    """True for a configuration that trains a policy, and not a world model."""
     target = None if config.model is None else target_of(config.model, "model")
     return isinstance(target, type) and issubclass(target, VLAGRPOModel)
 

@@ -25,7 +25,8 @@ LIBERO_ITERATIONS = 20_000
 
 @dataclass(frozen=True)
 class Run:
-    """What one published experiment has of its own. ``data`` are those of training and of validation."""
+    """The settings in which one published experiment differs from others. ``data`` are those of training and of
+    validation."""
 
     data: tuple[str, str]
     model: str = CHUNK
