@@ -45,7 +45,7 @@ def make_trainer(folder: Path, model: Any, batches: list[Any], **options: Any) -
 
 
 def draw(trainer: Any, iteration: int = 1) -> dict[str, Any]:
-    """What is logged of one drawing."""
+    """The metrics of one drawing."""
     trainer.start()
     trainer.callbacks.on_training_step_end(trainer.model, {}, {}, torch.zeros(()), iteration)
     trainer.metrics.close()

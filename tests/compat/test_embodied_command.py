@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodime
 
 
 def started(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What the script did, started in the folder."""
+    """The finished process of the script, started in the folder."""
     inherited = {name: value for name, value in os.environ.items() if name != "IMAGINAIRE_OUTPUT_ROOT"}
     environment = {**inherited, "PYTHON": python(), "CUDA_VISIBLE_DEVICES": "", **variables}
     command = ["bash", str(SCRIPT), *words]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which model is meant: by flags, by the run that weights come from, or by the weights alone."""
+"""The choice of a model: by flags, by the run that weights come from, or by the weights alone."""
 
 import json
 import logging

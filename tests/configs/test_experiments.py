@@ -39,7 +39,7 @@ with (Path(__file__).parent / "experiments.csv").open(newline="") as file:
 
 
 def names() -> list[str]:
-    """Those of the config file; collected while pytest runs, from the root of the repository."""
+    """The experiments of the config file; collected while pytest runs, from the root of the repository."""
     return experiment_names(str(ROOT / BASE))
 
 
@@ -185,7 +185,7 @@ def test_a_released_size_has_what_all_of_them_share(name: str) -> None:
 
 @pytest.mark.parametrize("choice", ["~data_train", "data_train=toy"])
 def test_the_data_of_an_experiment_come_from_their_group(choice: str) -> None:
-    """What an experiment takes from a group can be cleared and replaced; what it wrote itself could not."""
+    """Data that an experiment takes from a group can be cleared and replaced; its own could not."""
     data = compose(BASE, [f"experiment={V2W}_2b_agibot_head_center_fisheye_color_480p_10fps", choice]).dataloader_train
     if choice == "~data_train":
         assert data is None
@@ -228,7 +228,7 @@ ABSENT = re.compile(
 
 
 def found_wrong(config: Config) -> Iterator[str]:
-    """What is wrong with an experiment itself, wherever it runs and whatever that machine lacks."""
+    """The faults of an experiment itself, wherever it runs and whatever that machine lacks."""
     yield from (f"{key}: {text}" for key, text in config_checks.faults(config))
     with_validation = attrs.evolve(config.trainer, run_validation=True)
     members = {field.name: getattr(config, field.name) for field in attrs.fields(Config)}

@@ -70,6 +70,6 @@ def pretended_world(size: int, rank: int = 0) -> Iterator[None]:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Of what lies on this rank."""
+    """The bytes of the tensors on this rank."""
     locals_ = {id(tensor): to_local(tensor) for tensor in tensors}
     return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in locals_.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a network with actions comes to its weights: from nothing, from a network without actions, from its own file."""
+"""The weights of a network with actions: drawn, from a network without actions, from a file of its own."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ KINDS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def memory_full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a network is given is whatever memory held; here that is seen."""
+    """Memory that a network is given is full of NaN, so that a weight that nothing wrote is seen."""
     to_empty = DiT.to_empty
 
     def full_of_nan(self: DiT, **options: Any) -> DiT:

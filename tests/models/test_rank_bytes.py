@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank holds of the real sizes, by their own wrappers and optimizer, against counts of parameters."""
+"""The bytes of one rank at the real sizes, by their own wrappers and optimizer, against counts of parameters."""
 
 import math
 

@@ -155,7 +155,7 @@ def test_two_processes_train_what_one_does(tmp_path: Path, experiment: str) -> N
 
 
 def _first_losses(root: Path, name: str) -> list[float]:
-    """What the log says of the first steps."""
+    """The losses of the first steps, as logged."""
     text = (run_dir(root, name) / "stdout.log").read_text()
     found = [float(loss) for loss in re.findall(r"Hit counter: \d/5 \| Loss: ([\d.]+)", text)]
     assert found
@@ -163,7 +163,7 @@ def _first_losses(root: Path, name: str) -> list[float]:
 
 
 def _measured(folder: Path) -> dict[str, float]:
-    """What was measured last of validation and samples."""
+    """The last measurements of validation and samples."""
     found: dict[str, float] = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         found |= {name: value for name, value in json.loads(line).items() if name.startswith(("val/", "samples/"))}

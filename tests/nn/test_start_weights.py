@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How parameters begin."""
+"""Starts of parameters."""
 
 import pytest
 import torch

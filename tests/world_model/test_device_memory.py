@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much is done at once: by what is free on a GPU, and by nothing else on a CPU."""
+"""Batch sizes by the free memory of a GPU, and by nothing on a CPU."""
 
 import pytest
 import torch

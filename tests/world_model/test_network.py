@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the trained network comes to its weights: drawn, from a file, whole and in shards."""
+"""The start of the trained network: drawn, from a file, whole and in shards."""
 
 import ctypes
 import gc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which degrees of parallelism are refused, and that it happens before anything is built."""
+"""Degrees of parallelism that are refused, before anything is built."""
 
 from typing import Any
 

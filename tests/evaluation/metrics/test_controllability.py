@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether actions are obeyed: figures of a network that does, of one that does not, and of samples that are alike."""
+"""Obedience to actions: figures of a network that obeys, of one that does not, and of samples that are alike."""
 
 from dataclasses import replace
 
