@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
-from cosmos_predict2.pipelines.asked import Machine, Request, Settings, VideoModel
+from cosmos_predict2.pipelines.flags import Machine, Request, Settings, VideoModel
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire import log as logs
 from imaginaire.command_line import Help, Parser, add_flags, explained, values_of

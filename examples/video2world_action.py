@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file runs from a checkout as it is
 
-from cosmos_predict2.pipelines.asked import ActionModel, Machine, Reading, RolloutSettings, Text
+from cosmos_predict2.pipelines.flags import ActionModel, Machine, Reading, RolloutSettings, Text
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire import command_line
 from imaginaire.command_line import Help, Parser, add_flags, values_of
@@ -304,7 +304,7 @@ def settings_of(args: argparse.Namespace, choice: Any) -> RolloutSettings:
         weights=fingerprint(choice.dit_path),
         sampling=values_of(SamplingOptions, args, num_steps=num_steps, progress=True),
         history=(args.num_conditional_frames + 3) // 4,
-        asked=flags,
+        other_flags=flags,
     )
 
 

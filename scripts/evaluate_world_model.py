@@ -139,7 +139,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.evaluation.reports.imagined_figures import measure
     from cosmos_predict2.evaluation.reports.toy_futures import imagine_futures
     from cosmos_predict2.pipelines.action_requests import read_texts
-    from cosmos_predict2.pipelines.asked import ActionModel, Text
+    from cosmos_predict2.pipelines.flags import ActionModel, Text
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
     from cosmos_predict2.toy_world.scene import SETTINGS
     from cosmos_predict2.toy_world.tasks import find_tasks

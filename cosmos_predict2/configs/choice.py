@@ -31,7 +31,7 @@ from cosmos_predict2.configs.base import config_predict2p5, config_video2world
 from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
-from cosmos_predict2.pipelines.asked import ActionModel, Model, VideoModel
+from cosmos_predict2.pipelines.flags import ActionModel, Model, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card, apply_text, place_tokenizer, read_and_warn
 from cosmos_predict2.released import get_cosmos_predict25_checkpoint, released_but_absent
 from cosmos_predict2.world_model.config import FlowConfig
@@ -72,69 +72,70 @@ class Choice:
 # Video2World ----------------------------------------------------------------------------------------------------------
 
 
-def choose_model(asked: VideoModel, input_path: str | None = None) -> Choice:
+def choose_model(flags: VideoModel, input_path: str | None = None) -> Choice:
     """The Video2World pipeline's config and weights; of a run that recorded no frame rate, that of an input clip."""
-    _use_checkpoint_dir(asked)
-    if asked.dit_path and (asked.model or asked.random_weights):
-        other = f"--model {asked.model}" if asked.model else "--random_weights"
-        raise ConfigError(f"{other} and --dit_path {asked.dit_path}: both name weights; give one of them.")
-    card = ModelCard() if asked.model else _card_of(asked)
-    is_predict2p5 = bool(asked.model) or _is_predict2p5(card)
+    _use_checkpoint_dir(flags)
+    if flags.dit_path and (flags.model or flags.random_weights):
+        other = f"--model {flags.model}" if flags.model else "--random_weights"
+        raise ConfigError(f"{other} and --dit_path {flags.dit_path}: both name weights; give one of them.")
+    card = ModelCard() if flags.model else _card_of(flags)
+    is_predict2p5 = bool(flags.model) or _is_predict2p5(card)
     family: Any = config_predict2p5 if is_predict2p5 else config_video2world
-    trained = asked.model.partition("/")[0] if asked.model else _size_of(card, family.SIZES)
-    size = _agreed_size(asked, trained)
-    fps = int(asked.fps) if asked.fps and asked.fps in family.SIZES[size].rates else 0
-    variant: dict[str, Any] = dict(model_size=size, resolution=asked.resolution or "", fps=fps)
+    trained = flags.model.partition("/")[0] if flags.model else _size_of(card, family.SIZES)
+    size = _agreed_size(flags, trained)
+    fps = int(flags.fps) if flags.fps and flags.fps in family.SIZES[size].rates else 0
+    variant: dict[str, Any] = dict(model_size=size, resolution=flags.resolution or "", fps=fps)
     if is_predict2p5:
-        if asked.natten:
+        if flags.natten:
             raise ConfigError("--natten is a variant of Predict2; Predict2.5 has none.")
         config = config_predict2p5.get_cosmos_predict2p5_video2world_pipeline(**variant)
         config.state_t = config.state_t if size == "tiny" else latent_frames(config_predict2p5.NUM_FRAMES)
         log.info("model: Predict2.5 %s", size)
     else:
-        variant["natten"] = asked.natten
+        variant["natten"] = flags.natten
         config = config_video2world.get_cosmos_predict2_video2world_pipeline(**variant)
     run = card if card.has_pipeline else None
-    aspect_ratio = asked.aspect_ratio or family.SIZES[size].aspect_ratio
+    aspect_ratio = flags.aspect_ratio or family.SIZES[size].aspect_ratio
     if run is not None:
-        aspect_ratio = _follow(run, config, asked, aspect_ratio)
-    elif asked.tokenizer_path:
-        place_tokenizer(config, asked.tokenizer_path)
-    for adapter in asked.lora if asked.dit_path else ():
+        aspect_ratio = _follow(run, config, flags, aspect_ratio)
+    elif flags.tokenizer_path:
+        place_tokenizer(config, flags.tokenizer_path)
+    for adapter in flags.lora if flags.dit_path else ():
         if (of_adapter := read_card(parse_lora(adapter)[0])).texts:  # adapters were trained last, so theirs counts
             apply_text(of_adapter, config)
-    if asked.fps is not None:
+    if flags.fps is not None:
         if run is None and not fps:
-            log.warning("--fps %g is the rate of the mp4: the weights make %g frames per second", asked.fps, config.fps)
-        config.fps = asked.fps
+            log.warning("--fps %g is the rate of the mp4: the weights make %g frames per second", flags.fps, config.fps)
+        config.fps = flags.fps
     elif run is not None and run.frame_rate is None and input_path and media.kind_of(input_path) == "video":
         config.fps = media.probe_video(input_path).fps
-    if asked.num_frames is not None:
-        if asked.num_frames < 5 or asked.num_frames % 4 != 1:
+    if flags.num_frames is not None:
+        if flags.num_frames < 5 or flags.num_frames % 4 != 1:
             own = pixel_frames(config.state_t)
-            raise ConfigError(f"--num_frames {asked.num_frames}: 1 + 4k, 5 at least; this model makes {own}.")
-        config.state_t = latent_frames(asked.num_frames)
+            raise ConfigError(f"--num_frames {flags.num_frames}: 1 + 4k, 5 at least; this model makes {own}.")
+        config.state_t = latent_frames(flags.num_frames)
     config.guardrail_config.checkpoint_dir = config.prompt_refiner_config.checkpoint_dir = checkpoint_dir()
-    return Choice(config, _video_weights(asked, run, is_predict2p5, variant), size, card, aspect_ratio)
+    return Choice(config, _video_weights(flags, run, is_predict2p5, variant), size, card, aspect_ratio)
 
 
-def _use_checkpoint_dir(asked: Model) -> None:
-    if asked.checkpoint_dir:
-        os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(asked.checkpoint_dir)}"
+def _use_checkpoint_dir(flags: Model) -> None:
+    if flags.checkpoint_dir:
+        os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(flags.checkpoint_dir)}"
 
 
-def _card_of(asked: Model) -> ModelCard:
+def _card_of(flags: Model) -> ModelCard:
     """The card of the weights; where only adapters are named, of the first one that lies in a run."""
-    if why := released_but_absent(asked.dit_path):
-        raise ConfigError(f"--dit_path {asked.dit_path}: {why}.")
-    if asked.dit_path:
-        return read_and_warn(asked.dit_path)
-    cards = (read_and_warn(parse_lora(adapter)[0]) for adapter in asked.lora)
+    if why := released_but_absent(flags.dit_path):
+        raise ConfigError(f"--dit_path {flags.dit_path}: {why}.")
+    if flags.dit_path:
+        return read_and_warn(flags.dit_path)
+    cards = (read_and_warn(parse_lora(adapter)[0]) for adapter in flags.lora)
     return next((card for card in cards if card.has_pipeline), ModelCard())
 
 
 def _is_predict2p5(card: ModelCard) -> bool:
-    """As the card says; of weights that cannot be opened, which loading reports, as their path says."""
+    """True for weights of Predict2.5 by their card, or by their path where they cannot be opened (loading reports
+    that)."""
     return card.is_predict2p5 or (bool(card.problem) and not card.has_pipeline and "Predict2.5" in card.path)
 
 
@@ -146,47 +147,47 @@ def _size_of(card: ModelCard, sizes: Mapping[str, Any]) -> str | None:
     return next((n for n, size in sizes.items() if (size.net["model_channels"], size.net["num_blocks"]) == found), None)
 
 
-def _agreed_size(asked: Model, trained: str | None) -> str:
-    size = asked.model_size or trained or "2B"
+def _agreed_size(flags: Model, trained: str | None) -> str:
+    size = flags.model_size or trained or "2B"
     if trained not in (None, size):
         raise ConfigError(f"--model_size {size}, but the weights are of a {trained} model. Leave --model_size out.")
     return size
 
 
-def _video_weights(asked: VideoModel, run: ModelCard | None, is_predict2p5: bool, variant: Mapping[str, Any]) -> str:
+def _video_weights(flags: VideoModel, run: ModelCard | None, is_predict2p5: bool, variant: Mapping[str, Any]) -> str:
     """The path of the weights; empty for random ones."""
-    if asked.dit_path or asked.random_weights:
-        return asked.dit_path
+    if flags.dit_path or flags.random_weights:
+        return flags.dit_path
     if run is not None and run.base and os.path.exists(run.base):
         return run.base
-    if asked.model:
-        return get_cosmos_predict25_checkpoint(asked.model)
+    if flags.model:
+        return get_cosmos_predict25_checkpoint(flags.model)
     if is_predict2p5:
         return config_predict2p5.get_predict2p5_dit_path(model_size=variant["model_size"], release="pre-trained")
     return config_video2world.get_dit_path(**variant)
 
 
-def _follow(run: ModelCard, config: Any, asked: VideoModel, aspect_ratio: str) -> str:
+def _follow(run: ModelCard, config: Any, flags: VideoModel, aspect_ratio: str) -> str:
     """Make the config that of the run but for the flags, with a warning where they differ; gives the aspect ratio."""
     state_t, fps = config.state_t, config.fps
     resolution, ratio = run.shape
-    apply_card(run, config, tokenizer_path=asked.tokenizer_path)
+    apply_card(run, config, tokenizer_path=flags.tokenizer_path)
     log.info("run: %s: %s", run.source, run)
     for flag, wanted, trained in (
-        ("--resolution", asked.resolution, resolution),
-        ("--aspect_ratio", asked.aspect_ratio, ratio),
-        ("--fps", asked.fps and f"{asked.fps:g}", f"{run.fps:g}"),
-        ("--num_frames", asked.num_frames, pixel_frames(run.state_t)),
+        ("--resolution", flags.resolution, resolution),
+        ("--aspect_ratio", flags.aspect_ratio, ratio),
+        ("--fps", flags.fps and f"{flags.fps:g}", f"{run.fps:g}"),
+        ("--num_frames", flags.num_frames, pixel_frames(run.state_t)),
     ):
         if None not in (wanted, trained) and wanted != trained:
             log.warning("%s %s, but %s was trained at %s: %s", flag, wanted, run.source, trained, run)
-    if fps == asked.fps != run.fps:  # the length of the released model of this rate
+    if fps == flags.fps != run.fps:  # the length of the released model of this rate
         config.state_t = state_t
-    config.resolution = asked.resolution or resolution
+    config.resolution = flags.resolution or resolution
     if ratio is None:
         warn_of_size(run, size_of(config.resolution, aspect_ratio))
         return aspect_ratio
-    return asked.aspect_ratio or ratio
+    return flags.aspect_ratio or ratio
 
 
 def warn_of_size(run: ModelCard, size: tuple[int, int]) -> None:
@@ -198,58 +199,58 @@ def warn_of_size(run: ModelCard, size: tuple[int, int]) -> None:
 # With actions ---------------------------------------------------------------------------------------------------------
 
 
-def choose_action_model(asked: ActionModel) -> Choice:
+def choose_action_model(flags: ActionModel) -> Choice:
     """The pipeline's config and weights of a model with actions; its network, of a bare file, is that of its shapes."""
-    _use_checkpoint_dir(asked)
-    released = get_action_dit_path(model_size=asked.model_size or "2B") if not asked.dit_path else ""
-    card = read_and_warn(released or latest(asked.dit_path))
+    _use_checkpoint_dir(flags)
+    released = get_action_dit_path(model_size=flags.model_size or "2B") if not flags.dit_path else ""
+    card = read_and_warn(released or latest(flags.dit_path))
     run = card if card.has_pipeline else None
     sizes = {name: get_cosmos_predict2_action_conditioned_pipeline(model_size=name) for name in SIZES}
-    size = _agreed_size(asked, run.model_size(sizes) if run is not None else None)
+    size = _agreed_size(flags, run.model_size(sizes) if run is not None else None)
     config = sizes[size]
     if run is not None:
-        apply_card(run, config, tokenizer_path=asked.tokenizer_path)
+        apply_card(run, config, tokenizer_path=flags.tokenizer_path)
         config.resolution, _ = run.shape
         log.info("run: %s: %s", run.source, run)
     elif (family := card.opened().family) is None or family.action_inputs is None:
         raise CheckpointError(
             f"{card.path} is of {family or 'no video network'}, without actions: use examples/video2world.py for it."
         )
-    transform = require_transform(card, _asked_transform(asked))
+    transform = require_transform(card, _transform_of_flags(flags))
     config.action_transform = transform.to_dict()
-    if asked.chunk_size is not None and (asked.chunk_size < 4 or asked.chunk_size % 4):
-        raise ConfigError(f"--chunk_size {asked.chunk_size}: a multiple of 4, 12 for example.")
+    if flags.chunk_size is not None and (flags.chunk_size < 4 or flags.chunk_size % 4):
+        raise ConfigError(f"--chunk_size {flags.chunk_size}: a multiple of 4, 12 for example.")
     if run is None:
-        if asked.tokenizer_path:
-            place_tokenizer(config, asked.tokenizer_path)
-        config.chunk_size = asked.chunk_size or config.chunk_size
+        if flags.tokenizer_path:
+            place_tokenizer(config, flags.tokenizer_path)
+        config.chunk_size = flags.chunk_size or config.chunk_size
         _fit_network(config, card, transform.dim)
-    elif asked.chunk_size not in (None, config.chunk_size):
+    elif flags.chunk_size not in (None, config.chunk_size):
         if target_of(config.net) is not ChunkActionDiT:
             raise ConfigError(
-                f"--chunk_size {asked.chunk_size}, but this network reads {config.chunk_size} actions at once."
+                f"--chunk_size {flags.chunk_size}, but this network reads {config.chunk_size} actions at once."
             )
-        log.warning("--chunk_size %d, but the run was trained on %d", asked.chunk_size, config.chunk_size)
-        config.chunk_size = asked.chunk_size
+        log.warning("--chunk_size %d, but the run was trained on %d", flags.chunk_size, config.chunk_size)
+        config.chunk_size = flags.chunk_size
     config.state_t = 1 + config.chunk_size // 4
-    if asked.given_timestep is not None:
-        if config.flow is None or not 0 <= asked.given_timestep < 1000:
+    if flags.given_timestep is not None:
+        if config.flow is None or not 0 <= flags.given_timestep < 1000:
             raise ConfigError(
-                f"--given_timestep {asked.given_timestep:g}: 0 at least and below 1000, of Predict2.5 weights alone."
+                f"--given_timestep {flags.given_timestep:g}: 0 at least and below 1000, of Predict2.5 weights alone."
             )
-        config.flow = attrs.evolve(config.flow, conditional_frame_timestep=asked.given_timestep)
+        config.flow = attrs.evolve(config.flow, conditional_frame_timestep=flags.given_timestep)
     config.guardrail_config.checkpoint_dir = checkpoint_dir()
     return Choice(config, card.path, size, card)
 
 
-def _asked_transform(asked: ActionModel) -> Any:
+def _transform_of_flags(flags: ActionModel) -> Any:
     """The transform that the flags set; None where they set none."""
-    if (asked.action_scaler, asked.gripper_scale, asked.use_quat) == (None, None, False):
-        return asked.action_transform or None
-    if asked.action_transform:
+    if (flags.action_scaler, flags.gripper_scale, flags.use_quat) == (None, None, False):
+        return flags.action_transform or None
+    if flags.action_transform:
         raise ConfigError("--action_transform and --action_scaler, --gripper_scale or --use_quat: give one of them.")
-    scale = ACTION_SCALE if asked.action_scaler is None else asked.action_scaler
-    return relative_pose(scale, 1.0 if asked.gripper_scale is None else asked.gripper_scale, quaternion=asked.use_quat)
+    scale = ACTION_SCALE if flags.action_scaler is None else flags.action_scaler
+    return relative_pose(scale, 1.0 if flags.gripper_scale is None else flags.gripper_scale, quaternion=flags.use_quat)
 
 
 def _fit_network(config: Any, card: ModelCard, dim: int) -> None:

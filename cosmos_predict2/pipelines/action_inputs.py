@@ -28,7 +28,7 @@ from cosmos_predict2.data.action_conditioned.recordings import read_annotation
 from cosmos_predict2.data.lerobot.info import sets_below
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import open_clip, probe, read_frames, stretch
-from cosmos_predict2.pipelines.asked import LoadActions, Reading
+from cosmos_predict2.pipelines.flags import LoadActions, Reading
 from imaginaire.errors import DataError, near
 
 ACTION_KEYS = ("action", "actions", "toy_actions")
@@ -84,9 +84,9 @@ def read_episode(annotation_path: str, reading: Reading, video: str = "", root: 
     path = Path(annotation_path)
     annotation = read_annotation(path)
     try:
-        video = video or _video_of(annotation, path, reading.camera, root)
+        video = video or _named_video(annotation, path, reading.camera, root)
         if reading.load is not None:
-            return _loaded(reading.load, annotation, video, reading)
+            return _episode_of_own_code(reading.load, annotation, video, reading)
         raw = raw_actions(annotation, reading)
         actions = torch.from_numpy(reading.transform.apply(raw.rows)).float()
     except DataError as error:
@@ -199,7 +199,7 @@ def _field(annotation: dict[str, Any], key: str) -> Any:
     return annotation[key]
 
 
-def _video_of(annotation: dict[str, Any], path: Path, camera: int, root: str) -> str:
+def _named_video(annotation: dict[str, Any], path: Path, camera: int, root: str) -> str:
     """The video that an annotation names, below the root or a folder that the annotation lies in."""
     videos = annotation.get("videos")
     if not isinstance(videos, list) or not -len(videos) <= camera < len(videos):
@@ -255,7 +255,7 @@ def _rate(video: str, reading: Reading) -> float:
     return probe(video)[1] / reading.stride if is_video else reading.fps
 
 
-def _loaded(load: LoadActions, annotation: dict[str, Any], video: str, reading: Reading) -> Episode:
+def _episode_of_own_code(load: LoadActions, annotation: dict[str, Any], video: str, reading: Reading) -> Episode:
     """The episode that the user's own code makes of an annotation: it gives {actions, initial_frame, ...}, with the
     actions already scaled."""
     found = load(annotation, video, reading.arguments)

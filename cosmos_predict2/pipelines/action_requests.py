@@ -17,7 +17,7 @@ from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.video_quality import psnr
 from cosmos_predict2.pipelines.action_inputs import Episode, read_episode
-from cosmos_predict2.pipelines.asked import Reading, RolloutSettings, Text
+from cosmos_predict2.pipelines.flags import Reading, RolloutSettings, Text
 from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings
 from cosmos_predict2.pipelines.requests import check_outputs, write_text
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
@@ -188,8 +188,8 @@ def save(
     stem = os.path.splitext(job.request.save_path)[0]
     fps = settings.save_fps or job.episode.fps
     _, num_frames, height, width = frames.shape
-    own = {key: value for key, value in asdict(settings).items() if key not in ("asked", "sampling")}
-    shared = {**settings.asked, **own, **settings.sampling.record()}
+    own = {key: value for key, value in asdict(settings).items() if key not in ("other_flags", "sampling")}
+    shared = {**settings.other_flags, **own, **settings.sampling.record()}
     record = {**shared, **asdict(job.request), "video": job.episode.video, "actions": job.episode.source}
     record |= {"action_transform": pipe.transform.to_dict(), "chunk_size": pipe.config.chunk_size}
     record |= {"solver": settings.sampling.solver or pipe.world.objective.solvers[0], "resolution": f"{height},{width}"}
@@ -229,11 +229,11 @@ def constant_text(card: ModelCard) -> str:
     return card.constant_text or (beside if storage.exists(beside) else "")
 
 
-def read_texts(asked: Text, config: Video2WorldPipelineConfig, card: ModelCard, width: int) -> tuple[Any, Any]:
+def read_texts(wanted: Text, config: Video2WorldPipelineConfig, card: ModelCard, width: int) -> tuple[Any, Any]:
     """The text and the negative text of all samples, [1, S, E]; None for none."""
-    path, trained = asked.prompt_embeddings or constant_text(card), config.text_encoder_name
-    has_prompt = bool(asked.prompt or asked.negative_prompt)
-    if has_prompt and not str(asked.prompt_embeddings).endswith(".safetensors"):
+    path, trained = wanted.prompt_embeddings or constant_text(card), config.text_encoder_name
+    has_prompt = bool(wanted.prompt or wanted.negative_prompt)
+    if has_prompt and not str(wanted.prompt_embeddings).endswith(".safetensors"):
         raise ConfigError(
             "--prompt and --negative_prompt need their embeddings: write them with python -m scripts.encode_prompts,"
             " and give the file with --prompt_embeddings."
@@ -253,8 +253,8 @@ def read_texts(asked: Text, config: Video2WorldPipelineConfig, card: ModelCard, 
         known = read_prompt_embeddings(path)
         if (problem := other_text(trained, known.name, known.values())) is not None:
             raise ConfigError(f"--prompt_embeddings {path} {problem}")
-        found = [known.encode([asked.prompt])[0]]
-        found += [known.encode([asked.negative_prompt])[0]] if asked.negative_prompt else []
+        found = [known.encode([wanted.prompt])[0]]
+        found += [known.encode([wanted.negative_prompt])[0]] if wanted.negative_prompt else []
     else:
         found = [read_constant_embedding(path)]
     if wrong := [row for row in found if row.shape[1] != width]:

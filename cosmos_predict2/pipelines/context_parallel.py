@@ -72,12 +72,12 @@ def lead(work: Callable[[], Value]) -> Value:
 
 
 def announce() -> None:
-    """On rank 0, before its pipeline is built: let the followers build theirs."""
+    """Let the followers build their pipelines; called by rank 0 before it builds its own."""
     distributed.broadcast_object(True)
 
 
 def follow(make_world: Callable[[], WorldModel]) -> int:
-    """On the other ranks: take part in what rank 0 samples until it is over; how often that was."""
+    """Take part in the samplings of rank 0 until it is done, as another rank; gives their number."""
     count = 0
     if distributed.broadcast_object(None) is _OVER:
         return count

@@ -122,7 +122,8 @@ def read_recordings(
     name, _, setting = source.partition(":")
     if name == TOY and not Path(source).exists():
         return toy_recordings(setting or "default", transform, num=num, num_actions=num_actions, seed=seed)
-    return of_dataset(source, _of_folder(Path(source), transform, num_actions + 1, size, trained or {}), transform, num)
+    dataset = _dataset_of_folder(Path(source), transform, num_actions + 1, size, trained or {})
+    return of_dataset(source, dataset, transform, num)
 
 
 def recordings_of_run(
@@ -140,7 +141,7 @@ def recordings_of_run(
         world = {"mix": "expert", "setting": "default", **arguments, **(arguments.get("world") or {})}
         own: dict[str, Any] = {key: world.get(key) for key in ("size", "mix", "ring_elsewhere", "num_steps")}
         tasks, seed = tuple(world.get("tasks") or ("push_puck",)), int(world.get("seed") or 0) + seed
-        own |= dict(seed=seed, tasks=tasks, asked=OF_EXPERIMENT)
+        own |= dict(seed=seed, tasks=tasks, chosen_by=OF_EXPERIMENT)
         return toy_recordings(world["setting"], transform, num=num, num_actions=num_actions, **own)
     if (cls := recorded(target, "dataset")) is None:
         known = ", ".join(DATASETS)
@@ -172,17 +173,17 @@ def toy_recordings(
     num_actions: int,
     seed: int = 0,
     num_steps: int | None = None,
-    asked: str = f"--data {TOY}",
+    chosen_by: str = f"--data {TOY}",
     **world: Any,
 ) -> Recordings:
-    """Held-out episodes from their first step on; ``asked`` is what chose the toy world, for messages, and ``world``
-    further arguments of `make_episodes`."""
+    """Held-out episodes from their first step on. ``chosen_by`` names what chose the toy world, for messages; ``world``
+    are further arguments of `make_episodes`."""
     world = {"ring_elsewhere": 0.0, **world}
     if setting not in SETTINGS:
         raise ConfigError(f"--data {TOY}:{setting}: the toy world has no such setting.{near(setting, SETTINGS)}")
     dim = transform.dim if transform.kind == "controller" else TOY_DIM
     if transform != (own := controller(dim, scale=1.0)):
-        raise DataError(f"{asked}: its actions are {own}, but the model was trained with {transform}. {OTHER}")
+        raise DataError(f"{chosen_by}: its actions are {own}, but the model was trained with {transform}. {OTHER}")
 
     def made(split: str, count: int) -> tuple[Episodes, Tensor, Tensor]:
         episodes = make_episodes(
@@ -202,7 +203,7 @@ def toy_recordings(
         episodes, video, actions = made("val", num)
         _, others, their_actions = made("train", NUM_FOR_PROBE)
     except ValueError as error:
-        raise ConfigError(f"{asked}: {error} Give --data FOLDER with recordings of such actions.") from error
+        raise ConfigError(f"{chosen_by}: {error} Give --data FOLDER with recordings of such actions.") from error
     return Recordings(f"the toy world ({setting})", video, actions, (others, their_actions), episodes)
 
 
@@ -266,7 +267,7 @@ def warn_of_other_range(name: str, dataset: Any, transform: ActionTransform, sho
     return warning
 
 
-def _of_folder(
+def _dataset_of_folder(
     folder: Path,
     transform: ActionTransform,
     num_frames: int,

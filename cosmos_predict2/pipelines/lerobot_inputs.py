@@ -17,8 +17,8 @@ from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.pipelines.action_inputs import Episode, chosen_frames, require_sixteenths
-from cosmos_predict2.pipelines.asked import Reading
 from cosmos_predict2.pipelines.evaluation_data import own_arguments, warn_of_other_range
+from cosmos_predict2.pipelines.flags import Reading
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)

@@ -140,11 +140,11 @@ def _tokenizer_arguments(card: ModelCard, own: Mapping[str, Any], *, is_moved: b
     arguments |= {key: own[key] for key in OF_THIS_MACHINE[TOKENIZER] if key in own}
     for key in FILES:
         if (file := str(arguments.get(key) or "")) and not is_moved:
-            arguments[key] = _found(card, file, str(own.get(key) or ""))
+            arguments[key] = _place_of_file(card, file, str(own.get(key) or ""))
     return arguments
 
 
-def _found(card: ModelCard, file: str, own: str) -> str:
+def _place_of_file(card: ModelCard, file: str, own: str) -> str:
     """The place of a recorded file on this machine.
 
     It is looked for as recorded, then from the folders above the run's (it was recorded relative to one of them), then

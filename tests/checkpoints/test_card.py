@@ -31,7 +31,7 @@ from cosmos_predict2.configs.choice import choose_action_model
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import EXPERIMENTS
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.asked import ActionModel
+from cosmos_predict2.pipelines.flags import ActionModel
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import (
     get_cosmos_predict2_action_conditioned_checkpoint,

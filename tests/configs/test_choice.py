@@ -30,7 +30,7 @@ from cosmos_predict2.configs.base.config_video2world import SIZES, get_cosmos_pr
 from cosmos_predict2.configs.choice import choose_action_model, choose_model
 from cosmos_predict2.models.model_checks import check_family
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
-from cosmos_predict2.pipelines.asked import ActionModel, VideoModel
+from cosmos_predict2.pipelines.flags import ActionModel, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.released import released_but_absent
 from cosmos_predict2.world_model.assembly import check_parts

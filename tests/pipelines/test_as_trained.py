@@ -21,7 +21,7 @@ from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_
 from cosmos_predict2.configs.choice import choose_model
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig, Video2WorldModel
-from cosmos_predict2.pipelines.asked import VideoModel
+from cosmos_predict2.pipelines.flags import VideoModel
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.config import Predict2RLConfig

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.pipelines import context_parallel
-from cosmos_predict2.pipelines.asked import Request, Settings
 from cosmos_predict2.pipelines.context_parallel import LeadingWorld, SpreadError, check_num_gpus
+from cosmos_predict2.pipelines.flags import Request, Settings
 from cosmos_predict2.pipelines.requests import run_all
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.world_model.sampling import SamplingOptions

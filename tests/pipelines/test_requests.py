@@ -12,7 +12,7 @@ import torch
 
 from cosmos_predict2.data.video import media
 from cosmos_predict2.guardrail.runner import BlockedError, GuardrailRunner
-from cosmos_predict2.pipelines.asked import Request, Settings
+from cosmos_predict2.pipelines.flags import Request, Settings
 from cosmos_predict2.pipelines.inputs import check_input, read_input
 from cosmos_predict2.pipelines.requests import check_request, fingerprint, read_batch, run_all, write_contact_sheet
 from cosmos_predict2.world_model.sampling import SamplingOptions

@@ -3,7 +3,7 @@
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.choice import choose_action_model
-from cosmos_predict2.pipelines.asked import ActionModel
+from cosmos_predict2.pipelines.flags import ActionModel
 from cosmos_predict2.world_model.assembly import device_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.imagination import Imagination
@@ -26,14 +26,14 @@ def imagination_of(
     What is not given is as the card of the weights says. ``device`` is a GPU where there is one.
     """
     path = dit_path or tiny_action_path()
-    asked = ActionModel(
+    flags = ActionModel(
         dit_path=path,
         action_transform=action_transform,
         chunk_size=chunk_size,
         tokenizer_path=tokenizer_path,
         load_ema=load_ema,
     )
-    choice = choose_action_model(asked)
+    choice = choose_action_model(flags)
     device = device_of(device)
     precision = precision or ("float32" if device == "cpu" else choice.config.precision)
     if precision not in PRECISIONS:

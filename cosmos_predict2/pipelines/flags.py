@@ -256,4 +256,4 @@ class RolloutSettings:
     batch_size: int = flag(16, "recordings that are imagined together; changes no result")
     side_by_side: bool = flag(False, "also write NAME_side_by_side.mp4: true on the left")
     contact_sheet: bool = flag(False, "also write frames of both as one picture, NAME.png")
-    asked: Mapping[str, Any] = field(default_factory=dict)  # further flags of a program, for the record alone
+    other_flags: Mapping[str, Any] = field(default_factory=dict)  # further flags of a program, for the record alone
