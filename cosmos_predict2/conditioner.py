@@ -114,7 +114,8 @@ class Conditioner:
         self.rates = {name: float(getattr(config, name).dropout_rate) for name in EMBEDDERS}
 
     def draw_keep(self, generators: Sequence[torch.Generator] | int) -> dict[str, Tensor]:
-        """For each input the samples that keep it: 1 or 0, [B]; one number for the flag, which is the batch's.
+        """1 or 0 for each sample that keeps an input or not, [B], by input; one number for the flag, which is the
+        batch's.
 
         Given a batch size instead of generators, all is drawn from torch's global one, an input after the other.
         """
@@ -135,7 +136,8 @@ class Conditioner:
         return self._make(batch, is_image, _required(batch, TEXT_KEY), keep)
 
     def guidance_pair(self, batch: Mapping[str, Any], *, is_image: bool = False) -> tuple[Condition, Condition]:
-        """With the text, and with the batch's negative text in its place, or with zeros where it has none."""
+        """The condition with the text, and that with the batch's negative text in its place, or with zeros where it
+        has none."""
         text = _required(batch, TEXT_KEY)
         conditional = self._make(batch, is_image, text, None)
         if NEGATIVE_TEXT_KEY in batch:

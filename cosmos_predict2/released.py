@@ -33,13 +33,12 @@ class Repository:
     name: str
     revision: str | None
     licence: str = "NVIDIA Open Model License"
-    is_gated: bool = False
 
 
 _REPOSITORIES = [
     Repository("google-t5/t5-11b", "90f37703b3334dfe9d2b009bfcbfbf1ac9d28ea3", "Apache-2.0"),
     Repository(
-        "meta-llama/Llama-Guard-3-8B", "7327bd9f6efbbe6101dc6cc4736302b3cbb6e425", "Llama 3.1 Community License", True
+        "meta-llama/Llama-Guard-3-8B", "7327bd9f6efbbe6101dc6cc4736302b3cbb6e425", "Llama 3.1 Community License"
     ),
     Repository("nvidia/Cosmos-Guardrail1", "d6d4bfa899a71454a700907664f3e88f503950cf"),
     Repository("nvidia/Cosmos-Reason1-7B", "8fe96c1fa10db9e666b6fa6a87fea57dd9635649"),

@@ -87,7 +87,12 @@ class ActionFollowing(Callback):
 
     def _validation_clips(self, model: Any) -> list[FixedClip]:
         if self._clips is None:
-            loader = _of_many_recordings(self.trainer.dataloader_val, self.num_clips)
+            loader = self.trainer.dataloader_val
+            dataset: Any = getattr(loader, "dataset", None)
+            if isinstance(dataset, ClipDataset) and dataset.windows is not None:
+                # The loader's first clips are windows of one recording; these are of as many as can be.
+                chosen = Subset(dataset, dataset.windows.spread(self.num_clips))
+                loader = ResumableLoader(chosen, batch_size=1, shuffle=False, num_workers=0)
             self._clips = first_clips(loader, model, self.num_clips)
         return self._clips
 
@@ -166,14 +171,6 @@ class ActionFollowing(Callback):
         self._explained.add(prefix)
         level = logging.WARNING if is_warning else logging.INFO
         log.log(level, "actions at iteration %d: whether the model obeys them cannot be seen: %s", iteration, why)
-
-
-def _of_many_recordings(loader: Any, num: int) -> Any:
-    """The loader, of as many recordings as can be where its data set has them: its first clips are windows of one."""
-    dataset: Any = getattr(loader, "dataset", None)
-    if not isinstance(dataset, ClipDataset) or dataset.windows is None:
-        return loader
-    return ResumableLoader(Subset(dataset, dataset.windows.spread(num)), batch_size=1, shuffle=False, num_workers=0)
 
 
 def _takes_actions(model: Any) -> bool:

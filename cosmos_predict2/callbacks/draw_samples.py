@@ -276,7 +276,7 @@ def _quality(
 
 
 def _psnr(video_1_C_F_H_W: Tensor, truth_1_C_F_H_W: Tensor, num_given: int) -> float:
-    """In dB, over the frames without the conditioning ones."""
+    """The PSNR in dB, over the frames without the conditioning ones."""
     first = pixel_frames(num_given) if num_given else 0
     difference = (video_1_C_F_H_W.float() - truth_1_C_F_H_W.float())[:, :, first:]
     return float(10 * torch.log10(255**2 / difference.square().double().mean()))

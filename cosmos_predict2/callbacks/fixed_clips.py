@@ -65,7 +65,7 @@ class FixedClip:
 
 @contextmanager
 def apart(trainer: Any, model: Any) -> Iterator[None]:
-    """Inside, all ranks may ask the model, and nothing that training goes on with is touched."""
+    """A context in which all ranks may run the model, and which leaves training as it was."""
     autocast = model.autocast(trainer.device)
     try:
         with trainer.timers("apart"), random.preserved(), evaluating(model), torch.no_grad(), autocast:

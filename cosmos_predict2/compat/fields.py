@@ -228,7 +228,7 @@ def require_one_of(path: str, value: Any, names: Mapping[str, Any] | Sequence[st
 
 
 def shown_value(value: Any) -> str:
-    """As a recipe has it."""
+    """The value as a recipe writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value)

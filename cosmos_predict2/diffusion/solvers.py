@@ -49,7 +49,7 @@ class Churn:
 
 
 class SameNoise:
-    """For flow times: jumps to the estimate and puts the same noise back, in float64."""
+    """A stepper on flow times that jumps to the estimate and puts the same noise back, in float64."""
 
     def __init__(self, noise_B_C_T_H_W: Tensor) -> None:
         self._noise = noise_B_C_T_H_W.double()

@@ -75,7 +75,7 @@ def create_guardrail(config: GuardrailConfig) -> GuardrailRunner | None:
 def create_video_guardrail_runner(
     checkpoint_dir: str | None = None, offload_model_to_cpu: bool = False
 ) -> GuardrailRunner:
-    """Not there yet: always an error."""
+    """An error: guardrails of videos are not here yet."""
     raise ConfigError(
         "The guardrails of videos (video filter, face blur) are not built in yet; prompts are checked by the blocklist."
     )

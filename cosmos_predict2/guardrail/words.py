@@ -27,7 +27,8 @@ def ascii_text(text: str) -> str:
 
 def words_of(text: str) -> list[str]:
     """The words in order; letters that stand alone in a row, as in "k i l l", also as one word in their place."""
-    words = [word for word in (_trimmed(found) for found in _WORD.findall(ascii_text(text))) if word]
+    found = (word.rstrip("!|+") for word in _WORD.findall(ascii_text(text)))  # signs that are punctuation at the end
+    words = [word for word in found if any(sign.isalnum() for sign in word)]
     joined: list[str] = []
     for is_single, run in itertools.groupby(words, key=lambda word: len(word) == 1 and word.isalpha()):
         letters = list(run)
@@ -82,9 +83,3 @@ _ENDINGS = (
     ("ly", ("",)),
 )
 _DOUBLING = ("ed", "ing", "ings")
-
-
-def _trimmed(word: str) -> str:
-    """Without signs that are punctuation here, at the end or alone."""
-    word = word.rstrip("!|+")
-    return word if any(sign.isalnum() for sign in word) else ""

@@ -133,7 +133,7 @@ class Actions(NoActions):
                 f" {have - 1}, numbers] is one row from each frame to the next."
             )
         state_t = self.model.pipe_config.state_t
-        size, problems = action_size(_arguments(self.model.net), state_t)
+        size, problems = action_size(_as_node(self.model.net), state_t)
         if problems or action.shape[2] != size:
             raise DataError(
                 f"The batch's actions have {action.shape[2]} numbers, but the network reads {size} in each of its"
@@ -262,8 +262,8 @@ class Actions(NoActions):
         return DataError(f"The data have actions {found}, but {self._source} has {own}. {cure}")
 
 
-def _arguments(net: ActionDiT) -> dict[str, Any]:
-    """What `action_size` asks of a node, of a network that is built."""
+def _as_node(net: ActionDiT) -> dict[str, Any]:
+    """The arguments of a built network that `action_size` reads, as its lazy node has them."""
     if isinstance(net, ChunkActionDiT):
         ratio = net.temporal_compression_ratio
         return dict(_target_=type(net), action_dim=net.action_dim, temporal_compression_ratio=ratio)

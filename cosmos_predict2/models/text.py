@@ -73,7 +73,7 @@ class TrainingText:
 
     @property
     def encoder_name(self) -> str:
-        """With the fingerprint of its weights; empty where no caption was encoded yet, or none ever is."""
+        """The encoder's name with the fingerprint of its weights; empty until a caption is encoded."""
         return "" if self._encoder is None else self._encoder.name
 
     def added_to(self, batch: Mapping[str, Any], size: int, device: torch.device) -> Mapping[str, Any]:

@@ -247,8 +247,8 @@ class DiT(nn.Module):
     # ---- parts of a clip ---------------------------------------------------------------------------------------------
 
     def see_part(self, index: int, count: int) -> None:
-        """From now on inputs are the ``index``-th of ``count`` equal parts of each clip along time, until the
-        next call; positions and limits are those of the whole clip. (0, 1): all of it."""
+        """Take inputs as the ``index``-th of ``count`` equal parts of each clip along time, until the next call;
+        positions and limits are those of the whole clip. (0, 1): all of it."""
         if not 0 <= index < count:
             raise ValueError(f"There is no part {index} of {count}: parts are counted from 0.")
         self.part = (index, count)
@@ -440,7 +440,7 @@ class Video2WorldDiT(DiT):
 
 
 def _widen(net: DiT) -> None:
-    """Let what makes and uses the modulation compute in float32 where the embedding of time is that wide."""
+    """Let the modules that make and use the modulation compute in float32 where the embedding of time is that wide."""
     for name, module in net.named_modules():
         is_of_time = name.startswith(("t_embedder.", "final_layer.")) or ".adaln_modulation_" in name
         if is_of_time and isinstance(module, (Linear, TimestepEmbedding)):

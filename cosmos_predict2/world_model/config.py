@@ -72,7 +72,7 @@ class FlowConfig(Section):
 
     @property
     def t_scaling_factor(self) -> float:
-        """From flow times to what the network embeds."""
+        """The factor from flow times to the numbers that the network embeds."""
         return NUM_TIMESTEPS * self.timestep_scale
 
     def levels(self, num_steps: int) -> FlowSchedule:
@@ -111,7 +111,7 @@ class Video2WorldPipelineConfig(Section):
     rectified_flow_t_scaling_factor: float = attrs.field(default=1.0, validator=above(0))
     rectified_flow_loss_weight_uniform: bool = True
     timestamps: SolverConfig = attrs.field(factory=SolverConfig)
-    flow: FlowConfig | None = None  # of a Predict2.5 network; None: it is asked by noise levels
+    flow: FlowConfig | None = None  # of a Predict2.5 network; None: the network takes noise levels
     objective: Any = None  # lazy node of an Objective, called with this config; None: EDM, or Flow where flow is set
     ema: EMAConfig = attrs.field(factory=EMAConfig)
     guardrail_config: GuardrailConfig = attrs.field(factory=GuardrailConfig)
@@ -126,7 +126,7 @@ class Video2WorldPipelineConfig(Section):
 
 @attrs.define(kw_only=True, slots=False)
 class Video2WorldActionPipelineConfig(Video2WorldPipelineConfig):
-    """With actions. Weights fit one transform of raw actions, which is kept with them."""
+    """A pipeline with actions. Weights fit one transform of raw actions, which is kept with them."""
 
     action_transform: Any = None  # as ActionTransform.to_dict gives it; None: that of the data or of the weights
     chunk_size: int = attrs.field(default=12, validator=at_least(1))  # actions between the first frame and the last

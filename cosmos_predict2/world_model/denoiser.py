@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From noisy latents to clean ones: scaling, given frames, the network, and scaling back.
+"""Denoising of latents: scaling, conditioning frames, the network, and scaling back.
 
 With t = sigma / (1 + sigma) the network sees c_in x = (1 - t) x_0 + t eps and predicts the velocity v = eps - x_0::
 
     x_0 = c_skip x + c_out net(c_in x, c_noise)
 
-Frames that are given enter the network clean and unscaled, at their own small noise level (where ``sigma_conditional``
-is None: at that of the other frames), and come out as they were.
+Conditioning frames enter the network clean and unscaled, at their own small noise level (where ``sigma_conditional`` is
+None: at that of the other frames), and come out as they were.
 Latents, noise levels and all arithmetic around the network are in float32 at least; the network computes in its own
 precision.
 """
@@ -84,7 +84,7 @@ class Denoiser:
             xt * per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
         )
         x0 = per_frame(scaling.c_skip) * xt + per_frame(scaling.c_out) * output.to(xt.dtype)
-        x0 = with_given(x0, condition)
+        x0 = restore_conditioning_frames(x0, condition)
         return Prediction(x0, (xt - x0) / per_frame(sigma_B_T))
 
     def velocity(
@@ -147,8 +147,8 @@ class Denoiser:
         return at_least_float32(output)
 
 
-def with_given(x0_B_C_T_H_W: Tensor, condition: Condition) -> Tensor:
-    """The latents with the given frames as they were given."""
+def restore_conditioning_frames(x0_B_C_T_H_W: Tensor, condition: Condition) -> Tensor:
+    """The latents with the conditioning frames as they were given."""
     given, mask = condition.gt_frames_B_C_T_H_W, condition.condition_mask_B_1_T_H_W
     if condition.is_image or given is None or mask is None:
         return x0_B_C_T_H_W

@@ -30,7 +30,7 @@ from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.solvers import SOLVERS, SameNoise
 from cosmos_predict2.diffusion.step import Denoise, Stepper
 from cosmos_predict2.nn.dit import DiT, Prepared
-from cosmos_predict2.world_model.denoiser import Denoiser, with_given
+from cosmos_predict2.world_model.denoiser import Denoiser, restore_conditioning_frames
 from imaginaire.buildable import resolve, shipped
 from imaginaire.config import lazy_config
 from imaginaire.config.names import describe, target_of
@@ -251,7 +251,7 @@ class Flow:
             distilled_times(num_steps, self.flow.shift) if is_distilled else schedule.sigmas,
             SameNoise(noise_B_C_T_H_W) if is_distilled else solver,
             # The line that conditioning frames move along ends beside them, as the first time is a little below 1.
-            finish=lambda latent: with_given(latent, condition),
+            finish=lambda latent: restore_conditioning_frames(latent, condition),
         )
 
     def errors(

@@ -114,7 +114,7 @@ def _require_recipe(path: str) -> None:
 
 
 def torchrun(args: argparse.Namespace) -> list[str]:
-    """Its arguments for this machine, but for the number of processes."""
+    """The arguments of torchrun for this machine, but for the number of processes."""
     words = [f"--log-dir={args.log_dir}", "--tee=3"] if args.log_dir else []
     if args.num_workers == 1:
         return ["--standalone", *words]

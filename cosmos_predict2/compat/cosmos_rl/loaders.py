@@ -27,7 +27,7 @@ def loader_settings(fields: Fields, warnings: list[str], *, reads_captions: bool
             group, dataset = "folder", _folder(fields, section, warnings, reads_captions)
         else:
             section = f"{section}.dataloader"
-            group, dataset = _web(fields, section, reads_captions)
+            group, dataset = _shards_or_mock(fields, section, reads_captions)
         choices.append(f"{loader}={group}")
         workers = fields[f"{section}.num_workers"]
         settings |= {
@@ -66,7 +66,7 @@ def _folder(fields: Fields, section: str, warnings: list[str], reads_captions: b
     }
 
 
-def _web(fields: Fields, section: str, reads_captions: bool) -> tuple[str, dict[str, Any]]:
+def _shards_or_mock(fields: Fields, section: str, reads_captions: bool) -> tuple[str, dict[str, Any]]:
     """The group of shards, or of mock videos, and its data set."""
     resolution = str(fields[f"{section}.dataset.resolution"])
     size = size_of(resolution, "1:1" if resolution == TOY_RESOLUTION else "16:9")

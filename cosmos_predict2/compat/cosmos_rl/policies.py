@@ -244,7 +244,7 @@ def _policy(fields: Fields, name: str) -> dict[str, Any]:
 
 def _policy_options(fields: Fields, name: str) -> dict[str, Any]:
     """Arguments of the policy's class, in training and in an evaluation."""
-    given = _of_pi05(fields)
+    given = _pi05_settings(fields)
     if name == "pi05":
         return given | fields.options("vla", {"num_images_in_input": "num_images"})
     if given:
@@ -254,8 +254,8 @@ def _policy_options(fields: Fields, name: str) -> dict[str, Any]:
     return {"variant": variant, **fields.options("vla", dict(zip(own, own, strict=True)))}
 
 
-def _of_pi05(fields: Fields) -> dict[str, Any]:
-    """Its settings, of [custom.pi05] or [custom]."""
+def _pi05_settings(fields: Fields) -> dict[str, Any]:
+    """The settings of [custom.pi05] or [custom]."""
     names = {name: name for name in (*PI05_SIZES, *PI05_OPTIONS)}
     found = fields.options("custom", names) | fields.options("custom.pi05", names)
     if (method := found.get("noise_method")) is not None:
@@ -286,7 +286,7 @@ def sizes_of(fields: Fields, place: Place) -> Sizes:
     steps = fields["train.epoch"] * place.num_starts * group // (batch * replicas)
     if (limit := fields["train.max_num_steps"]) is not None:
         steps = min(steps, limit)
-    executed = _of_pi05(fields).get("action_chunk") or EXECUTED[fields["vla.vla_type"]]
+    executed = _pi05_settings(fields).get("action_chunk") or EXECUTED[fields["vla.vla_type"]]
     if place.simulator == "toy":
         executed = TOY_CHUNK  # of which the policy's actions are held for several steps
     max_steps = fields["vla.max_steps"] or STEPS[place.simulator]
@@ -318,7 +318,7 @@ def _simulators(fields: Fields, place: Place) -> dict[str, Any]:
         task = {"num_steps_wait": WAIT, **task}
     if place.simulator != "toy":  # what micro-batches are sized for
         task = {"max_steps": STEPS[place.simulator], **task}
-    chunk = _of_pi05(fields).get("action_chunk") if place.simulator != "toy" else None
+    chunk = _pi05_settings(fields).get("action_chunk") if place.simulator != "toy" else None
     for env in ("env", "eval_env"):
         found[f"{CONFIG}.{env}.num_envs"] = fields["vla.num_envs"]
         found |= {f"++{CONFIG}.{env}.{TASK[place.simulator]}{name}": value for name, value in task.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe's file to an experiment with overrides.
+"""Translation of a recipe's file to an experiment with overrides.
 
 translation = translate("configs/wfm/cosmos_predict2-5_2b_480_grpo_mock_data.toml")
 compose(CONFIG, translation.overrides)

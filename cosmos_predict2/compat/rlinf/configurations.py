@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From RLinf's configuration of a policy in a world model to an experiment with overrides.
+"""Translation of RLinf's configuration of a policy in a world model to an experiment with overrides.
 
 content = load_embodiment("examples/embodiment/config", "tiny_toy_grpo")
 compose(CONFIG, translate_embodiment(content).overrides)

@@ -85,7 +85,7 @@ _ALGORITHM: dict[str, Row] = {
 }
 
 
-def _of_another(environment: str, names: str) -> dict[str, Row]:
+def _ignored_fields(environment: str, names: str) -> dict[str, Row]:
     reason = f"ignored, since these fields belong to another environment, {environment}"
     return dict.fromkeys(names.split(), Row(reported=reason))
 
@@ -103,7 +103,7 @@ _WORLD_MODEL: dict[str, Row] = {
     **unused("stats_path", "not read there either: actions are scaled by action_scaler"),
     **unused("dtype", "the world model has the precision of its weights"),
     **unused("condition_frame_length", "one frame conditions the model, there too"),
-    **_of_another("OpenSora", "model vae scheduler"),
+    **_ignored_fields("OpenSora", "model vae scheduler"),
 }
 _ENVIRONMENT: dict[str, Row] = {
     **under("world_model_cfg", _WORLD_MODEL),
@@ -125,9 +125,9 @@ _ENVIRONMENT: dict[str, Row] = {
     **unused("fps", "of videos, which DrawSamples writes at their own"),
     **unused("video_cfg.save_video video_cfg.info_on_video", "callbacks write videos"),
     **unused("video_cfg.video_base_dir", "videos lie in the run's folder"),
-    **_of_another("OpenSora", "opensora_wm_hf_ckpt_path"),
-    **_of_another("Wan", "wan_wm_hf_ckpt_path initial_image_dir VAE_path model_path num_inference_steps num_frames"),
-    **_of_another("Wan", "chunk condition_frame_length image_size reward_model"),
+    **_ignored_fields("OpenSora", "opensora_wm_hf_ckpt_path"),
+    **_ignored_fields("Wan", "wan_wm_hf_ckpt_path initial_image_dir VAE_path model_path num_inference_steps"),
+    **_ignored_fields("Wan", "num_frames chunk condition_frame_length image_size reward_model"),
 }
 _ROLLOUT: dict[str, Row] = {
     **reads({"model.model_path": None, "model.precision": None}),

@@ -95,7 +95,7 @@ def require_known(value_at: Callable[[str], Any]) -> None:
     policy = str(value_at("actor.model.model_type") or "openvla_oft")
     if kind not in ENVIRONMENTS:
         other = "" if policy in POLICIES else f' There is no policy "{policy}" here either.'
-        instead = _instead(kind, policy, str(value_at(f"{section}.task_suite_name")))
+        instead = _alternative(kind, policy, str(value_at(f"{section}.task_suite_name")))
         raise ConfigError(f'{section}.env_type = "{kind}": {instead}{other}')
     for path in ("algorithm.adv_type", "algorithm.loss_type"):
         if (value := value_at(path)) is not None:
@@ -103,7 +103,7 @@ def require_known(value_at: Callable[[str], Any]) -> None:
     require_one_of("actor.model.model_type", policy, POLICIES, ": no policy is called so")
 
 
-def _instead(kind: str, policy: str, suite: str) -> str:
+def _alternative(kind: str, policy: str, suite: str) -> str:
     """Advice in place of an environment that is not here: the experiment that plays in a simulator, with the usual
     policy or suite for unknown ones."""
     suite = suite.replace("libero_130", "libero_all")

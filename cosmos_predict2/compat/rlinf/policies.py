@@ -15,7 +15,7 @@ from imaginaire.errors import ConfigError
 MODEL, FSDP = "actor.model", "actor.fsdp_config"
 PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", None: "float32"}
 OPENPI: Mapping[str, dict[str, Any]] = {"pi05_libero": dict(action_horizon=10, discrete_state_input=False)}
-_NOT_OF = {  # fields of other policies, by kind; switches may be off
+_FOREIGN_FIELDS = {  # fields of other policies, by kind; switches may be off
     "toy": ("is_lora", "lora_path", "use_proprio", "openpi."),
     "openvla_oft": ("noise", "openpi."),
     "openvla": ("noise", "openpi."),
@@ -31,7 +31,7 @@ def policy_settings(fields: Fields, num_processes: int, *, is_toy_world: bool) -
     _require_own(fields, kind)
     if kind == "toy":
         return {f"{CONFIG}.precision": precision, **({f"{POLICY}.path": fields[path]} if fields[path] else {})}
-    options = _of_pi05(fields, is_toy_world) if kind == "pi05" else _of_openvla(fields, kind, is_toy_world)
+    options = _pi05_options(fields, is_toy_world) if kind == "pi05" else _openvla_options(fields, kind, is_toy_world)
     lora_path = fields[f"{MODEL}.lora_path"]
     if fields[f"{MODEL}.is_lora"]:
         options |= {"lora_rank": fields[f"{MODEL}.lora_rank"], **({"lora_path": lora_path} if lora_path else {})}
@@ -53,7 +53,7 @@ def policy_settings(fields: Fields, num_processes: int, *, is_toy_world: bool) -
 
 
 def _require_own(fields: Fields, kind: str) -> None:
-    names = tuple(f"{MODEL}.{name}" for name in _NOT_OF[kind])
+    names = tuple(f"{MODEL}.{name}" for name in _FOREIGN_FIELDS[kind])
     names += (f"{FSDP}.gradient_checkpointing",) if kind == "toy" else ()
     for path, value in fields.given.items():
         if path.startswith(names) and value:
@@ -85,7 +85,7 @@ def _weights(fields: Fields, key: str) -> str:
     return path
 
 
-def _of_openvla(fields: Fields, kind: str, is_toy_world: bool) -> dict[str, Any]:
+def _openvla_options(fields: Fields, kind: str, is_toy_world: bool) -> dict[str, Any]:
     sampling = "algorithm.sampling_params"
     if fields[f"{sampling}.top_k"] != -1:
         raise ConfigError(
@@ -103,7 +103,7 @@ def _of_openvla(fields: Fields, kind: str, is_toy_world: bool) -> dict[str, Any]
     }
 
 
-def _of_pi05(fields: Fields, is_toy_world: bool) -> dict[str, Any]:
+def _pi05_options(fields: Fields, is_toy_world: bool) -> dict[str, Any]:
     section = f"{MODEL}.openpi"
     name = fields[f"{section}.config_name"]
     require_one_of(f"{section}.config_name", name, OPENPI, ": PI0.5 alone is here")

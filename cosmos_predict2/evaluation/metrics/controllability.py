@@ -52,7 +52,7 @@ def lending_order(origins: Sequence[str], size: int) -> Tensor:
 
 
 def partners(action_B_A_D: Tensor, origins: Sequence[str] = ()) -> tuple[Tensor, Tensor]:
-    """For each sample the first in `lending_order` with other actions: its index [B], and whether there is one [B]."""
+    """[B], the index of the first in `lending_order` with other actions, and [B], true where there is one."""
     order_B_B = lending_order(origins, len(action_B_A_D))
     differs_B_B = differing(action_B_A_D).gather(1, order_B_B)
     first_B = differs_B_B.int().argmax(dim=1)

@@ -33,7 +33,7 @@ from cosmos_predict2.world_model.world_model import WorldModel
 
 CHUNK = 12  # actions of a window
 BATCH = 50  # divides the usual numbers of episodes: some kernels are made anew for each batch size
-REGIONS = ("all", "changed", "object")
+
 EDGE = 1.0  # pixels around an object that belong to it: its edge is soft
 
 # uint8 first frames [B, 3, 1, H, W] and actions [B, A, d] -> uint8 video [B, 3, 1 + A, H, W]

@@ -22,12 +22,12 @@ PIXELS_AT_ONCE = 1 << 22
 
 
 def psnr(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
-    """In dB, of the mean squared error over all clips."""
+    """The ratio of peak signal to noise in dB, of the mean squared error over all clips."""
 
-    def of(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
+    def measure(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
         return (x_N_C_H_W - y_N_C_H_W).square().mean(dim=(1, 2, 3), dtype=torch.float64)
 
-    return (10 * torch.log10(255**2 / _by_frame(of, video_B_C_F_H_W, truth_B_C_F_H_W))).clamp(max=HIGHEST_PSNR)
+    return (10 * torch.log10(255**2 / _by_frame(measure, video_B_C_F_H_W, truth_B_C_F_H_W))).clamp(max=HIGHEST_PSNR)
 
 
 def ssim(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def ssim(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
     def blurred(x_N_1_H_W: Tensor) -> Tensor:
         return functional.conv2d(functional.conv2d(x_N_1_H_W, window_I.view(1, 1, 1, -1)), window_I.view(1, 1, -1, 1))
 
-    def of(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
+    def measure(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
         # About the middle of the range: the differences of squares below then keep their digits.
         x, y = (part.flatten(0, 1)[:, None] - 127.5 for part in (x_N_C_H_W, y_N_C_H_W))
         x_mean, y_mean = blurred(x), blurred(y)
@@ -53,7 +53,7 @@ def ssim(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
         likeness /= (x_mean**2 + y_mean**2 + SSIM_C1) * (x_variance + y_variance + SSIM_C2)
         return likeness.mean(dim=(1, 2, 3)).view(x_N_C_H_W.shape[:2]).mean(dim=1)
 
-    return _by_frame(of, video_B_C_F_H_W, truth_B_C_F_H_W)
+    return _by_frame(measure, video_B_C_F_H_W, truth_B_C_F_H_W)
 
 
 def gradient_similarity(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
@@ -63,32 +63,32 @@ def gradient_similarity(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Ten
     person would see.
     """
 
-    def of(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
+    def measure(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
         x, y = (_gradient(functional.avg_pool2d(_luma(part), 2)) for part in (x_N_C_H_W, y_N_C_H_W))
         return ((2 * x * y + GRADIENT_C) / (x * x + y * y + GRADIENT_C)).mean(dim=(1, 2, 3))
 
-    return _by_frame(of, video_B_C_F_H_W, truth_B_C_F_H_W)
+    return _by_frame(measure, video_B_C_F_H_W, truth_B_C_F_H_W)
 
 
 def sharpness(video_B_C_F_H_W: Tensor) -> Tensor:
     """[F], the root mean square of the gradient of luminance. Blur takes it away (its plain mean it leaves alone)."""
 
-    def of(x_N_C_H_W: Tensor, _: Tensor) -> Tensor:
+    def measure(x_N_C_H_W: Tensor, _: Tensor) -> Tensor:
         return _gradient(_luma(x_N_C_H_W)).square().mean(dim=(1, 2, 3))
 
-    return _by_frame(of, video_B_C_F_H_W, video_B_C_F_H_W).sqrt()
+    return _by_frame(measure, video_B_C_F_H_W, video_B_C_F_H_W).sqrt()
 
 
 def lpips(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
     """Perceptual distance of the package ``lpips`` with its AlexNet, 0 for equal frames."""
     network = lpips_package().LPIPS(net="alex", verbose=False).to(video_B_C_F_H_W.device)
 
-    def of(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
+    def measure(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
         with torch.no_grad():
             found: Tensor = network(x_N_C_H_W / 127.5 - 1, y_N_C_H_W / 127.5 - 1)
         return found.flatten()
 
-    return _by_frame(of, video_B_C_F_H_W, truth_B_C_F_H_W)
+    return _by_frame(measure, video_B_C_F_H_W, truth_B_C_F_H_W)
 
 
 def lpips_package() -> Any:
@@ -103,12 +103,12 @@ def lpips_package() -> Any:
     return package
 
 
-def _by_frame(of: Callable[[Tensor, Tensor], Tensor], video: Tensor, truth: Tensor) -> Tensor:
-    """[F], the mean over the clips of ``of`` over pictures [N, C, H, W]."""
+def _by_frame(measure: Callable[[Tensor, Tensor], Tensor], video: Tensor, truth: Tensor) -> Tensor:
+    """[F], the mean over the clips of ``measure`` over pictures [N, C, H, W]."""
     frames, height, width = video.shape[2:]
     x, y = (part.transpose(1, 2).flatten(0, 1) for part in (video, truth))
     at_once = max(1, PIXELS_AT_ONCE // (height * width))
-    parts = [of(a.float(), b.float()) for a, b in zip(x.split(at_once), y.split(at_once))]
+    parts = [measure(a.float(), b.float()) for a, b in zip(x.split(at_once), y.split(at_once))]
     return torch.cat(parts).double().view(-1, frames).mean(dim=0)
 
 
@@ -118,7 +118,7 @@ def _luma(x_N_C_H_W: Tensor) -> Tensor:
 
 
 def _gradient(x_N_1_H_W: Tensor) -> Tensor:
-    """Its magnitude where the whole kernel lies within the picture."""
+    """The magnitude of the gradient, where the whole kernel lies within the picture."""
     kernel = x_N_1_H_W.new_tensor([[1.0, 0.0, -1.0]] * 3) / 3
     both = functional.conv2d(x_N_1_H_W, torch.stack([kernel, kernel.T])[:, None])
     return both.square().sum(dim=1, keepdim=True).sqrt()

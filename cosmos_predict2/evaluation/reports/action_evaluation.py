@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a world model with actions is on recordings that it never saw: likeness to the true frames at every horizon
+"""Figures of a world model with actions on recordings that it never saw: likeness to the true frames at every horizon
 beside the first frame repeated; obedience (the loss with other actions, other actions beside other seeds, actions read
 from the imagined frames); drift (likeness by chunk, sharpness, and whether a seam is seen between chunks).
 """

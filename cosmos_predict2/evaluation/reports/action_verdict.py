@@ -38,7 +38,8 @@ def verdict(
     gap: ActionGap | None, distances: Distances | None, following: Mapping[str, ActionFollowing], reason: str = ""
 ) -> Verdict:
     """The signs together; ``reason``: why nothing could be measured, if so."""
-    signs = [sign for sign in (_loss_sign(gap), _distance_sign(distances), _reading_sign(following)) if sign is not None]
+    measured = (_loss_sign(gap), _distance_sign(distances), _reading_sign(following))
+    signs = [sign for sign in measured if sign is not None]
     shown = sum(is_shown for is_shown, _ in signs)
     if not signs:
         return Verdict("unknown", f"cannot say whether it follows its actions: {reason or 'nothing was measured'}")

@@ -72,7 +72,7 @@ class Figures:
 
     @property
     def gain(self) -> float:
-        """By how many dB generated frames are nearer to the truth than the last conditioning frame."""
+        """The PSNR of generated frames above that of the last conditioning frame, in dB."""
         return self.psnr - self.psnr_repeat
 
     @property

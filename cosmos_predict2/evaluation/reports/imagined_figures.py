@@ -47,7 +47,7 @@ class ImaginedFigures:
     num_steps: int
 
     def gain(self, horizon: int, over: str = STANDSTILL, region: str = "all") -> float:
-        """By how many dB the model is nearer to the truth than another, so many frames after the first; 0: the last."""
+        """The PSNR of the model above that of another, in dB, ``horizon`` frames after the first; 0: at the last."""
         return self.horizons[MODEL][region][horizon - 1] - self.horizons[over][region][horizon - 1]
 
     def as_text(self) -> str:

@@ -8,7 +8,7 @@ from imaginaire.config import register_experiment
 
 
 def bridge() -> dict[str, Any]:
-    """From the released action-conditioned weights, at a constant learning rate."""
+    """A run from the released action-conditioned weights, at a constant learning rate."""
     model, data = "predict2_v2w_2b_action_conditioned_fsdp", ("bridge_train", "bridge_val")
     return dict(
         defaults=group_choices(model, *data, scheduler="constant"),

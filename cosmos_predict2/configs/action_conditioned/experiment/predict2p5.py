@@ -56,7 +56,7 @@ RUNS = {
 
 
 def trained(experiment: str, run: Run) -> dict[str, Any]:
-    """From the pre-trained model; samples are drawn without guidance."""
+    """A run from the pre-trained model; samples are drawn without guidance."""
     net = dict(action_dim=run.action_dim) if run.model == CHUNK else {}
     return dict(
         defaults=group_choices(run.model, *run.data, ema="power"),

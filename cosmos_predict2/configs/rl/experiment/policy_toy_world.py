@@ -103,7 +103,7 @@ def imagined(model: Any) -> dict[str, Any]:
 
 
 def refinement(steps: int, optimizer: Any) -> RefinementConfig:
-    """On true episodes of the policy, beside windows that the world model was trained on."""
+    """Training on true episodes of the policy, beside windows that the world model was trained on before."""
     falling = dict(warm_up_steps=[0], cycle_lengths=[steps], f_start=[1.0], f_max=[1.0], f_min=[0.0])
     old = dict(mix="mixed", captions=False, num_tokens=1, seed=0, split="train", least_travel=1.0)
     return RefinementConfig(
@@ -184,7 +184,7 @@ def seeing_policy(label: str) -> Any:
 
 
 def seeing_simulated(label: str, experiences: int, name: str) -> dict[str, Any]:
-    """An update costs more than a rollout."""
+    """A run in the simulator with one update a rollout, since an update of such a policy costs more than a rollout."""
     env = L(ToyEnv)(num_envs=GROUPS * MEMBERS)
     return tiny(name, experiences, 20, updates=1, policy=seeing_policy(label), env=env)
 
