@@ -114,8 +114,7 @@ class Conditioner:
         self.rates = {name: float(getattr(config, name).dropout_rate) for name in EMBEDDERS}
 
     def draw_keep(self, generators: Sequence[torch.Generator] | int) -> dict[str, Tensor]:
-        """1 or 0 for each sample that keeps an input or not, [B], by input; one number for the flag, which is the
-        batch's.
+        """Masks [B] by input, 1 for the samples that keep it; of the flag, which is the batch's, a single number.
 
         Given a batch size instead of generators, all is drawn from torch's global one, an input after the other.
         """

@@ -148,7 +148,7 @@ def _place_of_file(card: ModelCard, file: str, own: str) -> str:
     """The place of a recorded file on this machine.
 
     It is looked for as recorded, then from the folders above the run's (it was recorded relative to one of them), then
-    beside the weights. A released file is where this program's config has it.
+    beside the weights. A released file that is in none of these places is where this program's config has it.
     """
     if storage.is_remote(file) or is_hub(file) or storage.exists(file):
         return file

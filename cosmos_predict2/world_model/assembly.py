@@ -54,7 +54,7 @@ def part_digest(part: Any) -> str:
 
 
 def other_parts(trained: ModelCard, config: Any, tokenizer: Any) -> Iterator[str]:
-    """A sentence for each difference between the parts of a world model and those that its network was trained with.
+    """Sentences on parts of a world model that are not those that its network was trained with.
 
     Weights of another tokenizer are found by their digest; a record without one gives a warning.
     """
