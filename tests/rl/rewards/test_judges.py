@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,18 @@ from cosmos_predict2.rl.rewards.judges.qwen_video import (
     conversation,
     model_input,
     patches_of,
+    plain,
     size_within,
 )
 from cosmos_predict2.rl.rewards.judges.reason1_reward import patches_and_pace
-from cosmos_predict2.rl.rewards.judges.video_align import INSTRUCTION, SYSTEM, TEXT, _newest_checkpoint, evenly_spaced
+from cosmos_predict2.rl.rewards.judges.video_align import (
+    INSTRUCTION,
+    SYSTEM,
+    TEXT,
+    _instruction,
+    _newest_checkpoint,
+    evenly_spaced,
+)
 from cosmos_predict2.rl.rewards.registry import REWARDS, build
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
@@ -241,3 +250,51 @@ def test_questions_pass_together_where_length_grid_and_pace_agree() -> None:
     ]
     assert one.form() == replace(one, ids=[7, 8]).form()
     assert len({one.form(), *(other.form() for other in others)}) == 4
+
+
+def test_a_patch_holds_colours_frames_rows_and_columns_in_this_order() -> None:
+    """28 x 56 pixels: two tokens beside each other, of two by two patches each."""
+    frames = torch.randint(0, 256, (3, 3, 28, 56), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    found = patches_of(frames, 0, 10**9)
+    assert found.grid == (1, 2, 4)  # the odd frame is left out
+    mean, deviation = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    corners = [(y, token + x) for token in (0, 28) for y in (0, 14) for x in (0, 14)]
+    for patch, (y, x) in zip(found.values, corners, strict=True):
+        cut = frames[:2, :, y : y + 14, x : x + 14].double() / 255
+        expected = torch.stack([(cut[:, c] - mean[c]) / deviation[c] for c in range(3)]).flatten()
+        torch.testing.assert_close(patch.double(), expected, rtol=1e-5, atol=1e-5)
+    single = patches_of(frames[:1], 0, 10**9).values.unflatten(1, (3, 2, -1))
+    assert torch.equal(single[:, :, 0], single[:, :, 1])
+    smaller = patches_of(frames[:2], 0, 28 * 28).values.unflatten(1, (3, -1)).double()
+    levels = 255 * (smaller * torch.tensor(deviation)[:, None] + torch.tensor(mean)[:, None])
+    assert (levels - levels.round()).abs().max() < 1e-3  # as pictures of whole levels
+    assert 100 < float(levels.mean()) < 155 and float(levels.std()) < 65  # of all pixels, not of some (74)
+
+
+def test_sides_stay_within_the_limits_also_where_they_round_beyond_them() -> None:
+    assert size_within(83, 83, 0, 7000) == (56, 56)
+    assert size_within(28, 28, 1000, 10**9) == (56, 56)
+    assert size_within(40, 40, 0, 1000) == (28, 28)
+
+
+def test_a_question_is_asked_as_the_network_takes_it() -> None:
+    assert conversation("", "why?") == (
+        "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>why?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert conversation("be brief", "why?").startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n")
+    assert plain("a <|video_pad|>") == "a < |video_pad|>"
+    patches = patches_of(torch.zeros(4, 3, 28, 56, dtype=torch.uint8), 0, 10**9)
+    tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [1, 7, 2])
+    asked = [asked_of(tokenizer, "", patches, 7, seconds) for seconds in (0.5, 0.25)]
+    assert asked[0].ids == [1, 7, 7, 7, 7, 2]
+    given = model_input(asked, 7, SimpleNamespace(device="cpu", dtype=torch.float16))
+    assert given["mm_token_type_ids"].tolist() == [[0, 2, 2, 2, 2, 0]] * 2  # 1 is a picture
+    assert given["video_grid_thw"].tolist() == [[2, 2, 4]] * 2 and given["attention_mask"].all()
+    assert given["pixel_values_videos"].shape == (32, 3 * 2 * 14 * 14)
+    assert given["pixel_values_videos"].dtype == torch.float16
+
+
+def test_instructions_have_a_place_for_the_prompt(tmp_path: Path) -> None:
+    (tmp_path / "instruction.txt").write_text("<|VQ_reward|> <|MQ_reward|> <|TA_reward|>")
+    with pytest.raises(ConfigError, match="text_prompt"):
+        _instruction(str(tmp_path / "instruction.txt"))

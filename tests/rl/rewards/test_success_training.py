@@ -217,45 +217,6 @@ def test_augmented_pictures_show_the_same_in_another_place() -> None:
     assert (seen[..., :5].mean(dim=(1, 2, 3)) > seen[..., 11:].mean(dim=(1, 2, 3)) + 0.5).all()
 
 
-def test_a_batch_has_its_shares_of_each_kind_and_is_full_where_one_is_missing() -> None:
-    success = torch.tensor([True, True, False, False, False, False])
-    near = torch.tensor([False, True, True, False, False, False])  # one that shows success is no near miss
-    options = TrainingOptions(batch_size=10, positives=0.5, near_misses=0.3)
-    for near_N, expected in (
-        (near, {(0, 1): 5, (2,): 3, (3, 4, 5): 2}),
-        (torch.zeros(6, dtype=torch.bool), {(0, 1): 5, (2, 3, 4, 5): 5}),
-        (~success, {(0, 1): 5, (2, 3, 4, 5): 5}),
-    ):
-        pictures = LabelledPictures(torch.zeros(6, 4, 4, 3, dtype=torch.uint8), success, near_N)
-        found = success_training._batch_of(pictures, options)
-        assert {tuple(rows.tolist()): count for rows, count in found} == expected
-
-
-def test_the_scale_of_probabilities_is_in_the_last_layer() -> None:
-    torch.manual_seed(0)
-    model, pictures = SuccessClassifier(NARROW).eval(), squares(60, 2)
-    before = success_training.log_odds(model, pictures.pictures_N_H_W_C)
-    scale, offset = scale_to(model, pictures)
-    assert abs(scale - 1) > 0.1
-    torch.testing.assert_close(
-        success_training.log_odds(model, pictures.pictures_N_H_W_C), scale * before + offset, rtol=1e-4, atol=1e-4
-    )
-
-
-def test_figures_of_a_classifier_are_shares_of_what_is_judged_and_of_what_is_true(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Judged as success: the last three, of which two are; five are. The bins are .0 to .1, .5 to .6 and .9 to 1."""
-    probability = torch.tensor([0.05, 0.05, 0.05, 0.55, 0.55, 0.95, 0.95, 0.95]).double()
-    success = torch.tensor([1, 0, 0, 1, 1, 1, 0, 1]).bool()
-    monkeypatch.setattr(success_training, "log_odds", lambda *_: torch.logit(probability))
-    pictures = LabelledPictures(torch.zeros(8, 1, 1, 3, dtype=torch.uint8), success, ~success)
-    found = measure(None, pictures, threshold=0.9)  # type: ignore[arg-type]
-    assert (found.precision, found.recall, found.accuracy) == pytest.approx((2 / 3, 2 / 5, 4 / 8))
-    errors = [3 * (1 / 3 - 0.05), 2 * (1.0 - 0.55), 3 * (0.95 - 2 / 3)]
-    assert found.calibration_error == pytest.approx(sum(errors) / 8)
-
-
 def test_pictures_of_one_kind_teach_nothing() -> None:
     pictures = squares(6, 0)
     nothing = LabelledPictures(pictures.pictures_N_H_W_C, torch.zeros(6, dtype=torch.bool), pictures.near_N)
