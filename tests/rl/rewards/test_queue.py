@@ -8,12 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import redis
 
-from cosmos_predict2.rl.rewards.service import sqlite_queue
+from cosmos_predict2.rl.rewards.service import redis_queue, sqlite_queue
 from cosmos_predict2.rl.rewards.service.opening import open_queue
 from cosmos_predict2.rl.rewards.service.queue import Limits, Queue, QueueUnusable, now, ticket_of, worker_name
+from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from imaginaire.errors import ConfigError
 from tests.rl.rewards.doubles import in_threads
@@ -27,8 +31,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     made: list[Queue] = []
     place = str(tmp_path / "queue.sqlite3")
     if request.param == "redis":
-        import redis
-
         place = request.getfixturevalue("redis_url")
         redis.Redis.from_url(place).flushdb()
 
@@ -109,11 +111,12 @@ def test_a_file_of_a_later_version_is_left_alone_and_a_lock_is_no_full_disk(
 ) -> None:
     path = str(tmp_path / "queue.sqlite3")
     monkeypatch.setattr(sqlite_queue, "_BUSY_S", 0.01)
-    queue = open_queue(path, Limits())
+    queue: Any = open_queue(path, Limits())
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-        for levels, is_lasting in ((2, True), (1, False)):  # an accepted request survives a power cut
-            with queue._writing(is_lasting) as db:  # type: ignore[attr-defined]
-                assert db.execute("PRAGMA synchronous").fetchone() == (levels,)
+        queue.put("s", A, b"body", "d", 1)
+        assert queue._db().execute("PRAGMA synchronous").fetchone() == (2,)  # what is accepted survives a power cut
+        queue.lease("a", "w", 1, 30)
+        assert queue._db().execute("PRAGMA synchronous").fetchone() == (1,)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(QueueUnusable, match="locked") as error:
             queue.put("t", A, b"x" * 10**6, "d", 1)
@@ -240,23 +243,86 @@ def test_what_is_no_queue_is_an_error(tmp_path: Path) -> None:
             open_queue(place, Limits())
 
 
-@pytest.mark.long
-def test_a_redis_that_evicts_is_refused(redis_url: str) -> None:
-    import redis
+@pytest.fixture
+def of_no_server(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RedisQueue]:
+    """A queue whose Redis has these settings, and nothing else."""
 
-    server = redis.Redis.from_url(redis_url)
-    server.config_set("maxmemory-policy", "allkeys-lfu")
-    try:
+    def make(url: str = "redis://user:secret@host/0", **settings: str) -> RedisQueue:
+        def config_get(*_: str) -> dict[str, str]:
+            if not settings:
+                raise redis.ResponseError("unknown command")
+            return {name.replace("_", "-"): value for name, value in settings.items()}
+
+        server = SimpleNamespace(ping=lambda: True, config_get=config_get, register_script=lambda text: text)
+        monkeypatch.setattr(redis.Redis, "from_url", lambda url, **_: server)
+        return RedisQueue(url, Limits())
+
+    return make
+
+
+def test_a_redis_that_evicts_is_refused_and_one_that_forgets_is_warned_of(
+    of_no_server: Callable[..., RedisQueue], caplog: pytest.LogCaptureFixture
+) -> None:
+    for policy in ("allkeys-lru", "allkeys-lfu", "volatile-ttl"):
         with pytest.raises(ConfigError, match="noeviction"):
-            open_queue(redis_url, Limits())
-    finally:
-        server.config_set("maxmemory-policy", "noeviction")
+            of_no_server(maxmemory_policy=policy, appendonly="yes")
+    of_no_server(maxmemory_policy="noeviction", appendonly="yes")
+    assert not caplog.text
+    of_no_server(maxmemory_policy="noeviction", appendonly="no")
+    assert "append-only" in caplog.text
+    of_no_server()
+    assert "does not show its settings" in caplog.text
+
+
+def test_a_redis_that_does_not_answer_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1/0 does not answer") as error:
+        open_queue("redis://user:secret@127.0.0.1:1/0", Limits())
+    assert "secret" not in str(error.value)
+    opened: list[str] = []
+    monkeypatch.setattr(redis_queue, "RedisQueue", lambda place, limits: opened.append(place))
+    for place in ("redis://host", "rediss://host", "unix:///socket"):
+        open_queue(place, Limits())
+    assert opened == ["redis://host", "rediss://host", "unix:///socket"]
+
+
+def test_a_redis_that_restarts_is_asked_again_for_a_while(
+    of_no_server: Callable[..., RedisQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, clock = of_no_server(appendonly="yes"), [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += 25.0
+
+    monkeypatch.setattr(redis_queue, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+
+    def asked(*script: object) -> object:
+        left = list(script)
+
+        def ask() -> object:
+            found = left.pop(0)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        return queue._asked(ask)
+
+    gone = [redis.ConnectionError("gone"), redis.TimeoutError("late"), redis.exceptions.BusyLoadingError("loading")]
+    assert asked(*gone, 7) == 7
+    with pytest.raises(QueueUnusable, match="does not answer") as error:
+        asked(*gone, gone[0])  # 75 s later
+    assert not error.value.is_full
+    for refusal, is_full in (
+        (redis.exceptions.OutOfMemoryError("command not allowed"), True),
+        (redis.ResponseError("MISCONF Redis cannot save"), True),
+        (redis.ResponseError("READONLY a replica"), False),
+    ):
+        with pytest.raises(QueueUnusable, match="refused a change") as error:
+            asked(refusal)
+        assert error.value.is_full == is_full and queue._failure == str(error.value)
 
 
 @pytest.mark.slow
 def test_the_time_of_redis_counts_not_that_of_the_machine(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import redis
-
     redis.Redis.from_url(redis_url).flushdb()
     queue = open_queue(redis_url, Limits())
     queue.put("t", A, b"body", "d", 1)
@@ -274,8 +340,6 @@ def test_the_time_of_redis_counts_not_that_of_the_machine(redis_url: str, monkey
 @pytest.mark.slow
 def test_a_request_that_is_asked_again_ends_with_its_jobs_alone(redis_url: str) -> None:
     """Not when what was forgotten of it ends: who pulls must find the number of its clips, and its bytes count once."""
-    import redis
-
     server = redis.Redis.from_url(redis_url)
     server.flushdb()
     queue = open_queue(redis_url, Limits(result_ttl_s=0.0))
@@ -290,8 +354,6 @@ def test_a_request_that_is_asked_again_ends_with_its_jobs_alone(redis_url: str) 
 
 @pytest.mark.slow
 def test_a_full_redis_is_named_until_there_is_room(redis_url: str) -> None:
-    import redis
-
     server = redis.Redis.from_url(redis_url)
     server.flushdb()
     queue = open_queue(redis_url, Limits())

@@ -353,8 +353,12 @@ def test_all_who_wait_for_a_job_are_woken_and_nothing_of_them_is_kept() -> None:
     async def wait() -> None:
         waiting = Waiting(SimpleNamespace(settled=look))  # type: ignore[arg-type]
         watch = asyncio.create_task(waiting.watch())
-        await asyncio.gather(*(waiting.wait(ticket, "a", 1e6) for ticket in ("t", "t", "u")))
-        await waiting.wait("v", "a", 0.0)
+        await asyncio.gather(
+            *(
+                waiting.wait(ticket, "a", seconds)
+                for ticket, seconds in (("t", 1e6), ("t", 0.0), ("t", 1e6), ("u", 1e6))
+            )
+        )
         assert not waiting._woken
         held = asyncio.create_task(waiting.wait("v", "a", 1e6))
         await asyncio.sleep(0)
