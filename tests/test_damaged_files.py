@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from cosmos_predict2.actions.statistics import read_statistics
 from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
-from cosmos_predict2.checkpoints.download import _json_faults
+from cosmos_predict2.checkpoints.download import _check_file
 from cosmos_predict2.checkpoints.export import diffusers_net
 from cosmos_predict2.data import latent_cache
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation
@@ -80,7 +80,7 @@ def test_damaged_json_is_named_by_each_reader(reader: str, tmp_path: Path) -> No
         with pytest.raises(UserError) as raised:
             read(tmp_path)
         assert Path(name).name in str(raised.value), (damage, str(raised.value))
-        assert damage == "other" or _json_faults(tmp_path / name)
+        assert damage == "other" or _check_file(tmp_path / name, "")[0]
 
 
 @pytest.fixture(scope="module")
