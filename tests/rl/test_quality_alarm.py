@@ -176,7 +176,8 @@ def test_a_measure_without_a_valid_score_has_no_value() -> None:
     pixels = torch.zeros(1, 3, 5, 8, 8)
     generate = lambda *_, seed, **options: seeds.append(seed) or still  # noqa: E731
     world = SimpleNamespace(device="cpu", generate_latents=generate, decode=lambda latents: pixels)
-    assert set(alarm._measured(SimpleNamespace(world=world))) == {"chance"}
+    of_one = float(Random()(Clips(still, None, [""], 8.0), {}))
+    assert alarm._measured(SimpleNamespace(world=world)) == pytest.approx({"chance": of_one}), "the mean of both clips"
     assert seeds == [[7], [8]]
 
 
