@@ -14,17 +14,14 @@ from them (the last column: how often a way and the first one call the same epis
 """
 
 import itertools
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from benchmarks import machine, rollout
+from benchmarks import machine, released_imagination, rollout
 from cosmos_predict2.checkpoints.tiny_base import tiny_policy_path
 from cosmos_predict2.configs.rl.imagination import imagination_of
-from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
@@ -34,8 +31,6 @@ from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.world_model.options import SamplingOptions
-from cosmos_predict2.world_model.sampling import to_uint8
-from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.config import L
 
 EVERY = Scoring(judge="all", reward_on="last")
@@ -54,50 +49,6 @@ Parts = Iterator[tuple[str, Any, str]]  # what is timed: the part, an object and
 PARTS = ("policy", "encode", "imagine", "decode", "reward", "update")
 
 
-class Shares:
-    """Seconds by part; a part inside another counts for itself alone."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._inside: list[float] = []
-
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            start = time.perf_counter()
-            self._inside.append(0.0)
-            result = function(*arguments, **options)
-            machine.wait()
-            spent = time.perf_counter() - start
-            self.seconds[name] += spent - self._inside.pop()
-            if self._inside:
-                self._inside[-1] += spent
-            return result
-
-        return call
-
-
-def published(
-    world: WorldModel, way: rollout.Way = rollout.WAYS[0], num_tokens: int = rollout.SETTINGS["tiny"][2]
-) -> Callable[..., torch.Tensor]:
-    """A replacement of `Imagination.generate_actions`: the same videos, made as the public code makes them."""
-    pipe = Video2WorldActionConditionedPipeline(world)
-
-    def generate(
-        first: torch.Tensor,
-        actions: torch.Tensor,
-        seeds: list[int],
-        options: SamplingOptions,
-        *,
-        frames: range,
-        **_: Any,
-    ) -> torch.Tensor:
-        inputs = rollout.Inputs(first, actions, seeds)
-        video = rollout.imagine(pipe, way, inputs, options.num_steps, num_tokens)
-        return to_uint8(video[:, :, frames.start : frames.stop])
-
-    return generate
-
-
 class Loop:
     """Iterations of a policy in an environment, as the trainer makes them, with the seconds of their parts."""
 
@@ -107,7 +58,7 @@ class Loop:
         trials = torch.arange(groups)
         self.starts = {"task_id": torch.zeros_like(trials), "trial_id": trials}
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-6)
-        self.shares = Shares()
+        self.shares = machine.Shares()
         for part, holder, name in parts(self.model):
             object.__setattr__(holder, name, self.shares.timed(part, getattr(holder, name)))
         self.iterate = self.shares.timed("update", self._iterate)
@@ -126,7 +77,7 @@ def imagined(way: str, num_envs: int, num_steps: int, precision: str = "float32"
     """The tiny world model as an environment that imagines in this way."""
     (scoring, sampling), imagination = WAYS[way], imagination_of(precision=precision)
     if way == PUBLIC:
-        imagination.generate_actions = published(imagination.world)  # type: ignore[method-assign]
+        imagination.generate_actions = rollout.published(imagination.world)  # type: ignore[method-assign]
     reward = ToyDetectorReward()
     return WorldModelEnv(imagination, ToyStarts(), reward, num_envs, num_steps, scoring=scoring, sampling=sampling)
 
@@ -170,8 +121,6 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="where one chunk's time goes, of --released")
     args = machine.parse(parser)
     if args.released:
-        from benchmarks import released_imagination  # which takes its parts from here
-
         for num_envs in args.envs or [16]:
             released_imagination.measure(args.size, num_envs, args.rounds or 2, args.published, args.profile)
         return

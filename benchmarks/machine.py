@@ -121,6 +121,28 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+class Shares:
+    """Seconds by part; a part inside another counts for itself alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._inside: list[float] = []
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            self._inside.append(0.0)
+            result = function(*arguments, **options)
+            wait()
+            spent = time.perf_counter() - start
+            self.seconds[name] += spent - self._inside.pop()
+            if self._inside:
+                self._inside[-1] += spent
+            return result
+
+        return call
+
+
 def wait() -> None:
     """Wait until the device has finished all that it was given."""
     if distributed.device().type == "cuda":

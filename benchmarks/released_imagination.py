@@ -22,7 +22,8 @@ import torch
 
 from benchmarks import machine, rollout
 from benchmarks.dit import ceiling
-from benchmarks.imagination import Shares, published
+from benchmarks.machine import Shares
+from benchmarks.rollout import published
 from benchmarks.train_step import known_gpu
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts, write_starts

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import torch
 
 from benchmarks import machine
-from benchmarks.rl_step import CONFIG, QUIET, RL, ROWS, PhaseClock
+from benchmarks.phases import CONFIG, QUIET, RL, ROWS, PhaseClock
 from benchmarks.train_step import known_gpu
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS
 from cosmos_predict2.rl.clips.rollout import LEVEL_SOLVER

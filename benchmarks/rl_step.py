@@ -16,12 +16,13 @@ import argparse
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, released_rl_step
 from benchmarks.dit import ceiling
+from benchmarks.phases import CONFIG, QUIET, RL, ROWS, PhaseClock
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.rl.config import RLConfig, rl_of
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
@@ -30,19 +31,8 @@ from cosmos_predict2.tools.plan.speed import GPUS, predict_speed
 from cosmos_predict2.tools.plan.workload import read_workload
 from imaginaire.config.compose import compose
 from imaginaire.config.schema import Config
-from imaginaire.training.callbacks import Callback
 
-CONFIG = "cosmos_predict2/configs/base/config.py"
-RL = "model.config.rl"
 PARTS = 4  # of the clips, in the comparison of scorers
-QUIET = ["ckpt_type=dummy", "trainer.run_validation=false"]
-ROWS = {  # what is shown -> phases of the trainer
-    "data": ("data",),
-    "rollout": ("rollout",),
-    "reward": ("reward", "reward_wait"),
-    "gradient": ("forward", "backward", "comm"),
-    "update": ("optimizer",),
-}
 
 
 class SlowScorer:
@@ -64,21 +54,6 @@ class SlowScorer:
         is_there_at, scores = self._scores.pop(ticket.request_id)
         time.sleep(max(0.0, is_there_at - time.perf_counter()))
         return scores
-
-
-class PhaseClock(Callback):
-    """Seconds of each phase of each step, and of the whole step."""
-
-    steps: ClassVar[list[dict[str, float]]] = []
-
-    def on_train_start(self, model: Any, iteration: int = 0) -> None:
-        self._mark = time.perf_counter()
-
-    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
-        machine.wait()
-        phases, now = self.trainer.timers.read_and_reset(), time.perf_counter()
-        self.steps.append({**phases, "all": now - self._mark})
-        self._mark = now
 
 
 @dataclass(frozen=True)
@@ -116,7 +91,7 @@ def options(experiment: str, overrides: list[str]) -> list[str]:
     first = [f"experiment={experiment}", *QUIET]
     names = compose(CONFIG, first).trainer.callbacks
     extra = [f"trainer.callbacks.{name}=null" for name in names if name != "grad_clip"]
-    clock = "+trainer.callbacks.phase_clock={_target_: benchmarks.rl_step.PhaseClock}"
+    clock = "+trainer.callbacks.phase_clock={_target_: benchmarks.phases.PhaseClock}"
     return [*first, *extra, clock, *overrides]
 
 
@@ -143,8 +118,6 @@ def main() -> None:
     arguments = machine.parse(parser)
     machine.quiet_trainer()
     if arguments.released:
-        from benchmarks import released_rl_step  # which takes its parts from here
-
         released_rl_step.run(arguments)
         return
     device, dtype = machine.device_and_dtype()

@@ -10,9 +10,10 @@ values at every step, attention to a text of zeros. Each row below leaves out on
 depend on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,8 @@ from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
-from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
-from cosmos_predict2.world_model.world_model import build_world_model
+from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
+from cosmos_predict2.world_model.world_model import WorldModel, build_world_model
 from imaginaire.config.lazy_config import LazyCall as L
 
 LARGEST_DIFFERENCE = {"cpu": 1e-5, "cuda": 1e-4}  # of pixels in [-1, 1], in float32; kernels differ by batch
@@ -187,6 +188,28 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
         ratio, took = seconds.ratio(WAYS[0].name, name), seconds.median(name)
         print(f"  {name:40s} {took * 1e3:9.1f} ms {12 * batch / took:9.1f} frames/s {ratio:6.2f} x", flush=True)
     return ratio
+
+
+def published(
+    world: WorldModel, way: Way = WAYS[0], num_tokens: int = SETTINGS["tiny"][2]
+) -> Callable[..., torch.Tensor]:
+    """A replacement of `Imagination.generate_actions`: the same videos, made as the public code makes them."""
+    pipe = Video2WorldActionConditionedPipeline(world)
+
+    def generate(
+        first: torch.Tensor,
+        actions: torch.Tensor,
+        seeds: list[int],
+        options: SamplingOptions,
+        *,
+        frames: range,
+        **_: Any,
+    ) -> torch.Tensor:
+        inputs = Inputs(first, actions, seeds)
+        video = imagine(pipe, way, inputs, options.num_steps, num_tokens)
+        return to_uint8(video[:, :, frames.start : frames.stop])
+
+    return generate
 
 
 def main() -> None:

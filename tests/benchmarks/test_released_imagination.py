@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import released_imagination, rollout
-from benchmarks.imagination import published
+from benchmarks.rollout import published
 
 
 def test_the_published_way_and_ours_imagine_the_same(tmp_path: Path) -> None:

@@ -368,3 +368,15 @@ def test_steps_without_noise_are_not_trained() -> None:
 
 def test_the_table_has_both_kinds() -> None:
     assert {name for name, one in OBJECTIVES.items() if one.is_ratio} == {"grpo", "guard", "dppo"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "advantage", "loss"),
+    [({}, 1.0, -1.1), (dict(limit_high=0.5), 1.0, -1.5), (dict(dual_clip=2.0), -1.0, 2.0)],
+)
+def test_awm_clips_as_objectives_of_ratios_do(limits: dict[str, Any], advantage: float, loss: float) -> None:
+    """A ratio of three with a limit of .1: the velocity is the target, so that the log-ratio is the old square."""
+    zero, v_old = torch.zeros(1, 1, 1, 1, 1), torch.full((1, 1, 1, 1, 1), math.log(3) ** 0.5)
+    given = (zero, zero, torch.tensor([0.5]), zero, v_old, torch.tensor([advantage]))
+    fresh = FreshNoise(*given, limit=0.1, beta=1.0, largest_advantage=5.0, of_clip=lambda means: means, **limits)
+    assert float(objective_of("awm").function(fresh).loss_B) == pytest.approx(loss, rel=1e-5)  # type: ignore[arg-type]

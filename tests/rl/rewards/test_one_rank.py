@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
+from cosmos_predict2.rl.interfaces import Clips, RewardDefaults, Scores, Ticket
 from cosmos_predict2.rl.rewards import one_rank
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.one_rank import OneRank
@@ -21,7 +21,7 @@ from tests.programs import HANG_S
 from tests.rl.rewards.doubles import clips_of, mean
 
 
-class Failing:
+class Failing(RewardDefaults):
     """Fails at once, or when the file of a request is there."""
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
