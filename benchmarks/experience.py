@@ -12,14 +12,16 @@ there, and rewards are not rounded, so that there is something to learn from.
 """
 
 import argparse
+import contextlib
 import gc
+import importlib
 import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,14 +36,17 @@ from cosmos_predict2.rl.envs.recorded_starts import FILE, write_starts
 from cosmos_predict2.rl.envs.starts import RecordedStart
 from cosmos_predict2.rl.episodes import grpo
 from cosmos_predict2.rl.policies.openvla import tiny as openvla
+from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.pi05 import tiny as pi05
 from cosmos_predict2.rl.policies.pi05.config import VARIANTS, Vision
+from cosmos_predict2.rl.policies.pi05.network import Pi05Network
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.training.callbacks import Callback
 
 CONFIGS = str(ROOT / "examples/embodiment/config")
 NAMES = {"openvla": "cosmos_libero_spatial_grpo_openvlaoft", "pi05": "cosmos_libero_spatial_grpo_openpi05"}
+NETWORKS: dict[str, type] = {"openvla": OpenVLAModel, "pi05": Pi05Network}
 DECISIONS = {"openvla": 2, "pi05": 8}  # of an episode: with 16 environments a published micro-batch, 32 and 128
 OPENVLA = dict(image_size=224, width=4096, layers=32, mlp=11008, heads=32, vision=None, text_tokens=31_744)
 PI05 = dict(vlm=VARIANTS["gemma_2b"], expert=VARIANTS["gemma_300m"], vision=Vision(), action_dim=32)
@@ -214,6 +219,22 @@ def overrides_of(policy: str, size: str, args: argparse.Namespace, folder: Path)
     ]
 
 
+@contextlib.contextmanager
+def without_drawing(network: type) -> Iterator[None]:
+    """Build a network without random numbers in this context: its file replaces all of them, and they take a minute."""
+    original, skipped = network.__init__, importlib.import_module("transformers.initialization").no_init_weights
+
+    def build(self: Any, *arguments: Any, **options: Any) -> None:
+        with skipped():
+            original(self, *arguments, **options)
+
+    network.__init__ = build  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        network.__init__ = original  # type: ignore[misc]
+
+
 def planned(policy: str, size: str, args: argparse.Namespace) -> dict[str, Any]:
     """The estimates of scripts.plan for the published configuration with these changes, by what is trained."""
     words = [f"{name}={value}" for name, value in changes(policy, size, args).items()]
@@ -246,7 +267,8 @@ def measure(policy: str, size: str, args: argparse.Namespace) -> None:
         ExperienceClock.phases = phases = Phases()
         grpo.log_probs = phases.timed("update: probabilities", log_probs)
         try:
-            machine.launch(CONFIG, overrides)
+            with without_drawing(NETWORKS[policy]):
+                machine.launch(CONFIG, overrides)
         finally:
             grpo.log_probs = log_probs
             if len(phases.seconds) > 1:

@@ -7,7 +7,6 @@ Letters: E environments, V views, K actions of the network (each is held for ``h
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -31,15 +30,7 @@ from cosmos_predict2.rl.policies.openvla.codec import (
     without_gripper,
 )
 from cosmos_predict2.rl.policies.openvla.config import MODEL_TYPE, OpenVLASizes
-from cosmos_predict2.rl.policies.openvla.layout import (
-    CONFIG,
-    HEAD,
-    STATISTICS,
-    Folder,
-    from_public,
-    to_public,
-    write_folder,
-)
+from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, from_public, to_public, write_folder
 from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
 from cosmos_predict2.rl.policies.openvla.prompts import Prompts
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
@@ -49,7 +40,6 @@ from imaginaire import storage
 from imaginaire.checkpoint.weight_files import below
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.findings import CheckContext, Finding
-from imaginaire.skipped_draws import SkippedDraws
 
 log = logging.getLogger(__name__)
 
@@ -164,9 +154,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         try:
             with torch.device("meta"):
                 pretrained.refuse_larger(OpenVLAModel(sizes, proprio_dim, attention, head_dim), tensors, str(path))
-            has_all = not head_dim or any(name.startswith(HEAD) for name in tensors)
-            with SkippedDraws() if has_all else nullcontext():
-                self.model = OpenVLAModel(sizes, proprio_dim, attention, head_dim)
+            self.model = OpenVLAModel(sizes, proprio_dim, attention, head_dim)
         except CheckpointError:
             raise
         except (ValueError, TypeError, ArithmeticError, RuntimeError, ImportError) as error:

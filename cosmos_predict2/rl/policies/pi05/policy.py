@@ -8,7 +8,6 @@ probability is that of the decision. Letters: B decisions, V views, H the model'
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -27,7 +26,6 @@ from cosmos_predict2.rl.policies.weights import check_public, require_public
 from cosmos_predict2.text import pretrained
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding
-from imaginaire.skipped_draws import SkippedDraws
 
 _NO_STEP = -1  # the drawn step of a greedy decision
 _BETA = 1.5  # t = 0.001 + 0.999 Beta(1.5, 1)
@@ -62,14 +60,10 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         self.path, self.options, self.augment = path, options, augment
         self.config = read_config(layout.settings(path), path, options)
         self.reads_state = self.config.discrete_state_input
-        has_all = False
         if load:
             with torch.device("meta"):
-                network, tensors = Pi05Network(self.config), layout.tensors_of(path)
-            pretrained.refuse_larger(network, tensors, path)
-            has_all = network.state_dict().keys() <= layout.plan(tensors, network.state_dict()).loaded.keys()
-        with SkippedDraws() if has_all else nullcontext():
-            self.network = Pi05Network(self.config)
+                pretrained.refuse_larger(Pi05Network(self.config), layout.tensors_of(path), path)
+        self.network = Pi05Network(self.config)
         if load:
             layout.load(self.network, path)
         frozen = ("paligemma_with_expert.paligemma.",) if self.config.train_expert_only else ()
