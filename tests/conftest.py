@@ -59,6 +59,16 @@ def _same_environment() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _same_import_folders() -> Iterator[None]:
+    """A configuration file that a test writes is no folder that later configurations are saved with."""
+    from imaginaire.config import lazy_yaml
+
+    before = list(lazy_yaml._import_folders)
+    yield
+    lazy_yaml._import_folders[:] = before
+
+
+@pytest.fixture(autouse=True)
 def _same_log() -> Iterator[None]:
     """A program that runs inside a test, or in a fixture of its module, sends the log to a stream that ends with it."""
     root = logging.getLogger()

@@ -13,7 +13,7 @@ from torch import Tensor
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.rl import scoring as scoring_module
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig
-from cosmos_predict2.rl.interfaces import Clips, Judgement, Scores, Ticket
+from cosmos_predict2.rl.interfaces import Clips, Judgement, RewardDefaults, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.one_rank import OneRank
@@ -134,7 +134,7 @@ def _first_invalid(clips: Clips, context: Mapping[str, Any]) -> Tensor:
     return torch.tensor([float("nan"), 1.0, 2.0, 3.0])
 
 
-class Late:
+class Late(RewardDefaults):
     """A reward that never comes."""
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
