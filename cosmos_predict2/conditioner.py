@@ -59,11 +59,12 @@ class Condition:
     def rows(self, rows_B: Tensor) -> "Condition":
         """The condition of some of the samples; where all are the same one, its text is expanded and not copied."""
         text, numbers = self.crossattn_emb_B_S_E, rows_B.tolist()
-        others = self.with_tensors(lambda value: value if value is text else value[rows_B.to(value.device)])
-        if len(set(numbers)) == 1:
-            own = text[numbers[0] : numbers[0] + 1].expand(len(numbers), -1, -1)
-        else:
-            own = text[rows_B.to(text.device)]
+
+        def chosen(value: Tensor) -> Tensor:
+            return value[rows_B.to(value.device, non_blocking=True)]
+
+        others = self.with_tensors(lambda value: value if value is text else chosen(value))
+        own = text[numbers[0] : numbers[0] + 1].expand(len(numbers), -1, -1) if len(set(numbers)) == 1 else chosen(text)
         return replace(others, crossattn_emb_B_S_E=own)
 
     def equals(self, other: "Condition") -> bool:
@@ -86,7 +87,7 @@ def conditioning_frames_mask(num_frames_B: Tensor, like_B_C_T_H_W: Tensor) -> Te
     """[B, 1, T, H, W], 1 on the first ``num_frames_B`` latent frames of each sample; none where T is 1."""
     batch, _, frames, height, width = like_B_C_T_H_W.shape
     index_T = torch.arange(frames, device=like_B_C_T_H_W.device)
-    count_B_1 = num_frames_B.to(index_T.device)[:, None] * (frames > 1)
+    count_B_1 = num_frames_B.to(index_T.device, non_blocking=True)[:, None] * (frames > 1)
     mask_B_T = (index_T < count_B_1).to(like_B_C_T_H_W.dtype)
     return mask_B_T[:, None, :, None, None].expand(batch, 1, frames, height, width).contiguous()
 

@@ -216,10 +216,11 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         shape, world = tuple(given.shape[1:]), self.world
         rows, members = draws.rows[chunk], draws.members[chunk]
         starts = torch.zeros_like(members) if self.rl.starts_alike else members
-        noise = draws.normal(shape, rows, starts, "start").to(given)
+        noise = draws.normal(shape, rows, starts, "start").to(given, non_blocking=True)
 
         def noise_of(k: int) -> Tensor:
-            return world.context.split_frames(draws.normal(shape, rows, members, f"step{k}").to(given))
+            noise = draws.normal(shape, rows, members, f"step{k}")
+            return world.context.split_frames(noise.to(given, non_blocking=True))
 
         path = chain_path(world, self.rl, *conditions.of(chunk), noise, window)
         levels = list(path.chain.levels[: path.chain.num_steps])
@@ -307,8 +308,10 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         drawn = draws.permutation(self.rl.sample_steps, "levels")[: self.rl.num_timesteps or self.rl.sample_steps]
         for k in sorted(drawn):
             t = samples.levels[k] / (1 + samples.levels[k])
-            t_B = torch.full((len(samples),), min(max(t, SMALLEST_TIME), 1 - SMALLEST_TIME)).to(samples.final)
-            epsilon = draws.normal(tuple(samples.final.shape[1:]), rows, members, f"forward{k}").to(samples.final)
+            t = min(max(t, SMALLEST_TIME), 1 - SMALLEST_TIME)
+            t_B = torch.full((len(samples),), t, device=samples.final.device).to(samples.final.dtype)
+            noise = draws.normal(tuple(samples.final.shape[1:]), rows, members, f"forward{k}")
+            epsilon = noise.to(samples.final, non_blocking=True)
             found[k] = Forward(samples.final, epsilon, t_B)
         return found
 
@@ -377,14 +380,15 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         if not rl.data_beta or (rl.data_on_first_only and not is_of_new_clips):
             return None
         of_rows, members = draws.rows[rows], draws.members[rows]
-        x0 = rollout.true_latents[of_rows.to(rollout.true_latents.device)]
+        x0 = rollout.true_latents[of_rows.to(rollout.true_latents.device, non_blocking=True)]
         if rl.use_rl_sigma_and_noise:
             epsilon, sigma_B = samples.noise[rows].to(x0), torch.full((len(x0),), samples.levels[k])
         else:
-            epsilon = draws.normal(tuple(x0.shape[1:]), of_rows, members, f"data{k}").to(x0)
+            noise = draws.normal(tuple(x0.shape[1:]), of_rows, members, f"data{k}")
+            epsilon = noise.to(x0, non_blocking=True)
             uniform = draws.uniform(3, of_rows, members, f"data_sigma{k}")
             sigma_B = self.config.draw_sigma(uniform, is_image=False)
-        return Data(x0, epsilon, sigma_B[:, None].to(x0), rollout.data_condition.rows(of_rows))
+        return Data(x0, epsilon, sigma_B[:, None].to(x0, non_blocking=True), rollout.data_condition.rows(of_rows))
 
     def part_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         return self.losses.of(part)
