@@ -212,12 +212,12 @@ def _examined() -> tuple[list[Finding], list[Finding]]:
     """The findings of two processes when all is well, and when one of them gets wrong sums."""
     distributed.shutdown()  # the doctor forms a group of its own
     collectives.SIZES = {"gloo": (2**12, 2**20), "nccl": (2**20,)}
-    well = collectives.examine(30)
+    well = collectives.examine(HANG_S)
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
     if distributed.rank() == 1:
         gather = collectives.OPERATIONS["all-gather"]
         collectives.OPERATIONS["all-gather"] = gather._replace(run=lambda values: gather.run(values) + 1)
-    ill = collectives.examine(30)
+    ill = collectives.examine(HANG_S)
     return well, ill
 
 
