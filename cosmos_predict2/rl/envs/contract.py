@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an environment keeps the contract of `VecEnv`: for environments of yours as for those here.
+"""A check that an environment keeps the contract of `VecEnv`: for environments of yours as for those here.
 
     from cosmos_predict2.rl.envs.contract import check_environment
 
@@ -321,7 +321,7 @@ def _played(env: VecEnv) -> tuple[Any, Any]:
 
 
 def _seen_by(env: VecEnv, env_ids: Sequence[int] | None) -> Any:
-    """What environments lead to from where they are, which is not changed."""
+    """The next results of environments from where they are, which is not changed."""
     state = env.get_state()
     actions = _actions(env, 2)
     observed = env.chunk_step(actions if env_ids is None else actions[list(env_ids)], env_ids=env_ids)[0]

@@ -207,7 +207,7 @@ class ToyEnv(EnvDefaults):
 
 
 def _moved(before: Floats, path: Sequence[Floats]) -> Tensor:
-    """Which of successive states differ from the one before in the place of an object, bool [E, A]."""
+    """True for successive states that differ from the one before in the place of an object, bool [E, A]."""
     states = numpy.stack([before, *path], axis=1)
     places = numpy.concatenate([states[..., object_position(k)] for k in range(len(OBJECTS))], axis=-1)
     return torch.from_numpy((numpy.diff(places, axis=1) != 0).any(axis=-1))

@@ -45,7 +45,7 @@ PUBLIC = {"openvla": POLICIES["openvla_oft"], "pi05": POLICIES["pi05"]}  # by mo
 
 @dataclass(frozen=True)
 class PolicyCard:
-    """What a policy is, and where it comes from."""
+    """A policy's kind and origin."""
 
     policy: str  # the dotted name of the class
     arguments: Mapping[str, Any]
@@ -59,7 +59,7 @@ def file_of(path: Path) -> Path:
 
 
 def is_public(cls: type) -> bool:
-    """Whether policies of a class are folders in a public layout."""
+    """True for a class whose policies are folders in a public layout."""
     return path_of(cls) in PUBLIC.values()
 
 
@@ -89,7 +89,7 @@ def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> Path:
 
 
 def holds_policy(address: str) -> bool:
-    """Whether a policy can be read from a file, a folder or a run; raises where there is nothing."""
+    """True for a file, a folder or a run that a policy can be read from; raises where there is nothing."""
     address = latest(address)
     try:
         return recorded(_card(address).policy, "policy") is not None
@@ -134,7 +134,7 @@ def policy_adapter(address: str, which: str = "auto", alpha: float | None = None
 
 
 def _public_card(address: str) -> PolicyCard | None:
-    """Of a folder in a public layout; None for anything else."""
+    """The card of a folder in a public layout; None for anything else."""
     names = names_at(address)
     if PUBLIC_CONFIG not in names:
         return None

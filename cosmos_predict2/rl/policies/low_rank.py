@@ -74,5 +74,5 @@ def trained_adapter(policy: Any, source: str, arguments: Mapping[str, Any], alph
 
 
 def _is_inside(name: str) -> bool:
-    """Of an adapter's own modules."""
+    """True for an adapter's own modules."""
     return name.endswith((".base_layer", ".lora_A", ".lora_B", ".lora_A.default", ".lora_B.default"))

@@ -220,7 +220,7 @@ class BehaviorEnv(EnvDefaults):
     # --- observations
 
     def _observed(self, world: OmniGibson, raw: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What policies are shown: RGB of the head, RGB of the left and the right wrist, 23 numbers."""
+        """The view of policies: RGB of the head, RGB of the left and the right wrist, 23 numbers."""
         sensors = {name: value for part in raw.values() if isinstance(part, Mapping) for name, value in part.items()}
         own, slices = _found(sensors, "proprio").to(torch.float32), world.slices
         if len(own) < (needed := max(slices[name].stop for name in (*JOINTS, *GRIPPERS))):

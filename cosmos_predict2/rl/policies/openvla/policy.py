@@ -239,7 +239,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         return LogProb(log_prob, entropy)
 
     def actions(self, responses_E_K_N: Tensor) -> Tensor:
-        """What the environment executes, float32 [E, K * hold, N], of tokens counted from the first of actions."""
+        """Executed actions, float32 [E, K * hold, N], of tokens counted from the first of actions."""
         return self._executed(self.tokens.decode(responses_E_K_N.long() + self.tokens.ids.start))
 
     def _executed(self, normalized_E_K_N: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         return {**self._inputs(observation), "responses": ids.clamp(0, self.tokens.bins - 1).short()}
 
     def shares_outside(self, actions_B_A_D: Tensor) -> Tensor:
-        """Of each number of a demonstrator's actions, how many are clipped [D]."""
+        """The share of each number of a demonstrator's actions that is clipped [D]."""
         is_outside = self.statistics.is_outside(without_gripper(actions_B_A_D, self.gripper))
         return is_outside.double().mean(dim=(0, 1))
 
