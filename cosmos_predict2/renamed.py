@@ -19,6 +19,7 @@ RENAMED = {
     "cosmos_predict2.rl.flow_grpo": "cosmos_predict2.rl.clips.flow_grpo",
     "cosmos_predict2.rl.objective_table": "cosmos_predict2.rl.objectives",
     "cosmos_predict2.rl.quality_alarm": "cosmos_predict2.rl.clips.quality_alarm",
+    "cosmos_predict2.rl.rewards.weighted": "cosmos_predict2.rl.rewards.frames",
     "cosmos_predict2.rl.vla": "cosmos_predict2.rl.episodes",
     "cosmos_predict2.rl.vla.config": "cosmos_predict2.rl.episodes.config",
     "cosmos_predict2.rl.vla.draw_episodes": "cosmos_predict2.rl.episodes.draw_episodes",

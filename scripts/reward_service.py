@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/reward_service.py
 
-from cosmos_predict2.rl.rewards.registry import REWARDS
+from cosmos_predict2.rl.rewards.local import REWARDS
 from cosmos_predict2.rl.rewards.service.running import serve
 from cosmos_predict2.rl.rewards.service.settings import DEFAULT_QUEUE, read_settings
 from imaginaire import command_line
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         settings.decode.model_path = args.decoder
     if not args.check:
         return serve(settings)
-    from cosmos_predict2.rl.rewards.service.trial import try_rewards
+    from cosmos_predict2.rl.rewards.service.running import try_rewards
 
     return try_rewards(settings)
 

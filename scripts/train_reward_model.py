@@ -191,8 +191,7 @@ def _toy_pictures(args: argparse.Namespace, device: str) -> tuple[list[Any], Any
 
 def _recorded_pictures(args: argparse.Namespace) -> tuple[list[Any], Any, Mapping[str, Any]]:
     """The same three of a LeRobot data set, whose episodes are held out as its readers do."""
-    from cosmos_predict2.rl.rewards.recorded_success import recorded_successes
-    from cosmos_predict2.rl.rewards.success_training import LabelledPictures
+    from cosmos_predict2.rl.rewards.success_training import LabelledPictures, recorded_successes
 
     if not 0 < args.val_fraction < 1:
         raise ConfigError(f"--val_fraction {args.val_fraction}: above 0 and below 1.")

@@ -14,7 +14,7 @@ import pytest
 
 from cosmos_predict2.rl.policies.openvla.prompts import Prompts
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
-from cosmos_predict2.rl.rewards.registry import REWARDS, build
+from cosmos_predict2.rl.rewards.local import REWARDS, build
 from cosmos_predict2.text.reason1 import Reason1Encoder, load_reason1
 from cosmos_predict2.text.t5 import T5Encoder
 from imaginaire.errors import CheckpointError
@@ -138,8 +138,8 @@ def test_no_call_of_the_tree_may_run_code_of_a_file() -> None:
 def test_json_of_others_has_one_reader() -> None:
     """Answers of own processes, and of the service and its clients, which read each their own way, are no files."""
     others = {"imaginaire/foreign_json.py", "imaginaire/distributed/places.py"}
-    others |= {f"cosmos_predict2/rl/rewards/{name}.py" for name in ("http", "one_rank", "wire")}
-    others |= {f"cosmos_predict2/rl/rewards/service/{name}.py" for name in ("server", "supervisor", "trial", "worker")}
+    service = [f"service/{name}" for name in ("running", "server", "supervisor", "worker")]
+    others |= {f"cosmos_predict2/rl/rewards/{name}.py" for name in ("one_rank", "remote", "wire", *service)}
     others |= {"cosmos_predict2/data/shards/dataset_shards.py"}  # an index that this process has made
     own = {"json.loads(json.dumps(about))", "json.loads(json.dumps(wanted))"}
     of_packages = [(name, node) for name, node in _calls() if name.startswith(("cosmos_predict2/", "imaginaire/"))]

@@ -14,8 +14,8 @@ from torch import Tensor
 from cosmos_predict2.rl.advantages import groups_within, has_spread
 from cosmos_predict2.rl.config import KEY, AdvantageConfig, RewardConfig, RLConfig, reward_configs
 from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
+from cosmos_predict2.rl.rewards.local import scored_by
 from cosmos_predict2.rl.rewards.one_rank import OneRank
-from cosmos_predict2.rl.rewards.registry import scored_by
 from cosmos_predict2.rl.rewards.remote import share_senders
 
 log = logging.getLogger(__name__)

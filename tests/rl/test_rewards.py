@@ -15,9 +15,8 @@ from cosmos_predict2.rl import scoring as scoring_module
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips, Judgement, RewardDefaults, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
-from cosmos_predict2.rl.rewards.local import LocalReward
+from cosmos_predict2.rl.rewards.local import LocalReward, reward_of
 from cosmos_predict2.rl.rewards.one_rank import OneRank
-from cosmos_predict2.rl.rewards.registry import reward_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.toy_world.detector import Detection
 from imaginaire.config import L

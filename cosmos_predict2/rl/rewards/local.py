@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function as a reward: it is asked in this process, at once."""
+"""Rewards in this process: what a name, an import path or a lazy call makes, and functions that are asked at once."""
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,13 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Clips, FrameReward, RewardDefaults, Scores, Ticket
-from imaginaire.errors import DataError
+from cosmos_predict2.rl.interfaces import Clips, FrameReward, Reward, RewardDefaults, Scores, Ticket, completed
+from imaginaire import buildable
+from imaginaire.config import lazy_config
+from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
 # (clips, context) -> one number for each clip, or a mapping of named parts of which "value" is the score
 ScoreFunction = Callable[[Clips, Mapping[str, Any]], Tensor | Mapping[str, Tensor]]
+
+_HERE = "cosmos_predict2.rl.rewards"
+REWARDS = buildable.shipped(
+    "reward",
+    {
+        "agreement": f"{_HERE}.verifiable:Agreement",
+        "latent_agreement": f"{_HERE}.verifiable:LatentAgreement",
+        "static_background": f"{_HERE}.verifiable:StaticBackground",
+        "smoothness": f"{_HERE}.verifiable:Smoothness",
+        "motion": f"{_HERE}.verifiable:Motion",
+        "cosmos_reason1": f"{_HERE}.judges.reason1_reward:Reason1Reward",
+        "dance_grpo": f"{_HERE}.judges.video_align:VideoAlign",
+    },
+)
 
 
 class LocalReward(RewardDefaults):
@@ -22,7 +39,8 @@ class LocalReward(RewardDefaults):
 
     def __init__(self, function: ScoreFunction) -> None:
         self.function = function
-        self.needs_pixels = needs_pixels(function)
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.needs_pixels = bool(getattr(function, "needs_pixels", False))
         self._scores: dict[str, list[Scores]] = {}  # of clips that are alike one after the other
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
@@ -42,17 +60,15 @@ class LocalReward(RewardDefaults):
             found = self.function(clips, context)
         except Exception:  # a border: whatever a user's function raises makes these scores invalid
             hint = "" if self.needs_pixels else " (it gets no video, unless it has needs_pixels = True)"
-            log.exception("the reward %s failed; its %d scores are invalid%s", _name(self.function), size, hint)
+            log.exception("the reward %s failed; its %d scores are invalid%s", self.name, size, hint)
             return Scores(torch.zeros(size), torch.zeros(size, dtype=torch.bool))
         parts = dict(found) if isinstance(found, Mapping) else {"value": found}
-        value = torch.as_tensor(parts.pop("value")).detach().float().cpu()
+        parts = {name: torch.as_tensor(part).detach().float().cpu() for name, part in parts.items()}
+        value = parts.pop("value")
         if value.shape != (size,):
-            raise DataError(
-                f"The reward {_name(self.function)} gave {tuple(value.shape)} numbers for {size} clips: one for each."
-            )
+            raise DataError(f"The reward {self.name} gave {tuple(value.shape)} numbers for {size} clips: one for each.")
         is_valid = value.isfinite()
-        of_parts = {name: torch.as_tensor(part).detach().float().cpu() for name, part in parts.items()}
-        return Scores(torch.where(is_valid, value, 0.0), is_valid, of_parts)
+        return Scores(torch.where(is_valid, value, 0.0), is_valid, parts)
 
 
 class PicturesOfClips:
@@ -70,10 +86,65 @@ class PicturesOfClips:
         return {"value": judged.value_E_F[:, -1], "success": judged.success_E_F[:, -1].float()}
 
 
-def needs_pixels(function: ScoreFunction) -> bool:
-    """True where a function, or an object that is called, has its clips decoded."""
-    return bool(getattr(function, "needs_pixels", False))
+def path_of(name: str) -> tuple[str, str]:
+    """The name that a reward is served by, and its import path: of NAME, NAME=module:Class or module:Class."""
+    served, equals, path = name.partition("=")
+    if not equals:
+        path = buildable.path_of(buildable.find(name, "reward"))
+        return name if name in REWARDS else path.rpartition(":")[2], path
+    module, _, attribute = path.partition(":")
+    if not (module and attribute and served):
+        raise ConfigError(f"The reward '{name}' is no import path: expected NAME=module:Class.")
+    return served, path
 
 
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
+def reward_of(make: Any) -> Any:
+    """What a config's ``make`` is: a `Reward`, a `FrameReward`, or a function of (clips, context)."""
+    if isinstance(make, str):
+        return _built(make, {})
+    if not isinstance(make, Mapping):
+        return make
+    target = buildable.resolve(make, "reward")
+    if inspect.isfunction(target) and next(iter(inspect.signature(target).parameters), "") == "clips":
+        path = buildable.path_of(target)
+        raise ConfigError(f"A lazy call of {path} would call it without clips: name the function, make={path}.")
+    return lazy_config.instantiate(make)
+
+
+def scored_by(make: Any, key: str) -> Reward:
+    """The same as a `Reward` of clips: functions and judges of pictures are asked at once."""
+    made = reward_of(make)
+    if all(callable(getattr(made, method, None)) for method in ("submit", "fetch")):
+        return completed(made, RewardDefaults)  # type: ignore[no-any-return]
+    if (function := _function_of(made)) is None:
+        raise ConfigError(f"{key} made {made!r}: it has no submit and fetch, no judge, and is no function.")
+    return LocalReward(function)
+
+
+def build(path: str, arguments: Mapping[str, Any] | None = None, **optional: Any) -> ScoreFunction:
+    """The function of a name or an import path, or an object of the class there.
+
+    The class gets ``arguments``, and of the ``optional`` ones those that are set and that its constructor takes.
+    """
+    known = {name: value for name, value in optional.items() if value not in (None, "")}
+    if (function := _function_of(_built(path, arguments or {}, **known))) is None:
+        raise ConfigError(f"'{path}' is no reward: it must be callable with (clips, context), or judge pictures.")
+    return function
+
+
+def _built(path: str, arguments: Mapping[str, Any], **optional: Any) -> Any:
+    found = buildable.resolve(path, "reward")
+    if not inspect.isclass(found):
+        if arguments or not callable(found):
+            raise ConfigError(f"'{path}' takes no arguments: a reward with arguments is a class with __call__.")
+        return found
+    try:
+        return buildable.made(found, arguments, f"The reward '{path}': ", **optional)
+    except TypeError as error:  # it takes what was not given
+        raise ConfigError(f"The reward '{path}' could not be built: {error}.") from error
+
+
+def _function_of(made: Any) -> ScoreFunction | None:
+    if hasattr(made, "judge"):
+        return PicturesOfClips(made)
+    return made if callable(made) else None

@@ -5,24 +5,28 @@ Works with this project's service and with the published one. Whatever goes wron
 is logged and counted, and the run goes on.
 """
 
+import contextlib
 import hashlib
+import http.client
+import json
 import logging
 import os
 import random
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips, RewardDefaults, Scores, Ticket
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.http import Answer, NoAnswer, ask
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
@@ -31,6 +35,7 @@ _JITTER = random.Random()  # of its own: a retry must not move the random state 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 20.0
 LAST_LOOK_S = 5.0  # after a deadline, in which scores that are there are still taken
 NOT_READY = "Not found scores"  # the published service's answer 400 to a pull that comes too early
+LARGEST_ANSWER = 64 << 20
 RETRIED = {408, 425, 429, 500, 502, 503, 504, 507}
 
 
@@ -60,6 +65,61 @@ class Address:
         return cls(**given)
 
 
+class NoAnswer(Exception):
+    """Nothing that could be used came back."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    content: dict[str, Any]
+    retry_after: float | None = None
+
+    def message(self) -> str:
+        """The message of the service about a failure."""
+        return str(self.content.get("message") or self.content.get("detail") or self.content.get("error") or "")[:300]
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A token goes to the address that was configured, and to no other."""
+
+    def redirect_request(self, *arguments: Any, **named: Any) -> None:
+        return None
+
+
+def ask(url: str, body: bytes | None, headers: Mapping[str, str], timeout: float) -> Answer:
+    """The answer to a POST, or to a GET without a body, whatever its status; NoAnswer where there is none."""
+    request = urllib.request.Request(url, data=body, headers=dict(headers), method="GET" if body is None else "POST")
+    is_near = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    handlers: list[Any] = [_NoRedirects(), *([urllib.request.ProxyHandler({})] if is_near else [])]
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout) as response:
+            return _answer(response.status, response.read(LARGEST_ANSWER), response.headers)
+    except urllib.error.HTTPError as error:
+        text = b""
+        with error, contextlib.suppress(OSError, http.client.HTTPException):
+            text = error.read(1 << 20)
+        return _answer(error.code, text, error.headers)
+    except (OSError, http.client.HTTPException) as error:
+        raise NoAnswer(f"{urlsplit(url).netloc} does not answer: {getattr(error, 'reason', error)}") from error
+
+
+def _answer(status: int, body: bytes, headers: Any) -> Answer:
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        if status == 200:
+            raise NoAnswer("the answer is no JSON object")
+        content = {"message": body[:200].decode(errors="replace")}
+    try:
+        seconds = float(headers.get("Retry-After") or "")
+    except ValueError:  # none, or a date: our own waits do
+        return Answer(status, content)
+    return Answer(status, content, min(max(seconds, 0.0), 300.0))
+
+
 @dataclass(frozen=True)
 class _Asked:
     """A request that was posted: its body, for as long as it may have to be posted again."""
@@ -76,13 +136,10 @@ class Sender:
         self.address = address
         self.media = media
         self.latent_dtype = latent_dtype
+        self.key = address, media, latent_dtype  # what agrees among rewards that share it
         self.rewards: list[RemoteReward] = []
         self._posted: dict[str, tuple[_Asked, int]] = {}  # and how many rewards will still ask for it
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward request")
-
-    def key(self) -> tuple[Any, ...]:
-        """What must agree for rewards to share it."""
-        return self.address, self.media, self.latent_dtype
 
     def post(self, clips: Clips, context: Mapping[str, Any], request_id: str, deadline: float) -> _Asked:
         """A request for the scores of all rewards, on its way: posted when the first of them asks."""
@@ -155,7 +212,7 @@ def share_senders(rewards: Iterable[Any]) -> None:
     shared: dict[tuple[Any, ...], Sender] = {}
     for reward in rewards:
         if isinstance(reward, RemoteReward):
-            sender = shared.setdefault(reward.sender.key(), reward.sender)
+            sender = shared.setdefault(reward.sender.key, reward.sender)
             if sender is not reward.sender:
                 reward.sender.close()
                 reward.sender = sender

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training a success classifier from labelled pictures, and what it is worth on pictures that it never saw.
 
-    train(model, pictures, TrainingOptions(), seed=0)
+    learnt, held_out = recorded_successes(folder, "next.success", None, near=3, val_fraction=0.1)
+    train(model, LabelledPictures.joined(learnt), TrainingOptions(), seed=0)
     scale_to(model, held_out)                                    # probabilities that mean what they say
     threshold = calibrated_threshold(model, held_out, precision=0.9)
     quality = measure(model, others, threshold)
@@ -12,17 +13,23 @@ Letters: N pictures.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
+from cosmos_predict2.data.lerobot import info
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, to_unit
 from imaginaire.errors import DataError, TrainingError
-from imaginaire.progress import Progress
+from imaginaire.errors import near as close_names
+from imaginaire.progress import Progress, tracked
 from imaginaire.random import generator
 
 NUM_BINS = 10
+LEAST_HELD_OUT = 2  # episodes: one half calibrates, the other measures
 _AT_ONCE = 256
 _LEAST = 0.02  # share of positives, below which a threshold is no choice
 
@@ -54,6 +61,36 @@ class LabelledPictures:
                 f"Of {len(self)} pictures {what} {count} show success, but both are needed, success and failure: give"
                 " more episodes, or other ones."
             )
+
+
+def recorded_successes(
+    folder: Path, column: str, camera: str | None, *, near: int, val_fraction: float
+) -> tuple[list[LabelledPictures], list[LabelledPictures]]:
+    """The episodes to learn from, and those that are held out; success is a number above 0.5 in ``column``.
+
+    Of the other frames, those at most ``near`` before a success are near misses.
+    """
+    source = LeRobotSource.open(folder)
+    if column not in source.info.features:
+        raise DataError(
+            f"{folder} has no column '{column}', which marks success.{close_names(column, source.info.features)}"
+        )
+    place = source.camera(camera)
+    is_held_out = info.held_out(len(source), val_fraction)
+    if is_held_out.sum() < LEAST_HELD_OUT:
+        raise DataError(
+            f"{folder}: {int(is_held_out.sum())} of {len(source)} episodes are held out, but {LEAST_HELD_OUT} are"
+            " needed, to calibrate and to measure: give more episodes, or a larger --val_fraction."
+        )
+    parts: tuple[list[LabelledPictures], list[LabelledPictures]] = ([], [])
+    for i in tracked(range(len(source)), "recordings", unit="episode"):
+        success = torch.from_numpy(numpy.asarray(source.columns(i, [column])[column]).reshape(-1) > 0.5)
+        pictures = source.frames(i, place, range(len(success))).permute(1, 2, 3, 0).contiguous()
+        soon = torch.zeros_like(success)
+        for step in range(1, near + 1):
+            soon[:-step] |= success[step:]
+        parts[bool(is_held_out[i])].append(LabelledPictures(pictures, success, soon & ~success))
+    return parts
 
 
 @dataclass(frozen=True)

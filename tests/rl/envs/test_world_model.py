@@ -17,9 +17,8 @@ from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_state
 from cosmos_predict2.rl.interfaces import Clips, Judgement
-from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward, WeightedReward
 from cosmos_predict2.rl.rewards.verifiable import Smoothness
-from cosmos_predict2.rl.rewards.weighted import WeightedReward
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire.errors import CheckpointError, ConfigError, DataError

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.http import Answer, NoAnswer, ask
+from cosmos_predict2.rl.rewards.remote import Answer, NoAnswer, ask
 from imaginaire.distributed import free_port
 from tests.programs import HANG_S
 

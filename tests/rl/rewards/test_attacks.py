@@ -17,8 +17,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from cosmos_predict2.rl.rewards.service import connections
-from cosmos_predict2.rl.rewards.service.access import Access
-from cosmos_predict2.rl.rewards.service.connections import Connections, GuardedProtocol, network_of
+from cosmos_predict2.rl.rewards.service.connections import Access, Connections, GuardedProtocol, network_of
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from tests.programs import HANG_S
 from tests.rl.rewards.doubles import HERE, Served, body, served

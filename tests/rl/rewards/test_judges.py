@@ -32,7 +32,7 @@ from cosmos_predict2.rl.rewards.judges.video_align import (
     _newest_checkpoint,
     evenly_spaced,
 )
-from cosmos_predict2.rl.rewards.registry import REWARDS, build
+from cosmos_predict2.rl.rewards.local import REWARDS, build
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
 from imaginaire.config import instantiate

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.rl.rewards.http import NoAnswer
-from cosmos_predict2.rl.rewards.remote import RemoteReward
+from cosmos_predict2.rl.rewards.remote import NoAnswer, RemoteReward
 from imaginaire.distributed import free_port
 from tests.programs import HANG_S
 from tests.rl.rewards.doubles import HERE, ROOT, Served, body, clips_of, in_threads, served

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips, Judgement
-from cosmos_predict2.rl.rewards.local import LocalReward
-from cosmos_predict2.rl.rewards.registry import build, path_of
-from cosmos_predict2.rl.rewards.weighted import WeightedReward
+from cosmos_predict2.rl.rewards.frames import WeightedReward
+from cosmos_predict2.rl.rewards.local import LocalReward, build, path_of
 from imaginaire.errors import ConfigError, DataError
 from tests.rl.rewards.doubles import clips_of
 

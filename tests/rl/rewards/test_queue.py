@@ -15,8 +15,15 @@ import pytest
 import redis
 
 from cosmos_predict2.rl.rewards.service import redis_queue, sqlite_queue
-from cosmos_predict2.rl.rewards.service.opening import open_queue
-from cosmos_predict2.rl.rewards.service.queue import Limits, Queue, QueueUnusable, now, ticket_of, worker_name
+from cosmos_predict2.rl.rewards.service.queue import (
+    Limits,
+    Queue,
+    QueueUnusable,
+    now,
+    open_queue,
+    ticket_of,
+    worker_name,
+)
 from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from imaginaire.errors import ConfigError

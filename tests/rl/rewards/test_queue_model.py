@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from cosmos_predict2.rl.rewards.service import redis_queue, sqlite_queue
-from cosmos_predict2.rl.rewards.service.opening import open_queue
 from cosmos_predict2.rl.rewards.service.queue import (
     LOST_REASON,
     MOST_LEASES,
@@ -22,6 +21,7 @@ from cosmos_predict2.rl.rewards.service.queue import (
     QueueFull,
     Status,
     death_reason,
+    open_queue,
 )
 
 REWARDS, WORKERS = ("a", "b"), ("w0", "w1", "w2")

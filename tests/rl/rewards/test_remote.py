@@ -19,9 +19,8 @@ import torch
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import Clips, Scores
 from cosmos_predict2.rl.rewards import remote, wire
-from cosmos_predict2.rl.rewards.http import Answer, NoAnswer, ask
 from cosmos_predict2.rl.rewards.local import LocalReward
-from cosmos_predict2.rl.rewards.remote import Address, RemoteReward, Sender, share_senders
+from cosmos_predict2.rl.rewards.remote import Address, Answer, NoAnswer, RemoteReward, Sender, ask, share_senders
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
 from tests.rl.rewards.doubles import clips_of, mean

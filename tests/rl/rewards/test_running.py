@@ -11,10 +11,9 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from cosmos_predict2.rl.rewards.service import running, trial
+from cosmos_predict2.rl.rewards.service import running
 from cosmos_predict2.rl.rewards.service.connections import GuardedProtocol
-from cosmos_predict2.rl.rewards.service.opening import open_queue
-from cosmos_predict2.rl.rewards.service.queue import Status
+from cosmos_predict2.rl.rewards.service.queue import Status, open_queue
 from cosmos_predict2.rl.rewards.service.running import listening, serve, sole_owner
 from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
 from imaginaire.errors import ConfigError
@@ -104,16 +103,16 @@ def test_a_trial_fails_where_one_reward_does(tmp_path: Path, monkeypatch: pytest
     settings = settings_in(tmp_path)
     for name in ("second", "third"):
         settings.rewards.append(RewardSettings(reward_type=name, make=f"{HERE}:mean"))
-    monkeypatch.setattr(trial, "Supervisor", lambda *_: SimpleNamespace(start=lambda: None, stop=lambda: None))
+    monkeypatch.setattr(running, "Supervisor", lambda *_: SimpleNamespace(start=lambda: None, stop=lambda: None))
     for failing, code in (("mean", 1), ("third", 1), ("", 0)):
-        monkeypatch.setattr(trial, "_tried", lambda supervisor, name, failing=failing: (name != failing, ""))
-        assert trial.try_rewards(settings) == code
+        monkeypatch.setattr(running, "_tried", lambda supervisor, name, failing=failing: (name != failing, ""))
+        assert running.try_rewards(settings) == code
     with listening("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match="cannot be listened on"):
         settings.port = taken.getsockname()[1]
-        trial.try_rewards(settings)
+        running.try_rewards(settings)
     settings.port, settings.queue = 0, "redis://127.0.0.1:1/0"
     with pytest.raises(ConfigError, match="does not answer"):
-        trial.try_rewards(settings)
+        running.try_rewards(settings)
 
 
 @pytest.mark.parametrize(
@@ -136,4 +135,4 @@ def test_what_a_trial_finds(status: Status, is_broken: bool, found: Any) -> None
     queue = SimpleNamespace(put=lambda *_: True, look=look)
     broken = lambda name: is_broken and not looks  # noqa: E731
     supervisor: Any = SimpleNamespace(queue=queue, is_broken=broken, why_broken=lambda name: "unfit")
-    assert trial._tried(supervisor, "x") == found
+    assert running._tried(supervisor, "x") == found

@@ -17,14 +17,18 @@ from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.registry import build, path_of
-from cosmos_predict2.rl.rewards.service import decoded as decodeds
-from cosmos_predict2.rl.rewards.service import scoring, versions
-from cosmos_predict2.rl.rewards.service.decoded import Decoded
+from cosmos_predict2.rl.rewards.local import build, path_of
+from cosmos_predict2.rl.rewards.service import scoring
+from cosmos_predict2.rl.rewards.service import settings as service_settings
 from cosmos_predict2.rl.rewards.service.queue import Limits
-from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
-from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings, read_settings
-from cosmos_predict2.rl.rewards.service.versions import version_of
+from cosmos_predict2.rl.rewards.service.scoring import Decoded, Scorer, build_decoder
+from cosmos_predict2.rl.rewards.service.settings import (
+    DecodeSettings,
+    RewardSettings,
+    ServiceSettings,
+    read_settings,
+    version_of,
+)
 from cosmos_predict2.rl.rewards.verifiable import Agreement
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.config.files import load_toml
@@ -252,11 +256,11 @@ def test_shared_clips_are_decoded_by_one_worker_at_a_time_and_kept_for_a_while(
     assert len(decoded) == 1 and all(torch.equal(one, found[0]) for one in found)
     for limit in ("KEPT_S", "KEPT_BYTES"):
         with monkeypatch.context() as patch:
-            patch.setattr(decodeds, limit, -1)
+            patch.setattr(scoring, limit, -1)
             Decoded(tmp_path, limit).get(latent, decode)
         assert not [*tmp_path.iterdir()]
     with monkeypatch.context() as patch:
-        patch.setattr(decodeds, "KEPT_BYTES", 1000)  # of one clip, of 896 bytes
+        patch.setattr(scoring, "KEPT_BYTES", 1000)  # of one clip, of 896 bytes
         Decoded(tmp_path, "v").get(latent, decode)
         (old,) = tmp_path.iterdir()
         os.utime(old, (time.time() - 100,) * 2)
@@ -349,7 +353,7 @@ def test_a_version_does_not_depend_on_an_order_and_tells_large_files_by_their_ti
     with monkeypatch.context() as patch:
         patch.setattr(os, "walk", backwards)
         assert version(inner={"paths": [str(folder)]}) == found[-1]
-    monkeypatch.setattr(versions, "SMALL", 0)
+    monkeypatch.setattr(service_settings, "SMALL", 0)
     for seconds in (1, 2):
         os.utime(folder / "inner" / "c", (seconds, seconds))
         found.append(version(inner={"paths": [str(folder)]}))

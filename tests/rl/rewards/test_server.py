@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from cosmos_predict2.rl.rewards.service import server as servers
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.queue import Depth
-from cosmos_predict2.rl.rewards.service.server import create_app
+from cosmos_predict2.rl.rewards.service.server import Waiting, create_app
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from cosmos_predict2.rl.rewards.service.supervisor import BROKEN, READY, STARTING
-from cosmos_predict2.rl.rewards.service.waiting import Waiting
 from tests.programs import HANG_S
 from tests.rl.rewards.doubles import body
 from tests.rl.rewards.here import Here

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.rl.rewards import success_training
-from cosmos_predict2.rl.rewards.recorded_success import recorded_successes
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
 from cosmos_predict2.rl.rewards.success_training import (
     LabelledPictures,
@@ -22,6 +21,7 @@ from cosmos_predict2.rl.rewards.success_training import (
     augmented,
     calibrated_threshold,
     measure,
+    recorded_successes,
     reliability_svg,
     scale_to,
     train,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.judges.judging import in_batches, place_and_dtype
 from cosmos_predict2.rl.rewards.judges.qwen_video import (
     FRAMES,
     SIDE,
@@ -18,8 +17,10 @@ from cosmos_predict2.rl.rewards.judges.qwen_video import (
     Patches,
     asked_of,
     conversation,
+    in_batches,
     model_input,
     patches_of,
+    place_and_dtype,
     plain,
 )
 from cosmos_predict2.text import pretrained

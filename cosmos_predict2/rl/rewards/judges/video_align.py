@@ -17,15 +17,16 @@ from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints import merge_lora_state
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.judges.judging import in_batches, place_and_dtype
 from cosmos_predict2.rl.rewards.judges.qwen_video import (
     FRAMES,
     SIDE,
     Asked,
     asked_of,
     conversation,
+    in_batches,
     model_input,
     patches_of,
+    place_and_dtype,
     plain,
 )
 from cosmos_predict2.text import pretrained

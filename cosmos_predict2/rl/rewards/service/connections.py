@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sockets of the service: nobody holds one by sending nothing, and clients with the token find room.
+"""Who reaches the service: clients with the token find room, and nobody holds a connection by sending nothing.
 
 uvicorn closes a connection that is idle between two requests. Here the other waits end, too: for the head of a request,
 for the rest of a body that was answered already, and for a client to read its answers. A connection is known once a
@@ -7,14 +7,22 @@ request with the token came over it. Of unknown ones an address has a share; whe
 """
 
 import asyncio
+import hashlib
+import hmac
 import ipaddress
 import resource
 import socket
+import time
 from collections import defaultdict
 from typing import Any
 
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from cosmos_predict2.rl.rewards.service.metrics import Metrics
+
+OPEN_PATHS = {"/health", "/healthz", "/readyz"}  # they read and write nothing of anybody
 WRITE_S = 60.0  # for a client to read what fills its buffers
 MOST = 4096  # connections; then 503
 OWN_FILES = 256  # that the service has open besides
@@ -133,3 +141,51 @@ def keep_alive(listener: socket.socket) -> None:
     for name, value in dict(TCP_KEEPIDLE=60, TCP_KEEPINTVL=15, TCP_KEEPCNT=4, TCP_USER_TIMEOUT=120_000).items():
         if hasattr(socket, name):  # of Linux
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class Access:
+    """ASGI middleware: 401 without the token on every path but those of health, before the body is read."""
+
+    def __init__(self, app: ASGIApp, token: str, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+        self._digest = hashlib.sha256(token.encode()).digest() if token else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 500
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_PATHS and not self._is_known(scope):
+                self.metrics.count("reward_rejects_total", reason="token")
+                headers = {
+                    "WWW-Authenticate": 'Bearer realm="rewards"',
+                    "Connection": "close",  # the body that was not read must not be taken for the next request
+                }
+                refusal = JSONResponse({"message": "The bearer token is missing or wrong."}, 401, headers)
+                await refusal(scope, receive, send_and_note)
+            else:
+                connection = scope.get("state", {}).get("connection")
+                if connection is not None and scope["path"] not in OPEN_PATHS:
+                    connection.become_known()
+                await self.app(scope, receive, send_and_note)
+        finally:
+            path = getattr(scope.get("route"), "path", "other")
+            self.metrics.observe("reward_http_seconds", time.perf_counter() - began, path=path, status=str(status))
+
+    def _is_known(self, scope: Scope) -> bool:
+        if self._digest is None:
+            return True
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        kind, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        is_same = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest)
+        return kind.lower() == b"bearer" and is_same

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qs
@@ -22,7 +23,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.requests import ClientDisconnect
 
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.service.access import Access
+from cosmos_predict2.rl.rewards.service.connections import Access
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.queue import (
     EXPIRED,
@@ -37,7 +38,6 @@ from cosmos_predict2.rl.rewards.service.queue import (
 from cosmos_predict2.rl.rewards.service.scoring import failed_result
 from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import Supervisor
-from cosmos_predict2.rl.rewards.service.waiting import Waiting
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ PURGE_S = 30.0
 FAULTS_S = 0.5
 UPLOAD_S, SLOWEST_UPLOAD = 60.0, 200_000  # seconds for a body, and bytes of it for which there is one second more
 UPLOAD_WAIT_S = 10.0  # for a place among the bodies that are received
+LOOK_S = 0.02  # between two looks at the queue, for all pulls that wait
 
 
 class Service:
@@ -236,6 +237,50 @@ class Service:
                 await asyncio.to_thread(self.queue.purge)
             except Exception:  # the next time may succeed
                 log.exception("old results could not be purged")
+
+
+class Waiting:
+    """Pulls that wait for their jobs to be settled: one look at the queue for all of them at a time."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self._woken: dict[tuple[str, str], list[asyncio.Event]] = defaultdict(list)
+        self._is_closing = False
+
+    async def wait(self, ticket: str, reward: str, seconds: float) -> None:
+        """Until the job is settled, ``seconds`` are over, or the service stops."""
+        if self._is_closing:
+            return
+        event, key = asyncio.Event(), (ticket, reward)
+        self._woken[key].append(event)
+        try:
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(event.wait(), seconds)
+        finally:
+            self._woken[key].remove(event)
+            if not self._woken[key]:
+                del self._woken[key]
+
+    def close(self) -> None:
+        """Answer all that wait, now."""
+        self._is_closing = True
+        for events in list(self._woken.values()):
+            for event in events:
+                event.set()
+
+    async def watch(self) -> None:
+        """For as long as the service runs."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if not self._woken:
+                continue
+            try:
+                for key in await asyncio.to_thread(self.queue.settled, list(self._woken)):
+                    for event in self._woken.get(key, ()):
+                        event.set()
+            except Exception:  # the next look may succeed; until then pulls wait to their end
+                log.exception("the queue could not be looked at")
+                await asyncio.sleep(1.0)
 
 
 def create_app(service: Service) -> FastAPI:

@@ -26,8 +26,13 @@ import attrs
 
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.queue import Queue, worker_name
-from cosmos_predict2.rl.rewards.service.settings import DEFAULT_QUEUE, RewardSettings, ServiceSettings
-from cosmos_predict2.rl.rewards.service.versions import decoding_of, version_of
+from cosmos_predict2.rl.rewards.service.settings import (
+    DEFAULT_QUEUE,
+    RewardSettings,
+    ServiceSettings,
+    decoding_of,
+    version_of,
+)
 from cosmos_predict2.rl.rewards.service.worker import UNFIT, WorkerSettings
 
 log = logging.getLogger(__name__)

@@ -17,11 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.rl.rewards.registry import build
-from cosmos_predict2.rl.rewards.service.decoded import Decoded
-from cosmos_predict2.rl.rewards.service.opening import open_queue
-from cosmos_predict2.rl.rewards.service.queue import Job, Limits, Queue
-from cosmos_predict2.rl.rewards.service.scoring import Scorer, as_json, build_decoder, reason_of
+from cosmos_predict2.rl.rewards.local import build
+from cosmos_predict2.rl.rewards.service.queue import Job, Limits, Queue, open_queue
+from cosmos_predict2.rl.rewards.service.scoring import Decoded, Scorer, as_json, build_decoder, reason_of
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
 from imaginaire import log as logs
 from imaginaire.errors import UserError
