@@ -63,7 +63,11 @@ class LocalReward(RewardDefaults):
             log.exception("the reward %s failed; its %d scores are invalid%s", self.name, size, hint)
             return Scores(torch.zeros(size), torch.zeros(size, dtype=torch.bool))
         parts = dict(found) if isinstance(found, Mapping) else {"value": found}
-        parts = {name: torch.as_tensor(part).detach().float().cpu() for name, part in parts.items()}
+        parts = {
+            name: torch.as_tensor(part).detach().float().cpu()
+            for name, part in parts.items()
+            if isinstance(part, Tensor) or not any(isinstance(one, str) for one in part)  # a verdict in words
+        }
         value = parts.pop("value")
         if value.shape != (size,):
             raise DataError(f"The reward {self.name} gave {tuple(value.shape)} numbers for {size} clips: one for each.")

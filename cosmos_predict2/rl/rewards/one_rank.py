@@ -46,7 +46,9 @@ class OneRank:
         if self._talks:
             try:
                 found = self.reward.fetch(ticket, deadline)
-                packed = _packed(found)
+                parts = {name: part.float().tolist() for name, part in found.parts.items()}
+                content = dict(value=found.value_B.tolist(), is_valid=found.is_valid_B.tolist(), parts=parts)
+                packed = json.dumps(content).encode()
             except Exception as error:  # the others must not wait in vain for what went wrong here
                 failure = error
         if self._is_on:
@@ -57,7 +59,9 @@ class OneRank:
             raise failure
         if not packed:
             raise RuntimeError(f"rank {self._first} failed to fetch the scores of {ticket.request_id}; see its log")
-        return _unpacked(packed)
+        content = json.loads(packed)
+        parts = {name: torch.tensor(part) for name, part in content["parts"].items()}
+        return Scores(torch.tensor(content["value"]), torch.tensor(content["is_valid"]), parts)
 
     def _sent(self, packed: bytes, place: str, limit_s: float) -> bytes:
         """The bytes of the rank that talks, on every rank."""
@@ -79,15 +83,3 @@ class OneRank:
             raise RuntimeError(
                 f"rank {dist.get_rank()} waited in vain for the {place} (limit: {limit_s:g} s): {error}"
             ) from error
-
-
-def _packed(scores: Scores) -> bytes:
-    parts = {name: part.float().tolist() for name, part in scores.parts.items()}
-    content = dict(value=scores.value_B.tolist(), is_valid=scores.is_valid_B.tolist(), parts=parts)
-    return json.dumps(content).encode()
-
-
-def _unpacked(packed: bytes) -> Scores:
-    content = json.loads(packed)
-    parts = {name: torch.tensor(part) for name, part in content["parts"].items()}
-    return Scores(torch.tensor(content["value"]), torch.tensor(content["is_valid"]), parts)

@@ -224,7 +224,7 @@ def test_a_stop_drains_who_works_and_ends_who_loads_or_takes_long(tmp_path: Path
         folder.mkdir()
     supervisor.stop()
     assert [one.stdin.getvalue() for one in processes] == ["drain\n", "", "drain\n"]
-    assert [one.kills for one in processes] == [0, 1, 0] and is_ended.is_set() and supervisor.is_stopping()
+    assert [one.kills for one in processes] == [0, 1, 0] and is_ended.is_set() and supervisor.stopping.is_set()
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["other"]
     supervisor.queue.close()
 

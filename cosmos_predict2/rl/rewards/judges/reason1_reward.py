@@ -10,19 +10,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.judges.qwen_video import (
-    FRAMES,
-    SIDE,
-    Asked,
-    Patches,
-    asked_of,
-    conversation,
-    in_batches,
-    model_input,
-    patches_of,
-    place_and_dtype,
-    plain,
-)
+from cosmos_predict2.rl.rewards.judges import qwen_video
+from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE
 from cosmos_predict2.text import pretrained
 from imaginaire.checkpoint import weights
 
@@ -58,7 +47,7 @@ class Reason1Reward:
         clips_at_once: int = 4,
     ) -> None:
         package = pretrained.transformers()
-        self.device, chosen = place_and_dtype(device, dtype)
+        self.device, chosen = qwen_video.place_and_dtype(device, dtype)
         self.tokenizer: Any = pretrained.from_folder(package.AutoTokenizer, model_path)
         config = pretrained.config_of(package.AutoConfig, model_path)
         kind = package.Qwen2_5_VLForConditionalGeneration
@@ -72,7 +61,7 @@ class Reason1Reward:
         self.yes, self.no = (self.tokenizer.encode(word, add_special_tokens=False)[0] for word in ("Yes", "No"))
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Any]:
-        logits_B_2 = in_batches(clips, self._asked, self._logits, self.clips_at_once)
+        logits_B_2 = qwen_video.in_batches(clips, self._asked, self._logits, self.clips_at_once)
         no_score_B = logits_B_2.softmax(dim=1)[:, 1]
         return {
             "value": no_score_B,
@@ -82,24 +71,24 @@ class Reason1Reward:
             "prediction": ["Bad" if yes > no else "Good" for yes, no in logits_B_2.tolist()],
         }
 
-    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> Asked:
+    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_video.Asked:
         patches, seconds = patches_and_pace(video_C_F_H_W, fps)
-        text = conversation(self.system, plain(prompt if self.asks_caption else self.question))
-        return asked_of(self.tokenizer, text, patches, self.model.config.video_token_id, seconds)
+        text = qwen_video.conversation(self.system, qwen_video.plain(prompt if self.asks_caption else self.question))
+        return qwen_video.asked_of(self.tokenizer, text, patches, self.model.config.video_token_id, seconds)
 
     @torch.no_grad()
-    def _logits(self, batch: Sequence[Asked]) -> Tensor:
+    def _logits(self, batch: Sequence[qwen_video.Asked]) -> Tensor:
         """[B, 2]: the logits of Yes and No as the first word of the answer."""
-        given = model_input(batch, self.model.config.video_token_id, self.model)
+        given = qwen_video.model_input(batch, self.model.config.video_token_id, self.model)
         pace_B = torch.tensor([one.seconds for one in batch], device=self.device)
         found = self.model(**given, second_per_grid_ts=pace_B, logits_to_keep=1, use_cache=False)
         return found.logits[:, -1, [self.yes, self.no]].float().cpu()  # type: ignore[no-any-return]
 
 
-def patches_and_pace(video_C_F_H_W: Tensor, fps: float) -> tuple[Patches, float]:
+def patches_and_pace(video_C_F_H_W: Tensor, fps: float) -> tuple[qwen_video.Patches, float]:
     """The patches of every k-th frame, as many as the model may see, and the seconds between their grid times."""
     interval = max(1, -(-video_C_F_H_W.shape[1] // MAX_FRAMES))
     frames_F_C_H_W = video_C_F_H_W[:, ::interval].permute(1, 0, 2, 3)
     num_grid_times = max(1, len(frames_F_C_H_W) // FRAMES)
-    patches = patches_of(frames_F_C_H_W, 16 * SIDE**2 * FRAMES, MAX_TOKENS * SIDE**2 // num_grid_times)
+    patches = qwen_video.patches_of(frames_F_C_H_W, 16 * SIDE**2 * FRAMES, MAX_TOKENS * SIDE**2 // num_grid_times)
     return patches, FRAMES * interval / fps

@@ -17,18 +17,8 @@ from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints import merge_lora_state
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.judges.qwen_video import (
-    FRAMES,
-    SIDE,
-    Asked,
-    asked_of,
-    conversation,
-    in_batches,
-    model_input,
-    patches_of,
-    place_and_dtype,
-    plain,
-)
+from cosmos_predict2.rl.rewards.judges import qwen_video
+from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE
 from cosmos_predict2.text import pretrained
 from imaginaire import foreign_json
 from imaginaire.checkpoint import weight_files, weights
@@ -79,7 +69,7 @@ class VideoAlign:
         clips_at_once: int = 4,
     ) -> None:
         package = pretrained.transformers()
-        place, chosen = place_and_dtype(device, dtype)
+        place, chosen = qwen_video.place_and_dtype(device, dtype)
         checkpoint = _newest_checkpoint(model_path)
         self.settings = _settings(model_path)
         self.clips_at_once = clips_at_once
@@ -91,23 +81,25 @@ class VideoAlign:
         self.network = _network(weight_files.below(model_path, checkpoint), config, self.settings, chosen, place)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        scores_B_3 = in_batches(clips, self._asked, self._scores, self.clips_at_once)
+        scores_B_3 = qwen_video.in_batches(clips, self._asked, self._scores, self.clips_at_once)
         parts = {f"{name.lower()}_reward": scores_B_3[:, i] for i, name in enumerate(NAMES)}
         overall_B = scores_B_3.sum(dim=1)
         return {"value": overall_B, **parts, "overall_reward": overall_B}
 
-    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> Asked:
+    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_video.Asked:
         data = self.settings["data_config"]
         chosen = evenly_spaced(video_C_F_H_W.shape[1], fps, float(data["fps"]))
-        patches = patches_of(video_C_F_H_W[:, chosen].permute(1, 0, 2, 3), MIN_PIXELS, int(data["max_frame_pixels"]))
-        text = conversation(SYSTEM, self.instruction.replace(TEXT, plain(prompt)))
-        return asked_of(self.tokenizer, text, patches, self.network.model.config.video_token_id)
+        patches = qwen_video.patches_of(
+            video_C_F_H_W[:, chosen].permute(1, 0, 2, 3), MIN_PIXELS, int(data["max_frame_pixels"])
+        )
+        text = qwen_video.conversation(SYSTEM, self.instruction.replace(TEXT, qwen_video.plain(prompt)))
+        return qwen_video.asked_of(self.tokenizer, text, patches, self.network.model.config.video_token_id)
 
     @torch.no_grad()
-    def _scores(self, batch: Sequence[Asked]) -> Tensor:
+    def _scores(self, batch: Sequence[qwen_video.Asked]) -> Tensor:
         """[B, 3]: the scores, as deviations from the mean of the training set."""
         model = self.network.model
-        given = model_input(batch, model.config.video_token_id, model)
+        given = qwen_video.model_input(batch, model.config.video_token_id, model)
         ids_B_S = given["input_ids"]
         # It was trained with the plain order of the tokens as positions, without height and width.
         positions_3_B_S = torch.arange(ids_B_S.shape[1], device=ids_B_S.device).expand(3, len(batch), -1)

@@ -23,8 +23,7 @@ from typing import Protocol
 
 from imaginaire.errors import ConfigError, DataError
 
-QUEUED, RUNNING, DONE, FAILED, EXPIRED = "queued", "running", "done", "failed", "expired"
-STATES = (QUEUED, RUNNING, DONE, FAILED, EXPIRED)
+STATES = ("queued", "running", "done", "failed", "expired")
 OFTEN, MOST_LEASES = 4, 50  # leases without a result after which a job is a suspect, and fails
 _TICKETS = uuid.UUID("6a0f4f1c-52f1-4f0e-9a43-9d0c6f7e2b11")
 

@@ -10,21 +10,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from cosmos_predict2.rl.rewards.service.queue import (
-    FAILED,
-    LOST_REASON,
-    MOST_LEASES,
-    OFTEN,
-    STATES,
-    Depth,
-    Job,
-    Limits,
-    OtherBody,
-    QueueFull,
-    QueueUnusable,
-    Status,
-    death_reason,
-)
+from cosmos_predict2.rl.rewards.service import queue
+from cosmos_predict2.rl.rewards.service.queue import Depth, Job, Limits, OtherBody, QueueFull, QueueUnusable, Status
 from imaginaire.errors import ConfigError, missing_package
 
 log = logging.getLogger(__name__)
@@ -43,7 +30,7 @@ local now = time[1] + time[2] / 1000000
 local function job_key(ticket, reward) return p .. ':job:' .. ticket .. ':' .. reward end
 local function is_suspect(key)
   local found = redis.call('HMGET', key, 'deaths', 'attempt')
-  return tonumber(found[1] or 0) > 0 or tonumber(found[2] or 0) >= {OFTEN}
+  return tonumber(found[1] or 0) > 0 or tonumber(found[2] or 0) >= {queue.OFTEN}
 end
 local function unlease(ticket, reward)
   local key = job_key(ticket, reward)
@@ -66,8 +53,8 @@ local function retry(ticket, reward, reason, has_died, most)
   local key = job_key(ticket, reward)
   local deaths = redis.call('HINCRBY', key, 'deaths', has_died)
   if deaths >= most then settle(ticket, reward, 'failed', 'died', reason) return end
-  if tonumber(redis.call('HGET', key, 'attempt')) >= {MOST_LEASES} then
-    settle(ticket, reward, 'failed', 'error', '{LOST_REASON}')
+  if tonumber(redis.call('HGET', key, 'attempt')) >= {queue.MOST_LEASES} then
+    settle(ticket, reward, 'failed', 'error', '{queue.LOST_REASON}')
     return
   end
   unlease(ticket, reward)
@@ -227,7 +214,7 @@ class RedisQueue:
         return bool(self._run("settle", job.ticket, job.reward, worker, job.attempt, "done", "result", result, version))
 
     def fail(self, job: Job, worker: str, reason: str) -> bool:
-        return bool(self._run("settle", job.ticket, job.reward, worker, job.attempt, FAILED, "error", reason, ""))
+        return bool(self._run("settle", job.ticket, job.reward, worker, job.attempt, "failed", "error", reason, ""))
 
     def release(self, worker: str, reason: str, has_died: bool) -> int:
         return int(self._run("release", worker, reason, int(has_died), self.limits.max_attempts))
@@ -240,7 +227,7 @@ class RedisQueue:
             return None
         clips = self._call("hget", self._key("request", ticket), "clips")
         if died is not None:
-            error = death_reason(int(deaths or 0), died)
+            error = queue.death_reason(int(deaths or 0), died)
         return Status(state, result, error, int(clips or 0))
 
     def settled(self, waiting: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -259,7 +246,7 @@ class RedisQueue:
         found = {}
         seconds, millionths = self._asked(self._redis.time)
         for reward in sorted(name.decode() for name in self._call("smembers", self._key("rewards"))):
-            counts = dict.fromkeys(STATES, 0)
+            counts = dict.fromkeys(queue.STATES, 0)
             oldest = 0.0
             for name, state in dict(waiting="queued", suspects="queued", running="running").items():
                 key = self._key(name, reward)
@@ -321,11 +308,9 @@ class RedisQueue:
                 time.sleep(_JITTER.uniform(0.1, 0.5))
 
     def _check_settings(self) -> None:
-        import redis
-
         try:
             found = self._redis.config_get("appendonly", "maxmemory-policy")
-        except redis.ResponseError:  # a hosted Redis that does not show its settings
+        except self._refused:  # a hosted Redis that does not show its settings
             log.warning("Redis does not show its settings: it must persist (appendonly yes) and never evict")
             return
         if found.get("maxmemory-policy", "noeviction") != "noeviction":

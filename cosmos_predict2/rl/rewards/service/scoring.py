@@ -3,7 +3,6 @@
 
 import fcntl
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -118,31 +117,31 @@ class Scorer:
         self._decoder: VideoTokenizer | None = None
 
     def score(self, bodies: Sequence[bytes]) -> list[dict[str, Any] | Exception]:
-        """A result for each body; where the portion fails, each is tried alone, so that only the faulty one fails."""
-        requests = [self._parsed(body) for body in bodies]
-        good = [one for one in requests if isinstance(one, wire.Request)]
+        """A result for each body, or why there is none."""
+        results: list[Any] = []
+        for body in bodies:
+            try:
+                results.append(wire.parse(body))
+            except DataError as error:
+                results.append(error)
+        good = [k for k, one in enumerate(results) if isinstance(one, wire.Request)]
+        for k, result in zip(good, self._tried([results[k] for k in good]), strict=True):
+            results[k] = result
+        return results
+
+    def _tried(self, requests: Sequence[wire.Request]) -> list[dict[str, Any] | Exception]:
+        """The results; where the portion fails, each is tried alone, so that only the faulty one fails."""
         try:
-            found: list[dict[str, Any] | Exception] = [*self._score(good)]
+            return [*self._score(requests)]
         except Exception as error:  # a border: a user's function may raise anything
-            raise_if_lost(error)
-            if len(good) > 1:
-                log.warning("%s failed on %d requests together, trying each alone: %s", self.name, len(good), error)
-            found = [self._alone(one) if len(good) > 1 else _logged(error, self.name) for one in good]
-        results = iter(found)
-        return [next(results) if isinstance(one, wire.Request) else one for one in requests]
-
-    def _parsed(self, body: bytes) -> wire.Request | Exception:
-        try:
-            return wire.parse(body)
-        except DataError as error:
-            return error
-
-    def _alone(self, request: wire.Request) -> dict[str, Any] | Exception:
-        try:
-            return self._score([request])[0]
-        except Exception as error:
-            raise_if_lost(error)
-            return _logged(error, self.name)
+            if isinstance(error, RuntimeError) and "CUDA error" in str(error):  # only another process can go on
+                raise SystemExit(f"the GPU is lost to this process: {error}") from error
+            if len(requests) > 1:
+                log.warning("%s failed on %d requests together, trying each alone: %s", self.name, len(requests), error)
+                return [self._tried([one])[0] for one in requests]
+            if not isinstance(error, UserError):
+                log.error("%s failed", self.name, exc_info=error)
+            return [error]
 
     @torch.no_grad()
     def _score(self, requests: Sequence[wire.Request]) -> list[dict[str, Any]]:
@@ -262,26 +261,6 @@ def failed_result(name: str, reason: str, num_clips: int) -> dict[str, Any]:
         "decoded_duration": "N/A",
         "type": name,
     }
-
-
-def reason_of(error: Exception) -> str:
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-
-
-def as_json(result: Mapping[str, Any]) -> str:
-    return json.dumps(result, allow_nan=False)
-
-
-def raise_if_lost(error: Exception) -> None:
-    """After some errors a GPU is of no more use to its process: only another process goes on."""
-    if isinstance(error, RuntimeError) and "CUDA error" in str(error):
-        raise SystemExit(f"the GPU is lost to this process: {error}") from error
-
-
-def _logged(error: Exception, name: str) -> Exception:
-    if not isinstance(error, UserError):
-        log.error("%s failed", name, exc_info=error)
-    return error
 
 
 def _finite(value: Any) -> Any:

@@ -25,16 +25,7 @@ from starlette.requests import ClientDisconnect
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.service.connections import Access
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
-from cosmos_predict2.rl.rewards.service.queue import (
-    EXPIRED,
-    FAILED,
-    Depth,
-    OtherBody,
-    Queue,
-    QueueFull,
-    QueueUnusable,
-    ticket_of,
-)
+from cosmos_predict2.rl.rewards.service.queue import Depth, OtherBody, Queue, QueueFull, QueueUnusable, ticket_of
 from cosmos_predict2.rl.rewards.service.scoring import failed_result
 from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import Supervisor
@@ -74,6 +65,7 @@ class Service:
         self.waiting.close()
 
     async def enqueue(self, request: Request) -> Response:
+        """JSON on one line, a newline, a .npy array; gives the ticket of the request as ``uuid``."""
         if self.is_draining:
             raise self._rejected(
                 503, "draining", "The service is stopping. Ask again: what was accepted is kept.", True
@@ -116,6 +108,7 @@ class Service:
         return JSONResponse({"uuid": ticket} | ({"replica_id": replica} if replica else {}))
 
     async def pull(self, request: Request) -> Response:
+        """The scores of one reward of a request."""
         fields = _fields(await self._body(request, LARGEST_FORM), request)
         ticket, reward = fields.get("uuid", ""), fields.get("type", wire.DEFAULT_REWARD)
         if not ticket:
@@ -129,9 +122,9 @@ class Service:
             status = await asyncio.to_thread(self.queue.look, ticket, reward)
         if status is None:
             return JSONResponse({"status": "unknown", "message": f"There is no request {ticket} for {reward}."}, 404)
-        if status.state == EXPIRED:
-            return JSONResponse({"status": EXPIRED, "message": f"The scores of {ticket} were forgotten."}, 410)
-        if status.state == FAILED:
+        if status.state == "expired":
+            return JSONResponse({"status": status.state, "message": f"The scores of {ticket} were forgotten."}, 410)
+        if status.state == "failed":
             return JSONResponse(failed_result(reward, status.error or "", status.num_clips))
         if status.result is not None:
             return Response(status.result, media_type="application/json")
@@ -307,15 +300,9 @@ def create_app(service: Service) -> FastAPI:
         status = 507 if error.is_full else 503
         return JSONResponse({"message": str(error)}, status, headers={"Retry-After": str(RETRY_AFTER_S)})
 
-    @app.post("/api/reward/enqueue", openapi_extra=_body_of("application/octet-stream"), responses=_ENQUEUE)
-    async def enqueue(request: Request) -> Response:
-        """JSON on one line, a newline, a .npy array; gives the ticket of the request as ``uuid``."""
-        return await service.enqueue(request)
-
-    @app.post("/api/reward/pull", openapi_extra=_form("uuid", "type", "wait"), responses=_PULL)
-    async def pull(request: Request) -> Response:
-        """The scores of one reward of a request."""
-        return await service.pull(request)
+    enqueue, pull = _body_of("application/octet-stream"), _form("uuid", "type", "wait")
+    app.post("/api/reward/enqueue", openapi_extra=enqueue, responses=_ENQUEUE)(service.enqueue)
+    app.post("/api/reward/pull", openapi_extra=pull, responses=_PULL)(service.pull)
 
     @app.post("/api/reward/ping", openapi_extra=_form("info_data"), responses=_PING)
     async def ping(request: Request) -> dict[str, str]:

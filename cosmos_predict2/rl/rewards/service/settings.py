@@ -135,10 +135,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def token_of_environment() -> str:
-    return next((os.environ[name] for name in TOKEN_VARIABLES if os.environ.get(name)), "")
-
-
 def read_settings(path: str | None, rewards: Sequence[str] = (), **flags: Any) -> ServiceSettings:
     """The settings of a TOML file under what the command line sets; the token is of the environment."""
     values = load_toml(path) if path else {}
@@ -159,7 +155,8 @@ def read_settings(path: str | None, rewards: Sequence[str] = (), **flags: Any) -
         if name in values:
             raise ConfigError(f"{path}: '{name}' is no field of the file. The token: {TOKEN_VARIABLES[0]}.")
     settings = _made(ServiceSettings, values, "")
-    settings.decode, settings.rewards, settings.token = decode, made, token_of_environment()
+    settings.decode, settings.rewards = decode, made
+    settings.token = next((os.environ[name] for name in TOKEN_VARIABLES if os.environ.get(name)), "")
     settings.check()
     return settings
 
@@ -208,8 +205,12 @@ def version_of(reward: RewardSettings, decode: DecodeSettings) -> str:
     them counts by what is there. Code that a reward imports and models of the hub, which are known by their names, do
     not count.
     """
+    try:
+        found = importlib.util.find_spec(reward.path.partition(":")[0])  # imports nothing
+    except (ImportError, ValueError, AttributeError):  # the worker names it as unfit
+        found = None
     parts = [reward.path, reward.arguments, reward.model_path, reward.dtype, attrs.asdict(decode)]
-    return _digest(parts, _source(reward.path.partition(":")[0]))
+    return _digest(parts, (found.origin or "") if found is not None else "")
 
 
 def decoding_of(decode: DecodeSettings) -> str:
@@ -221,17 +222,14 @@ def _digest(parts: Any, *files: str) -> str:
     digest = hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=16)
     for path in (*files, *_texts(parts)):
         for file in islice(_files(path), MOST_FILES):
-            digest.update(_identity(file))
+            try:
+                facts = file.stat()
+                seen = file.read_bytes() if facts.st_size <= SMALL else f"{facts.st_size} {facts.st_mtime_ns}".encode()
+            except OSError:  # it may vanish, or belong to another user
+                seen = b""
+            name = str(file).encode(errors="surrogateescape")
+            digest.update(name + b"\0" + hashlib.blake2b(seen, digest_size=16).digest())
     return digest.hexdigest()
-
-
-def _source(module: str) -> str:
-    """The file of a module, which is not imported for it."""
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):  # the worker names it as unfit
-        return ""
-    return (found.origin or "") if found is not None else ""
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -253,12 +251,3 @@ def _files(path: str) -> Iterator[Path]:
                 yield from (Path(folder, name) for name in sorted(names))
     except ValueError:  # a text with a zero byte
         return
-
-
-def _identity(file: Path) -> bytes:
-    try:
-        facts = file.stat()
-        seen = file.read_bytes() if facts.st_size <= SMALL else f"{facts.st_size} {facts.st_mtime_ns}".encode()
-    except OSError:  # it may vanish, or belong to another user
-        seen = b""
-    return str(file).encode(errors="surrogateescape") + b"\0" + hashlib.blake2b(seen, digest_size=16).digest()

@@ -9,15 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cosmos_predict2.rl.rewards.service import queue
 from cosmos_predict2.rl.rewards.service.queue import (
-    DONE,
-    EXPIRED,
-    FAILED,
-    LOST_REASON,
-    MOST_LEASES,
-    OFTEN,
-    QUEUED,
-    RUNNING,
     Depth,
     Job,
     Limits,
@@ -25,12 +18,11 @@ from cosmos_predict2.rl.rewards.service.queue import (
     QueueFull,
     QueueUnusable,
     Status,
-    death_reason,
     now,
 )
 from imaginaire.errors import ConfigError
 
-_SUSPECT = f"(deaths > 0 OR attempt >= {OFTEN})"
+_SUSPECT = f"(deaths > 0 OR attempt >= {queue.OFTEN})"
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS requests (
     ticket TEXT PRIMARY KEY, digest TEXT NOT NULL, num_clips INTEGER NOT NULL, bytes INTEGER NOT NULL);
@@ -85,16 +77,7 @@ class SQLiteQueue:
             ) from error
 
     def put(self, ticket: str, rewards: Mapping[str, str], body: bytes, digest: str, num_clips: int) -> bool:
-        try:
-            is_new = self._put(ticket, rewards, body, digest, num_clips)
-        except QueueUnusable as error:
-            self._lacked = len(body) if error.is_full else 0
-            raise
-        self._lacked = 0
-        return is_new
-
-    def _put(self, ticket: str, rewards: Mapping[str, str], body: bytes, digest: str, num_clips: int) -> bool:
-        with self._writing(is_lasting=True) as db:
+        with self._writing(lasting=len(body)) as db:
             found = db.execute("SELECT digest FROM requests WHERE ticket = ?", (ticket,)).fetchone()
             if found is not None and found[0] != digest:
                 raise OtherBody("This request id was used before, with another body.")
@@ -102,7 +85,7 @@ class SQLiteQueue:
             good = {
                 reward
                 for reward, state, version in known
-                if state in (QUEUED, RUNNING) or (state == DONE and version == rewards.get(reward))
+                if state in ("queued", "running") or (state == "done" and version == rewards.get(reward))
             }
             wanted = [reward for reward in rewards if reward not in good]
             if not wanted:
@@ -115,17 +98,24 @@ class SQLiteQueue:
                 raise QueueFull(f"{jobs} jobs and {size >> 20} MiB wait.")
             db.execute("INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?)", (ticket, digest, num_clips, len(body)))
             db.execute("INSERT OR REPLACE INTO bodies VALUES (?, ?)", (ticket, body))
-            rows = [(ticket, reward, QUEUED, now()) for reward in wanted]
-            db.executemany("INSERT OR REPLACE INTO jobs (ticket, reward, state, accepted) VALUES (?, ?, ?, ?)", rows)
+            rows = [(ticket, reward, now()) for reward in wanted]
+            values = "(ticket, reward, state, accepted) VALUES (?, ?, 'queued', ?)"
+            db.executemany(f"INSERT OR REPLACE INTO jobs {values}", rows)
         return True
 
     def lease(self, reward: str, worker: str, limit: int, seconds: float, suspect_first: bool = False) -> list[Job]:
-        if not self._has_work(reward):  # a look that locks nothing
+        work = self._db().execute(  # a look that locks nothing
+            "SELECT 1 FROM jobs"
+            " WHERE reward = ? AND (state = 'queued' OR (state = 'running' AND lease_until < ?)) LIMIT 1",
+            (reward, now()),
+        )
+        if work.fetchone() is None:
             return []
         with self._writing() as db:
             for row in db.execute(
-                "SELECT number, ticket, attempt, deaths FROM jobs WHERE reward = ? AND state = ? AND lease_until < ?",
-                (reward, RUNNING, now()),
+                "SELECT number, ticket, attempt, deaths FROM jobs"
+                " WHERE reward = ? AND state = 'running' AND lease_until < ?",
+                (reward, now()),
             ).fetchall():
                 self._retry(db, *row)
 
@@ -142,8 +132,8 @@ class SQLiteQueue:
             jobs = []
             for number, ticket, attempt, is_suspect in rows:
                 db.execute(
-                    "UPDATE jobs SET state = ?, worker = ?, lease_until = ?, attempt = attempt + 1 WHERE number = ?",
-                    (RUNNING, worker, now() + seconds, number),
+                    "UPDATE jobs SET state = 'running', worker = ?, lease_until = ?, attempt = ? WHERE number = ?",
+                    (worker, now() + seconds, attempt + 1, number),
                 )
                 (body,) = db.execute("SELECT body FROM bodies WHERE ticket = ?", (ticket,)).fetchone()
                 jobs.append(Job(ticket, reward, attempt + 1, body, bool(is_suspect)))
@@ -153,15 +143,15 @@ class SQLiteQueue:
         ends = now() + seconds
         with self._writing() as db:
             db.executemany(
-                "UPDATE jobs SET lease_until = ? WHERE ticket = ? AND reward = ? AND state = ? AND worker = ?",
-                [(ends, job.ticket, job.reward, RUNNING, worker) for job in jobs],
+                "UPDATE jobs SET lease_until = ? WHERE ticket = ? AND reward = ? AND state = 'running' AND worker = ?",
+                [(ends, job.ticket, job.reward, worker) for job in jobs],
             )
 
     def finish(self, job: Job, worker: str, result: str, version: str) -> bool:
-        return self._settle(job, worker, DONE, result, None, version)
+        return self._settle(job, worker, "done", result, None, version)
 
     def fail(self, job: Job, worker: str, reason: str) -> bool:
-        return self._settle(job, worker, FAILED, None, reason, "")
+        return self._settle(job, worker, "failed", None, reason, "")
 
     def release(self, worker: str, reason: str, has_died: bool) -> int:
         with self._writing() as db:
@@ -199,7 +189,7 @@ class SQLiteQueue:
             "SELECT reward, state, COUNT(*), MIN(accepted) FROM jobs GROUP BY reward, state"
         ):
             counts.setdefault(reward, {})[state] = number
-            if state in (QUEUED, RUNNING):
+            if state in ("queued", "running"):
                 oldest[reward] = max(oldest.get(reward, 0.0), now() - accepted)
         return {reward: Depth(found, oldest.get(reward, 0.0)) for reward, found in counts.items()}
 
@@ -207,17 +197,17 @@ class SQLiteQueue:
         ttl = self.limits.result_ttl_s
         with self._writing() as db:
             forgotten = db.execute(
-                "UPDATE jobs SET state = ?, result = NULL, error = NULL"
+                "UPDATE jobs SET state = 'expired', result = NULL, error = NULL"
                 " WHERE settled < ? AND state IN ('done', 'failed')",
-                (EXPIRED, now() - ttl),
+                (now() - ttl,),
             ).rowcount
-            db.execute("DELETE FROM jobs WHERE settled < ? AND state = ?", (now() - 2 * ttl, EXPIRED))
+            db.execute("DELETE FROM jobs WHERE settled < ? AND state = 'expired'", (now() - 2 * ttl,))
             db.execute("DELETE FROM requests WHERE bytes = 0 AND ticket NOT IN (SELECT ticket FROM jobs)")
         return int(forgotten)
 
     def recover(self) -> int:
         with self._writing() as db:
-            rows = db.execute("SELECT number, ticket, attempt, deaths FROM jobs WHERE state = ?", (RUNNING,)).fetchall()
+            rows = db.execute("SELECT number, ticket, attempt, deaths FROM jobs WHERE state = 'running'").fetchall()
             for row in rows:
                 self._retry(db, *row)
         return len(rows)
@@ -242,20 +232,14 @@ class SQLiteQueue:
             self._all.clear()
         self._own = threading.local()
 
-    def _has_work(self, reward: str) -> bool:
-        return self._db().execute(
-            "SELECT 1 FROM jobs WHERE reward = ? AND (state = ? OR (state = ? AND lease_until < ?)) LIMIT 1",
-            (reward, QUEUED, RUNNING, now()),
-        ).fetchone() is not None  # fmt: skip
-
     def _settle(
         self, job: Job, worker: str, state: str, result: str | None, error: str | None, version: str
     ) -> bool:  # fmt: skip
         with self._writing() as db:
             written = db.execute(
                 "UPDATE jobs SET state = ?, result = ?, error = ?, version = ?, settled = ?, worker = NULL"
-                " WHERE ticket = ? AND reward = ? AND state = ? AND worker = ? AND attempt = ?",
-                (state, result, error, version, now(), job.ticket, job.reward, RUNNING, worker, job.attempt),
+                " WHERE ticket = ? AND reward = ? AND state = 'running' AND worker = ? AND attempt = ?",
+                (state, result, error, version, now(), job.ticket, job.reward, worker, job.attempt),
             ).rowcount
             self._drop_body(db, job.ticket)
         return bool(written)
@@ -263,18 +247,16 @@ class SQLiteQueue:
     def _retry(
         self, db: sqlite3.Connection, number: int, ticket: str, attempt: int, deaths: int, reason: str = ""
     ) -> None:
-        if deaths >= self.limits.max_attempts or attempt >= MOST_LEASES:
-            is_guilty = deaths >= self.limits.max_attempts
-            self._write_failure(db, number, ticket, death_reason(deaths, reason) if is_guilty else LOST_REASON)
+        is_guilty = deaths >= self.limits.max_attempts
+        if is_guilty or attempt >= queue.MOST_LEASES:
+            text = queue.death_reason(deaths, reason) if is_guilty else queue.LOST_REASON
+            db.execute(
+                "UPDATE jobs SET state = 'failed', error = ?, settled = ?, worker = NULL WHERE number = ?",
+                (text, now(), number),
+            )
+            self._drop_body(db, ticket)
             return
-        db.execute("UPDATE jobs SET state = ?, worker = NULL, deaths = ? WHERE number = ?", (QUEUED, deaths, number))
-
-    def _write_failure(self, db: sqlite3.Connection, number: int, ticket: str, reason: str) -> None:
-        db.execute(
-            "UPDATE jobs SET state = ?, error = ?, settled = ?, worker = NULL WHERE number = ?",
-            (FAILED, reason, now(), number),
-        )
-        self._drop_body(db, ticket)
+        db.execute("UPDATE jobs SET state = 'queued', worker = NULL, deaths = ? WHERE number = ?", (deaths, number))
 
     def _drop_body(self, db: sqlite3.Connection, ticket: str) -> None:
         is_open = db.execute(
@@ -304,11 +286,11 @@ class SQLiteQueue:
         return connection
 
     @contextmanager
-    def _writing(self, is_lasting: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction. All survive a kill; what ``is_lasting`` is on the disk and survives a power cut, too."""
+    def _writing(self, lasting: int | None = None) -> Iterator[sqlite3.Connection]:
+        """A transaction, which survives a kill; that of a body of ``lasting`` bytes survives a power cut, too."""
         try:
             db = self._db()
-            db.execute(f"PRAGMA synchronous = {'FULL' if is_lasting else 'NORMAL'}")
+            db.execute(f"PRAGMA synchronous = {'NORMAL' if lasting is None else 'FULL'}")
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -321,8 +303,12 @@ class SQLiteQueue:
             unusable = QueueUnusable(f"the queue {self.path} cannot be written: {error}")
             unusable.is_full = "full" in str(error)
             self._failure = str(unusable)
+            if lasting is not None:
+                self._lacked = lasting if unusable.is_full else 0
             raise unusable from error
         self._failure = ""
+        if lasting is not None:
+            self._lacked = 0
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -94,7 +94,7 @@ class Slot:
             except Exception as error:  # a border: the supervisor outlives what happens to one worker
                 log.exception("the worker of %s could not be watched", self.reward.reward_type)
                 reason, is_unfit = f"{type(error).__name__}: {error}", False
-            if self.of.is_stopping():
+            if self.of.stopping.is_set():
                 break
             self._deaths += not self._died_with_jobs
             self._deaths_with_jobs += self._died_with_jobs
@@ -123,7 +123,7 @@ class Slot:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
         )
         self.process = process
-        if self.of.is_stopping():
+        if self.of.stopping.is_set():
             process.kill()
         self.of.metrics.count("reward_worker_starts_total", reward=self.reward.reward_type)
         events: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
@@ -157,8 +157,9 @@ class Slot:
                         stream.close()
             reader.join(timeout=5)
             self.process = None
-            reason = reason or _exit_reason(code)
-            is_drained = self.of.is_stopping()
+            ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+            reason = reason or f"its process {ended}"
+            is_drained = self.of.stopping.is_set()
             given_back = self.of.queue.release(settings.name, reason, has_died=not is_drained)
             if given_back:
                 self._died_with_jobs = True
@@ -227,9 +228,6 @@ class Supervisor:
                 slot.thread.join(timeout=10)
         shutil.rmtree(self.decoded, ignore_errors=True)
 
-    def is_stopping(self) -> bool:
-        return self.stopping.is_set()
-
     def is_broken(self, reward: str) -> bool:
         return all(slot.state == BROKEN for slot in self._of(reward))
 
@@ -284,7 +282,3 @@ def _read_events(process: "subprocess.Popen[str]", events: "SimpleQueue[dict[str
             with contextlib.suppress(json.JSONDecodeError):
                 events.put(json.loads(line))
     events.put(None)
-
-
-def _exit_reason(code: int) -> str:
-    return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"

@@ -19,7 +19,7 @@ from typing import Any
 
 from cosmos_predict2.rl.rewards.local import build
 from cosmos_predict2.rl.rewards.service.queue import Job, Limits, Queue, open_queue
-from cosmos_predict2.rl.rewards.service.scoring import Decoded, Scorer, as_json, build_decoder, reason_of
+from cosmos_predict2.rl.rewards.service.scoring import Decoded, Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
 from imaginaire import log as logs
 from imaginaire.errors import UserError
@@ -133,8 +133,10 @@ class Worker:
         """Whether the result is written; where the queue does not answer, the job is scored again."""
         try:
             if isinstance(result, Exception):
-                return self.queue.fail(job, self.settings.name, reason_of(result))
-            return self.queue.finish(job, self.settings.name, as_json(result), self.settings.version)
+                reason = str(result) if isinstance(result, UserError) else f"{type(result).__name__}: {result}"
+                return self.queue.fail(job, self.settings.name, reason)
+            text = json.dumps(result, allow_nan=False)
+            return self.queue.finish(job, self.settings.name, text, self.settings.version)
         except Exception:
             log.exception("a result of %s could not be written; it is scored again", self.settings.reward)
             return False
