@@ -16,8 +16,9 @@ from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-# (clips, context) -> one number for each clip, or a mapping of named parts of which "value" is the score
-ScoreFunction = Callable[[Clips, Mapping[str, Any]], Tensor | Mapping[str, Tensor]]
+# (clips, context) -> one number for each clip, or a mapping of named parts of which "value" is the score. A part in
+# words is shown by a service alone.
+ScoreFunction = Callable[[Clips, Mapping[str, Any]], Tensor | Mapping[str, Any]]
 
 _HERE = "cosmos_predict2.rl.rewards"
 REWARDS = buildable.shipped(
@@ -66,7 +67,7 @@ class LocalReward(RewardDefaults):
         parts = {
             name: torch.as_tensor(part).detach().float().cpu()
             for name, part in parts.items()
-            if isinstance(part, Tensor) or not any(isinstance(one, str) for one in part)  # a verdict in words
+            if not (isinstance(part, list) and any(isinstance(one, str) for one in part))
         }
         value = parts.pop("value")
         if value.shape != (size,):

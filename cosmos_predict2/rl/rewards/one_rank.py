@@ -46,9 +46,9 @@ class OneRank:
         if self._talks:
             try:
                 found = self.reward.fetch(ticket, deadline)
-                parts = {name: part.float().tolist() for name, part in found.parts.items()}
-                content = dict(value=found.value_B.tolist(), is_valid=found.is_valid_B.tolist(), parts=parts)
-                packed = json.dumps(content).encode()
+                lists = {name: part.float().tolist() for name, part in found.parts.items()}
+                whole = dict(value=found.value_B.tolist(), is_valid=found.is_valid_B.tolist(), parts=lists)
+                packed = json.dumps(whole).encode()
             except Exception as error:  # the others must not wait in vain for what went wrong here
                 failure = error
         if self._is_on:

@@ -20,14 +20,16 @@ HERE = __name__
 def test_a_function_gives_scores_in_order_and_leaves_nothing_behind() -> None:
     weight = torch.ones((), requires_grad=True)
     given = [torch.tensor([1.0, float("nan"), float("inf"), -float("inf")]), torch.arange(4)]
-    reward = LocalReward(lambda clips, context: {"value": given.pop(0) * weight, "part": torch.tensor([1, 2, 3, 4])})
+    parts = {"part": torch.tensor([1, 2, 3, 4]), "list": [1, 2, 3, 4], "words": ["Good"] * 4}
+    reward = LocalReward(lambda clips, context: {"value": given.pop(0) * weight, **parts})
     assert not reward.needs_pixels
     tickets = [reward.submit(clips_of(*"abcd"), {}, "id") for _ in range(2)]
     first, second = (reward.fetch(ticket, 0.0) for ticket in tickets)
     assert first.value_B.tolist() == [1, 0, 0, 0] and first.is_valid_B.tolist() == [True, False, False, False]
     assert second.value_B.tolist() == [0, 1, 2, 3] and second.is_valid_B.all()
     assert not first.value_B.requires_grad and first.value_B.dtype == torch.float32
-    assert first.parts["part"].tolist() == [1, 2, 3, 4] and not reward._scores
+    assert {name: part.tolist() for name, part in first.parts.items()} == dict(part=[1, 2, 3, 4], list=[1, 2, 3, 4])
+    assert not reward._scores
     for wrong in (torch.ones(4, 1), torch.ones(())):
         with pytest.raises(DataError, match="4 clips"):
             LocalReward(lambda clips, context, wrong=wrong: wrong).submit(clips_of(*"abcd"), {}, "id")  # type: ignore
