@@ -32,8 +32,7 @@ from benchmarks import machine, rollout
 from benchmarks.train_step import CONFIG, ROOT, known_gpu
 from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
 from cosmos_predict2.compat.rlinf.files import load_embodiment
-from cosmos_predict2.rl.envs.recorded_starts import FILE, write_starts
-from cosmos_predict2.rl.envs.starts import RecordedStart
+from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.episodes import grpo
 from cosmos_predict2.rl.policies.openvla import tiny as openvla
 from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel

@@ -26,9 +26,8 @@ from benchmarks.machine import Shares
 from benchmarks.rollout import published
 from benchmarks.train_step import known_gpu
 from cosmos_predict2.nn.flops import forward_flops
-from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts, write_starts
+from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, RecordedStarts, write_starts
 from cosmos_predict2.rl.envs.scoring import Scoring
-from cosmos_predict2.rl.envs.starts import RecordedStart
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier
 from cosmos_predict2.tools.plan.speed import GPUS

@@ -9,8 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
-from cosmos_predict2.rl.envs.cuts import BEFORE, GRIPPER, starts_of
-from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts, write_starts
+from cosmos_predict2.rl.envs.recorded_starts import BEFORE, FILE, GRIPPER, RecordedStarts, starts_of, write_starts
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 

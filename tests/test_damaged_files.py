@@ -22,8 +22,7 @@ from cosmos_predict2.data.lerobot.info import read_info, read_modality
 from cosmos_predict2.data.lerobot.layouts import LayoutV2
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.pipelines.requests import Request, read_batch
-from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts, write_starts
-from cosmos_predict2.rl.envs.starts import RecordedStart
+from cosmos_predict2.rl.envs.recorded_starts import RecordedStart, RecordedStarts, write_starts
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny as tiny_openvla

@@ -4,9 +4,8 @@
 import logging
 from typing import Any
 
-from cosmos_predict2.rl.envs.simulators import libero_suites
 from cosmos_predict2.rl.envs.simulators.behavior import BehaviorEnv
-from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
+from cosmos_predict2.rl.envs.simulators.libero import MAX_STEPS, LiberoTask
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig
@@ -113,4 +112,4 @@ def _micro_batch(decisions: int, rl: Any) -> int:
 def _longest(env: Any) -> int:
     if "make" not in env:
         raise ConfigError("model.config.env.max_steps is not set: how long is an episode?")
-    return libero_suites.MAX_STEPS.get(str(env.make.get("suite")), max(libero_suites.MAX_STEPS.values()))
+    return MAX_STEPS.get(str(env.make.get("suite")), max(MAX_STEPS.values()))

@@ -1,33 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts out of recordings: one file, `starts.safetensors`, of which a start is read when it is asked for.
 
-`write_starts` makes it, of recordings or of the `.npy` files that others published (`published_starts`).
+`write_starts` makes it, of two sources. `starts_of` cuts recordings: the first picture of an episode, and keyframes,
+moments shortly before contact, from which a world model need not imagine the whole way to where it matters.
+`read_published` reads the reset states that others published: `.npy` files of an object array of dictionaries, one for
+each frame, with ``image`` (uint8 [H, W, 3]), ``instruction`` or ``task``, ``delta_action`` or ``abs_action``, and
+perhaps ``init_ee_pose``. Such an array is a pickle, which is read as plain data: no code of the file is run.
 """
 
+import io
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.published_starts import read_published
-from cosmos_predict2.rl.envs.starts import FirstFrames, RecordedStart
+from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode
+from cosmos_predict2.rl.envs.starts import FirstFrames
 from imaginaire import foreign_json, storage
+from imaginaire.checkpoint import plain_arrays
+from imaginaire.checkpoint.plain_pickle import Refused
 from imaginaire.checkpoint.weights import not_finite
 from imaginaire.errors import ConfigError, DataError, disk_fault
 
+log = logging.getLogger(__name__)
+
+KEYFRAME_MARK = "_kir"  # in the name of a file whose episode begins in the middle of a recording
+NUM_LAST = 4  # pictures before the moment, and actions
+Keyframes = float | str | None  # a fraction of the episode, GRIPPER, or none
+GRIPPER = "gripper"
+BEFORE = 4  # frames between a keyframe and the moment that it is taken for
 FILE = "starts.safetensors"
 _FORMAT = "starts 1"
 
-log = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class RecordedStart:
+    """One start of a recording. A keyframe start has five pictures, the recording's first one and then the last four
+    before the moment, and the actions of those four; another has its first picture."""
+
+    name: str
+    task: str
+    pictures_F_H_W_C: NDArray[numpy.uint8]
+    actions_A_D: NDArray[numpy.float32] | None = None
+    context: Mapping[str, NDArray[numpy.float32]] = field(default_factory=dict)  # what else is known then
+
+    @property
+    def is_keyframe(self) -> bool:
+        return len(self.pictures_F_H_W_C) > 1
 
 
 def write_starts(path: Path, starts: Iterable[RecordedStart], sources: Mapping[str, int] | None = None) -> int:
@@ -194,3 +225,142 @@ def _file_of(path: Path, cache_dir: Path | None) -> Path:
             raise DataError(f"The starts of {path} cannot be converted: {fault} Name a cache_dir.") from error
         raise
     return places[0]
+
+
+# --- cut out of recordings
+
+
+def starts_of(
+    episodes: Iterable[RecordedEpisode], keyframes: Keyframes = None, before: int = BEFORE
+) -> Iterator[RecordedStart]:
+    """The first picture of each episode, and with ``keyframes`` a start ``before`` frames ahead of each moment."""
+    found, early = 0, 0
+    for episode in episodes:
+        yield _start(episode, [0])
+        for number, moment in enumerate(moments_of(episode, keyframes)):
+            if (frame := moment - before) < NUM_LAST:
+                early += 1
+                continue
+            found += 1
+            yield _start(episode, [0, *range(frame - NUM_LAST + 1, frame + 1)], f"_{number}{KEYFRAME_MARK}")
+    if keyframes is not None and not found:
+        raise DataError(
+            f"No episode has a keyframe (--keyframes {keyframes})."
+            + (f" {early} moments lie within {NUM_LAST + before} frames of the start (--before)." if early else "")
+            + (" The gripper never opens or closes: give a fraction, such as 0.5." if keyframes == GRIPPER else "")
+        )
+    if early:
+        log.warning("%d keyframes lie within %d frames of a start and are left out", early, NUM_LAST + before)
+
+
+def moments_of(episode: RecordedEpisode, keyframes: Keyframes) -> list[int]:
+    """The frames that keyframes of an episode are taken for."""
+    if keyframes is None:
+        return []
+    if keyframes == GRIPPER:
+        return gripper_changes(episode.gripper()[: episode.num_frames])
+    return [round(float(keyframes) * (episode.num_frames - 1))]
+
+
+def gripper_changes(gripper: NDArray[numpy.float64]) -> list[int]:
+    """The frames at which a gripper's number crosses the middle of its range; none where it hardly moves."""
+    low, high = float(gripper.min()), float(gripper.max())
+    if high - low < 1e-3 * max(1.0, abs(low), abs(high)):
+        return []
+    is_high = gripper > (low + high) / 2
+    return (numpy.flatnonzero(is_high[1:] != is_high[:-1]) + 1).tolist()
+
+
+def _start(episode: RecordedEpisode, frames: list[int], suffix: str = "") -> RecordedStart:
+    """The start that ends at the last of these frames."""
+    if episode.num_frames < 1:
+        raise DataError(f"{episode.path} has no picture.")
+    if not episode.task:
+        raise DataError(f"{episode.path} names no task: its sentence is what a policy is asked for.")
+    actions = episode.actions()[[k - 1 for k in frames[1:]]]  # each leads to one of these pictures
+    if not numpy.isfinite(actions).all():
+        raise DataError(f"{episode.path} has actions that are not finite before frame {frames[-1]}.")
+    return RecordedStart(
+        f"{episode.name}{suffix}",
+        episode.task,
+        episode.pictures(frames),
+        actions.astype(numpy.float32),
+        {name: value.astype(numpy.float32) for name, value in episode.known(frames[-1]).items()},
+    )
+
+
+# --- published files
+
+
+def read_published(path: Path) -> RecordedStart:
+    """The start that a file stands for: its first frame, or of a keyframe file the first and the last four."""
+    try:
+        items = _items(path.read_bytes())
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, Refused) as error:
+        raise DataError(
+            f"{path} is no published reset state (an array of dictionaries), or is damaged: {error}"
+        ) from error
+    is_keyframe = KEYFRAME_MARK in path.stem
+    if is_keyframe and len(items) < NUM_LAST + 1:
+        raise DataError(f"{path} has {len(items)} frames: a keyframe start needs the first one and {NUM_LAST} last.")
+    chosen = [items[0], *items[-NUM_LAST:]] if is_keyframe else items[:1]
+    pictures = [_picture(path, i, item) for i, item in enumerate(chosen)]
+    if len({picture.shape for picture in pictures}) > 1:
+        raise DataError(f"{path}: its pictures have different sizes, {sorted({p.shape for p in pictures})}.")
+    actions = [_numbers(item, "delta_action", "abs_action") for item in chosen]
+    first = actions[0]
+    if is_keyframe and any(row is None or first is None or row.shape != first.shape for row in actions):
+        raise DataError(f"{path}: each frame of a keyframe start needs delta_action or abs_action, all of one size.")
+    between: NDArray[numpy.float32] | None
+    if is_keyframe:
+        between = numpy.stack([row for row in actions[1:] if row is not None])
+    else:
+        between = None if first is None else numpy.empty((0, first.size), dtype=numpy.float32)
+    pose = _numbers(items[0], "init_ee_pose", "abs_action")
+    context = {} if pose is None else {"init_ee_pose": pose}
+    return RecordedStart(path.stem, _task(path, items[0]), numpy.stack(pictures), between, context)
+
+
+def _picture(path: Path, number: int, item: Mapping[str, Any]) -> NDArray[numpy.uint8]:
+    picture = item.get("image")
+    if not isinstance(picture, numpy.ndarray) or picture.dtype != numpy.uint8 or picture.shape[2:] != (3,):
+        found = f"{picture.dtype} {list(picture.shape)}" if isinstance(picture, numpy.ndarray) else repr(picture)[:40]
+        raise DataError(f"{path}: image of frame {number} is {found}; uint8 [H, W, 3] is expected.")
+    return picture
+
+
+def _task(path: Path, item: Mapping[str, Any]) -> str:
+    for key in ("instruction", "task"):
+        value = item.get(key)
+        if isinstance(value, numpy.ndarray) and value.ndim == 0:
+            value = value.item()
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        if isinstance(value, str):
+            return value
+    raise DataError(f"{path}: its frames have neither instruction nor task, which name what is to be done.")
+
+
+def _numbers(item: Mapping[str, Any], *keys: str) -> NDArray[numpy.float32] | None:
+    value = next((item[key] for key in keys if item.get(key) is not None), None)
+    if value is None:
+        return None
+    array = numpy.asarray(value)
+    return array.reshape(-1).astype(numpy.float32) if array.dtype.kind in "biuf" else None
+
+
+def _items(content: bytes) -> list[Mapping[str, Any]]:
+    """The dictionaries of a file, in order."""
+    file = io.BytesIO(content)
+    version = npy.read_magic(file)
+    readers: dict[Any, Any] = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"version {version} of .npy is not known")
+    shape, _, dtype = readers[version](file, max_header_size=10_000)
+    if dtype.kind != "O":
+        raise ValueError(f"its array is of {dtype}, not of objects")
+    tree = plain_arrays.read(content[file.tell() :])
+    items = tree if isinstance(tree, list) else [tree]
+    if len(items) != math.prod(shape) or not items or not all(isinstance(item, dict) for item in items):
+        raise ValueError(f"its array of shape {list(shape)} does not hold dictionaries")
+    return items

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.toy import NUM_TRIALS, Tables
@@ -66,19 +64,3 @@ class ToyStarts:
             self.tables.sentences(task_ids),
             {"goal": torch.from_numpy(states[:, GOAL].copy()), "states": torch.from_numpy(states)},
         )
-
-
-@dataclass(frozen=True)
-class RecordedStart:
-    """One start of a recording. A keyframe start has five pictures, the recording's first one and then the last four
-    before the moment, and the actions of those four; another has its first picture."""
-
-    name: str
-    task: str
-    pictures_F_H_W_C: NDArray[numpy.uint8]
-    actions_A_D: NDArray[numpy.float32] | None = None
-    context: Mapping[str, NDArray[numpy.float32]] = field(default_factory=dict)  # what else is known then
-
-    @property
-    def is_keyframe(self) -> bool:
-        return len(self.pictures_F_H_W_C) > 1

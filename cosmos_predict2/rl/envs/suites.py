@@ -84,12 +84,11 @@ def _libero(
     max_steps: int | None = None,
     num_steps_wait: int | None = None,
 ) -> Place:
-    from cosmos_predict2.rl.envs.simulators import libero_suites
-    from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
+    from cosmos_predict2.rl.envs.simulators import libero
 
-    names = [task.name for task in libero_suites.chosen_tasks(suite, tasks)]
-    make, settings = partial(LiberoTask, suite, tasks=names), {"image_size": image_size, "max_steps": max_steps}
-    return _simulated(names, libero_suites.TRIALS, make, render, **settings, num_steps_wait=num_steps_wait)
+    names = [task.name for task in libero.chosen_tasks(suite, tasks)]
+    make, settings = partial(libero.LiberoTask, suite, tasks=names), {"image_size": image_size, "max_steps": max_steps}
+    return _simulated(names, libero.TRIALS, make, render, **settings, num_steps_wait=num_steps_wait)
 
 
 for _name in LIBERO:
@@ -131,8 +130,8 @@ def _simulated(tasks: list[str], trials: int, make: Any, render: str, **settings
 @buildable("suite", "b1k")
 def _behavior(tasks: list[str], image_size: int | None = None, max_steps: int | None = None) -> Place:
     """Its places share one simulator, which takes a GPU: one episode at a time, unless more are asked for."""
-    from cosmos_predict2.rl.envs.simulators import behavior_tasks
     from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM, CONTROL_HZ, BehaviorEnv
+    from cosmos_predict2.rl.envs.simulators.omnigibson import TRIALS
 
     given = {key: value for key, value in dict(image_size=image_size, max_steps=max_steps).items() if value is not None}
     options: dict[str, Any] = dict(tasks=tasks or None, max_steps=max_steps, height=image_size, width=image_size)
@@ -143,7 +142,7 @@ def _behavior(tasks: list[str], image_size: int | None = None, max_steps: int | 
         return BehaviorEnv(num_envs, chunk=policy.chunk, **options)
 
     names = tasks or BehaviorEnv(**options).metadata["tasks"]
-    episodes = behavior_tasks.TRIALS * len(names)
+    episodes = TRIALS * len(names)
     return Place(names, episodes, 1, env, True, lambda: {**given, "packages": _versions()}, fps=float(CONTROL_HZ))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cosmos_predict2.configs.rl.experiment.policy_libero import learning, policies
 from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM, BehaviorEnv
-from cosmos_predict2.rl.envs.simulators.behavior_tasks import NUM_TASKS, TRIALS
+from cosmos_predict2.rl.envs.simulators.omnigibson import NUM_TASKS, TRIALS
 from imaginaire.config import L, register_experiment
 
 MAX_STEPS = 2000  # enough for the shortest tasks

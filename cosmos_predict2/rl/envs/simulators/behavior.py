@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
-from cosmos_predict2.rl.envs.simulators import behavior_tasks
-from cosmos_predict2.rl.envs.simulators.omnigibson import OmniGibson, simulator
+from cosmos_predict2.rl.envs.simulators.omnigibson import OmniGibson, Task, read_tasks, simulator
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from imaginaire.errors import ConfigError, DataError
 
@@ -68,7 +67,7 @@ class BehaviorEnv(EnvDefaults):
         self.shaped_reward, self.terminate_on_success = shaped_reward, terminate_on_success
         self.keep_frames = keep_frames
         self._book: Book | None = None
-        self._tasks: tuple[behavior_tasks.Task, ...] = ()
+        self._tasks: tuple[Task, ...] = ()
         self._metadata: dict[str, Any] = {}
         self._seen: dict[int, dict[str, Tensor]] = {}  # the last observation of each environment
         self._held: dict[int, Tensor] = {}  # states of those that others have moved on from
@@ -139,7 +138,7 @@ class BehaviorEnv(EnvDefaults):
         """The book, once the tasks are known; this imports OmniGibson."""
         if self._book is None:
             world = simulator()
-            self._tasks = behavior_tasks.read_tasks(world.data, self.tasks, self.task_table)
+            self._tasks = read_tasks(world.data, self.tasks, self.task_table)
             longest = max(self._limit(task) for task in self._tasks)
             low, high = world.bounds
             self._metadata = dict(
@@ -159,7 +158,7 @@ class BehaviorEnv(EnvDefaults):
             self._book = Book(self.num_envs, **numbers, seed=self.seed)
         return self._book
 
-    def _limit(self, task: behavior_tasks.Task) -> int:
+    def _limit(self, task: Task) -> int:
         return min(task.max_steps, self.max_steps or task.max_steps)
 
     def _taken(self) -> OmniGibson:

@@ -1,24 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LIBERO's tasks, one environment in a process of its own."""
+"""LIBERO's tasks as environments, each in a process of its own, and its suites, read without importing its package.
 
+    task = find_suite("libero_10").tasks[3]
+    task.language, initial_states(task)[0]      # a sentence, MuJoCo's state of the first start
+
+Importing LIBERO asks a question on the terminal the first time, and fetches 150 MB of assets when a scene is built.
+`prepare` answers the first and sees to the second.
+"""
+
+import ast
 import importlib
+import importlib.util
 import logging
+import os
+import re
+import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy
+import yaml
+from numpy.typing import NDArray
 
-from cosmos_predict2.rl.envs.simulators import Floats, libero_suites
-from cosmos_predict2.rl.envs.simulators.robosuite_state import CAMERAS, state_of
-from imaginaire.errors import ConfigError, DataError
+from cosmos_predict2.rl.envs.simulators import Floats
+from cosmos_predict2.rl.envs.simulators.lift import CAMERAS, state_of
+from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
 
+# steps of an episode: by the published evaluations; reinforcement learning has 512 throughout
+MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}
+ALL = "libero_all"
+TRIALS = 50  # starts of a task
+SUITES = (*MAX_STEPS, ALL)
+ASSETS = "LIBERO_ASSETS"  # the environment variable that names their folder
+INSTALL = "pip install --no-deps hf-libero==0.1.4 (what it needs: pip install -e '.[vla]')"
+_PARTS = ("articulated_objects", "stable_scanned_objects", "turbosquid_objects", "stable_hope_objects", "scenes")
+_SCENE = re.compile(r"^[A-Z_]*SCENE\d+_")
 ACTION_DIM = 7  # position, rotation, gripper (-1 open)
 CONTROL_HZ = 20
 NO_OP = (0.0,) * 6 + (-1.0,)
 RESET_CHUNKS = 6  # 3 of eight actions, drawn in software, at another start of a task, 8 to 14 at another task
 PLACEMENT_SEED = 0  # of what LIBERO draws when a scene is built: published results have it constant
+
+
+@dataclass(frozen=True)
+class Task:
+    """``language`` is what policies are told; the sentence in the BDDL file reads differently."""
+
+    name: str
+    language: str
+    suite: str
+    bddl_file: Path
+    init_file: Path
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tasks in the published order; ``max_steps`` are those of evaluations."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    max_steps: int
 
 
 class LiberoTask:
@@ -42,14 +88,14 @@ class LiberoTask:
         fast_reset: bool = False,
         render_gpu: int = -1,
     ) -> None:
-        found = libero_suites.suite(suite)
+        found = find_suite(suite)
         if num_steps_wait < 0:
             raise ConfigError(f"num_steps_wait={num_steps_wait} must be at least 0.")
         sizes = dict(image_size=image_size, height=height, width=width, max_steps=max_steps)
         if wrong := {name: number for name, number in sizes.items() if number is not None and number < 1}:
             raise ConfigError(f"{wrong} must be at least 1.")
-        self.tasks = libero_suites.chosen_tasks(suite, [str(task) for task in tasks or ()])
-        self.num_tasks, self.num_trials, self.action_dim = len(self.tasks), libero_suites.TRIALS, ACTION_DIM
+        self.tasks = chosen_tasks(suite, [str(task) for task in tasks or ()])
+        self.num_tasks, self.num_trials, self.action_dim = len(self.tasks), TRIALS, ACTION_DIM
         self.max_steps = max_steps or found.max_steps
         self.metadata = {
             "suite": suite,
@@ -62,7 +108,7 @@ class LiberoTask:
             camera_heights=height or image_size, camera_widths=width or image_size, render_gpu_device_id=render_gpu
         )
         self._env: Any = None
-        self._task: libero_suites.Task | None = None
+        self._task: Task | None = None
         self._states: Any = None
 
     def reset(self, task_id: int, trial_id: int, seed: int) -> dict[str, Any]:
@@ -87,11 +133,11 @@ class LiberoTask:
         if env is not None:
             env.close()
 
-    def _build(self, task: libero_suites.Task) -> None:
+    def _build(self, task: Task) -> None:
         """The scene of a task: five to nine seconds."""
         self.close()
-        libero_suites.prepare()
-        states = libero_suites.initial_states(task)
+        prepare()
+        states = initial_states(task)
         module = importlib.import_module("libero.libero.envs")
         self._env = module.OffScreenRenderEnv(
             bddl_file_name=str(task.bddl_file),
@@ -122,3 +168,120 @@ class LiberoTask:
             "state": state_of(raw),
             "task_description": self._task.language,
         }
+
+
+# --- suites
+
+
+@cache
+def find_suite(name: str) -> Suite:
+    """Of this name; ``libero_all`` has the tasks of all, each once."""
+    if name not in SUITES:
+        raise ConfigError(f"LIBERO has no suite '{name}'.{near(name, SUITES)}")
+    if name == ALL:
+        tasks: dict[str, Task] = {}
+        for task in (task for part in MAX_STEPS for task in find_suite(part).tasks):
+            tasks.setdefault(task.name, task)
+        return Suite(name, tuple(tasks.values()), max(MAX_STEPS.values()))
+    names = _task_names().get(name)
+    if not names:
+        raise DataError(f"{package()} knows no tasks of {name}: reinstall LIBERO, {INSTALL}.")
+    return Suite(name, tuple(_task(name, each) for each in names), MAX_STEPS[name])
+
+
+def chosen_tasks(name: str, wanted: Sequence[str] = ()) -> tuple[Task, ...]:
+    """The tasks of a suite, or those of these numbers or names."""
+    tasks = find_suite(name).tasks
+    places = {task.name: task for task in tasks} | {str(i): task for i, task in enumerate(tasks)}
+    if unknown := [each for each in wanted if each not in places]:
+        raise ConfigError(
+            f"{name} has no task '{unknown[0]}': its tasks are 0 to {len(tasks) - 1}."
+            f"{near(unknown[0], [task.name for task in tasks], 3)}"
+        )
+    return tuple(places[each] for each in wanted) or tasks
+
+
+@cache
+def _task_names() -> dict[str, list[str]]:
+    """The names of each suite, in order: a table in a file of Python, which is read and not run."""
+    path = package() / "benchmark" / "libero_suite_task_map.py"
+    try:
+        (table,) = (node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign))
+        found: dict[str, list[str]] = ast.literal_eval(table.value)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path} holds no table of tasks ({error}): reinstall LIBERO, {INSTALL}.") from error
+    return found
+
+
+def _task(suite_name: str, name: str) -> Task:
+    root = package()
+    return Task(
+        name=name,
+        language=_SCENE.sub("", name).replace("_", " "),
+        suite=suite_name,
+        bddl_file=root / "bddl_files" / suite_name / f"{name}.bddl",
+        init_file=root / "init_files" / suite_name / f"{name}.pruned_init",
+    )
+
+
+def initial_states(task: Task) -> NDArray[numpy.float64]:
+    """MuJoCo's state (time, qpos, qvel) at each start [50, n]; n differs between tasks."""
+    from imaginaire.checkpoint import plain_arrays  # brings torch, which a worker that reads nothing does without
+    from imaginaire.checkpoint.plain_pickle import FAULTS, Refused
+
+    try:
+        with zipfile.ZipFile(task.init_file) as file:
+            (inside,) = (name for name in file.namelist() if name.endswith("data.pkl"))
+            states = plain_arrays.read(file.read(inside))
+    except (*FAULTS, TypeError, LookupError, RecursionError, Refused) as error:
+        raise DataError(f"{task.init_file} holds no starts of LIBERO, or is damaged: {error}") from error
+    if not isinstance(states, numpy.ndarray) or states.ndim != 2 or states.dtype.kind != "f":
+        raise DataError(f"{task.init_file} holds no table of numbers, which the starts of a task are.")
+    return states.astype(numpy.float64)
+
+
+# --- the package and its assets
+
+
+@cache
+def package() -> Path:
+    """The folder of the installed LIBERO, with bddl_files and init_files."""
+    spec = importlib.util.find_spec("libero")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        if (folder := Path(place) / "libero").is_dir():
+            return folder
+    raise ConfigError(f"LIBERO is not installed: {INSTALL}.")
+
+
+def find_assets() -> Path:
+    """The folder of meshes and textures: of $LIBERO_ASSETS, of the package, or of LIBERO's own download."""
+    named = os.environ.get(ASSETS)
+    places = [Path(named)] if named else [package() / "assets", Path.home() / ".cache" / "libero" / "assets"]
+    for place in places:
+        if place.is_dir() and not (missing := [part for part in _PARTS if not (place / part).is_dir()]):
+            return place.resolve()
+        if named:
+            lack = f"lacks {', '.join(missing)}" if place.is_dir() else "does not exist"
+            raise DataError(f"{ASSETS}={named} {lack}: it must be the folder of LIBERO's assets.")
+    raise DataError(
+        f"LIBERO's assets (meshes and textures) are neither in {' nor in '.join(map(str, places))}. Fetch them:\n"
+        "  hf download lerobot/libero-assets --repo-type dataset --local-dir datasets/libero_assets\n"
+        f"  export {ASSETS}=datasets/libero_assets"
+    )
+
+
+def prepare() -> Path:
+    """Import LIBERO without its question and its download; gives the assets' folder. Once for each process."""
+    assets, root = find_assets(), package()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cosmos_predict2" / "libero"
+    paths = {"benchmark_root": root, "bddl_files": root / "bddl_files", "init_states": root / "init_files"}
+    paths |= {"datasets": root.parent / "datasets", "assets": assets}
+    content = yaml.safe_dump({key: str(path) for key, path in paths.items()})
+    folder.mkdir(parents=True, exist_ok=True)
+    written = folder / f"config.{os.getpid()}.yaml"  # several workers begin at once
+    written.write_text(content, encoding="utf-8")
+    written.replace(folder / "config.yaml")
+    os.environ["LIBERO_CONFIG_PATH"] = str(folder)
+    libero: Any = importlib.import_module("libero.libero")
+    libero._assets_path_cache = str(assets)  # it looks at no setting
+    return assets

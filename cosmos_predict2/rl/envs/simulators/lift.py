@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""robosuite's Lift: an arm takes a cube off a table. MuJoCo's physics, and all that it needs is in the wheel."""
+"""robosuite's Lift: an arm takes a cube off a table; and what policies see of an arm in robosuite, LIBERO's too.
+
+MuJoCo's physics, and all that Lift needs is in the wheel.
+"""
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy
+from numpy.typing import NDArray
 
 from cosmos_predict2.rl.envs.simulators import Floats, Pictures, rendering
-from cosmos_predict2.rl.envs.simulators.robosuite_state import Seen, state_of
 from imaginaire.errors import ConfigError, missing_package
 
 SENTENCE = "lift the cube"
@@ -18,6 +21,7 @@ ACTION_DIM = 7  # position, rotation, gripper (-1 open)
 CONTROL_HZ = 20
 SIZE_SEED = 0  # of the cube's size, which is drawn when the scene is built
 NUM_TRIALS = 2**31  # each a place of the cube and a posture of the arm
+CAMERAS = ("agentview", "robot0_eye_in_hand")
 
 
 class LiftTask:
@@ -94,3 +98,35 @@ def _robosuite() -> Any:
         if error.name == "robosuite":
             raise missing_package("robosuite", "vla") from error
         raise ConfigError(f"robosuite cannot be imported: {error}. For libGL.so.1: apt-get install libgl1") from error
+
+
+class Seen(Mapping[str, Any]):
+    """An observation whose pictures are drawn when they are looked at: nine tenths of a step's time go into drawing,
+    and of a chunk of actions a policy sees the last picture alone."""
+
+    def __init__(self, drawn: Callable[[str], Pictures], rest: Mapping[str, Any]) -> None:
+        self._drawn, self._rest = drawn, rest
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "full_image":
+            return self._drawn(CAMERAS[0])
+        return self._drawn(CAMERAS[1])[None] if name == "wrist_image" else self._rest[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from ("full_image", "wrist_image", *self._rest)
+
+    def __len__(self) -> int:
+        return 2 + len(self._rest)
+
+
+def state_of(raw: Mapping[str, Any]) -> Floats:
+    """Position of the hand (3), its rotation as axis times angle (3), and both fingers (2)."""
+    parts = [raw["robot0_eef_pos"], axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]]
+    return numpy.concatenate(parts).astype(numpy.float32)
+
+
+def axis_angle(quaternion: NDArray[Any]) -> NDArray[numpy.float64]:
+    """Of (x, y, z, w). The sign is not made unique: published statistics have both."""
+    xyz, w = numpy.asarray(quaternion[:3], dtype=numpy.float64), float(numpy.clip(quaternion[3], -1.0, 1.0))
+    sine = numpy.sqrt(1.0 - w * w)
+    return numpy.zeros(3) if sine == 0 else xyz * (2.0 * numpy.arccos(w) / sine)

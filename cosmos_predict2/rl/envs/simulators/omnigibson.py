@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OmniGibson 3.7.2 (Isaac Sim) as `BehaviorEnv` uses it: all that knows its calls.
+"""OmniGibson 3.7.2 (Isaac Sim) as `BehaviorEnv` uses it: tasks of the BEHAVIOR challenge of 2025, and all its calls.
 
-It is one to a process, and lives in the main one: Isaac Sim can neither be forked nor run in a spawned worker. All of
-its scenes move together, also those that no action is meant for.
+The simulator is one to a process, and lives in the main one: Isaac Sim can neither be forked nor run in a spawned
+worker. All of its scenes move together, also those that no action is meant for.
 """
 
+import csv
 import functools
 import importlib
 import importlib.util
@@ -12,19 +13,26 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.book import Bounds
-from cosmos_predict2.rl.envs.simulators.behavior_tasks import Task
 from imaginaire import foreign_json
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, near
 
+NUM_TASKS, TRIALS = 50, 10  # and the starts of each that the challenge evaluates
+INSTANCES, DEMONSTRATIONS = "2025-challenge-task-instances", "2025-challenge-demos"
+EPISODES_OF_A_TASK = 10_000  # an episode's number is its task's times this, and more
+UNKNOWN_LENGTH = 2000  # of a human's episode
+_TABLE = f"{DEMONSTRATIONS}/meta/tasks.jsonl"
 ROBOT = "R1Pro"
 SETTLING_STEPS = 25  # of physics, while objects are kept still: loading a state makes small ones jump
 RENDERS = 4  # until a picture shows the present: rendering is asynchronous
@@ -42,8 +50,18 @@ INSTALL = (
     "  ./setup.sh --omnigibson --bddl --joylo --dataset --confirm-no-conda\n"
     "It needs an NVIDIA GPU with RT cores (L20, L40, RTX), which A100 and H100 do not have."
 )
-
 Size = tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Task:
+    """``instances`` are the numbers of its recorded starts; ``max_steps`` twice what humans took on average."""
+
+    index: int
+    name: str
+    language: str
+    instances: tuple[int, ...]
+    max_steps: int
 
 
 @functools.cache
@@ -234,3 +252,64 @@ def _keeping_interrupts() -> Iterator[None]:
     finally:
         if is_main:
             signal.signal(signal.SIGINT, before)
+
+
+# --- the challenge's tasks: sentences, starts, lengths
+
+
+def read_tasks(data: Path, names: Sequence[str] | None = None, table: str = "") -> tuple[Task, ...]:
+    """The tasks of these names, or all in the order of their numbers.
+
+    ``table`` is a file of lines with task_index, task_name and task, the sentence: by default that of the
+    demonstrations.
+    """
+    lines = _lines(Path(table) if table else data / _TABLE, data, ("task_index", "task_name", "task"))
+    rows = sorted(lines, key=lambda row: int(row["task_index"]))
+    lengths, starts = _lengths(data), _starts(data)
+    tasks = {}
+    for row in rows:
+        index = int(row["task_index"])
+        steps = int(2 * fmean(lengths.get(index) or [UNKNOWN_LENGTH]))
+        tasks[row["task_name"]] = Task(index, row["task_name"], row["task"], starts.get(index, ()), steps)
+    for name in names or ():
+        if name not in tasks:
+            raise ConfigError(f"BEHAVIOR has no task '{name}'.{near(name, tasks)}")
+    chosen = tuple(tasks[name] for name in names) if names else tuple(tasks.values())
+    if without := [task.name for task in chosen if not task.instances]:
+        raise DataError(f"{data / INSTANCES}/metadata/test_instances.csv has no starts of {', '.join(without)}.")
+    return chosen
+
+
+def _lengths(data: Path) -> Mapping[int, list[int]]:
+    """How many steps humans took, by task."""
+    found = defaultdict(list)
+    for row in _lines(data / INSTANCES / "metadata" / "episodes.jsonl", data, ("episode_index", "length")):
+        found[int(row["episode_index"]) // EPISODES_OF_A_TASK].append(int(row["length"]))
+    return found
+
+
+def _starts(data: Path) -> Mapping[int, tuple[int, ...]]:
+    """The numbers of the published starts for evaluations, by task: the third column."""
+    path = data / INSTANCES / "metadata" / "test_instances.csv"
+    try:
+        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))[1:]
+        return {int(row[0]): tuple(int(number) for number in row[2].split(",")) for row in rows if row}
+    except (OSError, ValueError, IndexError) as error:
+        raise _missing(path, data, error) from error
+
+
+def _lines(path: Path, data: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
+    try:
+        rows = [foreign_json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [{key: row[key] for key in keys} for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _missing(path, data, error) from error
+
+
+def _missing(path: Path, data: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path} is missing or damaged ({error}). The data of BEHAVIOR's tasks are fetched by\n"
+        f"  hf download behavior-1k/{INSTANCES} --repo-type dataset --local-dir {data / INSTANCES}\n"
+        f"  hf download behavior-1k/{DEMONSTRATIONS} meta/tasks.jsonl --repo-type dataset --local-dir"
+        f" {data / DEMONSTRATIONS}"
+    )

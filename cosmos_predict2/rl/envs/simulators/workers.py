@@ -30,8 +30,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.simulators import Floats, rendering
-from cosmos_predict2.rl.envs.simulators.buffers import Buffers
-from cosmos_predict2.rl.envs.simulators.worker_process import FAILED, STEPPED, serve
+from cosmos_predict2.rl.envs.simulators.worker_process import FAILED, STEPPED, Buffers, serve
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from imaginaire.errors import ConfigError, TrainingError
 
