@@ -11,13 +11,11 @@ from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import seeing_policy, starts
 from cosmos_predict2.rl.envs.simulators.lift import LiftTask
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from imaginaire.config import L, register_experiment
 
 GROUPS, MEMBERS, MINIBATCHES = 4, 8, 2
@@ -27,22 +25,18 @@ WORKERS, EPISODE, CHUNK = 4, 48, 12
 def experiment(name: str, label: str) -> dict[str, Any]:
     task = L(LiftTask)(image_size=64, max_steps=EPISODE)
     env = L(WorkerEnv)(make=task, num_envs=WORKERS, chunk=CHUNK, render="auto", _recursive_=False)
+    policy = seeing_policy(label, f"checkpoints/policies/tiny_{label}_7")
     rl = VLARLConfig(group_size=MEMBERS, minibatches=MINIBATCHES)
     return dict(
         defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
         job=job(name, group="reinforcement_learning"),
-        model=L(VLAGRPOModel)(config=VLAGRPOConfig(policy=policy_of(label), env=env, rl=rl), _recursive_=False),
+        model=L(VLAGRPOModel)(config=VLAGRPOConfig(policy=policy, env=env, rl=rl), _recursive_=False),
         dataloader_train=starts(100_000, GROUPS, shuffle=True),
         dataloader_val=starts(8, 8, shuffle=False),
         optimizer=dict(lr=3e-4, weight_decay=0.0, betas=[0.9, 0.999]),
         trainer=dict(max_iter=40 * MINIBATCHES, logging_iter=MINIBATCHES, validation_iter=10 * MINIBATCHES),
         checkpoint=dict(save_iter=10 * MINIBATCHES),
     )
-
-
-def policy_of(label: str) -> Any:
-    path = f"checkpoints/policies/tiny_{label}_7"
-    return L(OpenVLAPolicy)(path=path) if label != "pi05" else L(Pi05Policy)(path=path, noise_method="flow_sde")
 
 
 for label in ("openvla_oft", "pi05"):

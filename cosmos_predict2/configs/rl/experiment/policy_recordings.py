@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import seeing_policy, starts
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.config import GroupAdvantageConfig
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
@@ -17,8 +17,6 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
 from imaginaire.config import L, register_experiment
 
@@ -29,9 +27,6 @@ MINIBATCHES = 4
 
 
 def recordings(name: str, label: str) -> dict[str, Any]:
-    policy = L(OpenVLAPolicy)(path="outputs/my_policy")
-    if label == "pi05":
-        policy = L(Pi05Policy)(path="outputs/my_policy", noise_method="flow_sde")
     env = L(WorldModelEnv)(
         imagination=L(imagination_of)(dit_path="outputs/my_world_model"),
         starts=L(RecordedStarts)(path="outputs/my_starts", by_task=False),  # of all tasks
@@ -46,7 +41,7 @@ def recordings(name: str, label: str) -> dict[str, Any]:
         job=job(name, group="reinforcement_learning"),
         model=L(VLAGRPOModel)(
             config=VLAGRPOConfig(
-                policy=policy,
+                policy=seeing_policy(label, "outputs/my_policy"),
                 env=env,
                 rl=VLARLConfig(
                     group_size=MEMBERS,

@@ -177,9 +177,9 @@ def frozen(name: str) -> dict[str, Any]:
     return tiny(name, 60, 10, **imagined(supervised()))
 
 
-def seeing_policy(label: str) -> Any:
+def seeing_policy(label: str, path: str = "") -> Any:
     """A policy that sees with transformers, from a folder of scripts.train_policy."""
-    path = f"checkpoints/policies/tiny_{label}"
+    path = path or f"checkpoints/policies/tiny_{label}"
     return L(OpenVLAPolicy)(path=path) if label != "pi05" else L(Pi05Policy)(path=path, noise_method="flow_sde")
 
 
