@@ -29,9 +29,8 @@ from benchmarks.imagination import Loop, Parts, imagined
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
-from cosmos_predict2.rl.policies.openvla.codec import ActionTokens, token_log_probs
-from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes, Tower
-from cosmos_predict2.rl.policies.openvla.model import PLACEHOLDER, OpenVLAModel, rows
+from cosmos_predict2.rl.policies.openvla.inputs import ActionTokens, token_log_probs
+from cosmos_predict2.rl.policies.openvla.model import PLACEHOLDER, OpenVLAModel, OpenVLASizes, Tower, rows
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cosmos_predict2.rl.policies.openvla.prompts import Prompts
+from cosmos_predict2.rl.policies.openvla.inputs import Prompts
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.rewards.local import REWARDS, build
 from cosmos_predict2.text.reason1 import Reason1Encoder, load_reason1

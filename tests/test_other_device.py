@@ -133,7 +133,7 @@ WAITS_OF_A_POLICY: dict[str, set[str]] = {
     "toy": set(),
     "openvla": {
         "cosmos_predict2/rl/policies/openvla/model.py:rows reads a number",  # the longest prompt's length
-        "cosmos_predict2/rl/policies/openvla/pictures.py:<genexpr> copies to the device and waits",  # means
+        "cosmos_predict2/rl/policies/openvla/inputs.py:<genexpr> copies to the device and waits",  # means
     },
     "pi05": {
         "cosmos_predict2/rl/policies/pi05/policy.py:_prefix reads a number",  # the longest prompt's length

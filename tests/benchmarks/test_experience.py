@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import experience, machine
-from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes
+from cosmos_predict2.rl.policies.openvla.model import OpenVLASizes
 from cosmos_predict2.tools.plan.policies import POLICIES
 
 

@@ -10,11 +10,15 @@ from cosmos_predict2.rl.advantages import group_advantages
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
-from cosmos_predict2.rl.policies.openvla.codec import ActionTokens, Statistics, token_log_probs, with_gripper
-from cosmos_predict2.rl.policies.openvla.config import OpenVLASizes
+from cosmos_predict2.rl.policies.openvla.inputs import (
+    ActionTokens,
+    Statistics,
+    center_crop,
+    token_log_probs,
+    with_gripper,
+)
 from cosmos_predict2.rl.policies.openvla.layout import from_public, to_public
-from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
-from cosmos_predict2.rl.policies.openvla.pictures import center_crop
+from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel, OpenVLASizes
 from tests.goldens import Golden
 
 AREA = "vla"

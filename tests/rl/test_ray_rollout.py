@@ -27,7 +27,7 @@ from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajector
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.ray_rollout import RayRollout, _modules, _packed, _Player, _unpacked
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
-from cosmos_predict2.rl.policies.parallelize import deciding
+from cosmos_predict2.rl.policies.network import deciding
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy

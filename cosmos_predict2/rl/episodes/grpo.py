@@ -50,8 +50,7 @@ from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.policies.contract import tolerance_of
-from cosmos_predict2.rl.policies.parallelize import deciding, gathered, parallelize_policy
-from cosmos_predict2.rl.policies.weights import cast
+from cosmos_predict2.rl.policies.network import cast, deciding, gathered, parallelize_policy
 from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination

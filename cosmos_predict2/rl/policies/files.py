@@ -20,7 +20,7 @@ from cosmos_predict2.checkpoints.adapters.adapters import Adapter
 from cosmos_predict2.checkpoints.card import name_of, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
-from cosmos_predict2.rl.policies.low_rank import trained_adapter
+from cosmos_predict2.rl.policies.network import trained_adapter
 from cosmos_predict2.rl.policies.weights import PUBLIC_CONFIG, load_weights
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import path_of, recorded, shipped

@@ -4,12 +4,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from cosmos_predict2.released import EMBODIED, EMBODIED_DIR
+from imaginaire import foreign_json
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.weight_files import is_hub, names_at
+from imaginaire.checkpoint.weight_files import below, is_hub, local_file, names_at
 from imaginaire.errors import CheckpointError, UserError
 from imaginaire.findings import CheckContext, Finding, error
 
@@ -46,6 +46,16 @@ def check_public(arguments: Mapping[str, Any], context: CheckContext, name: str)
         yield error(f"{context.key}.path", str(problem))
 
 
+def public_json(address: str, name: str) -> dict[str, Any]:
+    """The content of a file of a public folder, {} where there is no such file."""
+    if name not in names_at(address):
+        return {}
+    try:
+        return foreign_json.load_object(local_file(below(address, name)))
+    except ValueError as error:
+        raise CheckpointError(f"{address}/{name} cannot be read: {error}.") from error
+
+
 def load_weights(policy: nn.Module, path: str, which: str = "auto") -> None:
     """Put the weights of a policy's file, or of a run or checkpoint that trained one, into ``policy``, every name
     accounted for; ``which`` is "net", "net_ema" or "auto"."""
@@ -54,21 +64,3 @@ def load_weights(policy: nn.Module, path: str, which: str = "auto") -> None:
         source = weights.renamed(source, lambda name: name if name.startswith(_OF_A_RUN) else None)
     source = weights.select(source, which)
     weights.load_into(policy.state_dict(), source).require(source=path, cure=_CURE)
-
-
-def network_of(policy: Any) -> Any:
-    """The ``network`` of a published policy, which is sharded, adapted and cast in part; None where there is none."""
-    return getattr(policy, "network", None)
-
-
-def cast(policy: nn.Module, dtype: torch.dtype, *, is_uniform: bool = False) -> None:
-    """Weights in a precision. In a half one the buffers of a network stay as they are (rounded frequencies of rotary
-    positions are off by a radian some hundred tokens on), and so does what its ``FLOAT32`` names; with ``is_uniform``,
-    which sharding needs, only the buffers."""
-    network = network_of(policy)
-    if network is None or dtype.itemsize >= torch.float32.itemsize:
-        policy.to(dtype)
-        return
-    kept = () if is_uniform else getattr(network, "FLOAT32", ())
-    for name, weight in network.named_parameters():
-        weight.data = weight.data.to(torch.float32 if any(part in name for part in kept) else dtype)

@@ -16,12 +16,12 @@ from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import ContractError, Decision, LogProb, Observation
 from cosmos_predict2.rl.policies.contract import check_policy, tolerance_of
+from cosmos_predict2.rl.policies.network import cast
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.policies.weights import cast
 from imaginaire.config import L
 from imaginaire.errors import TrainingError
 
@@ -71,6 +71,16 @@ def test_policies_that_ship_keep_the_contract(
     check_policy(policy, seen(), unreached=UNREACHED)
     assert policy.training and all(weight.grad is None for weight in policy.parameters())
     assert tolerance_of(policy) == (5e-3 if dtype == "float32" else 0.05)
+
+
+@pytest.mark.parametrize(("name", "options"), [("openvla", dict(num_images_in_input=2)), ("pi05", {})])
+def test_cameras_may_have_pictures_of_their_own_sizes(
+    name: str, options: dict[str, Any], folders: dict[str, str]
+) -> None:
+    wrist = torch.full((3, 1, 24, 36, 3), 200, dtype=torch.uint8)
+    draws = [torch.Generator().manual_seed(i) for i in range(3)]
+    decision = build(name, options, folders).act({**seen(), "wrist_image": wrist}, mode="greedy", generators=draws)
+    assert decision.record["pixels" if name == "openvla" else "images"].shape[:2] == (3, 2)
 
 
 class Planted(ToyPolicy):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies import cloning
 from cosmos_predict2.rl.policies.files import read_policy
-from cosmos_predict2.rl.policies.low_rank import merged_state
+from cosmos_predict2.rl.policies.network import merged_state
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05

@@ -21,8 +21,14 @@ from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.openvla import layout
-from cosmos_predict2.rl.policies.openvla.codec import Statistics, statistics_for, token_log_probs
-from cosmos_predict2.rl.policies.openvla.pictures import Preprocessor, Resize, center_crop
+from cosmos_predict2.rl.policies.openvla.inputs import (
+    Preprocessor,
+    Resize,
+    Statistics,
+    center_crop,
+    statistics_for,
+    token_log_probs,
+)
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from imaginaire import command_line

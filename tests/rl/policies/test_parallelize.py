@@ -15,9 +15,9 @@ from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.ray_rollout import RayRollout
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, fill, shards_of, without_weights
+from cosmos_predict2.rl.policies.network import parallelize_policy
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.parallelize import parallelize_policy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy

@@ -21,8 +21,7 @@ from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.pi05.flow import noise_level
 from cosmos_predict2.rl.policies.pi05.inputs import augmented, prompt_tokens, resize_with_pad
-from cosmos_predict2.rl.policies.pi05.layout import WEIGHTS
-from cosmos_predict2.rl.policies.pi05.lerobot import BEFORE, BEHIND
+from cosmos_predict2.rl.policies.pi05.layout import BEFORE, BEHIND, WEIGHTS
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from imaginaire.config import L

@@ -18,7 +18,7 @@ from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies import cloning
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
-from cosmos_predict2.rl.policies.openvla.codec import GRIPPERS, with_gripper, without_gripper
+from cosmos_predict2.rl.policies.openvla.inputs import GRIPPERS, with_gripper, without_gripper
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy, recorded_settings
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.rl.policies.network import cast, parallelize_policy
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.parallelize import parallelize_policy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.config import Stream
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.rl.policies.weights import cast
 from cosmos_predict2.tools.plan.policies import POLICIES, PolicySize, activations
 from imaginaire.distributed.parallel import ParallelDims
 from tests.kept_bytes import kept_bytes

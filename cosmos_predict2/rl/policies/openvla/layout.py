@@ -16,7 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from imaginaire import foreign_json
+from cosmos_predict2.rl.policies.openvla.inputs import statistics_for
+from cosmos_predict2.rl.policies.weights import public_json
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, local_file, names_at
 from imaginaire.checkpoint.weight_files import below as below_address
@@ -157,14 +158,9 @@ class Folder:
 
     address: str
 
-    def json(self, name: str) -> dict[str, Any]:
-        """A file's content, {} where there is no such file."""
-        if name not in names_at(self.address):
-            return {}
-        try:
-            return foreign_json.load_object(local_file(below_address(self.address, name)))
-        except ValueError as error:
-            raise CheckpointError(f"{self.address}/{name} cannot be read: {error}.") from error
+    def statistics(self, config: Mapping[str, Any], key: str) -> tuple[str, Mapping[str, Any]]:
+        """Those of a data set, of their own file or of config.json; and its name."""
+        return statistics_for(public_json(self.address, STATISTICS) or config.get("norm_stats", {}), key, self.address)
 
     def small_files(self) -> dict[str, Path]:
         """All that are no weights: settings, statistics, the tokenizer."""
@@ -182,22 +178,19 @@ class Folder:
         files = list(self.small_files().values())
         return str(files[0].parent) if files else self.address
 
-    def sidecar(self, part: str) -> str | None:
-        """The one torch file of a part that is stored beside the model."""
-        names = [name for name in names_at(self.address) if part in name and "checkpoint" in name]
-        if len(names) > 1:
-            raise CheckpointError(f"{self.address} has several files of {part}: {', '.join(names)}. Keep one.")
-        return names[0] if names else None
-
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, tuple[str, str]]]:
         """Of the model and of its parts that are files of their own, never unpickled beyond tensors; and which file and
         name each of these has."""
-        if not any(name.endswith(".safetensors") for name in names_at(self.address)):
+        names = names_at(self.address)
+        if not any(name.endswith(".safetensors") for name in names):
             raise CheckpointError(f"{self.address} holds no weights (*.safetensors) of OpenVLA.")
         found = dict(weights.read(self.address))
         beside: dict[str, tuple[str, str]] = {}
         for part in (PROPRIO, HEAD):
-            if (file := self.sidecar(part)) is not None:
+            files = [name for name in names if part in name and "checkpoint" in name]
+            if len(files) > 1:
+                raise CheckpointError(f"{self.address} has several files of {part}: {', '.join(files)}. Keep one.")
+            for file in files:
                 for key, value in weights.load_pt(local_file(below_address(self.address, file))).items():
                     name = f"{part}.{key.removeprefix('module.')}"
                     found[name], beside[name] = value, (file, key)

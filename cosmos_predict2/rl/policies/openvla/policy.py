@@ -17,24 +17,23 @@ from torch import Tensor, nn
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning
-from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
-from cosmos_predict2.rl.policies.openvla import pictures
-from cosmos_predict2.rl.policies.openvla.codec import (
+from cosmos_predict2.rl.policies.network import add_adapters, merged_state
+from cosmos_predict2.rl.policies.openvla.inputs import (
     GRIPPERS,
+    PREPROCESSOR,
     ActionTokens,
+    Preprocessor,
+    Prompts,
     Statistics,
     default_gripper,
-    statistics_for,
     token_log_probs,
     with_gripper,
     without_gripper,
 )
-from cosmos_predict2.rl.policies.openvla.config import MODEL_TYPE, OpenVLASizes
 from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, from_public, to_public, write_folder
-from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
-from cosmos_predict2.rl.policies.openvla.prompts import Prompts
+from cosmos_predict2.rl.policies.openvla.model import MODEL_TYPE, OpenVLAModel, OpenVLASizes
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
-from cosmos_predict2.rl.policies.weights import check_public, require_public
+from cosmos_predict2.rl.policies.weights import check_public, public_json, require_public
 from cosmos_predict2.text import pretrained
 from imaginaire import storage
 from imaginaire.checkpoint.weight_files import below
@@ -46,6 +45,8 @@ log = logging.getLogger(__name__)
 MOST = 10_000  # of actions, numbers or pictures: more is a damaged config.json
 TINY_BINS = 32  # of a tiny one that is cloned: with the 256 of the published ones it takes many times as long to learn
 VARIANTS = ("oft", "autoregressive", "l1")
+COUNTS = ("action_chunk", "action_dim", "hold", "num_images_in_input")
+USUAL = dict(action_chunk=8, action_dim=7, hold=1, num_images_in_input=1, use_proprio=False, center_crop=True)
 OWN = "recordings"  # the name of statistics that are not the folder's
 RECORDED = ("action_chunk", "action_dim", "hold", "num_images_in_input", "use_proprio", "gripper", "center_crop")
 NO_PROBABILITY = (
@@ -88,47 +89,53 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         statistics: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        path = str(path)
         if variant not in VARIANTS:
             raise ConfigError(f"policy.variant='{variant}'.{near(variant, VARIANTS)}")
         if temperature <= 0:
             raise ConfigError(f"policy.temperature={temperature} must be above 0; evaluation is greedy by --mode.")
-        require_public(str(path), "openvla_oft")
-        self.folder = Folder(str(path))
-        config = self.folder.json(CONFIG)
+        require_public(path, "openvla_oft")
+        self.folder = Folder(path)
+        config = public_json(path, CONFIG)
         if not (kind := str(config.get("model_type", MODEL_TYPE))).startswith(MODEL_TYPE):
             raise CheckpointError(
                 f"{path} holds a model of type '{kind}', not OpenVLA: give an OpenVLA folder, or another policy."
             )
-
-        def setting(name: str, given: Any, otherwise: Any) -> Any:
-            return config.get(name, otherwise) if given is None else given
-
-        def count(name: str, given: int | None, otherwise: int) -> int:
-            number = setting(name, given, otherwise)
-            if type(number) is not int or not 1 <= number <= MOST:
-                raise ConfigError(f"policy.{name}={number!r} must be a whole number from 1 to {MOST}.")
-            return number
-
         pretrained.refuse_absurd(config, f"{path}/{CONFIG}")
-        sizes = OpenVLASizes.of(config, str(path))
-        self.variant, self.temperature = variant, temperature
-        self.num_actions = 1 if variant == "autoregressive" else count("action_chunk", action_chunk, 8)
-        self.action_dim = count("action_dim", action_dim, 7)
-        self.hold = count("hold", hold, 1)
-        self.num_views = count("num_images_in_input", num_images_in_input, 1)
-        self.arguments = dict(
-            path=str(path), variant=variant, action_chunk=action_chunk, action_dim=action_dim, hold=hold,
+        sizes = OpenVLASizes.of(config, path)
+        self.arguments: dict[str, Any] = dict(
+            path=path, variant=variant, action_chunk=action_chunk, action_dim=action_dim, hold=hold,
             num_images_in_input=num_images_in_input, use_proprio=use_proprio,
             unnorm_key="" if statistics else unnorm_key, bounds=bounds,
             gripper=gripper, center_crop=center_crop, temperature=temperature, max_tokens=max_tokens,
             attention=attention,
         )  # fmt: skip
-        norm_stats = self.folder.json(STATISTICS) or config.get("norm_stats", {})
+        settings = _settings(config, self.arguments)
+        self.variant, self.temperature = variant, temperature
+        self.num_actions = 1 if variant == "autoregressive" else settings["action_chunk"]
+        self.action_dim, self.hold = settings["action_dim"], settings["hold"]
+        self.num_views = settings["num_images_in_input"]
+        self._read_statistics(config, unnorm_key, statistics, uses_proprio=settings["use_proprio"])
+        self.tokens = ActionTokens(sizes.vocabulary, sizes.bins)
+        self.prompts = Prompts(self.folder.tokenizer_folder(), max_tokens, sizes.pad_id)
+        self.preprocessor = Preprocessor.of(
+            public_json(path, PREPROCESSOR), below(path, PREPROCESSOR), bool(settings["center_crop"])
+        )
+        self._read_network(sizes, attention)
+        add_adapters(self.model, lora_rank, lora_path, without=("action_head.",))
+        if self.model.action_head is not None:
+            self.model.action_head.requires_grad_(True)
+
+    def _read_statistics(
+        self, config: Mapping[str, Any], key: str, own: Mapping[str, Any] | None, *, uses_proprio: bool
+    ) -> None:
+        """The folder's statistics, or with ``own`` those of actions in their place; and what the last number is."""
+        path, bounds, gripper = self.folder.address, self.arguments["bounds"], self.arguments["gripper"]
         self._own_statistics: Mapping[str, Any] = {}
-        if statistics is None:
-            self.unnorm_key, entry = statistics_for(norm_stats, unnorm_key, str(path))
+        if own is None:
+            self.unnorm_key, entry = self.folder.statistics(config, key)
         else:
-            entry = {**_known_statistics(norm_stats, unnorm_key, str(path))[1], "action": statistics}
+            entry = {**_known_statistics(self.folder, config, key)[1], "action": own}
             self.unnorm_key, self._own_statistics = OWN, {OWN: entry}
         self.gripper = default_gripper(config, self.unnorm_key) if gripper is None else str(gripper)
         if self.gripper not in GRIPPERS:
@@ -137,32 +144,26 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
             raise CheckpointError(f"{path} has no statistics of actions in '{self.unnorm_key}': {', '.join(entry)}.")
         self.statistics = Statistics.of(entry["action"], bounds, self.action_dim)
         self.proprio_statistics = None
-        if setting("use_proprio", use_proprio, False):
-            proprio = entry.get("proprio")
-            if proprio is None:
+        if uses_proprio:
+            if (proprio := entry.get("proprio")) is None:
                 raise CheckpointError(f"{path}: policy.use_proprio needs statistics of proprio, which it has not.")
             self.proprio_statistics = Statistics.of(proprio, bounds)
         self.reads_state = self.proprio_statistics is not None
-        self.tokens = ActionTokens(sizes.vocabulary, sizes.bins)
-        self.prompts = Prompts(self.folder.tokenizer_folder(), max_tokens, sizes.pad_id)
-        crops = bool(setting("center_crop", center_crop, True))
-        place = below(str(path), pictures.CONFIG)
-        self.preprocessor = pictures.Preprocessor.of(self.folder.json(pictures.CONFIG), place, crops)
+
+    def _read_network(self, sizes: OpenVLASizes, attention: str) -> None:
+        """Build the network with the folder's weights."""
+        path, (tensors, beside) = self.folder.address, self.folder.tensors()
         proprio_dim = 0 if self.proprio_statistics is None else len(self.proprio_statistics.low)
-        head_dim = self.action_dim if variant == "l1" else 0
-        tensors, beside = self.folder.tensors()
+        given = (sizes, proprio_dim, attention, self.action_dim if self.variant == "l1" else 0)
         try:
             with torch.device("meta"):
-                pretrained.refuse_larger(OpenVLAModel(sizes, proprio_dim, attention, head_dim), tensors, str(path))
-            self.model = OpenVLAModel(sizes, proprio_dim, attention, head_dim)
+                pretrained.refuse_larger(OpenVLAModel(*given), tensors, path)
+            self.model = OpenVLAModel(*given)
         except CheckpointError:
             raise
         except (ValueError, TypeError, ArithmeticError, RuntimeError, ImportError) as error:
             raise ConfigError(f"{path}: policy.attention='{attention}' or its config.json: {error}") from error
-        self._origin = replace(from_public(self.model, tensors, str(path)), beside=beside)
-        add_adapters(self.model, lora_rank, lora_path, without=("action_head.",))
-        if self.model.action_head is not None:
-            self.model.action_head.requires_grad_(True)
+        self._origin = replace(from_public(self.model, tensors, path), beside=beside)
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
@@ -268,16 +269,14 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
     def _inputs(self, observation: Observation) -> dict[str, Tensor]:
         """All that a decision depends on, pictures as uint8."""
         device = self.model.projector.fc1.weight.device
-        views = observation["full_image"][:, None]
-        if self.num_views > 1:
-            wrist = observation["wrist_image"]
-            if wrist.shape[1] < self.num_views - 1:
-                raise ConfigError(
-                    f"policy.num_images_in_input={self.num_views}, but the environment has {1 + wrist.shape[1]} views."
-                )
-            views = torch.cat([views, wrist[:, : self.num_views - 1]], dim=1)
+        views = [observation["full_image"], *observation["wrist_image"].unbind(1)]
+        if len(views) < self.num_views:
+            raise ConfigError(
+                f"policy.num_images_in_input={self.num_views}, but the environment has {len(views)} views."
+            )
+        resized = [self.preprocessor.resized(view[:, None]) for view in views[: self.num_views]]
         ids, length = self.prompts.batch(observation["task_description"])
-        found = {"pixels": self.preprocessor.resized(views), "ids": ids, "length": length}
+        found = {"pixels": torch.cat(resized, dim=1), "ids": ids, "length": length}
         if self.proprio_statistics is not None:
             state, dim = observation["state"], len(self.proprio_statistics.low)
             if state.shape[-1] != dim:
@@ -324,7 +323,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         given = {name: self.arguments[name] for name in RECORDED if self.arguments[name] is not None}
         for name, content in ((CONFIG, given), (STATISTICS, self._own_statistics)):
             if content:
-                whole = {**self.folder.json(CONFIG), **content} if name == CONFIG else content
+                whole = {**public_json(self.folder.address, CONFIG), **content} if name == CONFIG else content
                 text = json.dumps(whole, indent=1) + "\n"
                 storage.write_atomically(Path(folder) / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
 
@@ -336,8 +335,8 @@ def recorded_settings(path: str, actions_B_A_D: Tensor, *, keep_statistics: bool
     A gripper of LIBERO takes -1 and 1 alone; another last number is a robot's own and stays as it is.
     """
     folder = Folder(path)
-    config = folder.json(CONFIG)
-    key, _ = _known_statistics(folder.json(STATISTICS) or config.get("norm_stats", {}), "", path)
+    config = public_json(path, CONFIG)
+    key, _ = _known_statistics(folder, config, "")
     gripper = default_gripper(config, key)
     if gripper == "libero" and not (actions_B_A_D[..., -1].abs() == 1).all():
         log.info("%s has the gripper of LIBERO, -1 or 1, but these recordings have others: policy.gripper=as_is", path)
@@ -349,12 +348,21 @@ def recorded_settings(path: str, actions_B_A_D: Tensor, *, keep_statistics: bool
     return {"gripper": gripper, "statistics": usual_statistics(rows, mask).to_dict()}
 
 
-def _known_statistics(norm_stats: Mapping[str, Any], key: str, path: str) -> tuple[str, Mapping[str, Any]]:
-    """As `statistics_for`; nothing where a folder has none, or several of which none is named."""
+def _known_statistics(folder: Folder, config: Mapping[str, Any], key: str) -> tuple[str, Mapping[str, Any]]:
+    """As `Folder.statistics`; nothing where it has none, or several of which none is named."""
     try:
-        return statistics_for(norm_stats, key, path)
+        return folder.statistics(config, key)
     except CheckpointError:
         return "", {}
+
+
+def _settings(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are given, else those of config.json, else as published."""
+    found = {name: config.get(name, usual) if given[name] is None else given[name] for name, usual in USUAL.items()}
+    for name in COUNTS[given["variant"] == "autoregressive" :]:  # which has no action_chunk
+        if type(found[name]) is not int or not 1 <= found[name] <= MOST:
+            raise ConfigError(f"policy.{name}={found[name]!r} must be a whole number from 1 to {MOST}.")
+    return found
 
 
 def _chosen(logits: Tensor, draws: Tensor, heat: float) -> tuple[Tensor, Tensor]:

@@ -3,17 +3,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from cosmos_predict2.rl.policies.openvla.config import DINOV2, SIGLIP, OpenVLASizes
+from cosmos_predict2.rl.policies.openvla.inputs import PREPROCESSOR, PROMPT, SPACE
 from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Origin, to_public, write_folder
-from cosmos_predict2.rl.policies.openvla.model import OpenVLAModel
-from cosmos_predict2.rl.policies.openvla.pictures import CONFIG as PREPROCESSOR
-from cosmos_predict2.rl.policies.openvla.prompts import PROMPT, SPACE
+from cosmos_predict2.rl.policies.openvla.model import DINOV2, SIGLIP, OpenVLAModel, OpenVLASizes
 from cosmos_predict2.text.pretrained import transformers
 from imaginaire import random
 
@@ -24,111 +23,113 @@ _STDS = [[0.228515625, 0.2236328125, 0.224609375], [0.5, 0.5, 0.5]]
 _SIGLIP_MLP = 3.7362
 
 
+@dataclass(frozen=True, kw_only=True)
+class TinySizes:
+    """``vision`` are the widths of the towers, None the published towers."""
+
+    image_size: int = 56
+    width: int = 64
+    layers: int = 3
+    mlp: int = 96
+    heads: int = 4
+    vision: tuple[int, int] | None = (32, 48)
+    vision_layers: int = 3
+    text_tokens: int = 320
+    bins: int = 256
+    action_chunk: int = 8
+    action_dim: int = 7
+    hold: int = 1
+    num_images_in_input: int = 1
+    proprio_dim: int = 0
+    gripper: str = "as_is"
+
+    def config(self) -> dict[str, Any]:
+        """The content of config.json."""
+        towers: dict[str, Any] = {}
+        if self.vision is not None:  # else the backbone's name says it
+            depth = self.vision_layers
+            towers[DINOV2] = dict(embed_dim=self.vision[0], depth=depth, num_heads=4, reg_tokens=4, patch=14)
+            towers[SIGLIP] = dict(embed_dim=self.vision[1], depth=depth, num_heads=4, mlp_ratio=_SIGLIP_MLP, patch=14)
+        return {
+            "model_type": "openvla",
+            "architectures": ["OpenVLAForActionPrediction"],
+            "vision_backbone_id": "dinosiglip-vit-so-224px",
+            "use_fused_vision_backbone": True,
+            "image_sizes": [self.image_size, self.image_size],
+            **towers,
+            "n_action_bins": self.bins,
+            "pad_token_id": 3,
+            "pad_to_multiple_of": PADDING,
+            "text_config": {
+                "model_type": "llama", "vocab_size": self.text_tokens + self.bins + PADDING,
+                "hidden_size": self.width, "intermediate_size": self.mlp, "num_hidden_layers": self.layers,
+                "num_attention_heads": self.heads, "num_key_value_heads": self.heads,
+                "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+                "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2,
+            },
+            "action_chunk": self.action_chunk,
+            "action_dim": self.action_dim,
+            "hold": self.hold,
+            "num_images_in_input": self.num_images_in_input,
+            "use_proprio": self.proprio_dim > 0,
+            "proprio_dim": self.proprio_dim,
+            "gripper": self.gripper,
+            "center_crop": False,
+        }  # fmt: skip
+
+
 def write_tiny(
     folder: Path,
     *,
     seed: int = 0,
     statistics: Mapping[str, Any] | None = None,
     sentences: Sequence[str] = ("push the red disc to the ring",),
-    image_size: int = 56,
-    width: int = 64,
-    layers: int = 3,
-    mlp: int = 96,
-    heads: int = 4,
-    vision: tuple[int, int] | None = (32, 48),
-    vision_layers: int = 3,
-    text_tokens: int = 320,
-    bins: int = 256,
-    action_chunk: int = 8,
-    action_dim: int = 7,
-    hold: int = 1,
-    num_images_in_input: int = 1,
-    proprio_dim: int = 0,
-    gripper: str = "as_is",
     shard: int = 2**30,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    **sizes: Any,
 ) -> None:
     """Write config.json, random weights, settings of pictures, a tokenizer of the ``sentences``, and ``statistics``:
     {"action": {"q01": ..., ...}, "proprio": ...}, without which numbers lie in [-1, 1].
 
-    ``vision`` are the widths of the towers, None the published towers. Weights are drawn on the ``device``.
+    ``sizes`` are of `TinySizes`. Weights are drawn on the ``device``.
     """
     transformers()  # which brings tokenizers, or an error before anything is written
-    folder = Path(folder)
+    tiny, folder = TinySizes(**sizes), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = text_tokens + bins + PADDING
-    config = {
-        "model_type": "openvla",
-        "architectures": ["OpenVLAForActionPrediction"],
-        "vision_backbone_id": "dinosiglip-vit-so-224px",
-        "use_fused_vision_backbone": True,
-        "image_sizes": [image_size, image_size],
-        **_towers(vision, vision_layers),
-        "n_action_bins": bins,
-        "pad_token_id": 3,
-        "pad_to_multiple_of": PADDING,
-        "text_config": {
-            "model_type": "llama", "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": mlp,
-            "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads,
-            "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
-            "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2,
-        },
-        "action_chunk": action_chunk,
-        "action_dim": action_dim,
-        "hold": hold,
-        "num_images_in_input": num_images_in_input,
-        "use_proprio": proprio_dim > 0,
-        "proprio_dim": proprio_dim,
-        "gripper": gripper,
-        "center_crop": False,
-    }  # fmt: skip
+    config = tiny.config()
     pictures = {
         "image_resize_strategy": "resize-naive",
-        "input_sizes": [[3, image_size, image_size]] * 2,
+        "input_sizes": [[3, tiny.image_size, tiny.image_size]] * 2,
         "interpolations": ["bicubic"] * 2,
         "means": _MEANS,
         "stds": _STDS,
     }
-    found = dict(statistics or {"action": in_unit_range(action_dim)})
-    if proprio_dim:
-        found.setdefault("proprio", in_unit_range(proprio_dim))
+    found = dict(statistics or {"action": in_unit_range(tiny.action_dim)})
+    if tiny.proprio_dim:
+        found.setdefault("proprio", in_unit_range(tiny.proprio_dim))
     for name, content in ((CONFIG, config), (PREPROCESSOR, pictures), (STATISTICS, {"tiny": found})):
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    _write_tokenizer(folder, sentences, text_tokens)
-    sizes = OpenVLASizes.of(config, str(folder))
+    _write_tokenizer(folder, sentences, tiny.text_tokens)
+    of_model = OpenVLASizes.of(config, str(folder))
     with random.preserved():
         torch.manual_seed(random.derive_seed(seed, 0, "tiny_openvla"))
         with torch.device(device):
-            model = OpenVLAModel(sizes, proprio_dim)
+            model = OpenVLAModel(of_model, tiny.proprio_dim)
         model.apply(_drawn).to(dtype)
-        unused = _unread((sizes.dinov2.embed_dim, sizes.siglip.embed_dim))
-    write_folder(folder, to_public(model.state_dict(), Origin(unused, {})), {}, shard)
-
-
-def _towers(vision: tuple[int, int] | None, layers: int) -> dict[str, Any]:
-    if vision is None:  # the backbone's name says it
-        return {}
-    return {
-        DINOV2: dict(embed_dim=vision[0], depth=layers, num_heads=4, reg_tokens=4, patch=14),
-        SIGLIP: dict(embed_dim=vision[1], depth=layers, num_heads=4, mlp_ratio=_SIGLIP_MLP, patch=14),
-    }
+        first, second = (f"vision_backbone.{name}" for name in ("featurizer", "fused_featurizer"))
+        unread = {  # some of what published files hold and nothing reads
+            f"{first}.norm.weight": torch.randn(of_model.dinov2.embed_dim),
+            f"{second}.norm.weight": torch.randn(of_model.siglip.embed_dim),
+            f"{second}.attn_pool.latent": torch.randn(1, 1, of_model.siglip.embed_dim),
+        }
+    write_folder(folder, to_public(model.state_dict(), Origin(unread, {})), {}, shard)
 
 
 def in_unit_range(dim: int) -> dict[str, list[Any]]:
     """Statistics of numbers that lie in [-1, 1] already."""
     low, high = [-1.0] * dim, [1.0] * dim
     return {"q01": low, "q99": high, "min": low, "max": high, "mask": [True] * dim}
-
-
-def _unread(vision: tuple[int, int]) -> dict[str, Tensor]:
-    """Some of what published files hold and nothing reads."""
-    first, second = (f"vision_backbone.{name}" for name in ("featurizer", "fused_featurizer"))
-    return {
-        f"{first}.norm.weight": torch.randn(vision[0]),
-        f"{second}.norm.weight": torch.randn(vision[1]),
-        f"{second}.attn_pool.latent": torch.randn(1, 1, vision[1]),
-    }
 
 
 def _drawn(module: nn.Module) -> None:

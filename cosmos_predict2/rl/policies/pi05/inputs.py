@@ -16,9 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosmos_predict2.actions.statistics import refuse_impossible
-from cosmos_predict2.rl.policies.pi05 import lerobot
 from cosmos_predict2.text import pretrained
-from imaginaire import foreign_json
 from imaginaire.checkpoint.weight_files import below, local_file, names_at
 from imaginaire.errors import CheckpointError, first_line, missing_package
 
@@ -122,34 +120,6 @@ class Quantiles:
         q01, q99 = self.q01[:count].to(values.device), self.q99[:count].to(values.device)
         width = q99 - q01 + self.epsilon
         return values.float(), q01, width.where(width != 0, 1e-8)
-
-
-def norm_stats_file(folder: str, asset_id: str = "") -> str:
-    """The address of the one norm_stats.json below a checkpoint's assets, or below one of these."""
-    found: list[str] = []
-    waiting = [root := below(folder, f"assets/{asset_id}" if asset_id else "assets")]
-    while waiting:
-        place = waiting.pop()
-        for name in names_at(place):
-            (found if name == "norm_stats.json" else waiting).append(below(place, name))
-    if len(found) != 1:
-        raise CheckpointError(
-            f"{root}: {len(found)} files **/norm_stats.json {sorted(found)}, but exactly one says how states and"
-            " actions are scaled. Name the folder below assets of the data that the weights were trained on as"
-            " policy.asset_id, or copy its file to assets/<data set>/norm_stats.json."
-        )
-    return found[0]
-
-
-def norm_stats_of(folder: str, asset_id: str = "") -> dict[str, Any]:
-    """The statistics of a folder: of its assets, or of lerobot's processors where it has no assets."""
-    if lerobot.has_processors(folder) and "assets" not in names_at(folder):
-        return lerobot.norm_stats(folder)
-    file = norm_stats_file(folder, asset_id)
-    try:
-        return dict(foreign_json.load(local_file(file))["norm_stats"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{file} has no norm_stats: {error!r}") from error
 
 
 def quantiles_of(content: Mapping[str, Any], file: str) -> tuple[Quantiles, Quantiles]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from cosmos_predict2.rl.interfaces import Decision, DrawnStep, LogProb, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning
-from cosmos_predict2.rl.policies.low_rank import add_adapters, merged_state
+from cosmos_predict2.rl.policies.network import add_adapters, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
@@ -72,7 +72,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
             self.network.noise_head.requires_grad_(True)
         if self.config.train_expert_only:
             self.network.paligemma.requires_grad_(False)
-        content = inputs.norm_stats_of(path, self.config.asset_id)
+        content = layout.norm_stats_of(path, self.config.asset_id)
         self.state_stats, self.action_stats = inputs.quantiles_of(content, path)
         self._own_statistics = statistics
         if statistics is not None:
@@ -235,14 +235,12 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         Views that no environment has are left out: nothing attends to them.
         """
         device, sizes = self.network.action_in_proj.weight.device, self.config.vision
-        pictures = torch.cat([observation["full_image"][:, None], observation["wrist_image"]], dim=1)
-        pictures = pictures[:, : self.config.num_images]
-        framed = inputs.resize_with_pad(pictures.flatten(0, 1), sizes.image, sizes.image)
-        images = framed.unflatten(0, pictures.shape[:2])
-        prompts = [self._prompt(observation, i) for i in range(len(pictures))]
+        views = [observation["full_image"], *observation["wrist_image"].unbind(1)][: self.config.num_images]
+        images = torch.stack([inputs.resize_with_pad(view, sizes.image, sizes.image) for view in views], dim=1)
+        prompts = [self._prompt(observation, i) for i in range(len(images))]
         return {
             "images": images.to(device),
-            "image_masks": torch.ones(pictures.shape[:2], dtype=torch.bool, device=device),
+            "image_masks": torch.ones(images.shape[:2], dtype=torch.bool, device=device),
             "tokens": torch.stack([ids for ids, _ in prompts]).to(device),
             "token_mask": torch.stack([mask for _, mask in prompts]).to(device),
         }
