@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _options(words: Sequence[str]) -> dict[str, Any]:
     """KEY=VALUE, values as YAML has them."""
-    from imaginaire.config.lazy_yaml import plain_data
+    from imaginaire.config.lazy_config import plain_data
 
     found = {}
     for word in words:

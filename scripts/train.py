@@ -104,14 +104,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         parser().parse_args(arguments[:1])  # before the slow imports
-    from imaginaire.config.overrides import split_arguments, unknown_flag
-
-    flags, overrides = split_arguments(arguments)
-    args, unknown = parser().parse_known_args(flags)
-    if unknown:
-        raise unknown_flag(unknown[0], overrides)
     from imaginaire.config import compose
 
+    flags, overrides = compose.split_arguments(arguments)
+    args, unknown = parser().parse_known_args(flags)
+    if unknown:
+        raise compose.unknown_flag(unknown[0], overrides)
     if OTHER_TREE in args.config and not os.path.exists(args.config):
         print(f"--config={args.config}: its experiments are in {DEFAULT_CONFIG} here, which is read", file=sys.stderr)
         args.config = DEFAULT_CONFIG

@@ -61,11 +61,11 @@ def _same_environment() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _same_import_folders() -> Iterator[None]:
     """A configuration file that a test writes is no folder that later configurations are saved with."""
-    from imaginaire.config import lazy_yaml
+    from imaginaire.config import lazy_config
 
-    before = list(lazy_yaml._import_folders)
+    before = list(lazy_config._import_folders)
     yield
-    lazy_yaml._import_folders[:] = before
+    lazy_config._import_folders[:] = before
 
 
 @pytest.fixture(autouse=True)

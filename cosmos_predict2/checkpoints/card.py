@@ -41,7 +41,7 @@ from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import buildable, recorded, shipped
 from imaginaire.checkpoint.weight_files import below, is_hub, local_file, names_at, shape_of
-from imaginaire.config.lazy_yaml import refuse_interpolations, to_data
+from imaginaire.config.lazy_config import refuse_interpolations, to_data
 from imaginaire.errors import CheckpointError, DataError
 from imaginaire.renamed import RENAMED
 

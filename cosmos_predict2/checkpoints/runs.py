@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from imaginaire import foreign_json, storage
-from imaginaire.config.lazy_yaml import plain_data, refuse_interpolations
+from imaginaire.config.lazy_config import plain_data, refuse_interpolations
 from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from torch import Tensor
 from cosmos_predict2.diffusion import flow_time, rectified_flow
 from cosmos_predict2.models.text import TrainingTextConfig
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldPipelineConfig
+from imaginaire.config.nodes import as_config, typed_class
 from imaginaire.config.schema import Section, above, at_least, one_of
-from imaginaire.config.typed_nodes import as_config, typed_class
 from imaginaire.errors import ConfigError
 from imaginaire.random import Draws
 

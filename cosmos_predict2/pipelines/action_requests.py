@@ -27,7 +27,7 @@ from cosmos_predict2.text.trained_text import NO_TEXT, other_text, parse_name
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import check_bases, check_rollout, chunk_starts
 from imaginaire import storage
-from imaginaire.config.lazy_yaml import to_yaml
+from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
 
 log = logging.getLogger(__name__)

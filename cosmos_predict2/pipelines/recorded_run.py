@@ -42,8 +42,7 @@ from imaginaire import storage
 from imaginaire.buildable import recorded
 from imaginaire.checkpoint.weight_files import is_hub
 from imaginaire.config.compose import compose
-from imaginaire.config.lazy_config import LazyCall, signature
-from imaginaire.config.lazy_yaml import FOLDERS, MARKS
+from imaginaire.config.lazy_config import FOLDERS, MARKS, LazyCall, signature
 from imaginaire.config.names import locate, target_of
 from imaginaire.config.schema import Config
 from imaginaire.errors import CheckpointError, ConfigError

@@ -24,7 +24,7 @@ from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weight_files
-from imaginaire.config.lazy_yaml import to_yaml
+from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError, DataError, UserError, near
 
 log = logging.getLogger(__name__)

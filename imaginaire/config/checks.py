@@ -16,21 +16,21 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from imaginaire.config.internals import is_empty
 from imaginaire.config.names import describe, signature, takes, target_of
-from imaginaire.config.schema import NEVER, Config
-from imaginaire.config.typed_nodes import (
+from imaginaire.config.nodes import (
     check_fields,
     default_of,
     everything,
     fields_of,
     is_config_class,
+    is_empty,
     join,
     nodes,
     to_object,
     typed_class,
     unknown,
 )
+from imaginaire.config.schema import NEVER, Config
 from imaginaire.errors import ConfigError
 
 __all__ = ["check_sections", "check_tree", "check_values", "faults", "nodes", "resolve"]

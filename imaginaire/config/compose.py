@@ -8,7 +8,9 @@ get wrong becomes one ConfigError with the full key. ``--config=RUN/config.yaml`
 make_config() and accepts dotted overrides only.
 """
 
+import difflib
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import attrs
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
@@ -23,12 +26,24 @@ from omegaconf.errors import OmegaConfBaseException
 
 from imaginaire.config.checks import check_sections, check_tree, check_values, resolve
 from imaginaire.config.files import find_config_file, import_all_modules_from_package, load_config, no_collections
-from imaginaire.config.internals import OBJECTS, raw
-from imaginaire.config.lazy_yaml import load_yaml
+from imaginaire.config.lazy_config import load_yaml
 from imaginaire.config.names import describe, takes, target_of
-from imaginaire.config.overrides import ABSENT_ALREADY, parse
+from imaginaire.config.nodes import (
+    OBJECTS,
+    default_of,
+    everything,
+    explained,
+    fields_of,
+    is_config_class,
+    join,
+    raw,
+    to_object,
+    typed_class,
+    unknown,
+)
 from imaginaire.config.registry import (
     LAZY_MEMBERS,
+    RENAMED,
     cleared_choice,
     clears,
     entries,
@@ -42,18 +57,8 @@ from imaginaire.config.registry import (
     unknown_entry,
 )
 from imaginaire.config.schema import Config, freeze
-from imaginaire.config.typed_nodes import (
-    default_of,
-    everything,
-    explained,
-    fields_of,
-    is_config_class,
-    join,
-    to_object,
-    typed_class,
-    unknown,
-)
 from imaginaire.errors import ConfigError, near
+from imaginaire.renamed import KEYS
 
 __all__ = ["compose", "experiment_names", "import_all_modules_from_package", "register_experiment", "summary"]
 __all__ += ["with_job_name"]
@@ -61,6 +66,15 @@ __all__ += ["with_job_name"]
 log = logging.getLogger(__name__)
 
 ROOT = "imaginaire_root"  # the name of the primary config in Hydra's store
+FLAGS = ("--import", "--config", "--list", "--dryrun", "--debug", "--help", "-h")
+WITH_VALUE = ("--import", "--config")
+# What published commands remove, and is not there to be removed: loaders here have no such list.
+ABSENT_ALREADY = ("dataloader_train.dataloaders", "dataloader_val.dataloaders")
+_FIRST = re.compile(r"^([~+]*)/?(\w+)")  # sign and first name of an override
+_QUOTING = (
+    " A value with a comma, '=', '(', ')', '[', '{', '#', a leading '~' or a letter beyond ASCII needs quotes of"
+    " its own inside the shell's: 'key=\"value\"'. A list is 'key=[a,b]'."
+)
 
 
 @no_collections()
@@ -122,6 +136,69 @@ def _load_saved(path: Path, shown: str) -> DictConfig:
         raise ConfigError(f"{shown} is not a saved configuration: its top level must have the sections of a run.")
     root.defaults = ["_self_"]  # all groups are in the tree already
     return root
+
+
+# --- the words of a command line --------------------------------------------------------------------------------------
+
+
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(flags, overrides) of a command line: cut at the first bare ``--``, else before the first word without a dash."""
+    arguments = list(argv)
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    first = 0
+    while first < cut and arguments[first].startswith("-"):
+        first += 2 if arguments[first] in WITH_VALUE else 1
+    first = min(first, cut)
+    overrides = arguments[first:cut] + arguments[cut + 1 :]
+    for word in overrides:
+        if word.startswith("-"):
+            raise unknown_flag(word)
+    return arguments[:first], overrides
+
+
+def unknown_flag(word: str, overrides: Sequence[str] = ()) -> ConfigError:
+    """The error for a word with a dash that is no flag, or not before the overrides."""
+    name, _, value = word.lstrip("-").partition("=")
+    if f"--{name}" in FLAGS:
+        return ConfigError(f"{word} is a flag, but stands among the overrides. Flags come first: {word} -- key=VALUE.")
+    if not value and overrides and "=" not in overrides[0]:
+        value = overrides[0]
+    hint = near(f"--{name}", FLAGS)
+    if (value or name == "experiment") and "Did you mean" not in hint:
+        hint = f" Overrides have no dashes and come after the flags: -- {name}={value or 'NAME'}"
+    return ConfigError(f"unknown flag {word.partition('=')[0]}.{hint}")
+
+
+def parse(overrides: Sequence[str], experiments: Sequence[str] = ()) -> list[Override]:
+    """The items of an override list, renamed where guides use another spelling; ConfigError for what cannot be read.
+
+    ``experiments`` are the names that a word without a key may have been meant as.
+    """
+    parser = OverridesParser.create()
+    return [_parse_one(parser, text, experiments) for text in overrides]
+
+
+def _parse_one(parser: OverridesParser, text: str, experiments: Sequence[str]) -> Override:
+    if "=" not in text and not text.startswith("~"):
+        close = difflib.get_close_matches(text, experiments, n=1)
+        hint = f" Did you mean experiment={close[0]}?" if close else " Is a shell variable unset?"
+        raise ConfigError(f"'{text}' is not an override: it must be key=value, +key=value or ~key.{hint}")
+    try:
+        text = _FIRST.sub(lambda m: m[1] + RENAMED.get(m[2], m[2]), text, count=1)
+        override = parser.parse_override(text)
+        if (key := KEYS.get(override.key_or_group)) is not None:
+            override = parser.parse_override(text.replace(override.key_or_group, key, 1))
+    except HydraException as error:
+        reason = str(error).splitlines()[0].partition(" expecting ")[0]
+        raise ConfigError(f"The override {text} cannot be read ({reason}).{_QUOTING}") from error
+    if override.is_sweep_override():
+        raise ConfigError(f"The override {text} would mean several runs.{_QUOTING}")
+    key = override.key_or_group
+    if override.package is not None or key == "hydra" or override.is_hydra_override():
+        raise ConfigError(f"The override {text} is for Hydra itself or gives a package with '@': leave it out.")
+    if key == "experiment" and override.value() == "":
+        raise ConfigError("experiment= is empty; is EXP set?")
+    return override
 
 
 # --- what each override does ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from imaginaire.config.lazy_yaml import add_import_folder
+from imaginaire.config.lazy_config import add_import_folder
 from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError, UserError, missing_package, near
 

@@ -5,28 +5,27 @@ An entry keeps its name for the file that registered it first. Where a second fi
 (published experiment files bring data of their own), the experiments of that file take its entry, all others the first.
 """
 
+import contextlib
 import functools
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from imaginaire.config.files import broken_modules
-from imaginaire.config.internals import OBJECTS, patched_store, raw
 from imaginaire.config.names import describe
-from imaginaire.config.overrides import RENAMED
-from imaginaire.config.renamed_keys import move_keys
+from imaginaire.config.nodes import OBJECTS, move_keys, raw
 from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError, near
 
 log = logging.getLogger(__name__)
 
+RENAMED = {"data_train": "dataloader_train", "data_val": "dataloader_val"}  # both spellings are in guides
 LAZY_MEMBERS = ("model", "optimizer", "scheduler", "dataloader_train", "dataloader_val")
 
 _absent: list[Callable[[str], str | None]] = []  # why a name is not registered
@@ -93,10 +92,30 @@ def _add_experiment(name: str, node: Any, module: str, may_replace_own: bool = F
     _registered[name] = (build, module)
 
 
-def forgiving_store() -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def forgiving_store() -> Iterator[None]:
     """Hydra's own ``store`` as published experiment files use it: a plain dictionary may hold classes and functions,
-    and no file silently replaces what another file registered."""
-    return patched_store(_name_in_store)
+    and no file silently replaces what another file registered, unless it names itself as ``provider``.
+
+    Compositions share the store: Hydra copies every entry at each one, which would build them all.
+    """
+    of_hydra = ConfigStore.store
+
+    def store(self: ConfigStore, name: str, node: Any, group: str | None = None, *more: Any, **options: Any) -> None:
+        if isinstance(node, dict):
+            node = DictConfig(dict(node), flags=dict(OBJECTS))
+        if not (more[1:] or options.get("provider")):
+            options["provider"] = sys._getframe(1).f_globals.get("__name__", "?")
+            name = _name_in_store(group, name.removesuffix(".yaml"), node, options["provider"])
+        of_hydra(self, name, node, group, *more, **options)
+
+    ConfigStore.store = store  # type: ignore[method-assign]
+    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        ConfigStore.store = of_hydra  # type: ignore[method-assign]
+        del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
 
 
 def _name_in_store(group: str | None, name: str, node: Any, module: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from imaginaire import storage
-from imaginaire.config.lazy_yaml import plain_data
+from imaginaire.config.lazy_config import plain_data
 from imaginaire.errors import CheckpointError, ConfigError, UserError
 
 log = logging.getLogger(__name__)

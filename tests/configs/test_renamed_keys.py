@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from cosmos_predict2.renamed import KEYS
 from imaginaire.config.compose import compose
-from imaginaire.config.lazy_yaml import to_yaml
-from imaginaire.config.renamed_keys import move_keys
+from imaginaire.config.lazy_config import to_yaml
+from imaginaire.config.nodes import move_keys
 from imaginaire.errors import ConfigError
 
 BASE = "cosmos_predict2/configs/base/config.py"

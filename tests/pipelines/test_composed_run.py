@@ -12,7 +12,7 @@ from cosmos_predict2.evaluation.reports.held_out_evaluation import Figures
 from cosmos_predict2.pipelines.evaluation_data import dataset_node, held_out_doubt, held_out_node
 from cosmos_predict2.pipelines.recorded_run import composed_run, is_video2world
 from imaginaire.config.compose import compose
-from imaginaire.config.lazy_yaml import save_yaml
+from imaginaire.config.lazy_config import save_yaml
 from imaginaire.errors import ConfigError
 from scripts import evaluate_world_model
 from tests.programs import call

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cosmos_predict2.compat.cosmos_rl.policies import SUITES
 from cosmos_predict2.compat.fields import require_fit, require_one_of, unknown_field
 from cosmos_predict2.compat.rlinf.fields import FIELDS
-from imaginaire.config.lazy_yaml import plain_data
+from imaginaire.config.lazy_config import plain_data
 from imaginaire.config.registry import forgiving_store
 from imaginaire.errors import ConfigError, near
 

@@ -18,8 +18,8 @@ from cosmos_predict2.tools.plan.simulated import SIZES, VIEWS, SimulatedRun
 from cosmos_predict2.tools.plan.workload import optimizer_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.names import describe, target_of
+from imaginaire.config.nodes import as_config
 from imaginaire.config.schema import Config
-from imaginaire.config.typed_nodes import as_config
 from imaginaire.errors import ConfigError
 from imaginaire.training.model import weight_dtype
 

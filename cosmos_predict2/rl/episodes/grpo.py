@@ -56,7 +56,7 @@ from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipe
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import random
 from imaginaire.config import lazy_config
-from imaginaire.config.typed_nodes import as_config
+from imaginaire.config.nodes import as_config
 from imaginaire.data.stream import POSITION_KEY, data_sets
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError

@@ -9,9 +9,8 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from imaginaire.config.compose import compose, experiment_names, register_experiment, with_job_name
+from imaginaire.config.compose import compose, experiment_names, register_experiment, split_arguments, with_job_name
 from imaginaire.config.lazy_config import instantiate, load_yaml, save_yaml, to_yaml
-from imaginaire.config.overrides import split_arguments
 from imaginaire.errors import ConfigError
 from tests.imaginaire.config.conftest import CONFIG, PARTS
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imaginaire.config.compose import compose
-from imaginaire.config.overrides import split_arguments, unknown_flag
+from imaginaire.config.compose import compose, split_arguments, unknown_flag
 from imaginaire.errors import ConfigError
 
 FOREIGN = ("hydra.cc", "To append to your config", "full_key", "object_type", "multirun", "Config search path")

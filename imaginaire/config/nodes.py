@@ -1,20 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes with a class behind them: which class, which fields, and the object that a node describes.
+"""Nodes of OmegaConf: their raw items and keys, the class behind a typed one, and the object that it describes.
 
-OmegaConf checks the types of such a node, but its own ``to_object`` drops unknown keys in silence, and only making the
-object runs the validators. Both are done here, with the full key in every message.
+OmegaConf has no public way to recognise a null node without resolving it, nor to ask a node for its place in the tree.
+It checks the types of a typed node, but its own ``to_object`` drops unknown keys in silence, and only making the object
+runs the validators. Both are done here, with the full key in every message.
 """
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
-from imaginaire.config.internals import OBJECTS, is_empty, raw
 from imaginaire.errors import ConfigError, near
+from imaginaire.renamed import KEYS
+
+# The flag of nodes that may hold classes, functions and dtypes. A node changes the dictionary it is given: copy it.
+OBJECTS = MappingProxyType({"allow_objects": True})
+
+
+def is_empty(node: Container) -> bool:
+    """True for a node that is null, "???" or an interpolation: it has no items to look at."""
+    return node._is_none() or node._is_missing() or node._is_interpolation()
+
+
+def full_key(node: Container) -> str:
+    """The full key of a node in its tree; empty for one that stands alone."""
+    parent = node._get_parent()
+    return "" if parent is None else parent._get_full_key(node._key())
+
+
+def raw(node: Container, name: Any) -> Any:
+    """An item of a node as it is written: an interpolation is its text, null a node."""
+    child: Any = node._get_node(name)
+    return child if isinstance(child, Container) and not is_empty(child) else child and child._value()
 
 
 def is_config_class(cls: Any) -> bool:
@@ -155,3 +177,41 @@ def explained(error: OmegaConfBaseException, prefix: str = "") -> ConfigError:
     if is_config_class(field.type):
         expected += f", a section with the fields {', '.join(fields_of(field.type))},"
     return ConfigError(f"{key}={found} has the wrong type: {expected} is expected.")
+
+
+# --- values under earlier keys ---------------------------------------------------------------------------------------
+
+
+def move_keys(tree: Any) -> None:
+    """Rename keys of a dictionary or a node that may hold a part of a configuration, in place."""
+    for old, new in KEYS.items():
+        where, _, name = old.rpartition(".")
+        section = _section(tree, where)
+        if section is None or name not in section:
+            continue
+        if isinstance(section, DictConfig):
+            value = raw(section, name)
+            with read_write(tree), open_dict(tree):
+                del section[name]
+                _put(tree, new, value)
+        else:
+            _put(tree, new, section.pop(name))
+
+
+def _section(tree: Any, key: str) -> Any:
+    """The mapping at a key; None where there is none."""
+    for part in key.split("."):
+        if not isinstance(tree, dict | DictConfig) or part not in tree:
+            return None
+        tree = raw(tree, part) if isinstance(tree, DictConfig) else tree[part]
+    is_mapping = isinstance(tree, dict) or (isinstance(tree, DictConfig) and not is_empty(tree))
+    return tree if is_mapping else None
+
+
+def _put(tree: Any, key: str, value: Any) -> None:
+    *parts, last = key.split(".")
+    for part in parts:
+        if part not in tree:
+            tree[part] = {}
+        tree = tree[part]
+    tree.setdefault(last, value)  # what is given by its present name counts
