@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.tools.doctor import collectives, machine, packages
+from cosmos_predict2.tools.doctor import collectives, machine
 from imaginaire import command_line, distributed
 from imaginaire.findings import Finding, as_data, as_lines, worst
 
@@ -59,7 +59,7 @@ def findings() -> list[Finding]:
     """Everything about this machine but its collectives."""
     from cosmos_predict2.tools.doctor import released
 
-    return [*packages.all_findings(), *machine.all_findings(), *released.all_findings(distributed.device())]
+    return [*machine.all_findings(), *released.all_findings(distributed.device())]
 
 
 def show(found: Sequence[Finding], *, as_json: bool = False) -> int:

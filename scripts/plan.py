@@ -17,9 +17,9 @@ from cosmos_predict2.compat.rlinf.fields import FIELDS
 from cosmos_predict2.compat.rlinf.files import load_embodiment
 from cosmos_predict2.compat.rlinf.policies import precision_of
 from cosmos_predict2.configs.rl.planned_policy import is_policy_run, read_policy_run
-from cosmos_predict2.tools.plan import embodied, simulated
 from cosmos_predict2.tools.plan.advice import on_one_card
 from cosmos_predict2.tools.plan.policies import POLICIES
+from cosmos_predict2.tools.plan.policy_runs import VIEWS, EmbodiedRun, SimulatedRun
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, as_text, as_values, cards_text, cards_values, make_plan
 from cosmos_predict2.tools.plan.speed import GB, GPUS, find_gpu
 from cosmos_predict2.tools.plan.workload import read_workload
@@ -95,7 +95,7 @@ def run_embodied(args: argparse.Namespace, memory: float) -> int:
         raise ConfigError(f"env.train.total_num_envs = {num_gpus * envs + rest} is no multiple of --gpus {num_gpus}.")
     world, bytes_each = "env.train.world_model_cfg", PRECISIONS[precision_of(fields)].itemsize
     height, width = fields[f"{world}.image_size"]
-    run = embodied.EmbodiedRun(
+    run = EmbodiedRun(
         policy=policy,
         gpus=num_gpus,
         envs=envs,
@@ -124,10 +124,10 @@ def run_recipe(args: argparse.Namespace, memory: float) -> int:
     for warning in warnings:
         print(f"recipe: {warning}", file=sys.stderr)
     sizes, bytes_each = sizes_of_recipe(fields, place), PRECISIONS[fields["train.param_dtype"]].itemsize
-    run = simulated.SimulatedRun(
+    run = SimulatedRun(
         policy=policy,
         simulator=place.simulator,
-        views=min(fields["vla.num_images_in_input"], simulated.VIEWS[place.simulator]),
+        views=min(fields["vla.num_images_in_input"], VIEWS[place.simulator]),
         gpus=num_gpus(fields, "policy"),
         players=num_gpus(fields, "rollout") if fields["mode"] == "disaggregated" else 0,
         shards=fields["policy.parallelism.dp_shard_size"],
@@ -147,24 +147,13 @@ def run_recipe(args: argparse.Namespace, memory: float) -> int:
     return run_policy(args, run, memory)
 
 
-def run_policy(
-    args: argparse.Namespace, run: simulated.SimulatedRun | embodied.EmbodiedRun | None, memory: float
-) -> int:
+def run_policy(args: argparse.Namespace, run: SimulatedRun | EmbodiedRun | None, memory: float) -> int:
     """The plan of a policy in a simulator or in a world model, or of a tiny one."""
-    gpu = find_gpu(args.gpu)
     if run is None:
         return show("A tiny policy fits everywhere, a laptop too.", {"fits": True}, args.json, fits=True)
-    if isinstance(run, embodied.EmbodiedRun):
-        forms = [form for form in embodied.FORMS if form != "sharded" or run.gpus > 1]
-        imagined = {form: embodied.estimate(run, gpu, form) for form in forms}
-        fits = any(one.total <= memory * GB for one in imagined.values())
-        values = embodied.as_values(run, args.gpu, memory, imagined)
-        return show(embodied.as_text(run, args.gpu, memory, imagined), values, args.json, fits=fits)
-    found = {form: simulated.estimate(run, gpu, form) for form in run.forms}
-    text = simulated.as_text(run, args.gpu, memory, found)
-    values = simulated.as_values(run, args.gpu, memory, found)
-    needed = {run.forms[0], run.forms[-1]} if run.players else {run.forms[0]}
-    return show(text, values, args.json, fits=all(found[form].total <= memory * GB for form in needed))
+    found = {form: run.estimate(find_gpu(args.gpu), form) for form in run.forms}
+    values = run.as_values(args.gpu, memory, found)
+    return show(run.as_text(args.gpu, memory, found), values, args.json, fits=run.fits(found, memory))
 
 
 def show(text: str, values: dict[str, Any], path: str | None, *, fits: bool) -> int:

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.text.trained_text import encode_commands
-from cosmos_predict2.tools.check.action_tables import lerobot_tables
+from cosmos_predict2.tools.check.recordings import lerobot_tables
 from cosmos_predict2.tools.prepare.lerobot_export import SPLITS, export, fetch_source
 from imaginaire import command_line
 from imaginaire.errors import ConfigError, DataError

@@ -52,7 +52,7 @@ _VARIABLES = {
     "WORLD_SIZE",
 }
 _PREFIXES = ("IMAGINAIRE_", "NCCL_", "PYTORCH_", "SLURM_JOB_", "TORCH_", "TORCHINDUCTOR_")
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
+SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
 
 
 def foreign_packages() -> list[str]:
@@ -97,9 +97,9 @@ def run_record() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "hostname": socket.gethostname(),
-        "libraries": {name: version for name in LIBRARIES if (version := _version(name)) is not None},
+        "libraries": {name: version for name in LIBRARIES if (version := version_of(name)) is not None},
         "distribution": {
-            DISTRIBUTION: _version(DISTRIBUTION),
+            DISTRIBUTION: version_of(DISTRIBUTION),
             "imported_from": str(root()),
             "foreign": foreign_packages(),
         },
@@ -169,7 +169,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return run.stdout.strip() if run.returncode == 0 else None
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """The installed version; None where it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -189,6 +190,6 @@ def _cuda() -> dict[str, Any] | None:
 
 
 def _is_kept(name: str) -> bool:
-    if any(word in name.upper() for word in _SECRET):
+    if any(word in name.upper() for word in SECRET):
         return False
     return name in _VARIABLES or name.startswith(_PREFIXES)

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from cosmos_predict2.compat import launch
-from cosmos_predict2.compat.cosmos_rl import command as body
-from cosmos_predict2.compat.cosmos_rl.recipes import translate
 from cosmos_predict2.compat.fields import Translation
 from cosmos_predict2.data.video_folder import list_captioned
 from scripts import cosmos_rl
@@ -86,7 +84,7 @@ def test_the_guides_command(
 
 def test_the_guides_parallelism_is_64_gpus(tmp_path: Path) -> None:
     (tmp_path / "guide.toml").write_text(PARALLELISM)
-    translation = translate(str(tmp_path / "guide.toml"))
+    translation = cosmos_rl.translate(str(tmp_path / "guide.toml"))
     assert translation.num_gpus == 64
     assert "model.config.rl.ranks_per_group=8" in translation.overrides  # of 32 model instances
 
@@ -128,7 +126,7 @@ def test_a_recipe_that_is_not_below_this_folder_is_named_where_it_is(
     monkeypatch.chdir(tmp_path)
     assert cosmos_rl.main(["--config", recipe]) == 2
     assert told in capsys.readouterr().err
-    monkeypatch.setattr(body, "ROOT", tmp_path)  # as of a wheel, which has none
+    monkeypatch.setattr(cosmos_rl, "ROOT", tmp_path)  # as of a wheel, which has none
     assert cosmos_rl.main(["--config", recipe]) == 2
     assert "of its checkout" in capsys.readouterr().err
 
@@ -151,8 +149,8 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_several_processes_are_started_by_torchrun(more: list[str], expected: str) -> None:
-    args = body.parser().parse_args(["--config", MOCK, *more])
-    assert re.fullmatch(expected, " ".join(body.torchrun(args)))
+    args = cosmos_rl.parser.parse_args(["--config", MOCK, *more])
+    assert re.fullmatch(expected, " ".join(cosmos_rl.torchrun(args)))
 
 
 def test_gpus_are_counted_for_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.evaluation.reports.imagined_figures import (
+from cosmos_predict2.evaluation.reports.toy_world import (
     MIXTURE,
     MODEL,
     STANDSTILL,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.evaluation.reports.imagined_figures import measure
+from cosmos_predict2.evaluation.reports.toy_world import measure
 from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_attention
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cosmos_predict2.tools.doctor import collectives, machine, packages, released
+from cosmos_predict2.tools.doctor import collectives, machine, released
 from imaginaire import distributed
 from imaginaire.findings import Finding, as_data, as_lines, worst
+from imaginaire.training import provenance
 from scripts import doctor
 from scripts.doctor import show
 from tests.multiprocess import run_distributed
@@ -73,7 +74,7 @@ def test_every_package_of_the_extras_is_described() -> None:
         and getattr(node.targets[0], "id", "") == "EXTRAS"
         and isinstance(node.value, ast.Dict)
     )
-    described = {(package.extra, package.distribution.lower()) for package in packages.OPTIONAL}
+    described = {(package.extra, package.distribution.lower()) for package in machine.OPTIONAL}
     of_learning_from_rewards = {"rl", "vla", "reward"}
     listed = {
         (extra, requirement.partition(">")[0].partition("=")[0].partition("[")[0].lower())
@@ -85,24 +86,24 @@ def test_every_package_of_the_extras_is_described() -> None:
 
 
 def test_a_core_package_that_is_missing_or_old_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worst(packages.required()) == "note"
+    assert worst(machine.required()) == "note"
     old = {"torch": "2.5.1+cu121", "hydra-core": "1.4.0", "einops": None}
-    version = packages._version
-    monkeypatch.setattr(packages, "_version", lambda name: old.get(name, version(name)))
-    found = {_name(finding): finding for finding in packages.required()}
+    version = provenance.version_of
+    monkeypatch.setattr(provenance, "version_of", lambda name: old.get(name, version(name)))
+    found = {_name(finding): finding for finding in machine.required()}
     assert {name for name, finding in found.items() if finding.level == "error"} == set(old)
     assert "2.5.1+cu121, but torch>=2.6 is needed" in found["torch"].text
     assert "pip install" in found["einops"].cure
 
 
 def test_a_driver_without_a_torch_for_it_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "_driver", lambda: "570.86")
+    monkeypatch.setattr(machine, "_driver", lambda: "570.86")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    (found,) = packages.accelerators()
+    (found,) = machine.accelerators()
     assert found.level == "error" and "is for CPUs" in found.text and "pip install" in found.cure
-    monkeypatch.setattr(packages, "_driver", lambda: None)
-    (found,) = packages.accelerators()
+    monkeypatch.setattr(machine, "_driver", lambda: None)
+    (found,) = machine.accelerators()
     assert found.level == "note" and found.text.startswith("none")
 
 
@@ -119,7 +120,7 @@ def test_a_driver_without_a_torch_for_it_is_a_fault(monkeypatch: pytest.MonkeyPa
 )
 def test_a_gpu_without_kernels_is_a_fault(capability: tuple[int, int], architectures: list[str], level: str) -> None:
     properties = SimpleNamespace(name="GPU", total_memory=80e9, major=capability[0], minor=capability[1])
-    assert packages.gpu(0, properties, architectures).level == level
+    assert machine.gpu(0, properties, architectures).level == level
 
 
 # --- the machine

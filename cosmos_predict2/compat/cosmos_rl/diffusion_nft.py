@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from cosmos_predict2.compat.cosmos_rl.trainer_fields import LOGGING, LORA, TRAIN, checkpoint_type, logged
+from cosmos_predict2.compat.cosmos_rl.policies import checkpoint_type, logged
+from cosmos_predict2.compat.cosmos_rl.policy_fields import LOGGING, LORA, TRAIN
 from cosmos_predict2.compat.cosmos_rl.world_model_fields import NET, PIPE, RL
 from cosmos_predict2.compat.cosmos_rl.world_models import refuse_wan, remote_node
 from cosmos_predict2.compat.fields import (

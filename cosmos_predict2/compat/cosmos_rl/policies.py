@@ -13,10 +13,10 @@ from cosmos_predict2.compat.cosmos_rl.policy_fields import (
     PI05_SIZES,
     POLICY,
     RL,
+    SIZES_OF_GPUS,
     TRAINERS,
     VLA_TYPES,
 )
-from cosmos_predict2.compat.cosmos_rl.trainer_fields import SIZES_OF_GPUS, checkpoint_type, logged
 from cosmos_predict2.compat.fields import (
     Fields,
     Translation,
@@ -358,3 +358,17 @@ def _evaluation(fields: Fields, policy: str, place: Place) -> list[str]:
     words += ["--videos", str(episodes)] if fields["vla.save_video"] else []
     options = overrides(_policy_options(fields, policy))
     return [*words, "--options", *options] if options else words
+
+
+# --- of DiffusionNFT's recipes too
+
+
+def logged(fields: Fields) -> dict[str, Any]:
+    """The run's name, and whether Weights & Biases follows it."""
+    name = fields["logging.experiment_name"]
+    named = {} if name in (None, "None") else {"job.name": name}
+    return {"job.wandb_mode": "online" if "wandb" in fields["logging.logger"] else "disabled", **named}
+
+
+def checkpoint_type(fields: Fields) -> str:
+    return f"ckpt_type={'standard' if fields['train.ckpt.enable_checkpoint'] else 'dummy'}"

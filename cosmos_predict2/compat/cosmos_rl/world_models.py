@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run of a recipe for world models: its experiment, text, weights, data and rewards."""
+"""The run of a recipe for world models: its experiment, text, weights, rewards, data and callbacks."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cosmos_predict2.compat.cosmos_rl.callbacks import callback_settings
-from cosmos_predict2.compat.cosmos_rl.loaders import loader_settings
+from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.compat.cosmos_rl.world_model_fields import (
     CONDITIONER,
     CONDITIONER_FIELDS,
@@ -24,9 +23,11 @@ from cosmos_predict2.compat.fields import (
     fields_at,
     overrides,
     read_fields,
+    require_one_of,
     sharded,
     shown_value,
 )
+from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
 from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
 from cosmos_predict2.released import PREDICT25, get_cosmos_predict25_checkpoint
 from cosmos_predict2.rl.rewards.remote import RemoteReward
@@ -42,9 +43,9 @@ GPU_FIELDS = ("model.fsdp_shard_size", "model.dp_replicate_size", "model_paralle
 def translate_wfm(content: Mapping[str, Any]) -> Translation:
     """The run of a recipe for world models."""
     content, listed = _without_lists(content)
-    kind = fields_at(content, FIELDS, ["checkpoint.load_path", "model.scaling", *_SIZE_FIELDS])
-    refuse_wan("checkpoint.load_path", kind["checkpoint.load_path"])
-    _size(kind)
+    deciding = fields_at(content, FIELDS, ["checkpoint.load_path", "model.scaling", *_SIZE_FIELDS])
+    refuse_wan("checkpoint.load_path", deciding["checkpoint.load_path"])
+    _size(deciding)
     fields, warnings = read_fields(content, FIELDS)
     is_rl, size = fields["model.rl.enabled"], _size(fields)
     shards = fields["model.fsdp_shard_size"]
@@ -59,20 +60,24 @@ def translate_wfm(content: Mapping[str, Any]) -> Translation:
         **_start_settings(fields),
         **_text_settings(fields, warnings),
         **(_rl_settings(fields, warnings) if is_rl else _supervised_settings(fields)),
-        **callback_settings(listed["callbacks"], warnings),
+        **_callback_settings(listed["callbacks"], warnings),
         "job.name": fields["job.name"],
     }
     if not fields["job.name"]:
         raise ConfigError("job.name is missing: every recipe has it.")
     reads_captions = settings.get("model.config.text.encoder", "") is not None
-    choices, of_loaders = loader_settings(fields, warnings, reads_captions=reads_captions)
+    choices, of_loaders = _loader_settings(fields, warnings, reads_captions=reads_captions)
     for path in GPU_FIELDS:
         if fields[path] < 1:
             raise ConfigError(f"{path} = {fields[path]}, but it is at least 1.")
     form = "dcp" if fields["checkpoint.type"] == "distributed" else "standard"
     token = fields["model.rl.reward_config.remote_reward.token"]
+    experiment, model = POST_TRAINING, f"predict2p5_video2world_fsdp_{size.lower()}"
+    if is_rl:
+        kind = "ddrl" if fields["model.rl.data_beta"] else "flow_grpo"
+        experiment, model = f"predict2p5_2b_{kind}", f"predict2p5_video2world_rl_{size.lower()}"
     return Translation(
-        [*_experiment(fields, size), "callbacks=[basic,long]", f"ckpt_type={form}", *choices]
+        [f"experiment={experiment}", f"model={model}", "callbacks=[basic,long]", f"ckpt_type={form}", *choices]
         + overrides({**settings, **of_loaders}),
         {path: fields[path] for path in GPU_FIELDS},
         {"WFM_REWARD_TOKEN": token} if token else {},  # where it is not set: no configuration that is saved has it
@@ -95,9 +100,6 @@ def _without_lists(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     return rest, listed
 
 
-# --- which experiment
-
-
 def _size(fields: Fields) -> str:
     numbers = tuple(fields[path] for path in _SIZE_FIELDS)
     if numbers not in SIZES:
@@ -106,14 +108,6 @@ def _size(fields: Fields) -> str:
             f"{', '.join(_SIZE_FIELDS)} = {', '.join(map(str, numbers))} is no size of Predict2.5. Sizes: {known}."
         )
     return SIZES[numbers]
-
-
-def _experiment(fields: Fields, size: str) -> list[str]:
-    """The choice of an experiment, and of the model of another size."""
-    if not fields["model.rl.enabled"]:
-        return [f"experiment={POST_TRAINING}", f"model=predict2p5_video2world_fsdp_{size.lower()}"]
-    kind = "ddrl" if fields["model.rl.data_beta"] else "flow_grpo"
-    return [f"experiment=predict2p5_2b_{kind}", f"model=predict2p5_video2world_rl_{size.lower()}"]
 
 
 # --- parts of the run
@@ -230,10 +224,10 @@ def _rewards(fields: Fields, warnings: list[str]) -> dict[str, Any]:
     """The lazy nodes of the rewards that are switched on; several count alike."""
     section, nodes = "model.rl.reward_config", {}
     if fields[f"{section}.remote_reward.enabled"]:
-        options = {name: fields[f"{section}.remote_reward.{name}"] for name in _REMOTE_FIELDS}
-        clip = (options.pop("reward_clip_min"), options.pop("reward_clip_max"))
-        name = options.pop("reward_fn")
-        nodes[name] = remote_node(name, clip=clip, **options)
+        remote = f"{section}.remote_reward"
+        options = {name: fields[f"{remote}.{name}"] for name in ("score_key", "scale", "enqueue_url", "fetch_url")}
+        clip = [fields[f"{remote}.reward_clip_{end}"] for end in ("min", "max")]
+        nodes[fields[f"{remote}.reward_fn"]] = remote_node(fields[f"{remote}.reward_fn"], clip=clip, **options)
     if fields[f"{section}.fake_reward.enabled"]:
         warnings.append(
             f"{section}.fake_reward: there it is 0 for every video; here it is higher for smoother ones, so that the"
@@ -245,12 +239,6 @@ def _rewards(fields: Fields, warnings: list[str]) -> dict[str, Any]:
     return {name: {"make": node, "weight": 1 / len(nodes)} for name, node in nodes.items()}
 
 
-_REMOTE_FIELDS = (
-    *("reward_fn", "score_key", "scale", "reward_clip_min", "reward_clip_max"),
-    *("enqueue_url", "fetch_url"),
-)
-
-
 def remote_node(name: str, score_key: str, scale: float, clip: Sequence[float], **addresses: str) -> dict[str, Any]:
     """The lazy node of a reward of the service; its token comes from the environment."""
     options = {"score_key": score_key, "scale": scale, "clip": list(clip)}
@@ -259,3 +247,147 @@ def remote_node(name: str, score_key: str, scale: float, clip: Sequence[float], 
 
 def _target(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# --- data
+
+
+def _loader_settings(fields: Fields, warnings: list[str], *, reads_captions: bool) -> tuple[list[str], dict[str, Any]]:
+    """The groups that are chosen and the keys that are set, of both loaders; validation's where the run validates."""
+    choices: list[str] = []
+    settings: dict[str, Any] = {}
+    for loader in ("dataloader_train", "dataloader_val"):
+        if loader == "dataloader_val" and not fields["trainer.run_validation"]:
+            choices.append("dataloader_val=null")
+            continue
+        kind, section = fields[f"{loader}.type"], f"{loader}.video_dataloader"
+        require_one_of(f"{loader}.type", kind, ("local", "web"))
+        if fields[f"{loader}.image_dataloader.ratio"] or not fields[f"{section}.ratio"]:
+            raise ConfigError(
+                f"{loader}: the ratio of image_dataloader must be 0 and that of video_dataloader above 0, because"
+                f" rewards are of videos. Set {loader}.image_dataloader.ratio = 0 and {section}.ratio = 1."
+            )
+        if kind == "local":
+            group, dataset = "folder", _folder(fields, section, warnings, reads_captions)
+        else:
+            section = f"{section}.dataloader"
+            group, dataset = _shards_or_mock(fields, section, reads_captions)
+        choices.append(f"{loader}={group}")
+        workers = fields[f"{section}.num_workers"]
+        settings |= {
+            f"{loader}.batch_size": fields[f"{section}.batch_size"],
+            f"{loader}.num_workers": workers,
+            f"{loader}.pin_memory": fields[f"{section}.pin_memory"],
+            f"{loader}.prefetch_factor": fields[f"{section}.prefetch_factor"] if workers else None,
+            **{f"{loader}.dataset.{name}": value for name, value in dataset.items()},
+        }
+    return choices, settings
+
+
+def _folder(fields: Fields, section: str, warnings: list[str], reads_captions: bool) -> dict[str, Any]:
+    folder, size = fields[f"{section}.dataset_dir"], fields[f"{section}.video_size"]
+    if len(size) != 2 or not all(isinstance(side, int) for side in size):
+        raise ConfigError(f"{section}.video_size = {size}, but it is two whole numbers: [height, width].")
+    height, width = size
+    if not folder:
+        raise ConfigError(f"{section}.dataset_dir is missing: name the folder that has metas/ and videos/.")
+    if not reads_captions and not fields[f"{section}.offline_text_embedding"]:
+        raise ConfigError(
+            f"{section}.offline_text_embedding = false, but the model does not encode captions: set it to true and"
+            ' encode them by scripts.get_t5_embeddings, or set model.text_encoder_class = "reason1_7B" and'
+            " model.text_encoder_config.compute_online = true."
+        )
+    if height > width:
+        warnings.append(
+            f"{section}.video_size = [{height}, {width}] is height and width, so that clips are stretched to portrait,"
+            f" as they are there; for landscape write [{width}, {height}]"
+        )
+    return {
+        "dataset_dir": folder,
+        "num_frames": fields[f"{section}.num_frames"],
+        "video_size": [height, width],
+        "text_encoder": "none" if reads_captions else None,
+    }
+
+
+def _shards_or_mock(fields: Fields, section: str, reads_captions: bool) -> tuple[str, dict[str, Any]]:
+    """The group of shards, or of mock videos, and its data set."""
+    resolution = str(fields[f"{section}.dataset.resolution"])
+    size = size_of(resolution, "1:1" if resolution == TOY_RESOLUTION else "16:9")
+    clips = {"num_frames": fields[f"{section}.dataset.num_video_frames"], "video_size": list(size)}
+    if not fields[f"{section}.webdataset"]:
+        text = {"num_tokens": fields[f"{section}.dataset.len_t5"], "width": fields[f"{section}.dataset.t5_dim"]}
+        return "mock_video", {**clips, **text}
+    shards = fields[f"{section}.dataset.dataset_name"]
+    if not str(shards).endswith(".tar"):
+        raise ConfigError(
+            f"{section}.dataset.dataset_name = {shown_value(shards)}: the data sets of such names were not published."
+            ' Name shards, such as "s3://BUCKET/FOLDER/{00000..00127}.tar" or "/data/*.tar".'
+        )
+    return "shards", {**clips, "shards": [shards], "text_encoder": "none" if reads_captions else None}
+
+
+# --- callbacks
+
+KEY = "trainer.callbacks"
+DRAWN = ("every_n_sample_reg", "every_n_sample_ema")  # become draw_samples, under the recipe's name
+_SAMPLES = "every_n step_size n_viz_sample num_sampling_step guidance is_sample is_x0 n_x0_level is_ema fps"
+_LOGS = ("", "logging_iter_multipler")
+CALLBACKS = {  # of recipes -> the arguments that ours of this name has, and those without effect
+    "grad_clip": ("clip_norm force_finite", ""),
+    "low_prec": ("update_iter", ""),
+    "iter_speed": ("hit_thres every_n step_size", ""),
+    "heart_beat": ("update_interval_in_minute every_n step_size", ""),
+    "device_monitor": ("every_n step_size log_memory_detail", ""),
+    "manual_gc": ("warm_up every_n step_size", ""),
+    # All clips that are drawn are saved, whole.
+    **dict.fromkeys(DRAWN, (_SAMPLES, "n_sample_to_save use_negative_prompt show_all_frames")),
+    "param_count": ("", ""),  # every run logs its parameters
+    "compile_tokenizer": ("", "enabled compile_after_iterations dynamic"),  # it is not compiled here
+    "frame_loss_log": _LOGS,  # metrics.jsonl has the losses
+    "wandb": _LOGS,  # job.wandb_mode switches it on; trainer.logging_iter is how often
+    "wandb_10x": _LOGS,
+    "dataloader_speed": ("", "every_n step_size"),  # iter_speed has the time for data
+    "reward_callback": _LOGS,  # metrics.jsonl has every reward
+    "verify_data_batch_keys": ("", "check_first_n"),  # the model checks each batch
+}
+STORED = ("save_s3", "save_s3_every_log_n", "upload_every_n_mul", "save_logging_iter_multipler")  # unused anywhere
+
+
+def _callback_settings(listed: Sequence[Mapping[str, Any]], warnings: list[str]) -> dict[str, Any]:
+    """The settings of ours that the callbacks of a recipe become, by key."""
+    settings: dict[str, Any] = {}
+    for entry in listed:
+        name = str(entry.get("name", ""))
+        if name not in CALLBACKS:
+            raise ConfigError(f"{KEY}: no callback is called '{name}'.{near(name, CALLBACKS)}")
+        place, arguments = f"{KEY}.{name}", dict(entry.get("args", {}))
+        same, unused = (names.split() for names in CALLBACKS[name])
+        for other in sorted(set(entry) - {"name", "args"}):
+            if other != "step_size":  # in published files, beside args
+                raise ConfigError(f"{place}.{other}: a callback has a name and args. Did you mean args.{other}?")
+            warnings.append(f"{place}.{other}: Cosmos-RL ignores this field, and so does this run; args.{other} counts")
+        known = (*same, *unused, *STORED)
+        for argument in arguments:
+            if argument not in known:
+                raise ConfigError(f"{place}.args.{argument}: '{name}' has no such argument.{near(argument, known)}")
+        if name not in DRAWN:
+            settings |= {f"{place}.{key}": arguments[key] for key in same if key in arguments}
+        elif node := _samples(arguments):
+            settings[f"+{place}"] = node
+    if listed and not any(entry.get("name") == "grad_clip" for entry in listed):
+        settings[f"{KEY}.grad_clip"] = None
+        warnings.append(f"{KEY}: without grad_clip, gradients are not clipped")
+    return settings
+
+
+def _samples(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The node of `DrawSamples`; nothing where it would draw nothing."""
+    if arguments.get("use_negative_prompt"):
+        raise ConfigError(f"{KEY}: use_negative_prompt = true, but samples are drawn against no text. Leave it out.")
+    is_sample = bool(arguments.get("is_sample", True) and arguments.get("guidance", [0.0]))
+    if not is_sample and not arguments.get("is_x0", True):
+        return {}
+    given = {name: arguments[name] for name in _SAMPLES.split() if name in arguments and name != "guidance"}
+    guidance = {"guidance": arguments.get("guidance", [0.0])} if is_sample else {}
+    return {"_target_": _target(DrawSamples), **given, **guidance, "is_sample": is_sample}

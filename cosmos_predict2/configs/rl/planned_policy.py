@@ -13,8 +13,7 @@ from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.tools.plan.embodied import EmbodiedRun
-from cosmos_predict2.tools.plan.simulated import SIZES, VIEWS, SimulatedRun
+from cosmos_predict2.tools.plan.policy_runs import SIZES, VIEWS, EmbodiedRun, SimulatedRun
 from cosmos_predict2.tools.plan.workload import optimizer_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.names import describe, target_of

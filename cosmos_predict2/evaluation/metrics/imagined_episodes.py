@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PSNR of imagined pictures of the toy world to the simulator's, frame by frame after the first.
+"""Imagined episodes of the toy world beside the simulator's: PSNR frame by frame after the first, and their ends.
 
-A model is compared with two baselines. One repeats the first frame. The other repeats the last motion: every thing goes
-on as it moved from the frame before to the first, stopped by walls only, drawn by the simulator itself from the true
-places. Episodes are held out: they belong to a split of the series that training never draws from.
+The PSNR of a model is compared with two baselines. One repeats the first frame. The other repeats the last motion:
+every thing goes on as it moved from the frame before to the first, stopped by walls only, drawn by the simulator itself
+from the true places. Episodes are held out: they belong to a split of the series that training never draws from.
+
+The success of a whole episode, imagined from its first picture and its actions, is judged from pixels alone: a detector
+of colours decides whether the object lies in the ring. It is part of the toy world and learns nothing; the ring is
+looked for on the first picture, which is the given one as the tokenizer leaves it, and the object on the last.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +15,14 @@ from dataclasses import dataclass
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.evaluation.metrics.held_out import MOVES
+from cosmos_predict2.toy_world.detector import Detection, detect
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
-from cosmos_predict2.toy_world.rendering import render
+from cosmos_predict2.toy_world.rendering import Picture, render
 from cosmos_predict2.toy_world.scene import (
     BOX_HALF_SIDE,
     GRIPPER,
@@ -26,15 +32,20 @@ from cosmos_predict2.toy_world.scene import (
     PARKED,
     PUCK_RADIUS,
     Floats,
+    find_setting,
     object_position,
 )
+from cosmos_predict2.toy_world.tasks import STILL, find_tasks
 from cosmos_predict2.world_model.sampling import to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel
 
 CHUNK = 12  # actions of a window
 BATCH = 50  # divides the usual numbers of episodes: some kernels are made anew for each batch size
-
 EDGE = 1.0  # pixels around an object that belong to it: its edge is soft
+# Who shall be driven by a model that a policy learns in: weak, shaky, and often wrong about where to.
+WEAK_DRIVER = Mix({"noisy": 1.0}, {"noisy": (0.1, 0.6)}, ring_elsewhere=0.0)
+_COLUMNS = ("base", "imagined", "agreement", "TPR", "FPR", "moved", "median", "still", "gripper", "lost", "episodes")
+HEADER = " ".join(f"{name:>9}" for name in _COLUMNS)
 
 # uint8 first frames [B, 3, 1, H, W] and actions [B, A, d] -> uint8 video [B, 3, 1 + A, H, W]
 Imagine = Callable[[Tensor, Tensor], Tensor]
@@ -176,3 +187,85 @@ def _on_object(states: Floats, size: int) -> Tensor:
         else:
             found |= numpy.maximum(abs(dx), abs(dy)) < BOX_HALF_SIDE + EDGE
     return torch.from_numpy(found)
+
+
+# --- the ends of whole episodes
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Imagined ends of episodes against true ones. Distances are pixels."""
+
+    num_episodes: int
+    base_rate: float  # of true success
+    imagined_rate: float
+    agreement: float
+    true_positive_rate: float
+    false_positive_rate: float
+    moved_mean: float  # how far the object is from its true place, where it truly moved
+    moved_median: float
+    still_mean: float  # and where it did not
+    gripper_mean: float
+    lost: float  # share of last pictures on which the object is not seen; its place counts as the first
+
+    def as_row(self) -> str:
+        """The figures after the name of a row of `HEADER`."""
+        rates = (self.base_rate, self.imagined_rate, self.agreement, self.true_positive_rate, self.false_positive_rate)
+        pixels = (self.moved_mean, self.moved_median, self.still_mean, self.gripper_mean)
+        return " ".join([*(f"{rate:>9.3f}" for rate in rates), *(f"{error:>9.2f}" for error in pixels)]) + (
+            f" {self.lost:>9.3f} {self.num_episodes:>9d}"
+        )
+
+
+def seen_success(first: Picture, last: Picture, tasks: Sequence[str], setting: str) -> NDArray[numpy.bool_]:
+    """[N], true where the task looks done by the first and the last picture, uint8 [N, H, W, 3]."""
+    todo = find_tasks(tasks)
+    if touching := sorted({name for name, task in zip(tasks, todo, strict=True) if task.verb == "touch"}):
+        raise ValueError(f"No picture shows whether a task of touching is done: {', '.join(touching)}.")
+    constants, _ = find_setting(setting, None)
+    begin, end = detect(first), detect(last)
+    place = _chosen(end, [task.target for task in todo])
+    away = numpy.hypot(*(place - begin.position["ring"]).T)
+    is_open = numpy.array([task.verb != "carry" for task in todo]) | ~end.is_closed
+    done: NDArray[numpy.bool_] = numpy.nan_to_num(away, nan=numpy.inf) < constants.success_distance
+    return done & is_open
+
+
+def agreement(episodes: Episodes, video_B_C_F_H_W: Tensor) -> Agreement:
+    """The ends of imagined videos of whole episodes, uint8, beside the simulator's."""
+    frames = video_B_C_F_H_W[:, :, [0, -1]].permute(2, 0, 3, 4, 1).contiguous().numpy()
+    done = seen_success(frames[0], frames[1], episodes.tasks, episodes.setting)
+    truth: NDArray[numpy.bool_] = episodes.success
+    target = [task.target for task in find_tasks(episodes.tasks)]
+    where = numpy.stack([episodes.states[:, :, object_position(k)] for k in range(len(OBJECTS))])
+    true_place = where[target, numpy.arange(len(episodes))]
+    found = detect(frames[1])
+    place = _chosen(found, target)
+    is_lost: NDArray[numpy.bool_] = numpy.asarray(numpy.isnan(place).any(axis=1))
+    place = numpy.where(is_lost[:, None], true_place[:, 0], place)
+    error = numpy.hypot(*(place - true_place[:, -1]).T)
+    moved: NDArray[numpy.bool_] = numpy.hypot(*(true_place[:, -1] - true_place[:, 0]).T) > STILL
+    gripper = numpy.hypot(*(found.position["gripper"] - episodes.states[:, -1, GRIPPER]).T)
+    return Agreement(
+        num_episodes=len(episodes),
+        base_rate=_mean(truth),
+        imagined_rate=_mean(done),
+        agreement=1 - _mean(done ^ truth),
+        true_positive_rate=_mean(done[truth]),
+        false_positive_rate=_mean(done[~truth]),
+        moved_mean=_mean(error[moved]),
+        moved_median=float(numpy.median(error[moved])) if moved.any() else float("nan"),
+        still_mean=_mean(error[~moved]),
+        gripper_mean=_mean(gripper[~numpy.isnan(gripper)]),
+        lost=_mean(is_lost),
+    )
+
+
+def _chosen(found: Detection, target: Sequence[int]) -> Floats:
+    """[N, 2], the place of each picture's object."""
+    both = numpy.stack([found.position[name] for name in OBJECTS])
+    return both[list(target), numpy.arange(len(target))]
+
+
+def _mean(values: NDArray[numpy.bool_] | Floats) -> float:
+    return float(values.mean()) if values.size else float("nan")

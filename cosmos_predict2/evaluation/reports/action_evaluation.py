@@ -2,10 +2,18 @@
 """Figures of a world model with actions on recordings that it never saw: likeness to the true frames at every horizon
 beside the first frame repeated; obedience (the loss with other actions, other actions beside other seeds, actions read
 from the imagined frames); drift (likeness by chunk, sharpness, and whether a seam is seen between chunks).
+
+The verdict has three signs, each beside a control that was measured in the same run. A model that ignores its actions
+shows none of them, one that follows them shows all; what could not be measured does not count.
+
+* The loss is larger with the actions of another clip: 1.05 times, on three clips of four. Control: the true actions.
+* A video moves with the actions of another clip, half as far at least as with another seed, the control.
+* Its actions can be read from the imagined frames, with half the R2 of true frames through the tokenizer, the upper
+  control. The lower one: the actions of other clips cannot be read from them.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,15 +33,6 @@ from cosmos_predict2.evaluation.metrics.controllability import (
     video_distances,
 )
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionFollowing
-from cosmos_predict2.evaluation.reports.action_verdict import (
-    CODED,
-    EXCHANGED,
-    IMAGINED,
-    READABLE,
-    TRUE,
-    Verdict,
-    verdict,
-)
 from cosmos_predict2.evaluation.reports.evaluation_page import Table, aligned
 from cosmos_predict2.pipelines.evaluation_data import Recordings
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
@@ -43,7 +42,56 @@ log = logging.getLogger(__name__)
 
 NUM_SCENES, NUM_SEQUENCES, NUM_SEEDS = 4, 3, 2  # first frames, sequences of actions and seeds of `action_trials`
 
+LEAST_RATIO, LEAST_SHARE = 1.05, 0.75
+LEAST_DISTANCE = 0.5  # of that between seeds
+LEAST_READ = 0.5  # of the R2 of true frames through the tokenizer
+READABLE = 0.2  # R2 of those from which on the probe can be trusted
+TRUE, CODED, IMAGINED, EXCHANGED = "true frames", "through the tokenizer", "imagined", "imagined, other clips' actions"
+
 Likeness = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``word`` is "follows", "ignores", "in part" or "unknown"."""
+
+    word: str
+    sentence: str
+
+
+def verdict(
+    gap: ActionGap | None, distances: Distances | None, following: Mapping[str, ActionFollowing], reason: str = ""
+) -> Verdict:
+    """The signs together; ``reason``: why nothing could be measured, if so."""
+    signs: list[tuple[bool, str]] = []  # whether a measurement shows obedience, and a sentence
+    if gap is not None:
+        sentence = (
+            f"with the actions of another clip its loss is {gap.mean:.2f} times as large, and larger on {gap.share:.0%}"
+            " of the clips (1.00 and 50% for a model that ignores them)"
+        )
+        signs.append((gap.mean >= LEAST_RATIO and gap.share >= LEAST_SHARE, sentence))
+    if distances is not None:
+        sentence = (
+            f"other actions change a video by {distances.actions:.2f} of 255, another seed by {distances.seeds:.2f} (0"
+            " for a model that ignores them)"
+        )
+        signs.append((distances.ratio >= LEAST_DISTANCE, sentence))
+    if {CODED, IMAGINED} <= set(following) and not following[CODED].r2_of_sums < READABLE:
+        read, best = following[IMAGINED].r2_of_sums, following[CODED].r2_of_sums
+        control = f", other clips' actions with {following[EXCHANGED].r2_of_sums:.2f}" if EXCHANGED in following else ""
+        sentence = (
+            f"its actions are read from the imagined frames with R2 {read:.2f} (from true frames through the tokenizer"
+            f" with {best:.2f}{control})"
+        )
+        signs.append((read >= LEAST_READ * best, sentence))
+    if not signs:
+        return Verdict("unknown", f"cannot say whether it follows its actions: {reason or 'nothing was measured'}")
+    shown, because = sum(is_shown for is_shown, _ in signs), "; ".join(sentence for _, sentence in signs)
+    if shown == len(signs):
+        return Verdict("follows", f"follows its actions: {because}")
+    if not shown:
+        return Verdict("ignores", f"ignores its actions: {because}")
+    return Verdict("in part", f"follows its actions only in part ({shown} of {len(signs)} signs): {because}")
 
 
 @dataclass(frozen=True)
@@ -67,7 +115,7 @@ class Report:
     likeness: dict[str, dict[str, list[float]]]  # name -> "imagined" and "first frame repeated" -> by horizon
     gap: ActionGap | None
     distances: Distances | None  # in units of pixels' values, 0 to 255
-    following: dict[str, ActionFollowing]  # what is read of which frames: action_verdict.TRUE and the other three
+    following: dict[str, ActionFollowing]  # what is read of which frames: TRUE and the other three
     by_chunk: dict[str, list[float]]
     seams: dict[str, float]  # the change at the first frame of a chunk, over that between other frames
     left_out: tuple[str, ...] = ()  # what was not measured, and why

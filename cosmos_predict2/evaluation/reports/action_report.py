@@ -10,8 +10,7 @@ from torch import Tensor
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.reports.action_evaluation import ActionTrials, Report
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, shown_width, write_json, written
-from cosmos_predict2.evaluation.reports.imagined_figures import ImaginedFigures
-from cosmos_predict2.evaluation.reports.toy_futures import Futures
+from cosmos_predict2.evaluation.reports.toy_world import Futures, ImaginedFigures
 from cosmos_predict2.pipelines.evaluation_data import Recordings
 
 NUM_SHOWN = 4  # clips, those in which most happens

@@ -20,10 +20,16 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecord, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
 from cosmos_predict2.text.trained_text import encode_commands
-from cosmos_predict2.tools.check.action_tables import ActionTable, bridge_table, lerobot_tables
-from cosmos_predict2.tools.check.bridge import RecordingJob, check_recording
 from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault, file_of
-from cosmos_predict2.tools.check.lerobot import check_videos, index_faults
+from cosmos_predict2.tools.check.recordings import (
+    ActionTable,
+    RecordingJob,
+    bridge_table,
+    check_recording,
+    check_videos,
+    index_faults,
+    lerobot_tables,
+)
 from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import Finding

@@ -13,16 +13,18 @@ from torch import Tensor
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.evaluation.metrics.imagined_episodes import (
+    WEAK_DRIVER,
+    agreement,
     held_out_episodes,
     horizon_table,
     pictures,
     psnr_by_horizon,
     repeat_first,
     repeat_motion,
+    seen_success,
     windows_of,
 )
-from cosmos_predict2.evaluation.metrics.imagined_success import WEAK_DRIVER, agreement, seen_success
-from cosmos_predict2.evaluation.reports.imagined_figures import MODEL, STANDSTILL, WEAK, measure
+from cosmos_predict2.evaluation.reports.toy_world import MODEL, STANDSTILL, WEAK, measure
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
 from cosmos_predict2.toy_world.scene import PUCK_X

@@ -25,7 +25,7 @@ from cosmos_predict2.evaluation.reports import action_evaluation
 from cosmos_predict2.evaluation.reports.action_evaluation import Report, evaluate, seam_change
 from cosmos_predict2.evaluation.reports.action_report import write_report
 from cosmos_predict2.evaluation.reports.evaluation_page import write_json
-from cosmos_predict2.evaluation.reports.toy_futures import Futures, imagine_futures
+from cosmos_predict2.evaluation.reports.toy_world import Futures, imagine_futures
 from cosmos_predict2.pipelines import evaluation_data
 from cosmos_predict2.pipelines.evaluation_data import Recordings, read_recordings, recordings_of_run, toy_recordings
 from cosmos_predict2.pipelines.recorded_run import apply_card

@@ -5,7 +5,7 @@ import pytest
 
 from cosmos_predict2.evaluation.metrics.controllability import ActionGap, Distances
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionFollowing
-from cosmos_predict2.evaluation.reports.action_verdict import CODED, EXCHANGED, IMAGINED, verdict
+from cosmos_predict2.evaluation.reports.action_evaluation import CODED, EXCHANGED, IMAGINED, verdict
 
 
 def gap(ratio: float, share: float = 1.0) -> ActionGap:

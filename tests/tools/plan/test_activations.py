@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.tools.plan.activations import activations
+from cosmos_predict2.tools.plan.memory import activations
 from cosmos_predict2.tools.plan.workload import Workload
 from cosmos_predict2.world_model.network import embedders
 from cosmos_predict2.world_model.recompute import POLICIES, apply_recompute

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cosmos_predict2.tools.plan.simulated import HOST_GB, PICTURE, SimulatedRun, estimate
+from cosmos_predict2.tools.plan.policy_runs import HOST_GB, PICTURE, SimulatedRun
 from cosmos_predict2.tools.plan.speed import GPUS
 from scripts import plan
 from tests.programs import call
@@ -75,18 +75,22 @@ def test_a_policy_that_imagines_is_planned_and_a_tiny_one_fits(capsys: pytest.Ca
 
 
 def test_episodes_that_find_no_place_take_another_wave() -> None:
-    run = SimulatedRun("openvla-oft", "libero", 2, 8, 0, 1, 8, 8, 64, 512, 16, 1, True, False, 100, 2, 4, True)
+    run = SimulatedRun(
+        policy="openvla-oft", simulator="libero", views=2, gpus=8, players=0, shards=1, envs=8, episodes=8,
+        decisions=64, max_steps=512, chunk=16, updates=1, recomputes=True, samples_again=False, steps=100, bytes_each=2,
+        optimizer_bytes=4, accumulates=True,
+    )  # fmt: skip
     gpu = GPUS["H100"]
 
     def seconds(**changes: Any) -> dict[str, float]:
-        return estimate(replace(run, **changes), gpu, "whole").seconds
+        return replace(run, **changes).estimate(gpu, "whole").seconds
 
     one = seconds()
     assert seconds(episodes=9)["simulating"] == seconds(episodes=16)["simulating"] == 2 * one["simulating"]
     assert 6 < seconds(policy="openvla")["deciding"] / one["deciding"] < 7  # token after token, in shorter rows
     assert seconds(updates=3)["training"] > 2 * one["training"]
     pictures = 8 * run.episodes * run.decisions * run.views * PICTURE / 2**30
-    assert estimate(run, gpu, "whole").host_gb == pytest.approx(
+    assert run.estimate(gpu, "whole").host_gb == pytest.approx(
         8 * 8 * HOST_GB + (3 if run.samples_again else 1) * pictures
     )
 

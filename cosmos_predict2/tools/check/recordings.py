@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actions of a data set as a table: what each number is called, in which range it lies, and what a model will see.
+"""Recordings of a robot: whether their files are there, can be decoded and fit the states or the index; and a table of
+their actions: what each number is called, in which range it lies, and what a model will see.
 
 For controller actions (LeRobot) these are the recorded rows; for poses (Bridge's layout) the differences of successive
 ones, in metres and radians, before they are scaled.
@@ -22,10 +23,12 @@ from cosmos_predict2.actions.statistics import (
     sampled_statistics,
 )
 from cosmos_predict2.actions.transforms import ActionTransform, Floats, pose_differences, relative_pose
-from cosmos_predict2.data.action_conditioned.recordings import read_recording
+from cosmos_predict2.data.action_conditioned.recordings import read_annotation, read_recording
 from cosmos_predict2.data.lerobot.info import Info, Modality, Part
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, part_width
+from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.findings import Finding
 
 POSE_NAMES = ("dx (m)", "dy (m)", "dz (m)", "droll", "dpitch", "dyaw", "gripper")
 MOST_RECORDINGS = 2000  # of Bridge's layout that statistics are computed of, evenly spread
@@ -183,3 +186,107 @@ def _flat(names: Any) -> list[str]:
     if not isinstance(names, list):
         return []
     return [text for name in names for text in (_flat(name) if isinstance(name, list | Mapping) else [str(name)])]
+
+
+# --- files
+
+
+@dataclass(frozen=True)
+class RecordingJob:
+    """A recording in Bridge's layout."""
+
+    annotation: Path
+    root: Path  # that the paths of videos count from
+    num_frames: int | None = None
+    is_fast: bool = False
+
+
+def check_recording(job: RecordingJob) -> list[ClipFacts]:
+    """One entry for each camera; faults of the annotation are with the first, which may be no clip."""
+    path = job.annotation
+    try:
+        annotation = read_annotation(path)
+        recording = read_recording(path)
+        assert recording is not None, "no recording was left out"
+    except DataError as error:
+        return [ClipFacts(stem=path.stem, path="", faults=[fault(path, "annotation", str(error))])]
+    faults = [fault(path, "annotation", f"{path}: {text}.") for text in _annotation_faults(annotation)]
+    num_states = len(recording.poses)
+    if job.num_frames is not None and num_states < job.num_frames:
+        message = f"{path} has {num_states} states, but training takes {job.num_frames} frames."
+        faults.append(fault(path, "too_short", message))
+    facts = []
+    for camera, entry in enumerate(annotation["videos"]):
+        name = entry.get("video_path") if isinstance(entry, dict) else entry
+        if not isinstance(name, str) or not name:
+            faults.append(fault(path, "annotation", f"{path}: video {camera} has no 'video_path'."))
+            continue
+        video = job.root / name
+        if not video.is_file():
+            faults.append(fault(video, "missing_video", f"{video} is missing; {path} names it."))
+            continue
+        found = check_clip(ClipJob(path.stem, video, is_fast=job.is_fast))
+        if found.height and found.num_frames < num_states:
+            message = f"{video} has {found.num_frames} frames for the {num_states} states of {path}."
+            found.faults.append(fault(video, "too_short", message))
+        facts.append(found)
+    return [*facts, ClipFacts(stem=path.stem, path="", faults=faults)] if faults else facts
+
+
+def _annotation_faults(annotation: dict[str, Any]) -> Iterator[str]:
+    num_states, actions = len(annotation["state"]), annotation.get("action")
+    if num_states == 0:
+        yield "'state' is empty: the recording has no frames"
+    elif actions is None:
+        return
+    elif not isinstance(actions, list) or len(actions) not in (num_states - 1, num_states):
+        count = len(actions) if isinstance(actions, list) else type(actions).__name__
+        yield f"'action' has {count} rows for {num_states} states; {num_states - 1} are expected"
+    else:
+        try:
+            is_finite = bool(numpy.isfinite(numpy.array(actions, dtype=numpy.float64)).all())
+        except (TypeError, ValueError):
+            is_finite = False
+        if not is_finite:
+            yield "'action' holds something else than rows of finite numbers"
+
+
+def check_videos(source: LeRobotSource, *, is_fast: bool, workers: int | None) -> list[ClipFacts]:
+    """One entry for each video file of each camera; those of a camera whose pictures are in the tables are none."""
+    jobs = [
+        ClipJob(f"{camera}/{path.stem}", path, is_fast=is_fast)
+        for camera in source.info.cameras
+        if source.info.is_video(camera)
+        for path in dict.fromkeys(source.file_of(i, camera) for i in range(len(source)))
+        if path.is_file()
+    ]
+    return check_all(check_clip, jobs, source.info.root, workers)
+
+
+def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int | None = None) -> Iterator[Finding]:
+    """Files that are not there, episodes that are too short, and videos that are shorter or faster than is stated."""
+    root, lengths = source.info.root, source.episodes.lengths.tolist()
+    missing = {path for camera in source.info.cameras for path in source.missing_files(camera)}
+    for path in sorted(missing):
+        yield fault(path, "missing_file", f"{path} does not exist; the index of {root} names it.")
+    for i, length in enumerate(lengths):
+        if num_frames is not None and length < num_frames:
+            message = f"{root}: {source.name(i)} has {length} frames, but training takes {num_frames}."
+            yield fault(source.layout.rows(i).path, "too_short", message)
+    by_path = {facts.path: facts for facts in clips if facts.height}
+    for camera in filter(source.info.is_video, source.info.cameras):
+        rates = set()
+        for i in range(len(lengths)):
+            try:
+                clip = source.layout.clip(i, camera)
+                if (facts := by_path.get(str(clip.path))) is None:
+                    continue
+                if facts.path not in rates:
+                    rates.add(facts.path)
+                    source.check_rate(camera, clip.path, facts.num_frames, facts.fps)
+                source.clip(i, camera)  # raises where the index does not agree with itself
+            except DataError as error:
+                yield fault(source.file_of(i, camera), "index", str(error))
+                continue
+            if (problem := source.length_problem(i, camera, clip, facts.num_frames)) is not None:
+                yield fault(facts.path, "too_short", problem)
