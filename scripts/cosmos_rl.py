@@ -11,8 +11,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-import torch
-
 from cosmos_predict2.compat import launch
 from cosmos_predict2.compat.cosmos_rl.diffusion_nft import translate_nft
 from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
@@ -62,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    import torch
+
     _require_recipe(args.config)
     translation = translate(args.config, torch.accelerator.device_count())
     _require_script(args.script, translation.scripts)

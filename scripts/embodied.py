@@ -9,8 +9,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-import torch
-
 from cosmos_predict2.compat import launch
 from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
 from cosmos_predict2.compat.rlinf.files import load_embodiment
@@ -45,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    import torch
+
     content = load_embodiment(args.config_path, args.config_name, args.overrides)
     translation = translate_embodiment(content, torch.accelerator.device_count())
     return launch.start(translation, overrides, train.main, name="configuration", dryrun=args.dryrun, debug=args.debug)
