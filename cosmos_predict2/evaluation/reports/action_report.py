@@ -61,24 +61,17 @@ def write_report(
 def _show_likeness(page: Page, report: Report) -> None:
     page.heading("Likeness to the true frames", "By frames after the first one, which is given.")
     page.curves(report.likeness, "frames after the first")
-    page.note(_likeness_sentence(report))
+    by_kind = report.likeness["PSNR (dB)"]
+    gains = [a - b for a, b in zip(by_kind["imagined"], by_kind["first frame repeated"])]
+    page.note(
+        f"Imagined frames are nearer to the truth than the first frame repeated at {sum(gain > 0 for gain in gains)} of"
+        f" {len(gains)} frames: by {gains[0]:+.1f} dB at the first, {gains[-1]:+.1f} dB at the last."
+    )
     likeness, by_chunk = report.tables()
     page.table(*likeness)
     if len(report.by_chunk["PSNR"]) > 1:
         page.heading("Drift over chunks", "Each chunk begins with the last frame that was imagined before.")
         page.table(*by_chunk)
-
-
-def _likeness_sentence(report: Report) -> str:
-    """The number of frames at which the imagined ones are nearer to the truth than a standstill, and by how much."""
-    by_kind = report.likeness["PSNR (dB)"]
-    imagined, still = by_kind["imagined"], by_kind["first frame repeated"]
-    gains = [a - b for a, b in zip(imagined, still)]
-    nearer = sum(gain > 0 for gain in gains)
-    return (
-        f"Imagined frames are nearer to the truth than the first frame repeated at {nearer} of {len(gains)} frames: by"
-        f" {gains[0]:+.1f} dB at the first, {gains[-1]:+.1f} dB at the last."
-    )
 
 
 def _show_clips(page: Page, folder: Path, truth: Tensor, imagined: Tensor, fps: float) -> None:

@@ -162,7 +162,8 @@ def _embedding(job: ClipJob, text: str | None, faults: list[Finding]) -> Tensor 
     if not rows.any():
         found("embedding", f"holds nothing but zeros. {again}")
         return rows
-    is_bytes = _looks_like_bytes(rows)
+    # The numbers of the bytes encoder are 0, +-1 and +-2; those of a network are anything.
+    is_bytes = bool(((rows[0] == rows[0].round()) & (rows[0].abs() <= 2)).all())
     if job.width is not None and rows.shape[1] != job.width:
         message = f"has embeddings of width {rows.shape[1]}, the folder's encoder gives {job.width}. {again}"
         found("wrong_encoder", message)
@@ -173,9 +174,3 @@ def _embedding(job: ClipJob, text: str | None, faults: list[Finding]) -> Tensor 
         message = f"{job.caption} has changed since it was encoded to {job.embedding}. Encode it again: {command}"
         faults.append(fault(job.embedding, "caption_changed", message))
     return rows
-
-
-def _looks_like_bytes(rows: Tensor) -> bool:
-    """True for the numbers of the bytes encoder, 0, +-1 and +-2; those of a network are anything."""
-    first = rows[0]
-    return bool(((first == first.round()) & (first.abs() <= 2)).all())

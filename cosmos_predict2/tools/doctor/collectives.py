@@ -44,7 +44,7 @@ def examine(limit_s: float = LIMIT_S) -> list[Finding]:
     findings: list[Finding] = []
     try:
         distributed.init(limit_s, store=dist.distributed_c10d.PrefixStore("doctor", store))
-        findings += [*_rank_map(), *_barriers(), *_collectives("gloo", torch.device("cpu"))]
+        findings += [*_rank_map(), _barrier(), *_collectives("gloo", torch.device("cpu"))]
         if torch.cuda.is_available():
             findings += _collectives("nccl", distributed.device())
         distributed.barrier("end of the examination", limit_s)
@@ -118,13 +118,13 @@ def _rank_map() -> list[Finding]:
     return findings
 
 
-def _barriers() -> list[Finding]:
+def _barrier() -> Finding:
     times = []
     for i in range(20):
         start = time.perf_counter()
         distributed.barrier(f"latency {i + 1} of 20")
         times.append(time.perf_counter() - start)
-    return [Finding("processes/barrier", f"{statistics.median(times) * 1e3:.2f} ms (median of 20)")]
+    return Finding("processes/barrier", f"{statistics.median(times) * 1e3:.2f} ms (median of 20)")
 
 
 def _collectives(backend: str, device: torch.device) -> list[Finding]:

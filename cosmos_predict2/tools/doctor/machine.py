@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 
 from cosmos_predict2.data.jobs import num_cores
 from imaginaire import storage
+from imaginaire.errors import first_line
 from imaginaire.findings import Finding, Level, graded
 from imaginaire.training import memory, provenance
 
@@ -196,7 +197,7 @@ def _import_problem(module: str) -> str | None:
     try:
         importlib.import_module(module)
     except Exception as error:  # a package may do anything while it is imported
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return first_line(error)
     return None
 
 

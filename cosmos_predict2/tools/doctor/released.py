@@ -15,7 +15,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_attention
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire import storage
-from imaginaire.errors import UserError
+from imaginaire.errors import UserError, first_line
 from imaginaire.findings import Finding
 
 HEAD_DIMS = (128, 64)  # of the released networks, and of the tiny one
@@ -54,8 +54,8 @@ def _backend(backend: str, device: torch.device, dtype: torch.dtype) -> Finding:
         for head_dim, op in ops.items():
             check_attention(op, head_dim, device, dtype)
     except (ValueError, RuntimeError, NotImplementedError) as error:
-        value = f"{type(error).__name__}: {_first_line(error)}"
-        return Finding(f"attention/{backend}", value, "error", "do not use it: leave atten_backend at auto")
+        cure = "do not use it: leave atten_backend at auto"
+        return Finding(f"attention/{backend}", first_line(error), "error", cure)
     widths = " and ".join(map(str, HEAD_DIMS))
     return Finding(f"attention/{backend}", f"agrees with plain products, head widths {widths}")
 
@@ -81,7 +81,7 @@ def network(device: torch.device) -> Finding:
         out.float().square().mean().backward()
         is_finite = all(bool(p.grad.isfinite().all()) for p in net.parameters() if p.grad is not None)
     except (RuntimeError, ValueError) as problem:
-        return Finding(f"network/{name}", f"{type(problem).__name__}: {_first_line(problem)}", "error")
+        return Finding(f"network/{name}", first_line(problem), "error")
     if not error <= _ROUNDING or not is_finite:
         value = f"differs from float32 on the host by {error:.1e}" if is_finite else "a gradient is not finite"
         cure = "try net.atten_backend=math; if that is right, the attention kernel is wrong, else the device or driver"
@@ -109,8 +109,7 @@ def videos() -> Iterator[Finding]:
         yield Finding("videos/PyAV", f"{av.__version__} (brings its own FFmpeg)")
         yield Finding("videos/a clip written and read", _round_trip())
     except (ImportError, UserError, ValueError, OSError, RuntimeError) as error:
-        value = f"{type(error).__name__}: {_first_line(error)}"
-        yield Finding("videos/a clip written and read", value, "error", "pip install -c constraints.txt av")
+        yield Finding("videos/a clip written and read", first_line(error), "error", "pip install -c constraints.txt av")
 
 
 def _round_trip() -> str:
@@ -147,10 +146,6 @@ def _released() -> Iterator[tuple[str, str]]:
     yield "video tokenizer", released.get_tokenizer_checkpoint()
     yield "T5 text encoder", released.get_t5_model_dir()
     yield "guardrail", released.get_guardrail_dir()
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")
 
 
 def _name(dtype: Any) -> str:

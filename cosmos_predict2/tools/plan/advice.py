@@ -96,14 +96,12 @@ def _combinations(start: Workload | Change, kinds: Sequence[Kind]) -> list[Chang
     """Every way to take one choice of each kind; each kind begins with what those before it chose."""
     found = [start if isinstance(start, Change) else Change(start)]
     for kind in kinds:
-        found += [_joined(change, option) for change in found for option in kind(change.work)]
+        for change in tuple(found):
+            for option in kind(change.work):
+                by_key = {o.replace(" ", "=").partition("=")[0]: o for o in (*change.overrides, *option.overrides)}
+                remark = "; ".join(filter(None, (change.remark, option.remark)))
+                found.append(Change(option.work, tuple(by_key.values()), change.distance + option.distance, remark))
     return found
-
-
-def _joined(change: Change, option: Change) -> Change:
-    by_key = {o.replace(" ", "=").partition("=")[0]: o for o in (*change.overrides, *option.overrides)}
-    remark = "; ".join(filter(None, (change.remark, option.remark)))
-    return Change(option.work, tuple(by_key.values()), change.distance + option.distance, remark)
 
 
 # --- kinds of changes

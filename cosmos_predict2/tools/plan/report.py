@@ -80,6 +80,12 @@ def _head(plan: Plan) -> list[str]:
     trained = "all weights" if work.lora_rank is None else f"adapters of rank {work.lora_rank}"
     if work.lora_rank is not None and work.trains_embedders:
         trained += " and the embedders of actions"
+    rollouts = []
+    if (of := work.passes) is not None:
+        passes = f"{of.rollout} passes to generate, {of.old + of.reference} of other weights"
+        clips, steps = _count(of.clips, "clip"), _count(of.updates, "step")
+        rollouts.append(f"  rollouts    {clips} of a GPU for {steps}, each with {passes}")
+        rollouts.append(f"              and {of.with_gradient:g} forward and backward")
     sharding = f"sharded over {work.shard_size}" if work.shard_size > 1 else "not sharded"
     return [
         f"{work.num_gpus} x {plan.gpu_name}, {plan.limit / GB:.0f} GB each (1 GB = 2^30 bytes)",
@@ -88,16 +94,9 @@ def _head(plan: Plan) -> list[str]:
         f" {'x'.join(map(str, work.latent_shape))}",
         f"  a step      {work.clips_per_step:g} clips: {work.batch_size} in a micro-batch,"
         f" {_count(work.grad_accum, 'micro-batch')}, each clip over {_count(work.context_parallel, 'GPU')}",
-        *_rollouts(work),
+        *rollouts,
         f"  recomputes  {work.mode}" + (f" in every {work.every_n_blocks}. block" if work.every_n_blocks > 1 else ""),
     ]
-
-
-def _rollouts(work: Workload) -> Iterator[str]:
-    if (of := work.passes) is not None:
-        passes = f"{of.rollout} passes to generate, {of.old + of.reference} of other weights"
-        yield f"  rollouts    {_count(of.clips, 'clip')} of a GPU for {_count(of.updates, 'step')}, each with {passes}"
-        yield f"              and {of.with_gradient:g} forward and backward"
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -132,7 +131,9 @@ def _advice(plan: Plan) -> Iterator[str]:
         proposals["With more GPUs"] = plan.more_gpus
     for title, found in proposals.items():
         if found is not None:
-            yield from ("", f"{title} ({_figures(found)}):", *_pasted(found))
+            figures = f"{found.bytes / GB:.1f} GB, {_seconds(found.seconds)} an iteration"
+            hours = "" if found.hours is None else f", {_hours(found.hours)} in all"
+            yield from ("", f"{title} ({figures}, {found.clips_per_hour:,.0f} clips/h{hours}):", *_pasted(found))
     if not plan.fits and plan.nearest is None and plan.more_gpus is None:
         yield "\nNo combination of these fits: take GPUs with more memory, a smaller model or resolution."
 
@@ -179,11 +180,6 @@ def as_values(plan: Plan) -> dict[str, Any]:
 
 def cards_values(found: Mapping[int, tuple[Prediction, bool]]) -> dict[str, Any]:
     return {str(size): dict(card=CARDS[size], fits=fits, **asdict(outcome)) for size, (outcome, fits) in found.items()}
-
-
-def _figures(found: Prediction) -> str:
-    text = f"{found.bytes / GB:.1f} GB, {_seconds(found.seconds)} an iteration, {found.clips_per_hour:,.0f} clips/h"
-    return text if found.hours is None else f"{text}, {_hours(found.hours)} in all"
 
 
 def _pasted(found: Prediction) -> list[str]:
