@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command and recipe fragment of the guide "VLA" of Cosmos-RL, as it prints them: what it does here."""
 
-import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
 from imaginaire.config.files import load_toml
 from scripts import cosmos_rl
+from tests.compat.recipes import edited
 from tests.guides import ROOT, follow, linked
 
 OPENVLA = """
@@ -100,79 +100,57 @@ def test_a_command_of_the_guide(command: str, recipe: str, more: str, code: int,
         assert validated == ([1, 2] if recipe == MINE else [0, 1])
 
 
-FRAGMENTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {  # recipe; what the guide prints; overrides of it
-    "openvla": (
-        "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml",
-        {
-            "policy": {"model_name_or_path": "Haozhan72/Openvla-oft-SFT-libero10-trajall"},
-            "vla": {"vla_type": "openvla-oft", "training_chunk_size": 16},
-        },
+OFT = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml"
+LIBERO, B1K = "configs/pi05/pi05-libero10-grpo-colocate.toml", "configs/pi05/pi05-b1k-grpo-colocate.toml"
+PI05_OF_THE_GUIDE = dict(
+    num_steps=5, action_chunk=10, action_env_dim=7, noise_method="flow_sde", train_expert_only=True
+)
+GRPO = dict(
+    type="grpo", trainer_type="grpo_vla", variant="dapo", temperature=1.6, epsilon_low=0.2, epsilon_high=0.28,
+    lower_bound_ratio=10.0, kl_beta=0.0,
+)  # fmt: skip
+FRAGMENTS: list[tuple[str, dict[str, dict[str, Any]], list[str]]] = [  # recipe; sections of the guide; overrides of it
+    (
+        OFT,
+        dict(
+            policy=dict(model_name_or_path="Haozhan72/Openvla-oft-SFT-libero10-trajall"),
+            vla=dict(vla_type="openvla-oft", training_chunk_size=16),
+        ),
         ['model.config.policy.path="Haozhan72/Openvla-oft-SFT-libero10-trajall"', "trainer.grad_accum_iter=64"],
     ),
-    "pi05": (
-        "configs/pi05/pi05-libero10-grpo-colocate.toml",
-        {
-            "policy": {"model_name_or_path": "sunshk/pi05_libero_pytorch"},
-            "vla": {"vla_type": "pi05", "training_chunk_size": 16},
-            "custom": {
-                "pi05": {
-                    "num_steps": 5,
-                    "action_chunk": 10,
-                    "action_env_dim": 7,
-                    "noise_method": "flow_sde",
-                    "train_expert_only": True,
-                }
-            },
-        },
+    (
+        LIBERO,
+        dict(
+            policy=dict(model_name_or_path="sunshk/pi05_libero_pytorch"),
+            vla=dict(vla_type="pi05", training_chunk_size=16),
+            custom__pi05=PI05_OF_THE_GUIDE,
+        ),
         ["++model.config.policy.num_steps=5", "++model.config.policy.train_expert_only=true"],
     ),
-    "libero": (
-        "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml",
-        {
-            "validation": {"dataset": {"name": "libero", "subset": "libero_10", "split": "val"}},
-            "vla": {"num_envs": 8},
-        },
+    (
+        OFT,
+        dict(validation__dataset=dict(name="libero", subset="libero_10", split="val"), vla=dict(num_envs=8)),
         ["model.config.env.num_envs=8", "model.config.eval_env.num_envs=8"],
     ),
-    "behavior": (
-        "configs/pi05/pi05-b1k-grpo-colocate.toml",
-        {
-            "validation": {"dataset": {"name": "b1k", "subset": "b1k"}},
-            "vla": {"num_envs": 4, "height": 256, "width": 256},
-        },
+    (
+        B1K,
+        dict(validation__dataset=dict(name="b1k", subset="b1k"), vla=dict(num_envs=4, height=256, width=256)),
         ["model.config.env.num_envs=4"],
     ),
-    "grpo": (
-        "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml",
-        {
-            "train": {
-                "train_policy": {
-                    "type": "grpo",
-                    "trainer_type": "grpo_vla",
-                    "variant": "dapo",
-                    "temperature": 1.6,
-                    "epsilon_low": 0.2,
-                    "epsilon_high": 0.28,
-                    "lower_bound_ratio": 10.0,
-                    "kl_beta": 0.0,
-                }
-            }
-        },
+    (
+        OFT,
+        dict(train__train_policy=GRPO),
         ["++model.config.policy.temperature=1.6", "model.config.rl.clip_ratio_high=0.28"],
     ),
-}
+]
 
 
-def merged(content: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    for key, value in more.items():
-        content[key] = merged(content[key], value) if isinstance(content.get(key), dict) else value
-    return content
-
-
-@pytest.mark.parametrize("name", FRAGMENTS)
-def test_a_fragment_of_the_guide_is_translated(name: str) -> None:
-    recipe, fragment, expected = FRAGMENTS[name]
-    found = translate_vla(merged(load_toml(str(ROOT / recipe)), copy.deepcopy(fragment)))
+@pytest.mark.parametrize(("recipe", "fragment", "expected"), FRAGMENTS)
+def test_a_fragment_of_the_guide_is_translated(
+    recipe: str, fragment: dict[str, dict[str, Any]], expected: list[str]
+) -> None:
+    fields = {f"{section}__{name}": value for section, one in fragment.items() for name, value in one.items()}
+    found = translate_vla(edited(load_toml(str(ROOT / recipe)), **fields))
     assert set(expected) <= set(found.overrides)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes of Cosmos-RL for policies: what they set here, published files, and what is refused by name."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError
 from scripts import evaluate_policy
 from scripts.cosmos_rl import translate, translate_content
-from tests.compat.test_world_model_recipes import BASE, at_the_root, edited
+from tests.compat.recipes import BASE, ROOT, edited, value_of
+from tests.compat.test_world_model_recipes import at_the_root
 
-ROOT = Path(__file__).resolve().parents[2]
 OFT, PI05 = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r", "configs/pi05/pi05-{}-grpo-colocate"
 COLOCATED, LIBERO, B1K = f"{OFT}-colocate.toml", f"{PI05.format('libero10')}.toml", f"{PI05.format('b1k')}.toml"
 TINY = {
@@ -27,11 +28,6 @@ TINY = {
     "pi05": load_toml(str(ROOT / "configs/pi05/tiny-pi05-grpo.toml")),
 }
 __all__ = ["at_the_root"]  # a fixture
-
-
-def value_of(translation: Translation, key: str) -> str:
-    found = [item.lstrip("+").partition("=") for item in translation.overrides]
-    return next(value for name, _, value in found if name == key or name.endswith(f".{key}"))
 
 
 def changed(tiny: str = "openvla", **changes: Any) -> Translation:
@@ -319,9 +315,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [  # a change of a tiny recipe, a
 
 @pytest.mark.parametrize(("tiny", "changes", "named"), WRONG, ids=lambda case: str(case)[:40])
 def test_a_wrong_recipe_is_refused_by_name(tiny: str, changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=re.escape(named)):
         changed(tiny, **changes)
-    assert named in str(refused.value)
 
 
 FOREIGN: list[tuple[dict[str, Any], str]] = [  # what published recipes of other things say of themselves
@@ -372,10 +367,6 @@ def test_a_field_without_effect_is_reported_where_it_is_not_as_published(
     assert not reported(load_toml(path))
     (one,) = reported(edited(load_toml(path), **changes))
     assert told in one
-
-
-def test_published_values_are_not_reported() -> None:
-    assert not [one for one in translate_vla(edited(load_toml(COLOCATED), **PUBLISHED)).warnings if "published" in one]
 
 
 def test_every_field_that_is_read_is_used() -> None:

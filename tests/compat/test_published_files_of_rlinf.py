@@ -12,6 +12,7 @@ from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
 from cosmos_predict2.compat.rlinf.files import load_embodiment, require_known
 from cosmos_predict2.configs.rl.experiment import policy_behavior, policy_libero
 from imaginaire.errors import ConfigError
+from tests.compat.recipes import value_of
 from tests.guides import write_published
 
 OFT, PI05 = "cosmos_libero_spatial_grpo_openvlaoft", "cosmos_libero_spatial_grpo_openpi05"
@@ -43,11 +44,6 @@ def today(tmp_path: Path) -> Path:
 
 def translated(folder: Path, name: str, *overrides: str) -> Translation:
     return translate_embodiment(load_embodiment(str(folder), name, overrides), 4)
-
-
-def value_of(translation: Translation, key: str) -> str:
-    found = [item.partition("=") for item in translation.overrides]
-    return next(value for name, _, value in found if name.lstrip("+") == key or name.endswith(f".{key}"))
 
 
 @pytest.mark.parametrize("name", [OFT, PI05])
