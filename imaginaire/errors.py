@@ -3,7 +3,7 @@
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(ValueError):
@@ -51,10 +51,12 @@ def near(name: str, known: Iterable[str], limit: int = 12) -> str:
     names = sorted(set(known))
     if close := difflib.get_close_matches(name, names, n=3):
         return f" Did you mean {', '.join(close)}?"
-    if not names:
-        return ""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f" Known: {', '.join(names[:limit])}{more}."
+    return f" Known: {listed(names, limit)}." if names else ""
+
+
+def listed(names: Sequence[str], limit: int = 8) -> str:
+    """``a, b and 3 more``."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def missing_package(package: str, extra: str) -> ConfigError:

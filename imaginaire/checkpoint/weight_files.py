@@ -22,7 +22,7 @@ from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import plain_arrays, plain_pickle
 from imaginaire.checkpoint.dcp import dcp_read, is_dcp
 from imaginaire.checkpoint.plain_pickle import load_plain, refused_object
-from imaginaire.errors import CheckpointError, ConfigError, first_line, near
+from imaginaire.errors import CheckpointError, ConfigError, first_line, listed, near
 from imaginaire.storage import hub
 from imaginaire.storage.absent_files import absent
 from imaginaire.storage.object_store import StrPath
@@ -316,8 +316,8 @@ def _open_folder(folder: _Folder) -> Mapping[str, Tensor]:
     if len(inner) == 1:
         return _open_folder(_Folder.at(storage.join(address, inner[0])))
     if inner:
-        raise CheckpointError(f"{address} holds several sets of weights. Name one: {_listed(inner, address)}.")
-    raise CheckpointError(f"{address} holds no weights. It holds: {_listed(names) or 'nothing'}.")
+        raise CheckpointError(f"{address} holds several sets of weights. Name one: {_choice(address, inner)}.")
+    raise CheckpointError(f"{address} holds no weights. It holds: {listed(names) or 'nothing'}.")
 
 
 def _open_files(folder: _Folder) -> Mapping[str, Tensor] | None:
@@ -339,9 +339,8 @@ def _open_files(folder: _Folder) -> Mapping[str, Tensor] | None:
         return _merged({name: folder.open(name) for name in expected}, folder.address)
     if len(files) == 1:
         return folder.open(files[0])
-    raise CheckpointError(
-        f"{folder.address} holds several files of weights. Name one: {_listed(files, folder.address)}."
-    )
+    one_of = _choice(folder.address, files)
+    raise CheckpointError(f"{folder.address} holds several files of weights. Name one: {one_of}.")
 
 
 def _open_index(folder: _Folder, index: str) -> Mapping[str, Tensor]:
@@ -354,7 +353,7 @@ def _open_index(folder: _Folder, index: str) -> Mapping[str, Tensor]:
     shards = {name: folder.open(name) for name in needed}
     if lost := [name for name, shard in places.items() if name not in shards[shard]]:
         raise CheckpointError(
-            f"{folder.address}: {index} names {len(lost)} tensors that its shards do not hold: {_listed(lost)}."
+            f"{folder.address}: {index} names {len(lost)} tensors that its shards do not hold: {listed(lost)}."
         )
     return LazyTensors({name: (shards[shard], name) for name, shard in places.items()})
 
@@ -363,7 +362,7 @@ def _merged(parts: Mapping[str, Mapping[str, Tensor]], address: str) -> Mapping[
     places: dict[str, tuple[Any, str]] = {}
     for shard in parts.values():
         if twice := [name for name in shard if name in places]:
-            raise CheckpointError(f"{address}: two shards hold the same tensors: {_listed(twice)}.")
+            raise CheckpointError(f"{address}: two shards hold the same tensors: {listed(twice)}.")
         places |= {name: (shard, name) for name in shard}
     return LazyTensors(places)
 
@@ -374,7 +373,7 @@ def _require_shards(folder: _Folder, needed: Iterable[str]) -> None:
         raise CheckpointError(f"{folder.address}: the index names files outside its folder: {unsafe[:3]}.")
     if missing := [name for name in needed if name not in folder.names]:
         raise CheckpointError(
-            f"{folder.address}: {len(missing)} of {len(needed)} shards are missing: {_listed(missing)}. "
+            f"{folder.address}: {len(missing)} of {len(needed)} shards are missing: {listed(missing)}. "
             "Fetch the folder again."
         )
 
@@ -411,16 +410,15 @@ def _pointed(folder: str) -> str:
 def _iterations(folder: str) -> str:
     """The iterations of a run, newest first, for messages."""
     there = {*storage.listdir(storage.join(folder, "model")), *storage.listdir(folder)}
-    return f"Iterations there: {_listed(sorted((n for n in there if n.startswith('iter_')), reverse=True)) or 'none'}."
+    return f"Iterations there: {listed(sorted((n for n in there if n.startswith('iter_')), reverse=True)) or 'none'}."
 
 
 def _has_weights(names: list[str]) -> bool:
     return ".metadata" in names or any(name.endswith(TENSOR_SUFFIXES) for name in names)
 
 
-def _listed(names: list[str], address: str = "", limit: int = 8) -> str:
-    shown = [f"{address.rstrip('/')}/{name}" if address else name for name in names[:limit]]
-    return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+def _choice(address: str, names: list[str]) -> str:
+    return listed([below(address, name) for name in names])
 
 
 # The hub --------------------------------------------------------------------------------------------------------------
@@ -444,7 +442,7 @@ def _open_hub(address: str) -> Mapping[str, Tensor]:
     found = _open_files(folder)
     if found is None:
         inside = [name for name in below if name.endswith(TENSOR_SUFFIXES)]
-        raise CheckpointError(f"{folder.address} holds several sets of weights, or none. Name one: {_listed(inside)}.")
+        raise CheckpointError(f"{folder.address} holds several sets of weights, or none. Name one: {listed(inside)}.")
     return found
 
 

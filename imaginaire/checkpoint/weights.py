@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from imaginaire.checkpoint.layout import CheckpointSet, require_unchanged, set_of_weights
 from imaginaire.checkpoint.weight_files import LazyTensors, latest, load_pt, open_address, shape_of
 from imaginaire.distributed.parallel import local_part
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, listed
 
 __all__ = ["load_pt"]  # used as weights.load_pt by other packages
 
@@ -208,10 +208,9 @@ def not_finite(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def refuse_not_finite(names: tuple[str, ...], source: str) -> None:
     if names:
-        listed = ", ".join(names[:NAMES]) + (f" and {len(names) - NAMES} more" if len(names) > NAMES else "")
         raise CheckpointError(
-            f"{source}: {len(names)} tensors hold NaN or infinite numbers ({listed}): the file is damaged, or was saved"
-            " after its training diverged. Take an intact copy, or an earlier checkpoint."
+            f"{source}: {len(names)} tensors hold NaN or infinite numbers ({listed(names, NAMES)}): the file is"
+            " damaged, or was saved after its training diverged. Take an intact copy, or an earlier checkpoint."
         )
 
 

@@ -4,9 +4,7 @@
 import torch
 from torch import Tensor, nn
 
-from imaginaire.errors import TrainingError
-
-LISTED = 8  # names in an error
+from imaginaire.errors import TrainingError, listed
 
 
 def has_meta(module: nn.Module) -> bool:
@@ -34,9 +32,9 @@ def require_memory(module: nn.Module) -> None:
     tensors = [*module.named_parameters(), *module.named_buffers()]
     if not (lacking := [name for name, tensor in tensors if tensor.is_meta]):
         return
-    more = f" and {len(lacking) - LISTED} more" if len(lacking) > LISTED else ""
+
     raise TrainingError(
         f"{len(lacking)} of the {len(tensors)} parameters and buffers of {type(module).__name__} have no memory (device"
-        f" meta) after parallelize(), so nothing initialised or loaded them: {', '.join(lacking[:LISTED])}{more}. What"
+        f" meta) after parallelize(), so nothing initialised or loaded them: {listed(lacking)}. What"
         " is built on the meta device gets memory there: to_empty(device=...), then weights or a start of its own."
     )

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from imaginaire.errors import listed
+
 log = logging.getLogger(__name__)
 
 LEFT = "left"  # how the last words of a process begin
@@ -258,5 +260,4 @@ def ranks(numbers: Sequence[int]) -> str:
 
 
 def _hosts(members: Sequence[RankReport]) -> str:
-    hosts = sorted({entry.host for entry in members})
-    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+    return listed(sorted({entry.host for entry in members}), 3)

@@ -5,7 +5,7 @@ Two forms are read: by name, as `named_state` writes it, and by position, as ``O
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from imaginaire.distributed.parallel import full_tensor, local_part
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, listed
 
 ADAM_KEYS = {"step", "exp_avg", "exp_avg_sq"}
 # State that is shaped and sharded as its parameter.
@@ -125,15 +125,15 @@ def _check(
     saved_names = {name for group in saved_groups for name in group["params"]} | saved.keys()
     problems = []
     if missing := [name for name in params if name not in saved_names]:
-        problems.append(f"missing: {_listed(missing)}")
+        problems.append(f"missing: {listed(missing)}")
     if unexpected := sorted(saved_names - params.keys()):
-        problems.append(f"unexpected: {_listed(unexpected)}")
+        problems.append(f"unexpected: {listed(unexpected)}")
     if wrong := [
         f"{name}.{key} {found} instead of {tuple(param.shape)}"
         for name, param in params.items()
         for key, found in _wrong_shapes(saved.get(name, {}), param)
     ]:
-        problems.append(f"wrong shape: {_listed(wrong)}")
+        problems.append(f"wrong shape: {listed(wrong)}")
     if problems:
         raise CheckpointError(
             f"The optimizer state does not fit the parameters that are trained ({'; '.join(problems)}). Resume with "
@@ -240,9 +240,3 @@ def _plain(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _listed(names: Iterable[str], limit: int = 10) -> str:
-    names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from imaginaire import distributed
 from imaginaire.distributed import parallel
-from imaginaire.errors import TrainingError
+from imaginaire.errors import TrainingError, listed
 from imaginaire.optim import lora
 from imaginaire.training.callbacks.base import Callback
 
 log = logging.getLogger(__name__)
-
-SHOWN = 5  # names in a message
 
 
 class SelfChecks(Callback):
@@ -79,7 +77,7 @@ class SelfChecks(Callback):
             log.warning(
                 "the gradient of the first step does not reach %s. If that is intended, freeze what is not trained"
                 " (requires_grad_(False)), or say so: trainer.ddp.find_unused_parameters=True.",
-                _listed(lost),
+                listed(lost, 5),
             )
         factors = [p for name, p in trained if p.grad is not None and ".lora_B." in name]
         if factors and model.has_gradient() and _are_zero([parallel.to_local(p.grad) for p in factors]):
@@ -108,7 +106,7 @@ class SelfChecks(Callback):
         adapters = lora.adapters(model)
         found = [name for name, adapter in adapters.items() if bool(parallel.to_local(adapter.factors[1]).any())]
         _require(
-            f"the adapters of {_listed(found)} change the model before it is trained (lora_B is not zero). Start from"
+            f"the adapters of {listed(found, 5)} change the model before it is trained (lora_B is not zero). Start from"
             " weights without adapters, or set model.config.init_lora_weights=False if they are to begin at random."
             if found
             else None
@@ -171,7 +169,7 @@ def _other_data(batch: Any, group: dist.ProcessGroup) -> str | None:
     if not other:
         return None
     return (
-        f"{_listed(other)} differ between the ranks of a context-parallel group, which must read the same samples."
+        f"{listed(other, 5)} differ between the ranks of a context-parallel group, which must read the same samples."
         " Their loader must go by the data-parallel rank (imaginaire.data.stream.ResumableLoader, or get_sampler of"
         " cosmos_predict2.data.loaders), and draw alike on these ranks."
     )
@@ -191,8 +189,3 @@ def _are_zero(tensors: list[Tensor]) -> bool:
     """True if all of them are zero on all ranks (a collective)."""
     is_any = torch.stack([tensor.any().float().cpu() for tensor in tensors]).max()
     return not float(distributed.all_reduce_(is_any, "max"))
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
