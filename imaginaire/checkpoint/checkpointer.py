@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.dcp import Like, Tree, dcp_read
+from imaginaire.checkpoint.dcp import DcpTensors, Like, Tree
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
 from imaginaire.checkpoint.weight_files import POINTER, LazyTensors
 from imaginaire.config import lazy_config
@@ -302,7 +302,7 @@ class Checkpointer(ABC):
             report = model.account_checkpoint_state(source)
             report = replace(report, not_finite=weights.not_finite({name: live[name] for name in report.matched}))
         else:
-            source = saved.read("model") if not saved.is_dcp else dcp_read(saved.path("model"))
+            source = saved.read("model") if not saved.is_dcp else DcpTensors(saved.path("model"))
             if from_average:
                 source = _average_as_weights(source, saved.path("model"))
             if not is_own:

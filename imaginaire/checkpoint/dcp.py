@@ -2,12 +2,11 @@
 """Reading torch.distributed.checkpoint (DCP) folders without running foreign code.
 
 torch unpickles ``.metadata`` and byte entries freely. Here the first is read as plain data, of which objects of the
-format are made, and the second through ``weights_only=True``. Folders may be local or remote.
+format are made, and the second are not read. Folders may be local or remote.
 """
 
 import io
 import math
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, cast
@@ -15,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as FsspecFileSystem
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -33,7 +31,7 @@ from torch.futures import Future
 
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import plain_pickle
-from imaginaire.checkpoint.plain_pickle import Made, Named, load_plain, only, refused_object
+from imaginaire.checkpoint.plain_pickle import Made, Named, load_plain, only
 from imaginaire.errors import CheckpointError, first_line
 from imaginaire.storage import object_store
 from imaginaire.storage.object_store import StrPath
@@ -90,15 +88,10 @@ class SafeFileSystemReader(FileSystemReader):
 
 
 class SafeLoadPlanner(DefaultLoadPlanner):
-    """The default planner, with ``weights_only=True`` for entries that are not tensors."""
+    """The default planner for tensors; it refuses other entries, which torch would unpickle freely."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        name = read_item.dest_index.fqn
-        loaded = load_bytes(value, f"entry '{name}'")
-        if self.flatten_state_dict:
-            set_element(self.original_state_dict, self.mappings[name], loaded)
-        else:
-            self.state_dict[name] = loaded
+        raise CheckpointError(f"entry '{read_item.dest_index.fqn}' is no tensor, and is not read for safety.")
 
 
 class DcpTensors(Mapping[str, Tensor]):
@@ -154,11 +147,6 @@ class DcpTensors(Mapping[str, Tensor]):
                 raise CheckpointError(f"{self.folder}/{name} is cut short: {found} bytes of at least {end}.")
 
 
-def dcp_read(folder: StrPath) -> DcpTensors:
-    """The tensors of a DCP folder by name, read lazily in a single process."""
-    return DcpTensors(folder)
-
-
 def dcp_writer(path: StrPath) -> Any:
     """The storage writer of a DCP folder, local or remote."""
     if not storage.is_remote(path):
@@ -173,15 +161,6 @@ def dcp_writer(path: StrPath) -> Any:
 
 def is_dcp(folder: StrPath) -> bool:
     return storage.exists(storage.join(folder, ".metadata"))
-
-
-def load_bytes(value: io.BytesIO, source: str) -> Any:
-    """A non-tensor entry."""
-    try:
-        return load_plain(value)
-    except pickle.UnpicklingError as error:
-        refused = refused_object(error) or first_line(error)
-        raise CheckpointError(f"{source} holds {refused}, which is not read for safety.") from error
 
 
 # Trees: tensors under dotted keys, everything else in one byte tensor -------------------------------------------------

@@ -11,6 +11,7 @@ What ``torch.save`` wrote is read by torch's own restricted reader, see `load_pl
 """
 
 import io
+import math
 import pickle
 import re
 import struct
@@ -22,7 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import numpy
 import torch
+from numpy.typing import NDArray
 
 # What reading a damaged zip raises: its fields are read as they come.
 FAULTS = (
@@ -302,3 +305,63 @@ _STEPS: dict[int, Callable[[_Reader], Any]] = {
         "j": lambda r: r.push(r.memo[r.number(_INT)]),
     }.items()
 }
+
+
+# NumPy's arrays ------------------------------------------------------------------------------------------------------
+
+_ARRAYS = {
+    f"numpy.{core}.{name}"
+    for core in ("core", "_core")
+    for name in ("multiarray._reconstruct", "multiarray.scalar", "numeric._frombuffer")
+}
+_ARRAY_NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode"} | _ARRAYS
+_DTYPE_KINDS = "biufSU"  # of dtypes: numbers and texts
+
+
+def read_arrays(content: bytes) -> Any:
+    """The value of a pickle that may hold NumPy's arrays and scalars, of numbers and texts; object arrays are lists.
+
+    Raises as `read` does; ValueError also where an array does not have the bytes that it needs.
+    """
+    return _plain(read(content, _ARRAY_NAMES.__contains__))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, Made):
+        return value
+    if value.name == "_codecs.encode":
+        return str(value.args[0]).encode(str(value.args[1]) if len(value.args) > 1 else "utf-8")
+    if value.name.endswith("scalar"):
+        data = _plain(value.args[1])
+        return numpy.frombuffer(data, _dtype(value.args[0]), 1)[0]
+    if value.name.endswith("_reconstruct") and isinstance(value.state, tuple) and len(value.state) == 5:
+        _, shape, dtype, is_fortran, data = value.state
+        if isinstance(data, list):
+            return [_plain(item) for item in data]
+        return _array(_plain(data), _dtype(dtype), shape, "F" if is_fortran else "C")
+    if value.name.endswith("_frombuffer"):
+        data, dtype, shape, order = value.args
+        return _array(data, _dtype(dtype), shape, order)
+    raise ValueError(f"{value.name} stands where a value is expected")
+
+
+def _array(data: Any, dtype: numpy.dtype[Any], shape: Any, order: Any) -> NDArray[Any]:
+    if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"an array of shape {list(shape)} does not have the bytes that it needs")
+    array: NDArray[Any] = numpy.frombuffer(data, dtype).reshape(shape, order="F" if order == "F" else "C")
+    return array
+
+
+def _dtype(made: Any) -> numpy.dtype[Any]:
+    """The dtype that a file builds: numbers and texts alone."""
+    if not isinstance(made, Made) or made.name != "numpy.dtype" or isinstance(made.args[0], Named):
+        raise ValueError("an array without a dtype")
+    state = made.state if isinstance(made.state, tuple) else (3, "|")
+    dtype = numpy.dtype(str(made.args[0]))
+    if dtype.kind not in _DTYPE_KINDS:
+        raise ValueError(f"an array of dtype {dtype}")
+    return dtype.newbyteorder(">") if state[1] == ">" else dtype

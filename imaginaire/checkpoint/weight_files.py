@@ -19,9 +19,8 @@ from urllib.parse import unquote
 from torch import Tensor
 
 from imaginaire import foreign_json, storage
-from imaginaire.checkpoint import plain_arrays, plain_pickle
-from imaginaire.checkpoint.dcp import dcp_read, is_dcp
-from imaginaire.checkpoint.plain_pickle import load_plain, refused_object
+from imaginaire.checkpoint.dcp import DcpTensors, is_dcp
+from imaginaire.checkpoint.plain_pickle import Refused, load_plain, read_arrays, refused_object
 from imaginaire.errors import CheckpointError, ConfigError, first_line, listed, near
 from imaginaire.storage import hub
 from imaginaire.storage.absent_files import absent
@@ -184,8 +183,8 @@ def _load_torch(local: Path, address: str) -> Any:
 def _pickle_described(local: Path) -> str:
     """A description of a pickle that torch does not read."""
     try:
-        value = plain_arrays.read(local.read_bytes())
-    except (plain_pickle.Refused, ValueError):
+        value = read_arrays(local.read_bytes())
+    except (Refused, ValueError):
         return "is damaged, or a pickle that torch.save did not write"
     what = f"NumPy array {list(value.shape)}" if hasattr(value, "shape") else type(value).__name__
     return (
@@ -379,7 +378,7 @@ def _require_shards(folder: _Folder, needed: Iterable[str]) -> None:
 
 
 def _open_dcp(address: str) -> Mapping[str, Tensor]:
-    tensors = dcp_read(address)
+    tensors = DcpTensors(address)
     if not tensors:
         raise CheckpointError(f"{address} is a DCP folder without tensors.")
     if tensors.others:

@@ -29,8 +29,7 @@ from torch import Tensor
 from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode
 from cosmos_predict2.rl.envs.starts import FirstFrames
 from imaginaire import foreign_json, storage
-from imaginaire.checkpoint import plain_arrays
-from imaginaire.checkpoint.plain_pickle import Refused
+from imaginaire.checkpoint.plain_pickle import Refused, read_arrays
 from imaginaire.checkpoint.weights import not_finite
 from imaginaire.errors import ConfigError, DataError, disk_fault
 
@@ -359,7 +358,7 @@ def _items(content: bytes) -> list[Mapping[str, Any]]:
     shape, _, dtype = readers[version](file, max_header_size=10_000)
     if dtype.kind != "O":
         raise ValueError(f"its array is of {dtype}, not of objects")
-    tree = plain_arrays.read(content[file.tell() :])
+    tree = read_arrays(content[file.tell() :])
     items = tree if isinstance(tree, list) else [tree]
     if len(items) != math.prod(shape) or not items or not all(isinstance(item, dict) for item in items):
         raise ValueError(f"its array of shape {list(shape)} does not hold dictionaries")

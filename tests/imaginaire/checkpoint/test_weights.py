@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from imaginaire import storage
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.dcp import _ALLOWED, SafeFileSystemReader, SafeLoadPlanner, dcp_read, dcp_writer
+from imaginaire.checkpoint.dcp import _ALLOWED, DcpTensors, SafeFileSystemReader, SafeLoadPlanner, dcp_writer
 from imaginaire.errors import CheckpointError, UserError
 from tests.multiprocess import run_distributed
 from tests.s3_server import no_credentials, s3_bucket, s3_server
@@ -250,7 +250,7 @@ def test_dcp_folder_reads_with_entries_that_are_not_tensors(tmp_path: Path) -> N
     folder = tmp_path / "iter_000000005" / "model"
     tensors = state(scalar=torch.tensor(3), empty=torch.zeros(0, 3))
     save_dcp(folder, {**tensors, "iteration": 5, "notes": ["a", {"b": None}], "net.a._extra_state": io.BytesIO(b"x")})
-    assert_same(dcp_read(folder), tensors)
+    assert_same(DcpTensors(folder), tensors)
     for path in (folder, folder.parent):
         assert_same(weights.read(str(path)), tensors)
     (tmp_path / "latest_checkpoint.txt").write_text("iter_000000005")
@@ -269,7 +269,7 @@ def test_dcp_tensor_is_read_when_asked_for(tmp_path: Path) -> None:
 def test_malicious_dcp_metadata_is_refused_and_not_run(tmp_path: Path) -> None:
     save_dcp(tmp_path / "d", state())
     (tmp_path / "d" / ".metadata").write_bytes(pickle.dumps(Malicious(tmp_path / "ran")))
-    for read in (dcp_read, lambda path: SafeFileSystemReader(path).read_metadata()):
+    for read in (DcpTensors, lambda path: SafeFileSystemReader(path).read_metadata()):
         with pytest.raises(CheckpointError, match=r"'posix\.mkdir', which is not read for safety"):
             read(tmp_path / "d")
     assert not (tmp_path / "ran").exists()
@@ -277,20 +277,11 @@ def test_malicious_dcp_metadata_is_refused_and_not_run(tmp_path: Path) -> None:
 
 def test_malicious_dcp_entry_is_refused_and_not_run(tmp_path: Path) -> None:
     save_dcp(tmp_path / "d", {"w": torch.ones(2), "bad": Malicious(tmp_path / "ran")})
-    assert_same(dcp_read(tmp_path / "d"), {"w": torch.ones(2)})
+    assert_same(DcpTensors(tmp_path / "d"), {"w": torch.ones(2)})
     reader, planner = SafeFileSystemReader(tmp_path / "d"), SafeLoadPlanner()
-    with pytest.raises(BaseException, match=r"entry 'bad' holds the object 'posix\.mkdir', which"):
+    with pytest.raises(BaseException, match=r"entry 'bad' is no tensor"):
         dcp.load({"w": torch.empty(2), "bad": None}, storage_reader=reader, planner=planner, no_dist=True)
     assert not (tmp_path / "ran").exists()
-
-
-def test_safe_reader_and_planner_load_nested_state(tmp_path: Path) -> None:
-    tree = {"net": {"a": torch.randn(3)}, "step": 7, "groups": [{"lr": 0.1, "name": "x"}]}
-    save_dcp(tmp_path / "d", tree)
-    target: dict[str, Any] = {"net": {"a": torch.zeros(3)}, "step": 0, "groups": [{"lr": 0.0, "name": ""}]}
-    dcp.load(target, storage_reader=SafeFileSystemReader(tmp_path / "d"), planner=SafeLoadPlanner(), no_dist=True)
-    assert torch.equal(target["net"]["a"], tree["net"]["a"])
-    assert target["step"] == 7 and target["groups"] == tree["groups"]
 
 
 @pytest.mark.parametrize("name", ["pathlib.PosixPath", *sorted(_ALLOWED - {"pathlib.PosixPath"})])
@@ -311,11 +302,11 @@ def test_dcp_metadata_changes_no_class_or_function(tmp_path: Path, name: str) ->
     for content, message in ((crafted, rf"a change of {name}"), (outside, "points outside its folder")):
         (folder / ".metadata").write_bytes(content)
         with pytest.raises(CheckpointError, match=message):
-            dcp_read(folder)["w"]
+            DcpTensors(folder)["w"]
     (folder / ".metadata").write_bytes(genuine)
-    assert_same(dcp_read(folder), {"w": torch.zeros(3)})
+    assert_same(DcpTensors(folder), {"w": torch.zeros(3)})
     save_dcp(tmp_path / "later", secret)
-    assert_same(dcp_read(tmp_path / "later"), secret)
+    assert_same(DcpTensors(tmp_path / "later"), secret)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +333,7 @@ def test_dcp_metadata_that_cannot_be_is_damage(tmp_path: Path, change: Any, mess
     change(metadata)
     path.write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match=message):
-        dcp_read(tmp_path / "d")["net.a.weight"]
+        DcpTensors(tmp_path / "d")["net.a.weight"]
 
 
 def _grow(metadata: Any, rows: int) -> None:
@@ -447,7 +438,7 @@ def test_a_folder_that_cannot_be_read_is_one_error_that_names_the_file(tmp_path:
 # Remote and hub -------------------------------------------------------------------------------------------------------
 
 
-def test_s3_files_folders_and_dcp_read(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_files_folders_and_DcpTensors(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     file = storage.join(s3_bucket, "run", "checkpoints", "model", "iter_000000005.pt")
     storage.write_atomically(file, lambda f: torch.save(state(), f))
@@ -460,11 +451,7 @@ def test_s3_files_folders_and_dcp_read(s3_bucket: str, tmp_path: Path, monkeypat
     writer = dcp_writer(folder)
     dcp.save({**state(), "iteration": 5}, storage_writer=writer, no_dist=True)
     assert_same(weights.read(folder), state())
-    target = {**{name: torch.zeros_like(value) for name, value in state().items()}, "iteration": 0}
-    reader, planner = SafeFileSystemReader(folder), SafeLoadPlanner()
-    dcp.load(target, storage_reader=reader, planner=planner, no_dist=True)
-    assert target.pop("iteration") == 5
-    assert_same(target, state())
+
     with pytest.raises(CheckpointError, match=r"Did you mean iter_000000005\.pt"):
         weights.read(file.replace("5.pt", "6.pt"))
 

@@ -226,13 +226,13 @@ def _task(suite_name: str, name: str) -> Task:
 
 def initial_states(task: Task) -> NDArray[numpy.float64]:
     """MuJoCo's state (time, qpos, qvel) at each start [50, n]; n differs between tasks."""
-    from imaginaire.checkpoint import plain_arrays  # brings torch, which a worker that reads nothing does without
-    from imaginaire.checkpoint.plain_pickle import FAULTS, Refused
+    # This brings torch, which a worker that reads nothing does without.
+    from imaginaire.checkpoint.plain_pickle import FAULTS, Refused, read_arrays
 
     try:
         with zipfile.ZipFile(task.init_file) as file:
             (inside,) = (name for name in file.namelist() if name.endswith("data.pkl"))
-            states = plain_arrays.read(file.read(inside))
+            states = read_arrays(file.read(inside))
     except (*FAULTS, TypeError, LookupError, RecursionError, Refused) as error:
         raise DataError(f"{task.init_file} holds no starts of LIBERO, or is damaged: {error}") from error
     if not isinstance(states, numpy.ndarray) or states.ndim != 2 or states.dtype.kind != "f":
