@@ -82,7 +82,7 @@ WAITS_OF_A_STEP = {
 REPORT = "imaginaire/training/callbacks/report.py:on_before_optimizer_step reads a number"
 WAITS_OF_THE_LAST_STEP = {
     REPORT: 1,
-    "imaginaire/training/callbacks/running_mean.py:_fold copies to the host": 5,
+    "imaginaire/training/callbacks/report.py:_fold copies to the host": 5,
 }
 # A text must not be ignored in silence by a network that reads none: once a micro-batch.
 UNREAD_TEXT = {"cosmos_predict2/nn/dit.py:require_readable reads a number": 2}
@@ -113,7 +113,7 @@ WAITS_OF_REWARDS = {
     "cosmos_predict2/rl/clips/flow_grpo.py:_clips copies to the host",
     "cosmos_predict2/rl/clips/flow_grpo.py:_clips reads a number",  # frames a second
     "cosmos_predict2/rl/clips/flow_grpo.py:<listcomp> reads a number",  # and of each clip
-    "imaginaire/training/callbacks/running_mean.py:_fold copies to the host",
+    "imaginaire/training/callbacks/report.py:_fold copies to the host",
     *WAITS_OF_A_STEP,
 }
 WAITS_OF_RATIOS = {
@@ -126,7 +126,7 @@ WAITS_OF_RATIOS = {
 WAITS_OF_DECISIONS = {
     "cosmos_predict2/rl/episodes/grpo.py:at_end_of_experience reads a number",  # of experiences, when one is over
     "cosmos_predict2/rl/episodes/grpo.py:at_end_of_experience copies and waits",
-    "imaginaire/training/callbacks/running_mean.py:_fold copies to the host",
+    "imaginaire/training/callbacks/report.py:_fold copies to the host",
     *WAITS_OF_A_STEP,
 }
 WAITS_OF_A_POLICY: dict[str, set[str]] = {

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.callbacks.side_by_side import GAP, HEADER, side_by_side
+from cosmos_predict2.callbacks.draw_samples import GAP, HEADER, side_by_side
 
 
 def clip(value: int, frames: int = 3, height: int = 4, width: int = 6) -> Tensor:

@@ -21,7 +21,7 @@ from imaginaire.checkpoint import weights
 from imaginaire.config import L
 from imaginaire.distributed.parallel import full_tensor
 from imaginaire.errors import ConfigError, TrainingError
-from imaginaire.training.callbacks.wandb_tracker import WandbTracker
+from imaginaire.training.callbacks.trackers import WandbTracker
 from tests.multiprocess import run_distributed
 from tests.rl.runs import CONFIG, NAME, RL, rl_options, run
 from tests.training import difference, run_dir, saved, train

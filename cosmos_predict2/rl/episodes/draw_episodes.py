@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from cosmos_predict2.callbacks.draw_samples import side_by_side
 from cosmos_predict2.callbacks.fixed_clips import apart
-from cosmos_predict2.callbacks.side_by_side import side_by_side
 from cosmos_predict2.data.video import media
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, release, validation_starts
 from cosmos_predict2.rl.episodes.policy_evaluation import film

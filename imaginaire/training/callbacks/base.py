@@ -180,9 +180,9 @@ def _dispatcher(methods: list[Callable[..., None]]) -> Callable[..., None]:
 def _profiling_nodes(config: Any) -> dict[str, Any]:
     nodes = {}
     if config.trainer.profiling.enable_profiling:
-        nodes["profiler"] = {"_target_": "imaginaire.training.callbacks.profile.Profiler"}
+        nodes["profiler"] = {"_target_": "imaginaire.training.callbacks.monitor.Profiler"}
     if config.trainer.profiling.enable_memory_snapshot:
-        nodes["memory_snapshot"] = {"_target_": "imaginaire.training.callbacks.profile.MemorySnapshot"}
+        nodes["memory_snapshot"] = {"_target_": "imaginaire.training.callbacks.monitor.MemorySnapshot"}
     return nodes
 
 

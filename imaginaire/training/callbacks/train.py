@@ -13,7 +13,7 @@ from torch import Tensor
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks.base import Callback, EveryN
-from imaginaire.training.callbacks.running_mean import RunningMean
+from imaginaire.training.callbacks.report import RunningMean
 
 log = logging.getLogger(__name__)
 

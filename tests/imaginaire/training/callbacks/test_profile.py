@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from imaginaire.errors import ConfigError
-from imaginaire.training.callbacks.profile import Profiler, is_profiled_rank
+from imaginaire.training.callbacks.monitor import Profiler, is_profiled_rank
 from tests.imaginaire.training.callbacks.fakes import Trainer, make_config
 
 

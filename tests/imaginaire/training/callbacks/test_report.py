@@ -12,8 +12,7 @@ import torch
 
 from imaginaire import distributed
 from imaginaire.training.callbacks.monitor import DeviceMonitor
-from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
-from imaginaire.training.callbacks.running_mean import RunningMean
+from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar, RunningMean
 from imaginaire.training.callbacks.train import GradClip
 from tests.imaginaire.training.callbacks.fakes import ImageModel, Model, Trainer, lazy, make_config
 from tests.imaginaire.training.callbacks.records import records

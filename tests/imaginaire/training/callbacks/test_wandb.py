@@ -10,9 +10,8 @@ from unittest import mock
 import pytest
 
 from imaginaire.errors import ConfigError
-from imaginaire.training.callbacks import wandb_tracker
-from imaginaire.training.callbacks.trackers import Metrics
-from imaginaire.training.callbacks.wandb_tracker import WandbTracker, asked_mode, chosen_mode
+from imaginaire.training.callbacks import trackers
+from imaginaire.training.callbacks.trackers import Metrics, WandbTracker, asked_mode, chosen_mode
 
 
 def job(mode: str | None = None) -> Any:
@@ -74,7 +73,7 @@ class Broken:
 def test_a_finish_that_never_returns_does_not_hold_the_run(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(trackers, "FINISH_TIMEOUT_S", 0.01)
     tracker, released = WandbTracker(job()), threading.Event()
     tracker._run = SimpleNamespace(finish=released.wait)
     tracker.close()
