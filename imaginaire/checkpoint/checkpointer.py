@@ -35,7 +35,6 @@ from imaginaire.errors import CheckpointError, ConfigError, TrainingError, UserE
 from imaginaire.optim import state as optim_state
 from imaginaire.training.memory import host_memory_available
 from imaginaire.training.model import ImaginaireModel
-from imaginaire.training.step_guard import non_finite
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +109,7 @@ class Checkpointer(ABC):
         constant |= {name for name, p in model.named_parameters() if not p.requires_grad}
         state = model.checkpoint_state()
         weights_of = {name: t for name, t in state.items() if name.replace("net_ema.", "net.", 1) not in constant}
-        if names := non_finite(weights_of):
+        if names := weights.not_finite(weights_of, on_any_rank=True):
             newest = checkpoint_layout.read_pointer(self.folder)
             kept = f"The same command continues from {newest.path('model')}." if newest else "Nothing is saved yet."
             raise TrainingError(

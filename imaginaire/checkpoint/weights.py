@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from imaginaire import distributed
 from imaginaire.checkpoint.layout import CheckpointSet, require_unchanged, set_of_weights
 from imaginaire.checkpoint.weight_files import LazyTensors, latest, load_pt, open_address, shape_of
-from imaginaire.distributed.parallel import local_part
+from imaginaire.distributed.parallel import copy_shard, to_local
 from imaginaire.errors import CheckpointError, listed
 
 __all__ = ["load_pt"]  # used as weights.load_pt by other packages
@@ -196,14 +197,25 @@ def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Te
     return renamed(source, rename)
 
 
-def not_finite(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The names of tensors with a NaN or an infinite number, each read once; of a DTensor this rank's part."""
-    found = []
+@torch.no_grad()
+def not_finite(tensors: Mapping[str, Tensor], *, on_any_rank: bool = False) -> tuple[str, ...]:
+    """The names of tensors with a NaN or an infinite number; of a DTensor this rank's part.
+
+    ``on_any_rank``: the same answer on all ranks (a collective). The smallest and largest value alone are looked at,
+    where a NaN shows too: a tenth of the time of ``isfinite``.
+    """
+    is_fine = {}
     for name, tensor in tensors.items():
-        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-        if local.is_floating_point() and local.numel() and not all(map(torch.isfinite, torch.aminmax(local))):
-            found.append(name)
-    return tuple(found)
+        local = to_local(tensor)
+        if local.is_floating_point():
+            values = local.float() if local.itemsize == 1 else local
+            ends = torch.stack(torch.aminmax(values)) if values.numel() else values
+            is_fine[name] = ends.isfinite().all()
+    if not is_fine:
+        return ()
+    flags = torch.stack([flag.float().cpu() for flag in is_fine.values()])
+    flags = distributed.all_reduce_(flags, "min") if on_any_rank else flags
+    return tuple(name for name, flag in zip(is_fine, flags.tolist(), strict=True) if not flag)
 
 
 def refuse_not_finite(names: tuple[str, ...], source: str) -> None:
@@ -278,16 +290,9 @@ def _copy(name: str, target: Tensor, source: Tensor) -> None:
             f"'{name}' is {source.dtype} in the file, which is quantised, and {target.dtype} in the model. Give the"
             " weights in bfloat16 or float32."
         )
-    if isinstance(source, DTensor):
-        source = source.full_tensor()
-    if not isinstance(target, DTensor):
-        target.copy_(source)
-        return
-    if any(placement.is_partial() for placement in target.placements):
+    if isinstance(target, DTensor) and any(placement.is_partial() for placement in target.placements):
         raise CheckpointError(f"'{name}' is a partial sum ({target.placements}); it cannot take weights.")
-    local, part = local_part(target)
-    if local.numel():
-        local.copy_(source[part])
+    copy_shard(target, source)
 
 
 def _not_allowed(names: tuple[str, ...], patterns: Iterable[str]) -> tuple[str, ...]:

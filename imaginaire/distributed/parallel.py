@@ -10,9 +10,9 @@ buffers) comes from rank 0.
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,8 @@ from imaginaire import distributed
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _BUCKET_BYTES = 25 * 2**20
 _MESSAGE_BYTES = 64 * 2**20  # of one broadcast of several tensors: what it costs in memory
@@ -159,6 +161,20 @@ def local_part(target: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
     return local, tuple(slice(start, start + length) for start, length in zip(offset, shape))
 
 
+def copy_shard(target: Tensor, source: Tensor) -> None:
+    """Copy a full or sharded tensor into a plain or sharded one; a full source needs no communication."""
+    if not isinstance(target, DTensor):
+        target.copy_(full_tensor(source))
+        return
+    if isinstance(source, DTensor):
+        if source.device_mesh == target.device_mesh and source.placements == target.placements:
+            target.to_local().copy_(source.to_local())
+            return
+        source = source.full_tensor()
+    local, part = local_part(target)
+    local.copy_(source[part])
+
+
 def is_in_step(model: nn.Module, dims: ParallelDims) -> bool:
     """True if ranks wait for each other within a forward pass: parameters are sharded, or clips are split."""
     return dims.context_parallel_size > 1 or any(isinstance(p, DTensor) for p in model.parameters())
@@ -207,7 +223,8 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
     squares: list[Tensor] = []
     for (layout, dtype), parts in groups.items():
         accumulate = torch.float64 if dtype == torch.float64 else torch.float32
-        norms = [torch._foreach_norm([part.to(accumulate) for part in some], 2) for some in _runs(parts)]
+        runs = in_runs(parts, Tensor.numel, _NORM_NUMEL)
+        norms = [torch._foreach_norm([part.to(accumulate) for part in run], 2) for run in runs]
         square = torch.stack([norm for some in norms for norm in some]).square().sum()
         if layout is not None:
             mesh, placements = layout
@@ -220,17 +237,18 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
     return torch.stack([s.to(widest) for s in squares]).sum().sqrt()
 
 
-def _runs(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors in order, in lists of at most `_NORM_NUMEL` elements, or of one tensor."""
-    run: list[Tensor] = []
+def in_runs(items: Iterable[T], numel_of: Callable[[T], int], most: float) -> Iterator[list[T]]:
+    """Items in order, in lists of at most so many elements, or of one item: what is copied of a list stays small."""
+    run: list[T] = []
     numel = 0
-    for tensor in tensors:
-        if run and numel + tensor.numel() > _NORM_NUMEL:
+    for item in items:
+        if run and numel + numel_of(item) > most:
             yield run
             run, numel = [], 0
-        run.append(tensor)
-        numel += tensor.numel()
-    yield run
+        run.append(item)
+        numel += numel_of(item)
+    if run:
+        yield run
 
 
 class GradientAverager:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw as torch_adamw
 
-from imaginaire.distributed.parallel import to_local
+from imaginaire.distributed.parallel import in_runs, to_local
 from imaginaire.errors import ConfigError, near
 from imaginaire.optim.schedules import build_scheduler, constant, lambda_cosine, lambda_linear
 from imaginaire.optim.state import load_named_state, named_state
@@ -199,7 +199,8 @@ def _update_with_torch(rows: list[_Row], group: dict[str, Any]) -> None:
     beta1, beta2 = group["betas"]
     numbers: dict[str, Any] = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
     numbers |= {"weight_decay": group["weight_decay"], "amsgrad": False, "maximize": False}
-    for chunk in _chunks(rows):
+    is_cast = any(row.grad.dtype != row.exp_avg.dtype or row.weight.dtype != row.exp_avg.dtype for row in rows)
+    for chunk in in_runs(rows, lambda row: row.grad.numel(), CAST_NUMEL if is_cast else math.inf):
         weights = [row.weight.to(row.exp_avg.dtype) for row in chunk]  # copies only low precision without master
         grads = [_dense_like(row.grad, weight) for row, weight in zip(chunk, weights, strict=True)]
         exp_avgs, exp_avg_sqs = [row.exp_avg for row in chunk], [row.exp_avg_sq for row in chunk]
@@ -275,22 +276,6 @@ def _choose_kernel(device: torch.device) -> Callable[[list[_Row], dict[str, Any]
             return _UpdateWithApex(kernels, applier)
     log.info("optimizer kernel: torch %s on %s", "fused" if device.type in FUSED_DEVICES else "foreach", device.type)
     return _update_with_torch
-
-
-def _chunks(rows: list[_Row]) -> Iterable[list[_Row]]:
-    """All rows at once where nothing is cast, else parts whose temporary float32 copies stay small."""
-    if all(row.grad.dtype == row.exp_avg.dtype and row.weight.dtype == row.exp_avg.dtype for row in rows):
-        yield rows
-        return
-    chunk: list[_Row] = []
-    numel = 0
-    for row in rows:
-        if chunk and numel + row.grad.numel() > CAST_NUMEL:
-            yield chunk
-            chunk, numel = [], 0
-        chunk.append(row)
-        numel += row.grad.numel()
-    yield chunk
 
 
 def _dense_like(grad: Tensor, weight: Tensor) -> Tensor:

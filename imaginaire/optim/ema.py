@@ -5,7 +5,8 @@ ema = beta ema + (1 - beta) w with beta = (1 - 1 / (j + 1))^(gamma + 1) at j = i
 j < 1, so that the first update copies the weights. gamma follows from the relative width, ``rate``.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from imaginaire.distributed.parallel import reshard, to_local
+from imaginaire.distributed.parallel import in_runs, reshard, to_local
 from imaginaire.errors import ConfigError
 
 CAST_NUMEL = 1 << 26  # elements whose temporary float32 copies exist at a time
@@ -78,9 +79,10 @@ class PowerEMA:
         if beta == 0.0:
             return
         moving = [pair for name, pair in zip(self.shadows, pairs, strict=True) if name not in self._infinite]
-        for chunk in _chunks(moving) if moving else ():
-            weights = [weight.to(shadow.dtype) for shadow, weight in chunk]
-            torch._foreach_lerp_([shadow for shadow, _ in chunk], weights, 1.0 - beta)
+        is_cast = any(weight.dtype != shadow.dtype for shadow, weight in moving)
+        for run in in_runs(moving, lambda pair: pair[1].numel(), CAST_NUMEL if is_cast else math.inf):
+            weights = [weight.to(shadow.dtype) for shadow, weight in run]
+            torch._foreach_lerp_([shadow for shadow, _ in run], weights, 1.0 - beta)
 
     @contextmanager
     def scope(self, module: nn.Module) -> Iterator[None]:
@@ -134,19 +136,3 @@ def _infinite(module: nn.Module) -> set[str]:
         return set()
     finite = torch.stack([p.isfinite().all() for p in frozen.values()]).tolist()
     return {name for name, is_finite in zip(frozen, finite, strict=True) if not is_finite}
-
-
-def _chunks(pairs: list[tuple[Tensor, Tensor]]) -> Iterable[list[tuple[Tensor, Tensor]]]:
-    """All pairs at once where nothing is cast, else parts whose temporary float32 copies stay small."""
-    if all(weight.dtype == shadow.dtype for shadow, weight in pairs):
-        yield pairs
-        return
-    chunk: list[tuple[Tensor, Tensor]] = []
-    numel = 0
-    for shadow, weight in pairs:
-        if chunk and numel + weight.numel() > CAST_NUMEL:
-            yield chunk
-            chunk, numel = [], 0
-        chunk.append((shadow, weight))
-        numel += weight.numel()
-    yield chunk

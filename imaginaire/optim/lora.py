@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed, foreign_json, random, storage
-from imaginaire.distributed.parallel import full_tensor
+from imaginaire.distributed.parallel import copy_shard, full_tensor
 from imaginaire.errors import CheckpointError, ConfigError, near
-from imaginaire.optim.state import copy_shard
 
 FILE_FORMAT = "lora-1"
 

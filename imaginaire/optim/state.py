@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from imaginaire.distributed.parallel import full_tensor, local_part
+from imaginaire.distributed.parallel import copy_shard, full_tensor
 from imaginaire.errors import CheckpointError, listed
 
 ADAM_KEYS = {"step", "exp_avg", "exp_avg_sq"}
@@ -196,20 +195,6 @@ def _load_value(key: str, value: Any, param: Tensor, optimizer: Optimizer) -> An
     target = torch.empty_like(param.detach(), dtype=torch.float32 if fp32 else value.dtype)
     copy_shard(target, value.detach())
     return target
-
-
-def copy_shard(target: Tensor, source: Tensor) -> None:
-    """Copy a full or sharded tensor into a plain or sharded one; a full source needs no communication."""
-    if not isinstance(target, DTensor):
-        target.copy_(full_tensor(source))
-        return
-    if isinstance(source, DTensor):
-        if source.device_mesh == target.device_mesh and source.placements == target.placements:
-            target.to_local().copy_(source.to_local())
-            return
-        source = source.full_tensor()
-    local, part = local_part(target)
-    local.copy_(source[part])
 
 
 def _hyperparameters(

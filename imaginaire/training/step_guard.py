@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision to apply a step: policy for a loss or a gradient that is not finite, and a search for such tensors."""
+"""The decision to apply a step: policy for a loss or a gradient that is not finite."""
 
 import logging
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from imaginaire import distributed
@@ -95,22 +94,3 @@ def grad_scaler(device: torch.device, arguments: dict[str, Any]) -> torch.amp.Gr
         return torch.amp.GradScaler(device.type, **arguments)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"trainer.grad_scaler_args={arguments}: {error}.") from error
-
-
-@torch.no_grad()
-def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of the floating tensors that hold a NaN or an infinity on any rank: a collective, the same on all ranks.
-
-    Looks at the smallest and largest value alone, where a NaN shows too: a tenth of the time of ``isfinite``.
-    """
-    found: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        local = parallel.to_local(tensor)
-        if local.is_floating_point():
-            values = local.float() if local.itemsize == 1 else local
-            is_fine = torch.stack(torch.aminmax(values)).isfinite().all() if local.numel() else values.new_ones(())
-            found[name] = is_fine.float()
-    if not found:
-        return []
-    flags = distributed.all_reduce_(torch.stack(list(found.values())).cpu(), "min")
-    return [name for name, is_fine in zip(found, flags.tolist(), strict=True) if not is_fine]

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.checkpointer import StandardCheckpointer
 from imaginaire.config.schema import CheckpointConfig
 from imaginaire.errors import TrainingError
 from imaginaire.optim.ema import PowerEMA
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.model import ImaginaireModel
-from imaginaire.training.step_guard import non_finite
 
 
 class Masked(ImaginaireModel):
@@ -47,5 +47,5 @@ def test_each_part_counts_but_for_what_training_does_not_change(tmp_path: Path, 
 def test_every_floating_dtype_is_looked_at(dtype: torch.dtype) -> None:
     fine = torch.linspace(-3, 3, 7).to(dtype)
     broken = torch.tensor([1.0, math.nan, 2.0]).to(dtype)
-    assert non_finite({"fine": fine, "broken": broken, "whole": torch.tensor([1, 2])}) == ["broken"]
-    assert non_finite({}) == []
+    found = {"fine": fine, "broken": broken, "whole": torch.tensor([1, 2]), "empty": fine[:0]}
+    assert weights.not_finite(found) == ("broken",) and weights.not_finite({}) == ()
