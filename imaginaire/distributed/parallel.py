@@ -348,25 +348,20 @@ class BufferBroadcaster:
         _broadcast([buffer for buffer in buffers if _has_plain_data(buffer)])
 
 
-def replicas_equal(model: nn.Module) -> str | None:
-    """The first unsharded parameter whose bits differ between the ranks, or None; the same answer on every rank."""
-    named = [(name, p) for name, p in model.named_parameters() if _has_plain_data(p)]
-    if distributed.world_size() == 1 or not named:
+def replicas_equal(model: nn.Module, *, sharded: bool = False) -> str | None:
+    """The first parameter whose bits differ between the ranks that hold the same of it, or None; the same on all ranks.
+
+    Of the unsharded parameters, or of the shards of the ``sharded`` ones.
+    """
+    if distributed.world_size() == 1:
         return None
-    mine = torch.stack([_checksum(p).to("cpu") for _, p in named])
-    everyone = [torch.empty_like(mine) for _ in range(distributed.world_size())]
-    dist.all_gather(everyone, mine)
-    is_equal = (torch.stack(everyone) == everyone[0]).all(dim=0).tolist()
-    return next((name for (name, _), same in zip(named, is_equal, strict=True) if not same), None)
-
-
-def shards_equal(model: nn.Module) -> str | None:
-    """The first sharded parameter whose shards differ between their replicas, or None; the same on every rank."""
     mine: dict[str, tuple[tuple[int, ...], int]] = {}  # where this rank's shard lies, and its checksum
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            place: Sequence[int] = parameter.device_mesh.get_coordinate() or ()
-            cut = tuple(i for i, placement in zip(place, parameter.placements) if not placement.is_replicate())
+        if isinstance(parameter, DTensor) == sharded and not parameter.is_meta:
+            cut: tuple[int, ...] = ()
+            if isinstance(parameter, DTensor):
+                place: Sequence[int] = parameter.device_mesh.get_coordinate() or ()
+                cut = tuple(i for i, placement in zip(place, parameter.placements) if not placement.is_replicate())
             mine[name] = (cut, checksum(to_local(parameter)))
     first: dict[tuple[str, tuple[int, ...]], int] = {}
     for of_rank in distributed.all_gather_object(mine):
@@ -377,8 +372,21 @@ def shards_equal(model: nn.Module) -> str | None:
 
 
 def checksum(tensor: Tensor) -> int:
-    """A number that differs, all but certainly, where the bits of two tensors or their shapes do."""
-    return hash((*tensor.shape, tensor.element_size(), int(_checksum(tensor)) if tensor.numel() else 0))
+    """A number that differs, all but certainly, where the bits of two tensors or their shapes do.
+
+    It is of a sum of the bits, weighted by place. Integers wrap around, so equal tensors agree whatever the order of
+    sums.
+    """
+    size = min(tensor.element_size(), 8)
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    dense = tensor.detach().contiguous()
+    bits = dense.as_strided((dense.numel(),), (1,)).view(integer)  # `view(-1)` may leave a stride of 0
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    longest = min(bits.numel(), _CHECKSUM_NUMEL)
+    weights = torch.arange(1, 2 * longest + 1, 2, device=tensor.device)  # odd: no bit is lost
+    for part in bits.split(_CHECKSUM_NUMEL):
+        total = total * 1_000_003 + (part.to(torch.int64) * weights[: part.numel()]).sum()
+    return hash((*tensor.shape, tensor.element_size(), int(total)))
 
 
 def _has_plain_data(tensor: Tensor) -> bool:
@@ -404,19 +412,6 @@ def _unexpanded(tensor: Tensor) -> Tensor:
         if stride == 0:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
-
-
-def _checksum(tensor: Tensor) -> Tensor:
-    """A sum of the bits, weighted by place. Integers wrap around, so equal tensors agree whatever the order of sums."""
-    size = min(tensor.element_size(), 8)
-    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-    dense = tensor.detach().contiguous()
-    bits = dense.as_strided((dense.numel(),), (1,)).view(integer)  # `view(-1)` may leave a stride of 0
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    weights = torch.arange(1, 2 * min(bits.numel(), _CHECKSUM_NUMEL), 2, device=tensor.device)  # odd: no bit is lost
-    for part in bits.split(_CHECKSUM_NUMEL):
-        total = total * 1_000_003 + (part.to(torch.int64) * weights[: part.numel()]).sum()
-    return total
 
 
 def shard_blocks(module: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh | None, **options: Any) -> None:

@@ -47,7 +47,7 @@ class SelfChecks(Callback):
         parameters = list(model.named_parameters())
         _require(_first_unusable(parameters))
         self._facts = [f"{len(parameters)} parameters finite"]
-        if (name := parallel.shards_equal(model)) is not None:
+        if (name := parallel.replicas_equal(model, sharded=True)) is not None:
             _require(
                 f"{name} differs between the replicas of its shards. All ranks must start from the same file and seed."
             )
