@@ -10,7 +10,6 @@ that are not finite stop the run before they are saved.
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,7 +67,7 @@ class TrainingState:
         return parallel.num_bytes(self.model.checkpoint_state().values()) + numbers
 
 
-class Checkpointer(ABC):
+class Checkpointer:
     """Loads either layout; how a set is written is the subclass's."""
 
     is_dcp = False
@@ -153,13 +152,13 @@ class Checkpointer(ABC):
         except BaseException as error:  # handed to the training thread by check()
             self._failure = error
 
-    @abstractmethod
     def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
         """A copy of the state that training cannot change any more."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
         """Runs in the background thread."""
+        raise NotImplementedError
 
     def _publish(self, saved: CheckpointSet) -> None:
         """Read the set back, point to it, and only then remove older ones."""
@@ -372,12 +371,6 @@ class DummyCheckpointer(Checkpointer):
 
     def save(self, state: TrainingState, iteration: int) -> None:
         self.saved_iteration = iteration
-
-    def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
-        raise AssertionError("a dummy checkpointer takes no snapshot")
-
-    def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
-        raise AssertionError("a dummy checkpointer writes nothing")
 
 
 def check_type(config: CheckpointConfig) -> None:

@@ -245,19 +245,15 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 def account(targets: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> LoadReport:
     """The report that ``load_into`` would give, without copying."""
-    return _match(targets, source, copies=False)
+    return load_into(targets, source, copies=False)
 
 
-def load_into(targets: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> LoadReport:
+def load_into(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, copies: bool = True) -> LoadReport:
     """Copy each tensor of ``source`` into the target of its name, in place, and report what matched.
 
     A target of another dtype is cast to; a DTensor takes its local shard; targets that the source does not name are
     left alone. Released extras that the model does not have are not counted as unexpected.
     """
-    return _match(targets, source, copies=True)
-
-
-def _match(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, copies: bool) -> LoadReport:
     matched, unexpected, wrong, shapes = [], [], [], []
     for name in source:
         if name not in targets:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed, foreign_json, random, storage
+from imaginaire.checkpoint import weights
 from imaginaire.distributed.parallel import copy_shard, full_tensor
 from imaginaire.errors import CheckpointError, ConfigError, near
 
@@ -197,20 +198,8 @@ def load_adapter(path: str, module: nn.Module) -> LoraSpec:
             f"{path} has adapters with {spec}, the module has {existing}. Use the settings of the file."
         )
     targets = adapter_state(module)
-    problems = [
-        f"{kind}: {', '.join(sorted(names)[:10])} ({len(names)} in all)"
-        for kind, names in (
-            ("missing", targets.keys() - tensors.keys()),
-            ("unexpected", tensors.keys() - targets.keys()),
-            ("wrong shape", {n for n in targets.keys() & tensors.keys() if targets[n].shape != tensors[n].shape}),
-        )
-        if names
-    ]
-    if problems:
-        raise CheckpointError(f"The adapters of {path} do not fit this module ({'; '.join(problems)}).")
-    with torch.no_grad():
-        for name, target in targets.items():
-            copy_shard(target, tensors[name])
+    weights.account(targets, tensors).require(source=path, cure="Use the module that the file was saved of.")
+    weights.load_into(targets, tensors)
     return spec
 
 

@@ -150,7 +150,12 @@ def test_a_file_that_does_not_fit_is_accounted(tmp_path: Path) -> None:
     safetensors.torch.save_file(tensors, path, metadata)
     with pytest.raises(CheckpointError) as caught:
         load_adapter(str(path), _adapted())
-    for part in ("missing: 1.q_proj.lora_A", "unexpected: 2.q_proj.lora_A", "wrong shape: 0.q_proj.lora_B"):
+    for part in (
+        "1 missing, 1 unexpected, 1 wrong shape",
+        "  1.q_proj.lora_A",
+        "  2.q_proj.lora_A",
+        "  0.q_proj.lora_B",
+    ):
         assert part in str(caught.value)
 
 
