@@ -54,14 +54,13 @@ from imaginaire import distributed
 from imaginaire.checkpoint import weights
 from imaginaire.data.facts import facts_of
 from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
-from imaginaire.distributed.meta_device import has_meta
 from imaginaire.distributed.parallel import ParallelDims, current_dims
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding
 from imaginaire.optim import lora
 from imaginaire.optim.ema import PowerEMA
 from imaginaire.random import Draws
-from imaginaire.training.model import ImaginaireModel
+from imaginaire.training.model import ImaginaireModel, has_meta
 
 __all__ = [
     "Predict2ModelManagerConfig",

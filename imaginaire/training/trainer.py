@@ -28,13 +28,13 @@ from imaginaire.config.schema import NEVER, Config
 from imaginaire.data import stream as data
 from imaginaire.data import workers
 from imaginaire.data.stream import DataStream
-from imaginaire.distributed import meta_device, parallel, places
+from imaginaire.distributed import parallel, places
 from imaginaire.errors import CheckpointError, DataError, TrainingError, UserError
 from imaginaire.optim import schedules
 from imaginaire.training import memory, preflight, provenance, run_folder, step_guard
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.callbacks.trackers import Metrics
-from imaginaire.training.model import ImaginaireModel, evaluating
+from imaginaire.training.model import ImaginaireModel, evaluating, require_memory, to_device
 from imaginaire.training.step_guard import StepGuard
 from imaginaire.training.timers import Timers
 from imaginaire.training.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdog, lost_peer
@@ -177,11 +177,11 @@ class ImaginaireTrainer:
         config = self.config
         self.watchdog.beat("preparing the model", long=True)
         memory_format = getattr(torch, config.trainer.memory_format)
-        meta_device.move_to(model, self.device, memory_format)
+        to_device(model, self.device, memory_format)
         model.on_train_start(memory_format)
         parallel.synchronise_replicas(model)
         model.parallelize(self.dims)
-        meta_device.require_memory(model)
+        require_memory(model)
         self.broadcast_buffers = parallel.BufferBroadcaster(model, config.trainer.ddp.broadcast_buffers)
         self.averager = parallel.GradientAverager(
             model,

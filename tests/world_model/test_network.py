@@ -22,9 +22,10 @@ from cosmos_predict2.world_model.network import fill_network, trained_network
 from imaginaire import distributed
 from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
-from imaginaire.distributed import meta_device, parallel
+from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import full_tensor
 from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.training.model import require_memory, to_device
 from tests.models.parts import PooledPixels, make_batch
 from tests.multiprocess import run_distributed
 
@@ -203,11 +204,11 @@ def trained(config: Any) -> Video2WorldModel:
     model = Video2WorldModel(config)
     is_meta = {tensor.is_meta for tensor in [*model.net.parameters(), *model.net.buffers()]}
     assert is_meta == {distributed.world_size() > 1}
-    meta_device.move_to(model, distributed.device(), torch.preserve_format)
+    to_device(model, distributed.device(), torch.preserve_format)
     model.on_train_start()
     parallel.synchronise_replicas(model)
     model.parallelize(parallel.current_dims())
-    meta_device.require_memory(model)
+    require_memory(model)
     return model
 
 

@@ -250,3 +250,17 @@ def test_ranks_of_one_context_parallel_group_are_neighbours() -> None:
     places = [ParallelDims(world_size=4, rank=rank, context_parallel_size=2) for rank in range(4)]
     assert [(d.dp_rank, d.cp_rank) for d in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert {d.dp_size for d in places} == {2}
+
+
+@pytest.mark.parametrize(
+    ("dims", "shard_size", "expected"),
+    [
+        (ParallelDims(world_size=4), 0, False),
+        (ParallelDims(world_size=4), -1, True),
+        (ParallelDims(world_size=4), 1, True),  # a mesh of one shard, replicated
+        (ParallelDims(world_size=1), 8, False),
+        (ParallelDims(world_size=4, replicate_only=True), 8, False),
+    ],
+)
+def test_whether_a_model_will_be_sharded(dims: ParallelDims, shard_size: int, expected: bool) -> None:
+    assert dims.will_shard(shard_size) is expected
