@@ -438,7 +438,7 @@ def test_a_folder_that_cannot_be_read_is_one_error_that_names_the_file(tmp_path:
 # Remote and hub -------------------------------------------------------------------------------------------------------
 
 
-def test_s3_files_folders_and_DcpTensors(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_files_folders_and_dcp_read(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     file = storage.join(s3_bucket, "run", "checkpoints", "model", "iter_000000005.pt")
     storage.write_atomically(file, lambda f: torch.save(state(), f))
