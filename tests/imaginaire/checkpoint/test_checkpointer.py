@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import tests.project.config as project
 from imaginaire import storage
 from imaginaire.checkpoint import checkpointer
 from imaginaire.checkpoint import layout as checkpoint_layout
-from imaginaire.checkpoint.layout import KINDS
+from imaginaire.checkpoint.layout import KINDS, CheckpointSet, own_set
 from imaginaire.errors import CheckpointError, ConfigError, TrainingError
 from imaginaire.training.callbacks import Callback
 from scripts.convert import convert
@@ -60,26 +61,29 @@ def mix(path: Path) -> None:
     shutil.copy(path.with_name("iter_000000004.pt"), path)
 
 
-DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "truncated": truncate,
-    "deleted": lambda path: path.unlink(),
-    "of another iteration": mix,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_of_each_file_is_named_with_the_newest_complete_set(copy: Path, damage: str) -> None:
-    for kind in KINDS:
-        path = checkpoints(copy) / kind / "iter_000000006.pt"
+@pytest.mark.parametrize("dcp", [False, True])
+def test_damage_of_each_file_is_named_with_the_newest_complete_set(copy: Path, tmp_path: Path, dcp: bool) -> None:
+    folder, names = checkpoints(copy), [f"iter_{i:09d}" + ("" if dcp else ".pt") for i in (6, 4)]
+    files = [folder / kind / names[0] for kind in KINDS]
+    damages: list[Callable[[Path], Any]] = [truncate, Path.unlink]
+    if dcp:
+        folder = tmp_path / "dcp/checkpoints"
+        for iteration in (4, 6):
+            convert(str(checkpoints(copy) / f"model/iter_{iteration:09d}.pt"), str(folder.parent), "dcp")
+        files = [folder / names[0] / kind / name for kind in KINDS for name in ("__0_0.distcp", ".metadata")]
+    else:
+        damages.append(mix)
+    for path in files:
         intact = path.read_bytes()
-        DAMAGES[damage](path)
-        with pytest.raises(CheckpointError) as caught:
-            train(copy, [*QUICK, "trainer.max_iter=8"])
-        message = str(caught.value)
-        assert str(path) in message, message
-        assert "iter_000000004.pt" in message and "checkpoint.fallback=True" in message
-        path.write_bytes(intact)
-    assert train(copy, [*QUICK, "trainer.max_iter=8"]) == 0
+        for damage in damages:
+            damage(path)
+            with pytest.raises(CheckpointError) as caught:
+                own_set(str(folder), KINDS, fallback=False)
+            message = str(caught.value)
+            assert str(path.parent if dcp else path) in message, message
+            assert names[1] in message and "checkpoint.fallback=True" in message
+            path.write_bytes(intact)
+    assert own_set(str(folder), KINDS, fallback=False) == CheckpointSet(str(folder), names[0])
 
 
 def test_fallback_goes_on_from_the_set_before_and_ends_equal(copy: Path, tmp_path: Path) -> None:
@@ -89,46 +93,20 @@ def test_fallback_goes_on_from_the_set_before_and_ends_equal(copy: Path, tmp_pat
     assert difference(saved(copy), saved(tmp_path / "whole")) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "holds ''"),
-        ("iter_000000009.pt\n", "iter_000000009.pt is missing"),
-        ("garbage", "holds 'garbage'"),
-    ],
-)
-def test_a_pointer_that_names_no_set_is_named(copy: Path, text: str, expected: str) -> None:
-    (checkpoints(copy) / "latest_checkpoint.txt").write_text(text)
-    with pytest.raises(CheckpointError, match=r"latest_checkpoint|is missing") as caught:
-        train(copy, [*QUICK, "trainer.max_iter=8"])
-    assert expected in str(caught.value) and "iter_000000006.pt" in str(caught.value)
-
-
-def test_a_complete_set_without_pointer_is_used(copy: Path) -> None:
-    (checkpoints(copy) / "latest_checkpoint.txt").unlink()
+def test_a_pointer_that_names_no_set_is_named(copy: Path) -> None:
+    pointer, choose = checkpoints(copy) / "latest_checkpoint.txt", partial(own_set, str(checkpoints(copy)), KINDS)
+    texts = {"": "holds ''", "iter_000000009.pt\n": "iter_000000009.pt is missing", "garbage": "holds 'garbage'"}
+    for text, expected in texts.items():
+        pointer.write_text(text)
+        with pytest.raises(CheckpointError, match=rf"{expected}.*iter_000000006\.pt"):
+            choose(fallback=False)
+    pointer.unlink()
     assert train(copy, [*QUICK, "trainer.max_iter=8"]) == 0
     assert "resumed from iter 6" in (run_dir(copy) / "stdout.log").read_text()
-
-
-def test_a_run_without_any_complete_set_cannot_resume(copy: Path) -> None:
-    for iteration in (2, 4, 6):
+    for iteration in (2, 4, 6, 8):
         truncate(checkpoints(copy) / "model" / f"iter_{iteration:09d}.pt")
     with pytest.raises(CheckpointError, match="holds no other complete set"):
-        train(copy, [*QUICK, "trainer.max_iter=8"])
-
-
-def test_damage_of_a_dcp_set_is_named(tmp_path: Path) -> None:
-    assert train(tmp_path, [*QUICK, "ckpt_type=dcp"]) == 0
-    latest = checkpoints(tmp_path) / "iter_000000006"
-    for kind in KINDS:
-        for name, damage in (("__0_0.distcp", truncate), (".metadata", DAMAGES["deleted"])):
-            path = latest / kind / name
-            intact = path.read_bytes()
-            damage(path)
-            with pytest.raises(CheckpointError) as caught:
-                train(tmp_path, [*QUICK, "ckpt_type=dcp", "trainer.max_iter=8"])
-            assert str(latest / kind) in str(caught.value) and "iter_000000004" in str(caught.value)
-            path.write_bytes(intact)
+        train(copy, [*QUICK, "trainer.max_iter=9"])
 
 
 def test_files_open_with_weights_only_and_have_the_documented_names(finished: Path) -> None:

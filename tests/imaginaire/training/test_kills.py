@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from imaginaire import storage
 from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.errors import ConfigError
 from imaginaire.training.watchdog import EXIT_INTERRUPTED
 from tests.imaginaire.training.test_resume import compare
 from tests.multiprocess import CONTEXT
@@ -195,15 +196,21 @@ def test_a_run_killed_at_every_point_resumes(tmp_path: Path, ckpt_type: str) -> 
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_leaves_with_its_own_exit_code(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: Path) -> None:
     assert train(tmp_path / "whole", OVERRIDES) == 0
     root = tmp_path / "asked"
     process = _process(root, "standard", None, tmp_path / "points")
     metrics = run_dir(root) / "metrics.jsonl"
     while process.is_alive() and (not metrics.exists() or not metrics.read_text()):
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(ConfigError, match=rf"in use by .* pid {process.pid} since .*another job.name"):
+        train(root, OVERRIDES)
+    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, signal.SIGCONT)
     process.join(HANG_S)
     assert process.exitcode == EXIT_INTERRUPTED
+    log = (run_dir(root) / "stdout.log").read_text()
+    assert "SIGINT: saving after this step, then leaving. Ctrl-C again quits at once." in log
     assert train(root, OVERRIDES) == 0
     assert compare(tmp_path / "whole", root) is None

@@ -21,7 +21,7 @@ from imaginaire.training.callbacks import Callback
 from imaginaire.training.watchdog import EXIT_INTERRUPTED
 from tests.multiprocess import run_distributed
 from tests.programs import HANG_S, python
-from tests.training import run_dir, saved, train
+from tests.training import saved, train
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +54,16 @@ class BreaksOneShard(project.RestlessModel):
             parallel.to_local(next(self.net.parameters()).detach())[-1] = float("inf")
 
 
+class Uneven(torch.utils.data.IterableDataset[Any]):
+    """One more sample on the second rank."""
+
+    def __init__(self, **left_from_the_config: Any) -> None: ...
+
+    def __iter__(self) -> Any:
+        for _ in range(2 + distributed.rank()):
+            yield {"window": torch.zeros(32), "next": torch.zeros(1)}
+
+
 def _several(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     found["asked"] = train(root / "asked", [*QUICK, f"model._target_={HERE}.AskedToStop"])
@@ -69,6 +79,10 @@ def _several(root: Path) -> dict[str, Any]:
     except TrainingError as error:
         found["broken"] = str(error)
     found["most held"] = _most_held(root / "gather")
+    uneven = f"{{_target_: torch.utils.data.DataLoader, dataset: {{_target_: {HERE}.Uneven}}, shuffle: False}}"
+    validates = ["trainer.run_validation=True", f"dataloader_val={uneven}"]
+    found["uneven"] = train(root / "uneven", [*QUICK, "trainer.max_iter=2", *validates])
+    found["gradients"] = _noted_gradients(root / "gradients")
     return found
 
 
@@ -88,16 +102,23 @@ def _most_held(root: Path) -> int:
     return max(kept)
 
 
-def test_ranks_act_together(tmp_path: Path) -> None:
-    first, second = run_distributed(_several, 2, args=(tmp_path,))
+@pytest.fixture(scope="module")
+def found_by_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    root = tmp_path_factory.mktemp("two")
+    return root, run_distributed(_several, 2, args=(root,))
+
+
+def test_ranks_act_together(found_by_two: tuple[Path, list[dict[str, Any]]]) -> None:
+    root, (first, second) = found_by_two
     assert first["asked"] == second["asked"] == EXIT_INTERRUPTED
-    assert saved(tmp_path / "asked")["trainer"]["iteration"] == 3
-    assert first["skipped"] == 0 and saved(tmp_path / "skip")["trainer"]["skipped_steps"] == 1
+    assert saved(root / "asked")["trainer"]["iteration"] == 3
+    assert first["skipped"] == 0 and saved(root / "skip")["trainer"]["skipped_steps"] == 1
     assert "the loss of rank 1 is not finite" in first["stopped"]
     assert "the loss is nan" in second["stopped"]
     assert first["broken"] == second["broken"] and "1 of " in first["broken"]
-    assert saved(tmp_path / "broken")["trainer"]["iteration"] == 1
+    assert saved(root / "broken")["trainer"]["iteration"] == 1
     assert first["most held"] > 0 and second["most held"] == 0
+    assert first["uneven"] == second["uneven"] == 0, "ranks with fewer validation batches wait for the others"
 
 
 class Gradients(Callback):
@@ -150,9 +171,11 @@ def _noted_gradients(root: Path) -> dict[str, tuple[list[dict[str, Tensor]], lis
 CLIP_NORM = 0.01  # far below the norm of every step, and of every part of one
 
 
-def test_gradients_do_not_depend_on_how_the_samples_of_a_step_are_split(tmp_path: Path) -> None:
+def test_gradients_do_not_depend_on_how_the_samples_of_a_step_are_split(
+    tmp_path: Path, found_by_two: tuple[Path, list[dict[str, Any]]]
+) -> None:
     """The gradients and not the weights: Adam would make the same step of a loss that is twice as large."""
-    of_one, of_two = _noted_gradients(tmp_path / "1"), run_distributed(_noted_gradients, 2, (tmp_path / "2",))[0]
+    of_one, of_two = _noted_gradients(tmp_path), found_by_two[1][0]["gradients"]
     averaged, clipped = of_one.pop("one batch")
     assert len(averaged) == 2
     for step in clipped:
@@ -167,38 +190,10 @@ def test_gradients_do_not_depend_on_how_the_samples_of_a_step_are_split(tmp_path
             )
 
 
-def _torchrun(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless", *arguments]
-    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(root), "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
-
-
-def test_torchrun_trains_and_says_a_mistake_once(tmp_path: Path) -> None:
-    result = _torchrun(tmp_path, *QUICK, "trainer.max_iter=2")
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert saved(tmp_path)["trainer"]["world_size"] == 2
-    assert "cpu x2" in (run_dir(tmp_path) / "stdout.log").read_text()
-    result = _torchrun(tmp_path, "trainer.max_itr=2")
+def test_torchrun_says_a_mistake_once(tmp_path: Path) -> None:
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "scripts.train"]
+    command += ["--config=tests/project/config.py", "--", "experiment=restless", "trainer.max_itr=2"]
+    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
     assert result.returncode != 0
     assert result.stderr.count("Unknown key trainer.max_itr") == 1, result.stderr[-3000:]
-
-
-class Uneven(torch.utils.data.IterableDataset[Any]):
-    """One more sample on the second rank."""
-
-    def __init__(self, **left_from_the_config: Any) -> None: ...
-
-    def __iter__(self) -> Any:
-        for _ in range(2 + distributed.rank()):
-            yield {"window": torch.zeros(32), "next": torch.zeros(1)}
-
-
-def _uneven_validation(root: Path) -> int:
-    data_set = f"{{_target_: {HERE}.Uneven}}"
-    node = f"{{_target_: torch.utils.data.DataLoader, dataset: {data_set}, shuffle: False}}"
-    return train(root, [*QUICK, "trainer.max_iter=2", "trainer.run_validation=True", f"dataloader_val={node}"])
-
-
-def test_ranks_with_more_or_fewer_validation_batches_wait_for_each_other(tmp_path: Path) -> None:
-    assert run_distributed(_uneven_validation, 2, args=(tmp_path,)) == [0, 0]

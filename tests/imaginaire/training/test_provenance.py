@@ -2,7 +2,6 @@
 """The origin of the code that runs, and the record of a run."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,26 +9,8 @@ from pathlib import Path
 import pytest
 
 from imaginaire.training import provenance
-from tests.programs import HANG_S, python
 
 REPOSITORY = Path(__file__).parents[3]
-
-
-def _foreign(path: list[Path], folder: Path = REPOSITORY) -> list[str]:
-    """The report of a new process with these folders on its path."""
-    code = "import json; from imaginaire.training import provenance; print(json.dumps(provenance.foreign_packages()))"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    run = subprocess.run(
-        [python(), "-c", code],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=True,
-    )
-    lines: list[str] = json.loads(run.stdout)
-    return lines
 
 
 def _install(site: Path, distribution: str, package: str) -> Path:
@@ -43,38 +24,28 @@ def _install(site: Path, distribution: str, package: str) -> Path:
     return site
 
 
-def test_our_own_checkout_is_not_foreign() -> None:
+def test_another_distribution_in_front_of_ours_is_named_with_its_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert provenance.foreign_packages() == []
-
-
-def test_another_distribution_in_front_of_ours_is_named_with_its_cure(tmp_path: Path) -> None:
     site = _install(tmp_path, "cosmos-predict2", "cosmos_predict2")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (line,) = _foreign([site, REPOSITORY], elsewhere)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "cosmos_predict2", raising=False)  # as where nothing is imported yet
+    (line,) = provenance.foreign_packages()
     assert f"'cosmos_predict2' is imported from {site / 'cosmos_predict2'}, ours is at {REPOSITORY}" in line
     assert line.endswith("pip uninstall cosmos-predict2")
 
 
-def test_the_record_of_a_run_is_plain_and_holds_what_repeats_it() -> None:
+def test_the_record_of_a_run_is_plain_and_holds_what_repeats_it_but_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "IMAGINAIRE_AUTH_TOKEN")
+    for name in (*secrets, "PROD_S3_CHECKPOINT_ACCESS_KEY_ID"):
+        monkeypatch.setenv(name, "hush")
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "/big/disk")
     record = provenance.run_record()
     assert json.loads(json.dumps(record)) == record
     assert record["command"][1:] == sys.argv
     assert record["libraries"]["torch"] and record["hostname"] and record["python"]
     assert record["world_size"] == 1
-
-
-def test_the_record_keeps_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "WANDB_API_KEY",
-        "AWS_SECRET_ACCESS_KEY",
-        "HF_TOKEN",
-        "IMAGINAIRE_AUTH_TOKEN",
-        "PROD_S3_CHECKPOINT_ACCESS_KEY_ID",
-    ):
-        monkeypatch.setenv(name, "hush")
-    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "/big/disk")
-    record = provenance.run_record()
     assert record["environment"]["IMAGINAIRE_OUTPUT_ROOT"] == "/big/disk"
     assert "hush" not in json.dumps(record)
 

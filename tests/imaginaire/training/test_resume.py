@@ -33,7 +33,7 @@ def run_whole(root: Path, overrides: list[str]) -> None:
 
 
 def run_in_two(root: Path, overrides: list[str], edit: Edit | None = None) -> None:
-    assert train(root, [*overrides, f"trainer.max_iter={STOP_AT}"]) == 0
+    run_whole(root, [*overrides, f"trainer.max_iter={STOP_AT}"])
     assert train(root, overrides, edit) == 0
 
 
@@ -50,7 +50,7 @@ def test_one_process(tmp_path: Path, ckpt_type: str) -> None:
 SHORT = ["dataloader_train.num_workers=0", "trainer.run_validation=False", "trainer.max_iter=8"]
 FSDP = ["trainer.distributed_parallelism=fsdp", "model.fsdp_shard_size=2", *SHORT]
 LAYOUTS = {
-    "replicate": [],
+    "replicate": ["dataloader_train.num_workers=0"],
     "fsdp": FSDP,
     "fsdp_dcp": [*FSDP, "ckpt_type=dcp"],
     "async_dcp": ["ckpt_type=dcp", "checkpoint.dcp_async_mode_enabled=True", *SHORT],
@@ -62,7 +62,7 @@ def _two_ranks(root: Path, layouts: list[str]) -> None:
         run_whole(root / layout / "whole", LAYOUTS[layout])
         run_in_two(root / layout / "parts", LAYOUTS[layout])
     if "replicate" in layouts:
-        run_in_two(root / "wrong_rng", [], _other_rng_on_rank_1)
+        run_in_two(root / "wrong_rng", LAYOUTS["replicate"], _other_rng_on_rank_1)
 
 
 def _other_rng_on_rank_1(kind: str, tree: Any) -> Any:
@@ -72,22 +72,20 @@ def _other_rng_on_rank_1(kind: str, tree: Any) -> Any:
     return tree
 
 
-@slow
-def test_two_processes(tmp_path: Path) -> None:
-    _check_two_processes(tmp_path, ["replicate", "fsdp"])
-    different = compare(tmp_path / "replicate" / "whole", tmp_path / "wrong_rng")
-    assert different is not None, "rank 1's generators are not needed"
-
-
-@pytest.mark.long
-def test_two_processes_in_the_sharded_layout(tmp_path: Path) -> None:
-    _check_two_processes(tmp_path, ["fsdp_dcp", "async_dcp"])
-
-
-def _check_two_processes(root: Path, layouts: list[str]) -> None:
-    run_distributed(_two_ranks, 2, args=(root, layouts))
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param(["replicate", "fsdp"], marks=slow),
+        pytest.param(["fsdp_dcp", "async_dcp"], marks=pytest.mark.long),
+    ],
+)
+def test_two_processes(tmp_path: Path, layouts: list[str]) -> None:
+    run_distributed(_two_ranks, 2, args=(tmp_path, layouts))
     for layout in layouts:
-        assert compare(root / layout / "whole", root / layout / "parts") is None, layout
+        assert compare(tmp_path / layout / "whole", tmp_path / layout / "parts") is None, layout
+    if "replicate" in layouts:
+        different = compare(tmp_path / "replicate" / "whole", tmp_path / "wrong_rng")
+        assert different is not None, "rank 1's generators are not needed"
 
 
 def _without(item: str) -> Edit:
@@ -161,7 +159,8 @@ def _resize(root: Path, stop_at: int | None) -> list[int]:
 
     project.RestlessModel.training_step = noting  # type: ignore[method-assign]
     try:
-        train(root, [] if stop_at is None else [f"trainer.max_iter={stop_at}"])
+        end = [] if stop_at is None else [f"trainer.max_iter={stop_at}"]
+        train(root, ["dataloader_train.num_workers=0", *end])
     finally:
         project.RestlessModel.training_step = original  # type: ignore[method-assign]
     return positions

@@ -6,8 +6,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,19 +23,13 @@ from imaginaire.training.callbacks import Callback
 from imaginaire.training.callbacks.base import HOOKS
 from imaginaire.training.model import ImaginaireModel
 from imaginaire.training.watchdog import EXIT_INTERRUPTED, EXIT_TIMEOUT
-from tests.programs import HANG_S, python
+from tests.multiprocess import CONTEXT
+from tests.programs import HANG_S
 from tests.training import difference, losses, run_dir, saved, train
 
 pytestmark = pytest.mark.slow
 
 QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trainer.max_iter=4"]
-
-
-def program(root: Path, overrides: list[str], interpreter: str = sys.executable) -> dict[str, Any]:
-    """The arguments of subprocess for a training in a process of its own."""
-    command = [interpreter, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
-    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(root), "WANDB_MODE": "disabled"}
-    return {"args": [*command, *overrides], "env": environment, "text": True}
 
 
 class Recorder(Callback):
@@ -403,9 +395,12 @@ class Hanging(project.RestlessModel):
 
 def test_a_hang_ends_with_stacks_and_its_own_exit_code(tmp_path: Path) -> None:
     overrides = [f"model._target_={__name__}.Hanging", *QUICK, "trainer.timeout_period=5"]
-    result = subprocess.run(**program(tmp_path, overrides, python()), capture_output=True, timeout=HANG_S)
-    assert result.returncode == EXIT_TIMEOUT, result.stderr[-2000:]
-    assert "made no progress at: iteration 3, micro-batch 1 of 2" in result.stderr
+    process = CONTEXT.Process(target=train, args=(tmp_path, overrides))
+    process.start()
+    process.join(HANG_S)
+    log = (run_dir(tmp_path) / "stdout.log").read_text()
+    assert process.exitcode == EXIT_TIMEOUT, log[-2000:]
+    assert "made no progress at: iteration 3, micro-batch 1 of 2" in log
     assert "in training_step" in (run_dir(tmp_path) / "hang" / "rank_0.txt").read_text()
 
 
@@ -440,20 +435,6 @@ def test_a_copy_of_a_model_leaves_the_trainer_behind() -> None:
 
 
 # --- ends
-
-
-def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: Path) -> None:
-    process = subprocess.Popen(**program(tmp_path, ["trainer.max_iter=1000000"]), stderr=subprocess.PIPE)
-    metrics = run_dir(tmp_path) / "metrics.jsonl"
-    while process.poll() is None and (not metrics.exists() or not metrics.read_text()):
-        time.sleep(0.02)
-    with pytest.raises(ConfigError, match=rf"in use by .* pid {process.pid} since .*another job.name"):
-        train(tmp_path)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=HANG_S)
-    assert process.returncode == EXIT_INTERRUPTED, errors[-2000:]
-    assert "SIGINT: saving after this step, then leaving. Ctrl-C again quits at once." in errors
-    assert saved(tmp_path)["trainer"]["iteration"] > 0
 
 
 class ReportsEarly(Callback):
