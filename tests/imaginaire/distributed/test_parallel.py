@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -14,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from imaginaire import distributed
 from imaginaire.distributed import parallel
+from imaginaire.distributed.context_parallel import exchange, gather, split
 from imaginaire.distributed.parallel import GradientAverager, ParallelDims
 from imaginaire.errors import ConfigError
-from tests.multiprocess import RankError, run_distributed
+from tests.multiprocess import run_distributed
 
 
 class Net(nn.Module):
@@ -53,17 +53,6 @@ def _uneven(find_unused: bool, static: bool) -> dict[str, Tensor | None]:
     return _grads(net)
 
 
-@pytest.mark.slow
-def test_a_parameter_used_on_one_rank_only_is_averaged_or_named() -> None:
-    with pytest.raises(RankError, match=r"among them (idle|head)\..*find_unused_parameters=True"):
-        run_distributed(_uneven, 2, args=(False, True))
-    first, second = run_distributed(_uneven, 2, args=(True, False))
-    net = _net()
-    net(_data(), use_idle=True).square().mean().backward()
-    for values in (first, second):
-        assert_close(values["idle.weight"], net.idle.weight.grad / 2)
-
-
 def _whole_steps() -> list[dict[str, Tensor | None]]:
     """The gradients of two steps, each rank with half of the batch, in a bucket for each parameter."""
     parallel._BUCKET_BYTES = 8
@@ -80,15 +69,6 @@ def _whole_steps() -> list[dict[str, Tensor | None]]:
     with pytest.raises(ConfigError, match=r"parameter (idle|head)\.\w+ .* gradient, unlike.*static_graph=False"):
         averager()
     return steps
-
-
-@pytest.mark.slow
-def test_each_step_has_the_gradients_of_its_whole_batch() -> None:
-    for steps in run_distributed(_whole_steps, 2):
-        for batch, found in zip(_data().split(4), steps, strict=True):
-            net = _net()
-            net(batch).square().mean().backward()
-            assert_close(found, _grads(net))  # None where no rank used a parameter
 
 
 class Normed(nn.Module):
@@ -173,35 +153,95 @@ def _sharded_after_synchronising() -> Tensor:
     return parallel.full_tensor(net.head.weight)
 
 
-def _replica_cases() -> list[Any]:
-    assert dist.get_world_size() == 2
-    return [
-        _buffers_after_steps(True),
-        _buffers_after_steps(False),
-        _synchronised(),
-        _norms(),
-        _sharded_after_synchronising(),
-    ]
+SHAPE = (2, 4, 8, 3)  # batch, tokens, heads, width
+
+
+def _tokens() -> Tensor:
+    return torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def _weights() -> Tensor:
+    return torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def context_parallel_operations() -> None:
+    group = parallel.init_dims(2).cp_group
+    rank = group.rank()  # type: ignore[union-attr]
+    whole, weights = _tokens(), _weights()
+
+    tokens = split(whole, 1, group).requires_grad_()
+    assert_close(tokens, whole[:, 2 * rank : 2 * rank + 2], rtol=0, atol=0)
+    heads = exchange(tokens, 2, 1, group)
+    assert_close(heads, whole[:, :, 4 * rank : 4 * rank + 4], rtol=0, atol=0)
+    assert_close(exchange(heads, -3, -2, group), tokens, rtol=0, atol=0)
+    (heads**2 * weights[:, :, 4 * rank : 4 * rank + 4]).sum().backward()
+    assert_close(tokens.grad, (2 * whole * weights)[:, 2 * rank : 2 * rank + 2])
+
+    tokens.grad = None
+    gathered = gather(tokens, 1, group)
+    assert_close(gathered, whole, rtol=0, atol=0)
+    (gathered**2 * weights * (rank + 1)).sum().backward()  # both ranks use every part: 1 + 2
+    assert_close(tokens.grad, 3 * (2 * whole * weights)[:, 2 * rank : 2 * rank + 2])
+
+    integers = torch.arange(2).add(2 * rank)
+    assert gather(integers, 0, group).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="not a multiple of the 2 processes"):
+        split(whole[..., :3], 3, group)
+    with pytest.raises(ValueError, match="not a multiple of the 2 processes"):
+        exchange(whole, 3, 1, group)
+
+
+def _two_ranks() -> dict[str, Any]:
+    with pytest.raises(ConfigError, match=r"among them (idle|head)\..*find_unused_parameters=True"):
+        _uneven(False, True)
+    found = {
+        "uneven": _uneven(True, False),
+        "steps": _whole_steps(),
+        "buffers": _buffers_after_steps(True),
+        "own buffers": _buffers_after_steps(False),
+        "synchronised": _synchronised(),
+        "norms": _norms(),
+        "sharded": _sharded_after_synchronising(),
+    }
+    context_parallel_operations()  # makes groups of its own
+    return found
+
+
+@pytest.fixture(scope="module")
+def found_by_two() -> list[dict[str, Any]]:
+    return run_distributed(_two_ranks, 2)
 
 
 @pytest.mark.slow
-def test_replicas_have_in_common_what_they_must() -> None:
-    first, second = run_distributed(_replica_cases, 2)
+def test_each_step_has_the_gradients_of_its_whole_batch(found_by_two: list[dict[str, Any]]) -> None:
+    used = _net()
+    used(_data(), use_idle=True).square().mean().backward()
+    for found in found_by_two:
+        assert_close(found["uneven"]["idle.weight"], used.idle.weight.grad / 2)  # one rank alone used it
+        for batch, gradients in zip(_data().split(4), found["steps"], strict=True):
+            net = _net()
+            net(batch).square().mean().backward()
+            assert_close(gradients, _grads(net))  # None where no rank used a parameter
 
+
+@pytest.mark.slow
+def test_replicas_have_in_common_what_they_must(found_by_two: list[dict[str, Any]]) -> None:
+    first, second = found_by_two
     persistent = {"mean", "mask", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
-    differing = {n for n in first[0] if not torch.equal(first[0][n], second[0][n])}
-    assert persistent | {"scratch"} == set(first[0]) and differing == {"scratch"}
-    differing = {n for n in first[1] if not torch.equal(first[1][n], second[1][n])}
-    assert differing == persistent - {"norm.num_batches_tracked"} | {"scratch"}
-
-    for state, names in (first[2], second[2]):
+    for key, expected in (
+        ("buffers", {"scratch"}),
+        ("own buffers", persistent - {"norm.num_batches_tracked"} | {"scratch"}),
+    ):
+        assert set(first[key]) == persistent | {"scratch"}
+        assert {n for n in first[key] if not torch.equal(first[key][n], second[key][n])} == expected
+    for state, names in (first["synchronised"], second["synchronised"]):
         assert names == ["weight", None, "conv", "large"]
         for name in ("weight", "small", "frozen", "count", "is_odd", "wide", "complex"):
             assert not state[name].real.any(), name
         assert not state["large"][2:].any()
-    assert first[3] == second[3] == pytest.approx([50**0.5, 50**0.5, 5.0])
+    assert first["norms"] == second["norms"] == pytest.approx([50**0.5, 50**0.5, 5.0])
     torch.manual_seed(0)
-    assert torch.equal(first[4], Net().head.weight) and torch.equal(second[4], first[4])
+    assert torch.equal(first["sharded"], Net().head.weight) and torch.equal(second["sharded"], first["sharded"])
 
 
 def test_norm_is_taken_in_float32_of_half_precision_gradients() -> None:
@@ -264,3 +304,8 @@ def test_ranks_of_one_context_parallel_group_are_neighbours() -> None:
 )
 def test_whether_a_model_will_be_sharded(dims: ParallelDims, shard_size: int, expected: bool) -> None:
     assert dims.will_shard(shard_size) is expected
+
+
+def test_a_group_of_none_is_a_group_of_one() -> None:
+    whole = _tokens()
+    assert split(whole, 1, None) is gather(whole, 1, None) is exchange(whole, 1, 2, None) is whole
