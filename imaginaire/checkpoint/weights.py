@@ -10,7 +10,7 @@ piece. Nothing is skipped in silence: what did not match is in the report, and `
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -112,7 +112,8 @@ def read(path_or_id: str, *, prefix: str | None = None) -> Mapping[str, Tensor]:
     address = latest(str(path_or_id))
     source = open_address(address)
     if (saved := set_of_weights(address)) is not None:
-        source = _CheckedTensors(source, saved)
+        checked = _Checked(source, saved)
+        source = LazyTensors({name: (checked, name) for name in source})
     if prefix is None:
         return source
     stripped = strip_prefix(source, prefix)
@@ -122,8 +123,8 @@ def read(path_or_id: str, *, prefix: str | None = None) -> Mapping[str, Tensor]:
     return stripped
 
 
-class _CheckedTensors(Mapping[str, Tensor]):
-    """The tensors of a training checkpoint; records and shapes are read without a look at the rest."""
+class _Checked:
+    """``source[name]`` of a training checkpoint; records and shapes are read without a look at the rest."""
 
     def __init__(self, source: Mapping[str, Tensor], saved: CheckpointSet) -> None:
         self._source, self._saved, self._is_checked = source, saved, False
@@ -133,15 +134,6 @@ class _CheckedTensors(Mapping[str, Tensor]):
             require_unchanged(self._saved, ["model"])
             self._is_checked = True
         return self._source[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._source)
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._source
 
     def shape(self, name: str) -> tuple[int, ...]:
         return shape_of(self._source, name)

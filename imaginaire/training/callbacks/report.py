@@ -142,7 +142,8 @@ class LossLog(Callback):
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
         weight = batch.get(WEIGHT_KEY) if isinstance(batch, Mapping) else None
-        num_counted = batch_size(batch) if weight is None else float(weight.sum())
+        size = next((int(tensor.shape[0]) for _, tensor in named_tensors(batch) if tensor.ndim), 1)
+        num_counted = size if weight is None else float(weight.sum())
         _add_all(self._validation, self._with_kind(batch, output, loss), loss, weight=num_counted)
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
@@ -211,20 +212,16 @@ def _gathered(means: dict[str, RunningMean]) -> dict[str, float]:
     return values
 
 
-def batch_size(batch: Any) -> int:
-    """Length of the first tensor found in a batch, else 1."""
-    return next((int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim), 1)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
+def named_tensors(value: Any, name: str = "batch") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a batch, at any depth, each with its place: ``batch.meta.0.start``."""
     if isinstance(value, Tensor):
-        yield value
+        yield name, value
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
+        for key, item in value.items():
+            yield from named_tensors(item, f"{name}.{key}")
     elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+        for i, item in enumerate(value):
+            yield from named_tensors(item, f"{name}.{i}")
 
 
 def _loss_of_whole_clips(loss: Tensor) -> float:

@@ -17,6 +17,7 @@ from imaginaire.distributed import parallel
 from imaginaire.errors import TrainingError, listed
 from imaginaire.optim import lora
 from imaginaire.training.callbacks.base import Callback
+from imaginaire.training.callbacks.report import named_tensors
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ def _first_unusable(parameters: list[tuple[str, nn.Parameter]]) -> str | None:
 
 def _other_data(batch: Any, group: dist.ProcessGroup) -> str | None:
     """The first difference between the batches of a context-parallel group, in words."""
-    mine = {name: parallel.checksum(tensor) for name, tensor in _named_tensors(batch, "batch")}
+    mine = {name: parallel.checksum(tensor) for name, tensor in named_tensors(batch)}
     everyone: list[Any] = [None] * group.size()
     dist.all_gather_object(everyone, mine, group=group)
     names = dict.fromkeys(name for of_rank in everyone for name in of_rank)
@@ -173,16 +174,6 @@ def _other_data(batch: Any, group: dist.ProcessGroup) -> str | None:
         " Their loader must go by the data-parallel rank (imaginaire.data.stream.ResumableLoader, or get_sampler of"
         " cosmos_predict2.data.loaders), and draw alike on these ranks."
     )
-
-
-def _named_tensors(value: Any, name: str) -> list[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        return [(name, value)]
-    if isinstance(value, dict):
-        return [found for key, item in value.items() for found in _named_tensors(item, f"{name}.{key}")]
-    if isinstance(value, list | tuple):
-        return [found for i, item in enumerate(value) for found in _named_tensors(item, f"{name}.{i}")]
-    return []
 
 
 def _are_zero(tensors: list[Tensor]) -> bool:
