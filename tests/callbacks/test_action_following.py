@@ -26,8 +26,7 @@ from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.data.stream import POSITION_KEY, ResumableLoader
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError
-from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
-from tests.imaginaire.training.callbacks.records import records
+from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config, records
 from tests.models.parts import NET, PooledPixels, make_batch, make_model
 from tests.multiprocess import run_distributed
 

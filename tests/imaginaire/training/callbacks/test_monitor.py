@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
+import gzip
+import json
 import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
+from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks import monitor
-from imaginaire.training.callbacks.monitor import DeviceMonitor
-from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
-from tests.imaginaire.training.callbacks.records import records
+from imaginaire.training.callbacks.monitor import DeviceMonitor, Profiler, is_profiled_rank
+from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config, records
 
 
 def test_the_monitor_records_figures_and_logs_them_as_a_table(
@@ -53,3 +57,75 @@ def test_a_figure_that_a_board_does_not_have_costs_no_other(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "utilization", refused)
     found = monitor.gpu_figures(torch.device("cuda"))
     assert "util" not in found and (found["temp"], found["power"], found["nvml_used_gpu_mem_gb"]) == (40, 300, 2)
+
+
+def test_profiler_joins_when_enabled_and_writes_one_trace_per_period(tmp_path: Path) -> None:
+    config = make_config(None)
+    config.trainer.profiling.enable_profiling = True
+    config.trainer.profiling.profile_freq = 5
+    trainer = Trainer(config, tmp_path)
+    trainer.start()
+    for _ in range(12):
+        trainer.step(1.0)
+    trainer.callbacks.on_train_end(trainer.model, 12)
+    trainer.metrics.close()
+    traces = sorted((tmp_path / "torch_trace").glob("*/*"))
+    assert [str(p.relative_to(tmp_path / "torch_trace")) for p in traces] == [
+        "iteration_10/rank0_trace.json.gz",
+        "iteration_5/rank0_trace.json.gz",
+    ]
+    names = {event.get("name") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
+    assert any("aten::" in str(name) for name in names)
+
+
+def test_profiler_begins_no_period_that_does_not_fit_and_is_silent(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    config = make_config(None, max_iter=9)
+    config.trainer.profiling.enable_profiling = True
+    config.trainer.profiling.profile_freq = 4
+    trainer = Trainer(config, tmp_path)
+    trainer.start()
+    for _ in range(9):
+        trainer.step(1.0)
+    profile = cast(Profiler, trainer.callbacks["profiler"])._profile
+    assert profile is not None and profile.current_action is torch.profiler.ProfilerAction.NONE
+    trainer.callbacks.on_train_end(trainer.model, 9)
+    trainer.metrics.close()
+    assert sorted(p.name for p in (tmp_path / "torch_trace").iterdir()) == ["iteration_4", "iteration_8"]
+    assert not [w for w in recwarn if "Profiler" in str(w.message)]
+
+
+def test_profile_freq_below_a_period_is_an_error(tmp_path: Path) -> None:
+    config = make_config(None)
+    config.trainer.profiling.enable_profiling = True
+    with pytest.raises(ConfigError, match=r"profile_freq=1, but .* at least 4"):
+        Trainer(config, tmp_path).start()
+
+
+@pytest.mark.parametrize(
+    ("target_ranks", "first_n_rank", "expected"),
+    [(None, 8, True), (None, -1, True), (None, 0, False), ([1], -1, False), ([0, 1], 0, True)],
+)
+def test_ranks_that_are_profiled(target_ranks: list[int] | None, first_n_rank: int, expected: bool) -> None:
+    assert is_profiled_rank(SimpleNamespace(target_ranks=target_ranks, first_n_rank=first_n_rank)) is expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_snapshots_are_written_on_a_gpu(tmp_path: Path) -> None:
+    config = make_config(None)
+    config.trainer.profiling.enable_memory_snapshot = True
+    config.trainer.profiling.profile_freq = 2
+    trainer = Trainer(config, tmp_path)
+    trainer.start()
+    for _ in range(2):
+        torch.ones(1000, device="cuda")
+        trainer.step(1.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.ones(2**44, device="cuda")  # more than 1 EB never reaches the allocator
+    trainer.callbacks.on_train_end(trainer.model, 2)
+    trainer.metrics.close()
+    folder = tmp_path / "memory_snapshot"
+    assert (folder / "iteration_2" / "rank0_memory_snapshot.pickle").stat().st_size > 0
+    assert (folder / "iteration_2_exit" / "rank0_memory_snapshot.pickle").stat().st_size > 0

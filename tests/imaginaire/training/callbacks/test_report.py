@@ -14,8 +14,7 @@ from imaginaire import distributed
 from imaginaire.training.callbacks.monitor import DeviceMonitor
 from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar, RunningMean
 from imaginaire.training.callbacks.train import GradClip
-from tests.imaginaire.training.callbacks.fakes import ImageModel, Model, Trainer, lazy, make_config
-from tests.imaginaire.training.callbacks.records import records
+from tests.imaginaire.training.callbacks.fakes import ImageModel, Model, Trainer, lazy, make_config, records
 from tests.multiprocess import run_distributed
 
 
@@ -95,31 +94,26 @@ def test_a_model_may_log_something_better_than_its_validation_loss(
     assert "iter 0 validation greedy success 0.75" in caplog.text
 
 
-def test_validation_loss_is_weighted_by_batch_size(tmp_path: Path) -> None:
+_WEIGHTS = [torch.tensor(counted) for counted in ([1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0])]
+
+
+@pytest.mark.parametrize(
+    "passes",  # batches with their losses
+    [
+        [({"meta": ["a"], "x": torch.ones(size, 2)}, loss) for size, loss in ((3, 1.0), (1, 5.0))],
+        [({"x": torch.ones(3, 2), "sample_weight": w}, loss) for w, loss in zip(_WEIGHTS, (1.0, 4.0, 99.0))],
+    ],
+)
+def test_validation_loss_is_weighted_by_the_samples_that_count(passes: list[Any], tmp_path: Path) -> None:
     trainer = Trainer(make_config({"loss_log": lazy(LossLog)}), tmp_path)
     trainer.start()
     cb, model = trainer.callbacks, trainer.model
     cb.on_validation_start(model, [], 0)
-    for size, loss in ((3, 1.0), (1, 5.0)):
-        batch = {"meta": ["a"], "x": torch.ones(size, 2)}
+    for batch, loss in passes:
         cb.on_validation_step_end(model, batch, {"accuracy": loss / 10}, torch.tensor(loss), 0)
     cb.on_validation_end(model, 0)
     trainer.metrics.close()
-    (record,) = records(tmp_path)
-    assert record == {"iteration": 0, "val/loss": 2.0, "val/accuracy": pytest.approx(0.2)}
-
-
-def test_samples_without_weight_do_not_count_in_validation(tmp_path: Path) -> None:
-    trainer = Trainer(make_config({"loss_log": lazy(LossLog)}), tmp_path)
-    trainer.start()
-    cb, model = trainer.callbacks, trainer.model
-    cb.on_validation_start(model, [], 0)
-    for weights, loss in (([1.0, 1.0, 0.0], 1.0), ([1.0, 0.0, 0.0], 4.0), ([0.0, 0.0, 0.0], 99.0)):
-        batch = {"x": torch.ones(3, 2), "sample_weight": torch.tensor(weights)}
-        cb.on_validation_step_end(model, batch, {}, torch.tensor(loss), 0)
-    cb.on_validation_end(model, 0)
-    trainer.metrics.close()
-    assert records(tmp_path) == [{"iteration": 0, "val/loss": 2.0}]
+    assert records(tmp_path) == [{"iteration": 0, "val/loss": 2.0, "val/accuracy": pytest.approx(0.2)}]
 
 
 def test_images_and_videos_have_losses_of_their_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from imaginaire import storage
 from imaginaire.training.callbacks import trackers
 from imaginaire.training.callbacks.trackers import Metrics, console_line
-from tests.imaginaire.training.callbacks.records import records
+from tests.imaginaire.training.callbacks.fakes import records
 from tests.s3_server import no_credentials, s3_bucket, s3_server
 
 __all__ = ["no_credentials", "s3_bucket", "s3_server"]
@@ -58,6 +58,8 @@ def test_resume_drops_later_records_and_a_torn_last_line(tmp_path: Path, caplog:
     with caplog.at_level(logging.INFO):
         new(tmp_path, iteration=4).close()
     assert "dropped 1 record after iteration 4" in caplog.text
+    new(tmp_path).close()
+    assert records(tmp_path) == [], "a run from scratch starts a new file"
 
 
 def test_a_record_after_half_a_line_begins_a_line_of_its_own(tmp_path: Path) -> None:
@@ -71,13 +73,6 @@ def test_a_record_after_half_a_line_begins_a_line_of_its_own(tmp_path: Path) -> 
     assert half.endswith('"x"') and [json.loads(line)["x"] for line in lines] == [2, 3]
 
 
-def test_a_run_from_scratch_starts_a_new_file(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "x": 1}\n{"iteration": 5, "x": 1}\n')
-    metrics = new(tmp_path)
-    metrics.close()
-    assert records(tmp_path) == []
-
-
 def test_ranks_that_do_not_write_leave_nothing(tmp_path: Path) -> None:
     metrics = Metrics(str(tmp_path), JOB, is_writer=False)
     metrics.load_state_dict({"wandb_run_id": "abc", "values": {"x": 1.0}, "iteration": 1})
@@ -89,26 +84,18 @@ def test_ranks_that_do_not_write_leave_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_trackers_get_second_names_and_the_file_each_value_once(tmp_path: Path) -> None:
+def test_trackers_get_the_same_values_with_second_names_and_images_and_the_file_each_value_once(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard")
     metrics = new(tmp_path)
     metrics.also_call({"train/kl_loss": "GRPO/kl_loss", "train/other": "GRPO/other"})
     metrics.log({"train/kl_loss": 0.5, "train/loss": 1.0}, 1)
-    metrics.close()
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert sorted(events.Tags()["scalars"]) == ["GRPO/kl_loss", "train/kl_loss", "train/loss"]
-    assert records(tmp_path) == [{"iteration": 1, "train/kl_loss": 0.5, "train/loss": 1.0}]
-
-
-def test_tensorboard_gets_the_same_values_and_images(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard")
-    metrics = new(tmp_path)
-    metrics.log({"train/loss": 0.5}, 1)
     metrics.log_image("samples", np.zeros((8, 8, 3), dtype=np.uint8), 1)
     metrics.close()
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 0.5)]
+    assert sorted(events.Tags()["scalars"]) == ["GRPO/kl_loss", "train/kl_loss", "train/loss"]
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1.0)]
     assert events.Tags()["images"] == ["samples"]
+    assert records(tmp_path) == [{"iteration": 1, "train/kl_loss": 0.5, "train/loss": 1.0}]
 
 
 def test_console_line_shows_what_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

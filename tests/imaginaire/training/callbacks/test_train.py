@@ -11,8 +11,7 @@ import torch
 
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks.train import GradClip, LowPrecision, ManualGarbageCollection
-from tests.imaginaire.training.callbacks.fakes import ImageModel, Trainer, lazy, make_config
-from tests.imaginaire.training.callbacks.records import records
+from tests.imaginaire.training.callbacks.fakes import ImageModel, Trainer, lazy, make_config, records
 
 Pair = namedtuple("Pair", "left right")
 
@@ -65,41 +64,31 @@ def test_automatic_collection_stops_after_warm_up_and_returns_at_the_end(tmp_pat
     assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
+def _clipped(folder: Path, sizes: list[float], scaler: Any = None, **options: Any) -> Trainer:
+    """A trainer after steps whose gradients have these four values."""
+    trainer = Trainer(make_config({"grad_clip": lazy(GradClip, clip_norm=0.5, **options)}), folder)
+    trainer.start()
+    for size in sizes:
+        trainer.model.weight.grad = torch.full((1, 4), size)
+        trainer.callbacks.on_before_optimizer_step(trainer.model, trainer.optimizer, None, scaler, trainer.iteration)
+        trainer.iteration += 1
+    trainer.metrics.close()
+    return trainer
+
+
 def test_grad_clip_clips_and_logs_the_mean_norm_before(tmp_path: Path) -> None:
-    trainer = Trainer(make_config({"grad_clip": lazy(GradClip, clip_norm=0.5)}), tmp_path)
-    trainer.start()
-    for size in (1.0, 3.0):
-        trainer.model.weight.grad = torch.full((1, 4), size)
-        trainer.callbacks.on_before_optimizer_step(trainer.model, trainer.optimizer, None, None, trainer.iteration)
-        assert trainer.model.weight.grad.norm() == pytest.approx(0.5, rel=1e-5)
-        trainer.iteration += 1
-    trainer.metrics.close()
-    (record,) = records(tmp_path)
-    assert record["iteration"] == 2
-    assert record["train/grad_norm"] == pytest.approx(4.0)  # (2 + 6) / 2
-
-
-def test_grad_clip_reports_a_norm_that_is_not_finite_and_keeps_it_out_of_the_mean(tmp_path: Path) -> None:
-    trainer = Trainer(make_config({"grad_clip": lazy(GradClip)}), tmp_path)
-    trainer.start()
-    for size in (1.0, math.nan):
-        trainer.model.weight.grad = torch.full((1, 4), size)
-        trainer.callbacks.on_before_optimizer_step(trainer.model, trainer.optimizer, None, None, trainer.iteration)
-        trainer.iteration += 1
-    trainer.metrics.close()
+    trainer = _clipped(tmp_path / "finite", [1.0, 3.0])
+    assert trainer.model.weight.grad.norm() == pytest.approx(0.5, rel=1e-5)
+    assert records(tmp_path / "finite") == [{"iteration": 2, "train/grad_norm": pytest.approx(4.0)}]  # (2 + 6) / 2
+    trainer = _clipped(tmp_path / "nan", [1.0, math.nan])
     assert [what for what, _ in trainer.non_finite] == ["grad_norm"]
-    (record,) = records(tmp_path)
-    assert record["train/grad_norm"] == pytest.approx(2.0)
-    assert record["train/non_finite_grad_norm"] == 1
+    found = {"iteration": 2, "train/grad_norm": pytest.approx(2.0), "train/non_finite_grad_norm": 1}
+    assert records(tmp_path / "nan") == [found]
 
 
-@pytest.mark.parametrize("how", ["force_finite=False", "scaler"])
-def test_grad_clip_leaves_such_norms_to_others_when_told_so_or_under_a_scaler(how: str, tmp_path: Path) -> None:
-    trainer = Trainer(make_config({"grad_clip": lazy(GradClip, force_finite=how == "scaler")}), tmp_path)
-    scaler = torch.amp.GradScaler("cpu") if how == "scaler" else None
-    trainer.model.weight.grad = torch.full((1, 4), math.inf)
-    trainer.callbacks.on_before_optimizer_step(trainer.model, trainer.optimizer, None, scaler, 0)
-    assert trainer.non_finite == []
+@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu")])
+def test_grad_clip_leaves_such_norms_to_others_when_told_so_or_under_a_scaler(scaler: Any, tmp_path: Path) -> None:
+    assert _clipped(tmp_path, [math.inf], scaler, force_finite=scaler is not None).non_finite == []
 
 
 def test_a_step_over_images_and_videos_counts_for_neither(tmp_path: Path) -> None:
