@@ -135,22 +135,21 @@ def test_the_losses_of_all_micro_batches_count(tmp_path: Path, monkeypatch: pyte
     assert len(losses) == 4
 
 
-def test_such_a_step_is_left_out_and_counted_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+_SCALED = ["model.precision=float16", "trainer.grad_scaler_args={enabled: True, init_scale: 1024.0}"]
+
+
+@pytest.mark.parametrize("scaler", [[], _SCALED])
+def test_such_a_step_is_left_out_and_counted_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaler: list[str]
+) -> None:
     monkeypatch.setattr(project.Explosive, "bad", (3, 4))
-    train(tmp_path, [*EXPLODE, "trainer.non_finite=skip"])
+    train(tmp_path, [*EXPLODE, *scaler, "trainer.non_finite=skip"])
     trees = saved(tmp_path)
     assert trees["trainer"]["skipped_steps"] == 2
     assert trees["scheduler"]["last_epoch"] == 6
     assert all(torch.isfinite(value).all() for value in trees["model"].values())
     records = [json.loads(line) for line in (run_dir(tmp_path) / "metrics.jsonl").read_text().splitlines()]
     assert max(record.get("train/skipped_steps", 0) for record in records) == 2
-
-
-def test_such_a_step_is_left_out_under_a_gradient_scaler_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(project.Explosive, "bad", (3,))
-    scaler = ["model.precision=float16", "trainer.grad_scaler_args={enabled: True, init_scale: 1024.0}"]
-    train(tmp_path, [*EXPLODE, *scaler, "trainer.non_finite=skip"])
-    assert saved(tmp_path)["trainer"]["skipped_steps"] == 1
 
 
 def test_too_many_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,18 +371,16 @@ class Hungry(project.RestlessModel):
         return super().training_step(batch, iteration)
 
 
-def test_out_of_memory_becomes_advice_in_keys(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"Out of memory.*\n.*dataloader_train.batch_size"):
-        train(tmp_path, [f"model._target_={__name__}.Hungry", *QUICK])
-
-
 class HungryInItsWay(Hungry):
     memory_advice = "Imagine less at once."
 
 
-def test_a_model_may_know_better_what_to_lower(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"Out of memory.*\nImagine less at once\."):
-        train(tmp_path, [f"model._target_={__name__}.HungryInItsWay", *QUICK])
+@pytest.mark.parametrize(
+    ("model", "advice"), [("Hungry", "dataloader_train.batch_size"), ("HungryInItsWay", "Imagine less at once")]
+)
+def test_out_of_memory_becomes_advice_in_keys_or_the_models_own(tmp_path: Path, model: str, advice: str) -> None:
+    with pytest.raises(TrainingError, match=rf"Out of memory.*\n.*{advice}"):
+        train(tmp_path, [f"model._target_={__name__}.{model}", *QUICK])
 
 
 class Hanging(project.RestlessModel):
