@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from examples.minimal.data import Waves
@@ -169,24 +168,22 @@ def test_what_forms_no_group_is_named(monkeypatch: pytest.MonkeyPatch, name: str
 # --- several processes
 
 
-class SleepsInData(Waves):
-    """The second rank never gets its fifth sample."""
+class Unread(Waves):
+    """The second rank does not get its fifth sample: it sleeps, fails, or is killed as where memory runs out."""
+
+    def __init__(self, how: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.how, self.calls = how, 0
 
     def __getitem__(self, index: int) -> Any:
         if distributed.rank() == 1 and self.calls == 4:
-            time.sleep(HANG_S)
-        self.calls += 1
-        return super().__getitem__(index)
-
-    calls = 0
-
-
-class FailsInData(SleepsInData):
-    def __getitem__(self, index: int) -> Any:
-        if distributed.rank() == 1 and self.calls == 4:
+            if self.how == "sleeps":
+                time.sleep(HANG_S)
+            if self.how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
             raise OSError("the disk is gone")
         self.calls += 1
-        return Waves.__getitem__(self, index)
+        return super().__getitem__(index)
 
 
 def _late_at_a_barrier() -> str:
@@ -208,16 +205,6 @@ def _late_at_a_barrier() -> str:
     return "no error"
 
 
-class DiesInData(SleepsInData):
-    """The second rank is killed at its fifth sample, as by a machine that is out of memory."""
-
-    def __getitem__(self, index: int) -> Any:
-        if distributed.rank() == 1 and self.calls == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.calls += 1
-        return Waves.__getitem__(self, index)
-
-
 def _end_as_torchrun_does(root: Path) -> str:
     """The error of a rank that loses another, and gets torchrun's signal at once."""
     ask = Watchdog.ask
@@ -228,16 +215,15 @@ def _end_as_torchrun_does(root: Path) -> str:
 
     with mock.patch.object(Watchdog, "ask", signalled):
         try:
-            _train(root, "DiesInData", "trainer.timeout_period=20")
+            _train(root, "dies", "trainer.timeout_period=20")
         except RuntimeError as error:
             return str(error)
     return "no error"
 
 
-def _train(root: Path, data_set: str, *overrides: str) -> int:
-    torch.set_num_threads(1)
-    target = "examples.minimal.data.Waves" if data_set == "Waves" else f"{HERE}.{data_set}"
-    return train(root, [*QUICK, f"dataloader_train.dataset._target_={target}", *overrides])
+def _train(root: Path, how: str, *overrides: str) -> int:
+    data_set = [f"dataloader_train.dataset._target_={HERE}.Unread", f"+dataloader_train.dataset.how={how}"]
+    return train(root, [*QUICK, *data_set, *overrides])
 
 
 _validate = ImaginaireTrainer.validate
@@ -261,9 +247,9 @@ def _late_then_failing(root: Path) -> tuple[str, str]:
     # not at the start, where nothing is trained yet
     skipped = mock.patch.object(ImaginaireTrainer, "validate", _validate_unless_at_the_start)
     with skipped, pytest.raises((OSError, DataError), match=r"data is gone|Rank 1 cannot read the validation data"):
-        _train(root / "validation", "Waves", *data)
+        train(root / "validation", [*QUICK, *data])
     try:
-        _train(root, "FailsInData")
+        _train(root, "fails")
     except (OSError, RuntimeError) as error:
         return late, f"{type(error).__name__}: {error}"
     return late, "no error"
@@ -296,7 +282,7 @@ def test_a_killed_rank_is_singled_out_although_torchrun_ends_the_others(tmp_path
 @pytest.mark.slow
 def test_a_hang_report_says_which_rank_waits_where(tmp_path: Path) -> None:
     with pytest.raises(RankError, match=f"exit code {EXIT_TIMEOUT}"):
-        run_distributed(_train, 2, args=(tmp_path, "SleepsInData", "trainer.timeout_period=5"))
+        run_distributed(_train, 2, args=(tmp_path, "sleeps", "trainer.timeout_period=5"))
     folder = run_dir(tmp_path)
     log = (folder / "stdout.log").read_text()
     report = log[log.index("hang report (rank") :].splitlines()
