@@ -103,7 +103,7 @@ def test_a_pointer_that_names_no_set_is_named(copy: Path) -> None:
     pointer.unlink()
     assert train(copy, [*QUICK, "trainer.max_iter=8"]) == 0
     assert "resumed from iter 6" in (run_dir(copy) / "stdout.log").read_text()
-    for iteration in (2, 4, 6, 8):
+    for iteration in (4, 6, 8):
         truncate(checkpoints(copy) / "model" / f"iter_{iteration:09d}.pt")
     with pytest.raises(CheckpointError, match="holds no other complete set"):
         train(copy, [*QUICK, "trainer.max_iter=9"])
