@@ -6,16 +6,12 @@ import io
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
 from imaginaire.errors import ConfigError
 from imaginaire.optim.adamw import fused_adamw, load_named_state, named_state
 from imaginaire.optim.muon import COEFFICIENTS, Muon, muon, orthogonal
-from tests.multiprocess import run_distributed
 
 
 class Net(nn.Module):
@@ -185,20 +181,6 @@ def test_wrong_options_are_explained(options: dict, words: str) -> None:
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match="no trainable matrix in a 'blocks' of Linear"):
         muon(nn.Linear(2, 2))
-
-
-def _sharded() -> str:
-    model = _net()
-    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    with pytest.raises(ConfigError) as caught:
-        muon(model)
-    return str(caught.value)
-
-
-@pytest.mark.slow
-def test_sharded_parameters_are_refused_with_the_setting_to_change() -> None:
-    (message,) = run_distributed(_sharded, world_size=1)
-    assert "are sharded (such as embed.weight)" in message and "fsdp_shard_size=0" in message
 
 
 def test_auto_takes_bfloat16_where_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from imaginaire.distributed import places
 from imaginaire.training.callbacks import Callback
+from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.side_channel import SideChannel
 from tests.training import difference, saved, train
 
@@ -63,10 +65,6 @@ def test_a_full_disk_costs_a_warning_for_each_channel(tmp_path: Path, caplog: py
 
 
 def test_a_mistake_of_the_training_is_not_swallowed(tmp_path: Path) -> None:
-    from types import SimpleNamespace
-
-    from imaginaire.training.callbacks.trackers import Metrics
-
     metrics = Metrics(str(tmp_path), SimpleNamespace(wandb_mode="disabled"), is_writer=True)
     metrics.open(0)
     metrics.log({"x": torch.zeros(2)}, 1)  # no scalar: as an error of the device would show when it is read
