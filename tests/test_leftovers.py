@@ -59,6 +59,7 @@ CALLED_FROM_OUTSIDE = {
     "ignore_aliases",  # PyYAML calls it
     *("redirect_request", "handle_exit"),  # urllib and uvicorn call them
     *("create_module", "exec_module"),  # Python's import calls them
+    "load_bytes",  # torch calls it
 }
 HOOKS = ("on_", "visit_", "__")  # called by name
 
