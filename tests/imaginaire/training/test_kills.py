@@ -26,7 +26,7 @@ from tests.multiprocess import CONTEXT
 from tests.programs import HANG_S
 from tests.training import run_dir, train
 
-OVERRIDES = ["trainer.max_iter=12", "checkpoint.save_iter=3", "checkpoint.keep_last=2", "trainer.run_validation=False"]
+OVERRIDES = ["trainer.max_iter=9", "checkpoint.save_iter=3", "checkpoint.keep_last=2", "trainer.run_validation=False"]
 
 
 class _Wrapped:
@@ -200,8 +200,7 @@ def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: P
     assert train(tmp_path / "whole", OVERRIDES) == 0
     root = tmp_path / "asked"
     process = _process(root, "standard", None, tmp_path / "points")
-    metrics = run_dir(root) / "metrics.jsonl"
-    while process.is_alive() and (not metrics.exists() or not metrics.read_text()):
+    while process.is_alive() and not (run_dir(root) / "runs.jsonl").exists():
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(ConfigError, match=rf"in use by .* pid {process.pid} since .*another job.name"):
