@@ -44,6 +44,13 @@ class Chunk:
         flags = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))
         return cls(torch.zeros(shape), *flags)
 
+    def put(self, rows: Sequence[int] | Ids, k: int, reward: Any, ends: tuple[Any, Any]) -> None:
+        """Action ``k`` of these rows; ``ends`` as `Book.end` gives them."""
+        self.executed_E_A[rows, k] = True
+        parts = (self.reward_E_A, self.terminated_E_A, self.truncated_E_A)
+        for part, values in zip(parts, (reward, *ends), strict=True):
+            part[rows, k] = torch.as_tensor(values, dtype=part.dtype)
+
 
 class Book:
     """One row for each environment. Trials are numbered from 0 and taken modulo ``num_trials``, tasks likewise."""

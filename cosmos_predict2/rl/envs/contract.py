@@ -201,7 +201,7 @@ def check_same_numbers_same_episode(env: VecEnv, levels: int) -> None:
     _require(not torch.equal(other["full_image"], firsts[0]["full_image"]), "another trial shows the same pictures")
     _require(
         list(env.reset(options={**_options(env, None), "task_ids": [0] * env.num_envs})[0]["task_description"])
-        == [_first_sentence(env)] * env.num_envs,
+        == [_reset(env)[0]["task_description"][0]] * env.num_envs,
         "the sentence of one task differs between environments",
     )
 
@@ -301,10 +301,6 @@ def _options(env: VecEnv, env_ids: Sequence[int] | None) -> dict[str, list[int]]
 
 def _reset(env: VecEnv) -> tuple[Any, Any]:
     return env.reset(options=_options(env, None))
-
-
-def _first_sentence(env: VecEnv) -> str:
-    return str(_reset(env)[0]["task_description"][0])
 
 
 def _actions(env: VecEnv, seed: int = 0) -> Tensor:

@@ -28,7 +28,7 @@ from cosmos_predict2.toy_world.scene import (
     find_setting,
     object_position,
 )
-from cosmos_predict2.toy_world.tasks import Groups, by_task, distance, find_tasks, reward, success, uses_grip
+from cosmos_predict2.toy_world.tasks import by_task, distance, find_tasks, reward, success, uses_grip
 from imaginaire.errors import ConfigError, near
 
 NUM_TRIALS = 2**40  # of a split
@@ -147,17 +147,14 @@ class ToyEnv(EnvDefaults):
         self._states[ids] = advance(self._states[ids], actions, self.setting, self.size)
         self._book.steps[ids] += 1
         left, is_done = self._judged(ids)
-        terminated, truncated = self._book.end(ids, is_done, self.terminate_on_success)
-        is_paid = (terminated | truncated) | (self.reward_on == "each")
-        chunk.executed_E_A[rows, k] = True
-        chunk.terminated_E_A[rows, k] = torch.from_numpy(terminated)
-        chunk.truncated_E_A[rows, k] = torch.from_numpy(truncated)
+        ends = self._book.end(ids, is_done, self.terminate_on_success)
+        is_paid = (ends[0] | ends[1]) | (self.reward_on == "each")
         value = is_done.astype(left.dtype) if self.sparse else reward(left, is_done)
-        chunk.reward_E_A[rows, k] = torch.from_numpy(value * is_paid).float()
+        chunk.put(rows, k, value * is_paid, ends)
 
     def _judged(self, ids: Ids) -> tuple[Floats, Any]:
         """Pixels that are left, and whether the task is done."""
-        states, groups = self._states[ids], self._groups(ids)
+        states, groups = self._states[ids], by_task([self.tables.tasks[i] for i in self._book.task_ids[ids]])
         left = distance(states, self._starts[ids], groups)
         return left, success(states, left, groups, self.setting)
 
@@ -169,9 +166,6 @@ class ToyEnv(EnvDefaults):
             is_elsewhere = draws[:, 0] < self.ring_elsewhere
             states[is_elsewhere, :, GOAL] = random_spot(draws[is_elsewhere, 1:], self.size)[:, None]
         return torch.from_numpy(render(states, self.size))
-
-    def _groups(self, ids: Ids) -> Groups:
-        return by_task([self.tables.tasks[i] for i in self._book.task_ids[ids]])
 
     def _observation(self, ids: Ids) -> Observation:
         states = self._states[ids]

@@ -30,6 +30,8 @@ from imaginaire.training.model import evaluating
 
 log = logging.getLogger(__name__)
 
+_INSIDE = (".base_layer", ".lora_A", ".lora_B", ".lora_A.default", ".lora_B.default")  # an adapter's own modules
+
 
 class PolicyNetwork(Protocol):
     """The ``network`` of a policy, a module, which is sharded, adapted and cast in part.
@@ -108,13 +110,8 @@ def trained_adapter(policy: Any, source: str, arguments: Mapping[str, Any], alph
         {name: Factors(factors, a, b, layers[name].scaling) for name, (a, b) in names.items()},
         base,
         base_fingerprint(layers, {name: layer.weight for name, layer in layers.items()}),
-        tuple(name for name, _ in network.named_modules() if name and not _is_inside(name)),
+        tuple(name for name, _ in network.named_modules() if name and not name.endswith(_INSIDE)),
     )
-
-
-def _is_inside(name: str) -> bool:
-    """True for an adapter's own modules."""
-    return name.endswith((".base_layer", ".lora_A", ".lora_B", ".lora_A.default", ".lora_B.default"))
 
 
 # --- recomputation and sharding

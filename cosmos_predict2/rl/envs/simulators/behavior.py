@@ -105,7 +105,7 @@ class BehaviorEnv(EnvDefaults):
             if rows.size and k < count:
                 self._step(book, ids[rows], actions[rows, k], chunk, rows, k)
             if self.keep_frames:
-                film.append(self._pictures(ids))
+                film.append(torch.stack([self._seen[i]["full_image"] for i in ids.tolist()]))
         info = book.info(ids, chunk)
         if film:
             info["frames"] = torch.stack(film, dim=1)
@@ -200,11 +200,7 @@ class BehaviorEnv(EnvDefaults):
             self._seen[i] = self._observed(world, raw)
         success = numpy.array([is_done for _, _, is_done in results.values()])
         earned = [own if self.shaped_reward else float(is_done) for _, own, is_done in results.values()]
-        terminated, truncated = book.end(ids, success, self.terminate_on_success)
-        chunk.executed_E_A[rows, k] = True
-        chunk.reward_E_A[rows, k] = torch.tensor(earned)
-        chunk.terminated_E_A[rows, k] = torch.from_numpy(terminated)
-        chunk.truncated_E_A[rows, k] = torch.from_numpy(truncated)
+        chunk.put(rows, k, earned, book.end(ids, success, self.terminate_on_success))
 
     def _hold(self, world: OmniGibson, book: Book, ids: Ids) -> None:
         """Save the scenes of other episodes, before those of ``ids`` move."""
@@ -235,9 +231,6 @@ class BehaviorEnv(EnvDefaults):
         book = self._ready()
         rows = {name: torch.stack([self._seen[i][name] for i in ids.tolist()]) for name in _OBSERVED}
         return {**rows, "task_description": [self._tasks[book.task_ids[i]].language for i in ids]}
-
-    def _pictures(self, ids: Ids) -> Tensor:
-        return torch.stack([self._seen[i]["full_image"] for i in ids.tolist()])
 
     @property
     def _about(self) -> dict[str, Any]:

@@ -118,16 +118,15 @@ class WorkerEnv(EnvDefaults):
         ids = book.ids(env_ids)
         checked, count = book.check_actions(actions_E_A_D, ids, self._metadata["action_dim"], execute)
         actions, chunk = checked.numpy(), Chunk.empty(len(ids), checked.shape[1])
-        films = [[picture] for picture in self._pictures(ids)] if self.keep_frames else []
+        films = [[picture] for picture in self._memory[0].read(ids.tolist())["full_image"]] if self.keep_frames else []
         row_of = {int(i): row for row, i in enumerate(ids) if not book.is_over[i]}
 
         def on_step(env: int, reward: float, is_success: bool, frame: Any) -> None:
             row, k = row_of[env], int(chunk.executed_E_A[row_of[env]].sum())
             self._actions[env].append(actions[row, k])
             book.steps[env] += 1
-            terminated, truncated = book.end(numpy.array([env]), numpy.array([is_success]), self.terminate_on_success)
-            chunk.executed_E_A[row, k], chunk.reward_E_A[row, k] = True, reward
-            chunk.terminated_E_A[row, k], chunk.truncated_E_A[row, k] = bool(terminated[0]), bool(truncated[0])
+            ends = book.end(numpy.array([env]), numpy.array([is_success]), self.terminate_on_success)
+            chunk.put([row], k, [reward], ends)
             if frame is not None:
                 films[row].append(frame)
 
@@ -202,9 +201,6 @@ class WorkerEnv(EnvDefaults):
     def _observation(self, ids: Ids) -> Observation:
         arrays = {name: torch.from_numpy(array) for name, array in self._memory[0].read(ids.tolist()).items()}
         return {**arrays, "task_description": [self._sentences[i] for i in ids]}
-
-    def _pictures(self, ids: Ids) -> Any:
-        return self._memory[0].read(ids.tolist())["full_image"]
 
     def _buffers(self, arrays: Mapping[str, Any]) -> Buffers:
         """The memory of observations; made, and shown to all workers, when the first one has come."""

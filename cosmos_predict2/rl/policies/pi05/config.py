@@ -124,11 +124,6 @@ _KINDS: dict[str, type] = {str(kind): kind for kind in (int, float, bool, str)}
 _TYPES = {one.name: one.type for one in fields(Pi05Config)}
 
 
-def _is_of(value: Any, kind: type) -> bool:
-    """A whole number is a float too; true and false are no numbers."""
-    return type(value) is kind or (kind is float and type(value) is int)
-
-
 def _sizes(kind: type, given: Mapping[str, Any], where: str) -> Any:
     try:
         sizes = kind(**given)
@@ -180,7 +175,9 @@ def read_config(content: Mapping[str, Any], source: str, options: Mapping[str, A
         if name in values:
             values[name] = tuple(float(value) for value in values[name])
     for name, value in values.items():
-        if (wanted := _KINDS.get(str(_TYPES[name]))) and not _is_of(value, wanted):
+        wanted = _KINDS.get(str(_TYPES[name]))
+        kinds = (int, float) if wanted is float else (wanted,)  # true and false are no numbers
+        if wanted is not None and type(value) not in kinds:
             raise ConfigError(f"{source}: {name}={value!r} must be of type {wanted.__name__}.")
     config = Pi05Config(**values)
     if "vision" not in values:

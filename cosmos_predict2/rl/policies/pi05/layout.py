@@ -138,8 +138,9 @@ def export(
     for name, value in state.items():
         kind = old[found.loaded[name]].dtype if name in found.loaded else value.dtype
         tensors[public_name(name)] = value.detach().to("cpu", kind).contiguous()
+    embedding = next(name for name in found.loaded if name.endswith("language_model.embed_tokens.weight"))
     for name, where in found.kept.items():
-        is_tied = name == _HEAD and torch.equal(old[where], old[found.loaded[_network_embedding(found)]])
+        is_tied = name == _HEAD and torch.equal(old[where], old[found.loaded[embedding]])
         tensors[name] = tensors[_EMBEDDING].clone() if is_tied else old[where].contiguous()
     if found.is_head_tied:
         tensors[_HEAD] = tensors.pop(_EMBEDDING)
@@ -147,10 +148,6 @@ def export(
     content = safetensors.torch.save(tensors, {"format": "pt"})
     storage.write_atomically(folder / WEIGHTS, lambda file: file.write(content))
     copy_beside(source, folder, options, statistics)
-
-
-def _network_embedding(found: Plan) -> str:
-    return next(name for name in found.loaded if name.endswith("language_model.embed_tokens.weight"))
 
 
 def copy_beside(

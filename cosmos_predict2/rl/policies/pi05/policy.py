@@ -149,7 +149,8 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         if mode == "sample":
             steps = [self._drawn_steps(each) for each in generators]
         record["denoise_inds"] = torch.stack(steps).to(x.device)
-        record["noise_level"] = torch.full((len(x),), self._noise_level(), device=x.device)
+        level = (config.noise_level, config.noise_anneal, config.noise_params, int(self.trainer_step))
+        record["noise_level"] = torch.full((len(x),), flow.noise_level(*level), device=x.device)
         chain, log_prob = [x], flow.start_log_prob(x) if config.joint_logprob else torch.zeros_like(x)
         for k in range(config.num_steps):
             index = torch.full((len(x),), k, device=x.device)
@@ -210,10 +211,6 @@ class Pi05Policy(nn.Module, PolicyDefaults):
 
     def _times(self, like: Tensor) -> Tensor:
         return flow.step_times(self.config.num_steps).to(like.device)
-
-    def _noise_level(self) -> float:
-        config = self.config
-        return flow.noise_level(config.noise_level, config.noise_anneal, config.noise_params, int(self.trainer_step))
 
     def _drawn_steps(self, generator: torch.Generator) -> Tensor:
         """Which steps are drawn, [K]: each, or a single one K times."""
