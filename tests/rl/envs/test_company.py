@@ -26,7 +26,7 @@ CHUNK, MAX_STEPS = 6, 13
 class Numbered:
     """Starts whose pictures, sentences and context name task and trial."""
 
-    num_tasks = 3
+    num_tasks, has_actions = 3, True
 
     def __init__(self, history: int = 1) -> None:
         self.history = history
@@ -39,7 +39,7 @@ class Numbered:
         pictures = (trials[:, None] + torch.arange(self.history)) % 256
         shape = pictures[:, :, None, None, None].expand(-1, -1, 2, 2, 3).to(torch.uint8)
         rows = 0.01 * (trials[:, None, None] % 7 + torch.arange(8.0).reshape(4, 2))
-        actions = rows if self.history > 1 else None
+        actions = rows if self.history > 1 and self.has_actions else None
         return FirstFrames(shape.clone(), actions, [f"task {i}" for i in task_ids], {"goal": trials[:, None].float()})
 
 
@@ -179,7 +179,10 @@ def test_a_second_noise_goes_on_from_its_own_end_and_the_policy_sees_the_first(h
         assert torch.equal(seen[0], seen[1])
 
 
-@pytest.mark.parametrize("options", [dict(), dict(history=5), dict(history=5, keep_first=True)])
+@pytest.mark.parametrize(
+    "options",
+    [dict(), dict(history=5), dict(history=5, keep_first=True), dict(num_noises=2), dict(hand_over="float")],
+)
 def test_a_chunk_begins_where_what_was_executed_ended(options: dict[str, Any]) -> None:
     """Executing five actions and then others shows what a state that was taken over in between goes on with."""
     for scoring in SCORINGS[:3]:
@@ -223,6 +226,10 @@ def test_five_pictures_are_handed_on_with_the_actions_between_them(keep_first: b
     assert first[0, 0, :, 0, 0].tolist() == [20, 21, 22, 23, 24]
     assert second[0, 0, 0, 0, 0] == (20 if keep_first else 23) and second[0, 0, 1, 0, 0] == 24
     torch.testing.assert_close(handed_on[:, :4], torch.cat([begun[:, 3:4], actions[:, :3]], dim=1))
+    env.starts.has_actions = False  # type: ignore[attr-defined]
+    env.reset(options=dict(task_ids=[0], trial_ids=[20], seeds=[4]))
+    env.chunk_step(actions)
+    assert not env.given[-1][1][:, :4].any(), "actions of the episode before"
 
 
 def test_what_is_imagined_beyond_a_chunk_holds_each_environments_own_gripper() -> None:
@@ -249,6 +256,7 @@ def test_what_is_imagined_goes_no_further_than_the_episode() -> None:
     for counts, expected in (([6, 6], []), ([6, 5], [[1, 4]]), ([1, 0], [[0, 0]])):
         _, reward, terminated, truncated, info = env.chunk_step(torch.zeros(2, CHUNK, 2))
         assert info["executed"].sum(dim=1).tolist() == counts
+        assert env.reward.shown[-1].shape == (sum(count > 0 for count in counts), max(counts))  # type: ignore[attr-defined]
         assert reward.nonzero().tolist() == expected, "the end alone is paid"
         assert (terminated | truncated).nonzero().tolist() == expected and not (terminated & truncated).any()
     assert info["finish_step"].tolist() == [13, 13] and not info["active"].any()

@@ -21,7 +21,7 @@ from cosmos_predict2.rl.rewards.frames import ToyDetectorReward, WeightedReward
 from cosmos_predict2.rl.rewards.verifiable import Smoothness
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import SamplingOptions
-from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError
 
 LAST = dict(judge="last", reward_on="last")
 
@@ -178,37 +178,6 @@ def test_an_imagined_push_ends_where_the_simulators_does(imagination: Imaginatio
     assert not reward[:, :-1].any() and (truncated[:, -1] | imagined["success"]).all()
 
 
-def test_a_shorter_chunk_is_filled_up_and_the_last_episode_step_is_not_overrun(imagination: Imagination) -> None:
-    reward = Brightness()
-    env = make(imagination, 2, max_steps=10, reward=reward, gripper_dims=(2,))
-    begin(env)
-    steps = actions(env, num_actions=8)
-    steps[:, :, 2] = 1
-    with mock.patch.object(imagination, "generate_actions", wraps=imagination.generate_actions) as generate:
-        env.chunk_step(steps)
-        raw = generate.call_args.args[1]
-        assert torch.equal(raw[:, :8], steps) and (raw[:, 8:, 2] == 1).all() and not raw[:, 8:, :2].any()
-        _, _, _, truncated, info = env.chunk_step(steps[1:], env_ids=[1])
-    assert info["executed"].tolist() == [[True] * 2 + [False] * 6] and info["finish_step"].tolist() == [10]
-    assert truncated.tolist() == [[False, True] + [False] * 6]
-    assert [shape[:2] for shape, _ in reward.calls] == [(2, 8), (1, 2)]
-    zeros = make(imagination, 2, reward=reward, padding="zeros")
-    assert not zeros._filled(steps)[:, 8:].any()
-
-
-def test_environments_of_different_progress_share_a_batch(imagination: Imagination) -> None:
-    both, alone = (make(imagination, 2, max_steps=20, scoring=LAST) for _ in range(2))
-    steps = actions(both)
-    for env in (both, alone):
-        begin(env)
-        env.chunk_step(steps[:1], env_ids=[0])
-    observed, _, _, _, info = both.chunk_step(steps)
-    assert info["executed"].sum(1).tolist() == [8, 12]
-    for i in (0, 1):
-        found = alone.chunk_step(steps[i : i + 1], env_ids=[i])
-        assert (found[0]["full_image"][0].int() - observed["full_image"][i].int()).abs().max() <= 1
-
-
 def test_episodes_that_are_over_leave_the_batch(imagination: Imagination) -> None:
     env = make(
         imagination,
@@ -225,23 +194,6 @@ def test_episodes_that_are_over_leave_the_batch(imagination: Imagination) -> Non
         _, reward, _, _, info = env.chunk_step(steps)
     assert len(generate.call_args.args[2]) == 2
     assert not reward[1].any() and not info["executed"][1].any() and info["success"].tolist() == [False, True, False]
-
-
-def test_a_sparse_reward_pays_for_success_alone(imagination: Imagination) -> None:
-    scoring = dict(sparse=True, success_threshold=0.5, reward_coef=2.0)
-    env = make(imagination, 1, scoring=scoring, reward=Listed([[0.2, 0.6, 0.4, 1.0]]))
-    begin(env)
-    assert env.chunk_step(actions(env, num_actions=4))[1].tolist() == [[0, 2, 0, 2]]
-
-
-@pytest.mark.parametrize(("threshold", "expected"), [(None, False), (0.3, True), (0.45, False)])
-def test_a_threshold_takes_the_place_of_the_rewards_own(
-    imagination: Imagination, threshold: float | None, expected: bool
-) -> None:
-    scoring = dict(success_threshold=threshold)
-    env = make(imagination, 1, scoring=scoring, reward=Listed([[0.0, 0.2, 0.1, 0.4]]))  # whose own is 0.5
-    begin(env)
-    assert env.chunk_step(actions(env, num_actions=4))[4]["success"].tolist() == [expected]
 
 
 def test_relative_rewards_are_differences_over_chunks(imagination: Imagination) -> None:
@@ -273,19 +225,6 @@ def test_another_episode_begins_without_the_values_of_the_one_before(imagination
         assert reward.tolist() == [expected] and info["success"].tolist() == [False]
 
 
-def test_frames_behind_an_episodes_last_action_repeat_its_last_picture(imagination: Imagination) -> None:
-    """Also where others of the batch go on, for which further pictures are imagined."""
-    env = make(imagination, 2, max_steps=10, keep_frames=True)
-    begin(env)
-    steps = actions(env, num_actions=8)
-    env.chunk_step(steps[:1], env_ids=[0])
-    observed, _, _, _, info = env.chunk_step(steps)
-    frames, last = info["frames"], observed["full_image"]
-    assert info["executed"].sum(dim=1).tolist() == [2, 8]
-    assert all(torch.equal(frames[0, k], last[0]) for k in range(1, 8)) and torch.equal(frames[1, 7], last[1])
-    assert not torch.equal(frames[0, 0], frames[0, 1]) and not torch.equal(frames[1, 6], frames[1, 7])
-
-
 def test_of_two_noises_the_worse_one_counts(imagination: Imagination) -> None:
     listed = Listed([[1.0], [0.2], [0.6], [0.9]])
     env = make(imagination, 2, scoring=LAST, reward=listed, num_noises=2, max_steps=12)
@@ -299,23 +238,6 @@ def test_of_two_noises_the_worse_one_counts(imagination: Imagination) -> None:
     expected = alone.chunk_step(actions(env))[0]["full_image"]
     assert (observed["full_image"].int() - expected.int()).abs().max() <= 1
     assert not torch.equal(env._frames[0], env._frames[1])
-
-
-@pytest.mark.parametrize("options", [{}, {"num_noises": 2}, {"hand_over": "float"}])
-def test_a_state_taken_over_goes_on_exactly(imagination: Imagination, options: dict) -> None:
-    scoring = dict(use_rel_reward=True, confirm=2)
-    env, other = (make(imagination, 2, max_steps=36, scoring=scoring, **options) for _ in range(2))
-    begin(env)
-    env.chunk_step(actions(env), execute=7)
-    env.reset(options={"env_ids": [1], "trial_ids": [9], "seeds": [3]})
-    other.load_state(env.get_state())
-    for seed in (1, 2):
-        found, expected = (one.chunk_step(actions(env, seed)) for one in (other, env))
-        assert torch.equal(found[0]["full_image"], expected[0]["full_image"])
-        assert found[0]["task_description"] == expected[0]["task_description"]
-        assert all(torch.equal(a, b) for a, b in zip(found[1:4], expected[1:4], strict=True))
-    with pytest.raises(CheckpointError, match="num_envs"):
-        make(imagination, 3).load_state(env.get_state())
 
 
 def test_offloading_by_phases_moves_everything_and_changes_nothing(imagination: Imagination) -> None:
@@ -420,35 +342,3 @@ def test_one_noise_level_is_one_evaluation_of_the_sampler() -> None:
 
     x = sample(lambda x, sigma: x / (1 + sigma[:, None]), torch.full((1, 2), 8.0), torch.tensor([3.0]))
     assert torch.equal(x, torch.full((1, 2), 2.0))
-
-
-@pytest.mark.parametrize("keep_first", [False, True])
-def test_five_pictures_and_the_actions_between_them_are_handed_on(imagination: Imagination, keep_first: bool) -> None:
-    starts = ToyStarts()
-    single = starts.starts([0, 0], [1, 2])
-    five = replace(
-        single,
-        pictures_E_F_H_W_C=single.pictures_E_F_H_W_C + torch.arange(5, dtype=torch.uint8)[:, None, None, None],
-        actions_E_A_D=torch.linspace(-1, 1, 32).reshape(2, 4, 4),
-    )
-    starts.history, starts.starts = 5, lambda task_ids, trial_ids: five
-    env = WorldModelEnv(imagination, starts, Brightness(), 2, 24, scoring=Scoring(judge="last"), keep_first=keep_first)
-    assert env.metadata["chunk"] == 8
-    begin(env)
-    steps = actions(env, num_actions=8)
-    with mock.patch.object(imagination, "generate_actions", wraps=imagination.generate_actions) as generate:
-        env.chunk_step(steps, execute=6)
-        assert torch.equal(generate.call_args.args[1][:, :4], five.actions_E_A_D)
-        assert torch.equal(generate.call_args.args[1][:, 4:], steps)
-        frames = env._frames[0].clone()
-        env.chunk_step(steps, execute=3)
-    first, given = generate.call_args.args[:2]
-    assert torch.equal(first, frames) and torch.equal(given[:, :4], steps[:, 2:6])
-    kept = torch.equal(first[:, :, 0], five.pictures_E_F_H_W_C[:, 0].permute(0, 3, 1, 2))
-    assert kept == keep_first
-    assert torch.equal(env._actions, torch.cat([steps[:, 5:6], steps[:, :3]], dim=1))
-    starts.starts = lambda task_ids, trial_ids: replace(five, actions_E_A_D=None)
-    begin(env)
-    with mock.patch.object(imagination, "generate_actions", wraps=imagination.generate_actions) as generate:
-        env.chunk_step(steps)
-    assert not generate.call_args.args[1][:, :4].any(), "actions of the episode before"

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import pytest
-import torch
-from torch import Tensor
+
+from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
+from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 
 
-@pytest.fixture
-def any_company() -> Callable[[Callable[[Mapping[str, Tensor]], Any], Mapping[str, Tensor], Tensor], None]:
-    """Five decisions that were made together have the same probabilities in shuffled parts of them."""
-
-    def check(log_prob: Callable[[Mapping[str, Tensor]], Any], record: Mapping[str, Tensor], acted: Tensor) -> None:
-        assert len(acted) == 5
-        for rows in ([3, 0], [4, 2, 1], [1], [2, 4, 0, 3, 1]):
-            part = {name: value[rows] for name, value in record.items()}
-            torch.testing.assert_close(log_prob(part).log_prob_B_K_N, acted[rows], rtol=0, atol=1e-5)
-
-    return check
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Tiny policies in their public layouts, which no test changes: four actions of the toy world, each held thrice."""
+    root = tmp_path_factory.mktemp("policies")
+    sizes = dict(image_size=28, text_tokens=200, action_chunk=4, action_dim=4, hold=3)
+    tiny_openvla.write_tiny(root / "openvla", sentences=["push the red disc to the ring", "push it"], **sizes)
+    tiny_pi05.write_tiny(root / "pi05", action_horizon=4, hold=3)
+    return {name: str(root / name) for name in ("openvla", "pi05")}

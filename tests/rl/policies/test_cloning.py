@@ -239,6 +239,11 @@ def test_the_toy_policy_takes_no_recordings_of_another_world(
         (("--chunk", "10"), "policy.chunk=10"),
         (("--data", "nowhere"), "nowhere does not exist"),
         (("--data", "nowhere", "--action_dim", "4"), "--action_dim 4 is of the toy world's expert"),
+        (("--keep_statistics",), "--keep_statistics"),
+        (("--lora_rank", "4"), "--lora_rank has no meaning"),
+        (("--policy", "openvla_oft", "--expert_only"), "--expert_only has no meaning"),
+        (("--policy", "openvla_oft", "--augment"), "--augment has no meaning"),
+        (("--policy", "pi05", "--variant", "l1"), "--variant has no meaning"),
     ],
 )
 def test_wrong_flags_are_named(
@@ -246,7 +251,7 @@ def test_wrong_flags_are_named(
 ) -> None:
     code: int | str | None
     try:
-        code = _command("--out", str(tmp_path / "policy"), *words)
+        code = _command("--out", str(tmp_path / "policy"), "--demonstrations", "2", *words)
     except SystemExit as exit:
         code = exit.code
     assert code == 2 and named in capsys.readouterr().err

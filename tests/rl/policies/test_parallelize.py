@@ -2,7 +2,6 @@
 """Policies that are recomputed and sharded learn what whole ones do."""
 
 import copy
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +15,7 @@ from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.ray_rollout import RayRollout
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, fill, shards_of, without_weights
 from cosmos_predict2.rl.policies.network import parallelize_policy
-from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire import distributed
@@ -28,14 +25,13 @@ from imaginaire.errors import ConfigError
 from tests.multiprocess import run_distributed
 
 GROUPS = 4
-ACTIONS: dict[str, Any] = dict(action_chunk=4, action_dim=4, hold=3)
 
 
-def policies(root: Path) -> dict[str, Any]:
+def policies(folders: dict[str, str]) -> dict[str, Any]:
     return {
-        "openvla": L(OpenVLAPolicy)(path=str(root / "openvla"), temperature=1.6),
-        "pi05": L(Pi05Policy)(path=str(root / "pi05"), noise_method="flow_noise", joint_logprob=True),
-        "expert": L(Pi05Policy)(path=str(root / "pi05"), train_expert_only=True, lora_rank=3),
+        "openvla": L(OpenVLAPolicy)(path=folders["openvla"], temperature=1.6),
+        "pi05": L(Pi05Policy)(path=folders["pi05"], noise_method="flow_noise", joint_logprob=True),
+        "expert": L(Pi05Policy)(path=folders["pi05"], train_expert_only=True, lora_rank=3),
     }
 
 
@@ -62,16 +58,16 @@ def trained(policy: Any, **options: Any) -> dict[str, Tensor]:
     return {name: full_tensor(weight) for name, weight in model.net.state_dict().items()}
 
 
-def of_ranks(root: Path) -> dict[str, dict[str, Tensor]]:
+def of_ranks(folders: dict[str, str]) -> dict[str, dict[str, Tensor]]:
     for shard_size in (1, 2):
-        assembled(root, shard_size)
-    return {name: trained(policy, fsdp_shard_size=-1, recompute=True) for name, policy in policies(root).items()}
+        assembled(folders, shard_size)
+    return {name: trained(policy, fsdp_shard_size=-1, recompute=True) for name, policy in policies(folders).items()}
 
 
-def assembled(root: Path, shard_size: int) -> None:
+def assembled(folders: dict[str, str], shard_size: int) -> None:
     """What workers make of all ranks' shards is the whole policy, to the bit; of replicas the first one sends."""
     torch.manual_seed(1)
-    policy = lazy_config.instantiate(policies(root)["expert"]).to(torch.bfloat16)
+    policy = lazy_config.instantiate(policies(folders)["expert"]).to(torch.bfloat16)
     whole = {name: tensor.clone() for name, tensor in [*policy.named_parameters(), *policy.named_buffers()]}
     with without_weights(policy):
         copied = copy.deepcopy(policy)
@@ -97,20 +93,17 @@ def assembled(root: Path, shard_size: int) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_that_share_the_weights_learn_what_one_does(tmp_path: Path) -> None:
-    tiny_openvla.write_tiny(tmp_path / "openvla", image_size=28, text_tokens=200, **ACTIONS)
-    tiny_pi05.write_tiny(tmp_path / "pi05", action_horizon=4, hold=3)
-    alone = {name: trained(policy) for name, policy in policies(tmp_path).items()}
-    for found in run_distributed(of_ranks, world_size=2, args=(tmp_path,)):
+def test_two_processes_that_share_the_weights_learn_what_one_does(folders: dict[str, str]) -> None:
+    alone = {name: trained(policy) for name, policy in policies(folders).items()}
+    for found in run_distributed(of_ranks, world_size=2, args=(folders,)):
         torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_recomputed_passes_twice_and_gives_the_same_gradient(tmp_path: Path) -> None:
-    tiny_pi05.write_tiny(tmp_path, action_horizon=4, hold=3)
+def test_what_is_recomputed_passes_twice_and_gives_the_same_gradient(folders: dict[str, str]) -> None:
     seen = ToyEnv(2).reset()[0]
     gradients, passes = [], []
     for recompute in (False, True):
-        policy, counts = Pi05Policy(str(tmp_path)), [0, 0]  # of blocks of the prefix and of the expert
+        policy, counts = Pi05Policy(folders["pi05"]), [0, 0]  # of blocks of the prefix and of the expert
 
         def count(i: int, counts: list[int] = counts) -> Any:
             return lambda *_: counts.__setitem__(i, counts[i] + 1)

@@ -129,23 +129,6 @@ def test_an_environment_decides_the_same_in_any_company(folder: Path) -> None:
     assert together.record["images"].dtype == torch.uint8 and together.record["images"].shape[1] == 2
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("joint", [False, True])
-def test_learning_from_other_batches_gives_the_probabilities_of_acting(
-    folder: Path, method: str, joint: bool, any_company: Any
-) -> None:
-    options = dict(noise_method=method, joint_logprob=joint, discrete_state_input=True, max_token_len=64)
-    policy = Pi05Policy(str(folder), **options, train_expert_only=True)
-    seen = observation()
-    five = [0, 1, 2, 1, 0]
-    seen = {name: [value[i] for i in five] if isinstance(value, list) else value[five] for name, value in seen.items()}
-    draws = [torch.Generator().manual_seed(10 + i) for i in range(5)]
-    decision = policy.act(seen, mode="sample", generators=draws)
-    record = decision.record
-    assert joint or len(set(record["denoise_inds"][:, 0].tolist())) > 1  # a step of its own for each decision
-    any_company(policy.log_prob, record, decision.log_prob_E_K_N)
-
-
 def test_fewer_actions_are_executed_and_counted(folder: Path) -> None:
     policy = Pi05Policy(str(folder), execute_steps=5)
     decision = policy.act(observation(), mode="sample", generators=generators())
@@ -488,13 +471,13 @@ def test_only_a_step_of_flow_sde_that_is_drawn_alone_gives_its_mean_and_deviatio
     torch.testing.assert_close(found.step.dt_B, torch.full((len(rows),), 0.2))
 
 
-def test_it_learns_by_guard(tmp_path: Path) -> None:
+def test_it_learns_by_guard(folders: dict[str, str]) -> None:
     """On the weights that drew, the gradient of a decision is that of grpo times std / dt."""
     gradients = []
     for objective in ("grpo", "guard"):
         torch.manual_seed(0)
         rl = VLARLConfig(group_size=4, objective=objective)
-        node = L(Pi05Policy)(path=str(write_tiny(tmp_path / objective, action_horizon=4, hold=3)))
+        node = L(Pi05Policy)(path=folders["pi05"])
         model = VLAGRPOModel(VLAGRPOConfig(policy=node, env=L(ToyEnv)(num_envs=8), rl=rl))
         whole = next(model.train_batches([{"task_id": torch.zeros(1, dtype=torch.long), "trial_id": torch.arange(1)}]))
         one = replace(whole.rows(whole.advantage_B.nonzero().flatten()[:1]), share=1.0, is_before_update=True)
@@ -507,12 +490,11 @@ def test_it_learns_by_guard(tmp_path: Path) -> None:
     torch.testing.assert_close(gradients[1], gradients[0] * float(step.std_B / step.dt_B), rtol=1e-3, atol=1e-6)
 
 
-def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(tmp_path: Path) -> None:
-    folder = str(write_tiny(tmp_path / "tiny", action_horizon=4, hold=3))
+def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(folders: dict[str, str]) -> None:
     torch.manual_seed(0)
     model = VLAGRPOModel(
         VLAGRPOConfig(
-            policy=L(Pi05Policy)(path=folder, noise_anneal=True, train_expert_only=True),
+            policy=L(Pi05Policy)(path=folders["pi05"], noise_anneal=True, train_expert_only=True),
             env=L(ToyEnv)(num_envs=8),
             rl=VLARLConfig(group_size=4),
         )

@@ -202,8 +202,3 @@ def test_a_number_that_hardly_ever_moves_keeps_its_rare_values() -> None:
     actions[3, :, 1] = 1.0
     found = cloning.Windows(torch.zeros(500, 4, 4, 3), actions, ["go"] * 500).statistics()
     assert (found["q01"][1], found["q99"][1]) == (0.0, 1.0) and (found["q01"][0], found["q99"][0]) == (0.0, 0.0)
-
-
-def test_statistics_are_kept_of_a_base_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert clone("--keep_statistics", "--out", str(tmp_path / "policy")) == 2
-    assert "--keep_statistics" in capsys.readouterr().err and not (tmp_path / "policy").exists()

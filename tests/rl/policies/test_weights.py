@@ -12,9 +12,7 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.policies.network import cast
-from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L, lazy_config
@@ -24,15 +22,12 @@ from imaginaire.optim.adamw import FusedAdamW
 
 
 @pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    root = tmp_path_factory.mktemp("policies")
-    tiny_openvla.write_tiny(root / "openvla", image_size=28, text_tokens=200, action_chunk=4, action_dim=4, hold=3)
-    tiny_pi05.write_tiny(root / "pi05", action_horizon=4, hold=3)
+def policies(folders: dict[str, str]) -> dict[str, Any]:
     return {
-        "openvla": L(OpenVLAPolicy)(path=str(root / "openvla"), temperature=1.6),
-        "adapters": L(OpenVLAPolicy)(path=str(root / "openvla"), lora_rank=2),
-        "pi05": L(Pi05Policy)(path=str(root / "pi05"), noise_method="flow_noise", joint_logprob=True),
-        "expert": L(Pi05Policy)(path=str(root / "pi05"), train_expert_only=True, lora_rank=2),
+        "openvla": L(OpenVLAPolicy)(path=folders["openvla"], temperature=1.6),
+        "adapters": L(OpenVLAPolicy)(path=folders["openvla"], lora_rank=2),
+        "pi05": L(Pi05Policy)(path=folders["pi05"], noise_method="flow_noise", joint_logprob=True),
+        "expert": L(Pi05Policy)(path=folders["pi05"], train_expert_only=True, lora_rank=2),
         "toy": L(ToyPolicy)(),
     }
 
