@@ -87,6 +87,7 @@ class Line:
 
 def test_an_environment_of_a_user_keeps_the_contract() -> None:
     check_environment(Line())
+    check_environment(Broken())
 
 
 @pytest.mark.parametrize(
@@ -110,161 +111,100 @@ def test_a_world_model_keeps_it(options: dict) -> None:
     )
 
 
-# --- one broken rule each
+class Broken(Line):
+    """With one fault, by its name."""
 
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.fault = fault
+        if fault == "no chunk in metadata":
+            del self.metadata["chunk"]
+        if fault == "a fractional cost of resets":
+            self.metadata["reset_chunks"] = 2.5
+        if fault == "never ends":
+            self.metadata["max_steps"] = 100
+        if fault in ("films nothing", "films the start"):
+            self.keep_frames = False
 
-class NoText(Line):
-    def observe(self, ids: list[int]) -> dict[str, Any]:
-        return {**super().observe(ids), "task_description": [""] * len(ids)}
-
-
-class FloatPictures(Line):
     def observe(self, ids: list[int]) -> dict[str, Any]:
         observed = super().observe(ids)
-        return {**observed, "full_image": observed["full_image"].float()}
+        if self.fault == "no text":
+            observed["task_description"] = [""] * len(ids)
+        if self.fault == "float pictures":
+            observed["full_image"] = observed["full_image"].float()
+        return observed
 
-
-class NoMetadata(Line):
-    def __init__(self) -> None:
-        super().__init__()
-        del self.metadata["chunk"]
-
-
-class ResetsAll(Line):
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
-        super().reset(options={"trial_ids": [0] * self.num_envs})
-        return super().reset(seed=seed, options=options)
-
-
-class StepsFinished(Line):
-    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
-        before = self.over.clone()
-        result = super().chunk_step(actions, env_ids, execute)
-        result[1][before[list(range(3)) if env_ids is None else list(env_ids)]] += 1.0
-        return result
-
-
-class NeverEnds(Line):
-    def __init__(self) -> None:
-        super().__init__()
-        self.metadata = {**self.metadata, "max_steps": 100}
-
-    def chunk_step(self, *arguments: Any, **options: Any) -> Any:
-        result = super().chunk_step(*arguments, **options)
-        self.steps[:] = 0
-        return result
-
-
-class KeepsSteps(Line):
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
-        before = self.steps.clone()
+        steps = self.steps.clone()
+        if self.fault == "resets all":
+            super().reset(options={"trial_ids": [0] * self.num_envs})
+        if self.fault == "one trial":
+            options = {**(options or {}), "trial_ids": [1] * 3}
         result = super().reset(seed=seed, options=options)
-        if options is not None and "env_ids" in options:  # the next episode of one, while others go on
-            self.steps = before
+        if self.fault == "keeps steps" and "env_ids" in (options or {}):  # the next episode of one, while others go on
+            self.steps = steps
         return result
 
-
-class FloatCost(Line):
-    def __init__(self) -> None:
-        super().__init__()
-        self.metadata = {**self.metadata, "reset_chunks": 2.5}
-
-
-class Truncates(Line):
-    def chunk_step(self, *arguments: Any, **options: Any) -> Any:
-        observed, reward, terminated, truncated, info = super().chunk_step(*arguments, **options)
-        return observed, reward, terminated & False, truncated | terminated, info
-
-
-class TakesAll(Line):
-    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
-        return super().chunk_step(actions, env_ids, None)
-
-
-class DoesNotClip(Line):
-    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
-        self.at += 0.01 * (actions.abs().max() > 1)
-        return super().chunk_step(actions, env_ids, execute)
-
-
-class TakesNan(Line):
-    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
-        return super().chunk_step(actions.nan_to_num(), env_ids, execute)
-
-
-class Draws(Line):
-    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
-        return super().chunk_step(actions + 0.2 * torch.rand(()), env_ids, execute)
-
-
-class OneTrial(Line):
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
-        return super().reset(seed=seed, options={**(options or {}), "trial_ids": [1] * 3})
-
-
-class ByNumber(Line):
     def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
         ids = list(range(self.num_envs)) if env_ids is None else list(env_ids)
-        factor = torch.tensor([1.0 + i for i in ids])[:, None, None] / 4
-        return super().chunk_step(actions.clamp(-1, 1) * factor, env_ids, execute)
+        was_over, before = self.over[ids], super().observe(ids)["full_image"]
+        if self.fault == "does not clip":
+            self.at += 0.01 * (actions.abs().max() > 1)
+        if self.fault == "takes what is no number":
+            actions = actions.nan_to_num()
+        if self.fault == "draws":
+            actions = actions + 0.2 * torch.rand(())
+        if self.fault == "by number":
+            actions = actions.clamp(-1, 1) * torch.tensor([1.0 + i for i in ids])[:, None, None] / 4
+        if self.fault == "by company":
+            actions = actions.clamp(-1, 1) / len(actions)
+        execute = None if self.fault == "takes all" else execute
+        observed, reward, terminated, truncated, info = super().chunk_step(actions, env_ids, execute)
+        if self.fault == "steps finished ones":
+            reward[was_over] += 1.0
+        if self.fault == "never ends":
+            self.steps[:] = 0
+        if self.fault == "truncates successes":
+            terminated, truncated = terminated & False, truncated | terminated
+        if self.fault == "films the start" and self.keep_frames:
+            info["frames"] = before[:, None].expand(-1, actions.shape[1], -1, -1, -1)
+        return observed, reward, terminated, truncated, info
 
-
-class ByCompany(Line):
-    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
-        return super().chunk_step(actions.clamp(-1, 1) / len(actions), env_ids, execute)
-
-
-class ForgetsSteps(Line):
     def load_state(self, state: bytes) -> None:
         super().load_state(state)
-        self.at = self.at * 0.9
+        if self.fault == "forgets its state":
+            self.at = self.at * 0.9
 
-
-class KeepsNoFrames(Line):
-    keep_frames = False
-
-
-class FilmsTheStart(Line):
-    keep_frames = False
-
-    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
-        ids = list(range(self.num_envs)) if env_ids is None else list(env_ids)
-        before = self.observe(ids)["full_image"]
-        *result, info = super().chunk_step(actions, env_ids, execute)
-        frames = before[:, None].expand(-1, actions.shape[1], -1, -1, -1)
-        return *result, {**info, "frames": frames} if self.keep_frames else info
-
-
-class ClosesOnce(Line):
     def close(self) -> None:
-        del self.at
+        if self.fault == "closes once":
+            del self.at
 
 
 @pytest.mark.parametrize(
-    ("environment", "rule"),
+    ("fault", "rule"),
     [
-        (NoText, "check_observations"),
-        (FloatPictures, "check_observations"),
-        (NoMetadata, "check_metadata"),
-        (FloatCost, "check_metadata"),
-        (KeepsSteps, "check_episodes_of_different_age"),
-        (ResetsAll, "check_others_are_untouched"),
-        (StepsFinished, "check_a_finished_episode_stays"),
-        (NeverEnds, "check_episodes_end"),
-        (Truncates, "check_success_wins"),
-        (TakesAll, "check_execute"),
-        (DoesNotClip, "check_actions_are_clipped"),
-        (TakesNan, "check_actions_are_clipped"),
-        (Draws, "check_others_are_untouched"),
-        (OneTrial, "check_observations"),
-        (ByNumber, "check_order_does_not_matter"),
-        (ByCompany, "check_company_does_not_matter"),
-        (KeepsNoFrames, "check_frames: keep_frames is true, but info has no 'frames'"),
-        (FilmsTheStart, "check_frames: the last of info"),
-        (ForgetsSteps, "check_others_are_untouched"),
-        (ClosesOnce, "check_closing_twice"),
+        ("no text", "check_observations"),
+        ("float pictures", "check_observations"),
+        ("no chunk in metadata", "check_metadata"),
+        ("a fractional cost of resets", "check_metadata"),
+        ("keeps steps", "check_episodes_of_different_age"),
+        ("resets all", "check_others_are_untouched"),
+        ("steps finished ones", "check_a_finished_episode_stays"),
+        ("never ends", "check_episodes_end"),
+        ("truncates successes", "check_success_wins"),
+        ("takes all", "check_execute"),
+        ("does not clip", "check_actions_are_clipped"),
+        ("takes what is no number", "check_actions_are_clipped"),
+        ("draws", "check_others_are_untouched"),
+        ("one trial", "check_observations"),
+        ("by number", "check_order_does_not_matter"),
+        ("by company", "check_company_does_not_matter"),
+        ("films nothing", "check_frames: keep_frames is true, but info has no 'frames'"),
+        ("films the start", "check_frames: the last of info"),
+        ("forgets its state", "check_others_are_untouched"),
+        ("closes once", "check_closing_twice"),
     ],
 )
-def test_an_environment_that_breaks_a_rule_is_told_which(environment: type[Line], rule: str) -> None:
+def test_an_environment_that_breaks_a_rule_is_told_which(fault: str, rule: str) -> None:
     with pytest.raises(ContractError, match=rule):
-        check_environment(environment())
+        check_environment(Broken(fault))

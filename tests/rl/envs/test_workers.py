@@ -23,7 +23,7 @@ from cosmos_predict2.rl.interfaces import Decision
 from imaginaire.config import L
 from imaginaire.config.lazy_config import instantiate
 from imaginaire.errors import ConfigError, DataError
-from tests.rl.envs.task_envs import DEADLY, DIES, HANGS, RAISES, TellingTask, ToyTask
+from tests.rl.envs.task_envs import DEADLY, DIES, HANGS, TellingTask, ToyTask
 
 
 def actions(*last: float) -> Tensor:
@@ -38,33 +38,6 @@ def test_workers_keep_the_contract() -> None:
     env = instantiate(node)
     check_environment(pickle.loads(pickle.dumps(env)))  # as it travels to actors of Ray
     assert not env._workers  # and the first one has none
-
-
-def test_what_a_simulator_raises_costs_its_episode_until_it_happens_too_often(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    env = WorkerEnv(partial(ToyTask, breaks="steps"), 2, max_deaths=1)
-    env.reset(options={"trial_ids": [0, 1]})
-    info = env.chunk_step(actions(0.0, RAISES))[4]
-    assert info["valid"].tolist() == info["active"].tolist() == [True, False] and (env.lost, env.restarts) == (1, 1)
-    assert "environment 1 died: RuntimeError: the simulation is unstable" in caplog.text
-    assert "in _misbehave" in caplog.text  # the worker's traceback
-    observed, info = env.reset(options={"env_ids": [1], "trial_ids": [1]})  # it goes on
-    assert info["valid"].all() and observed["wrist_image"].shape == (1, 1, 24, 24, 3)
-    with pytest.raises(WorkerError, match=r"Environment 1: .* 2 times in a row .*the simulation is unstable") as raised:
-        env.chunk_step(actions(RAISES), env_ids=[1])
-    assert raised.value.env == 1 and "in _misbehave" in raised.value.traceback
-    env.close()
-
-
-def test_workers_that_are_released_start_again_with_the_next_reset() -> None:
-    env = WorkerEnv(ToyTask, 2)
-    first, _ = env.reset(options={"trial_ids": [0, 1]})
-    env.release()
-    assert not env._workers
-    again, info = env.reset(options={"trial_ids": [0, 1]})
-    assert torch.equal(again["full_image"], first["full_image"]) and info["valid"].all()
-    env.close()
 
 
 def test_each_worker_has_its_own_seed_and_renderer_and_what_the_environment_was_built_with() -> None:

@@ -2,6 +2,7 @@
 """Environments of workers, which answer here in this process: company, ends, lost episodes and saved states."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from cosmos_predict2.rl.envs.simulators.worker_process import DONE
 from cosmos_predict2.rl.envs.simulators.worker_process import _Worker as Answering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv, WorkerError
-from tests.rl.envs.task_envs import TellingTask, ToyTask
+from tests.rl.envs.task_envs import RAISES, TellingTask, ToyTask
 from tests.rl.envs.test_company import CHUNK, Plan
 
 
@@ -76,7 +77,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize("options", [dict(), dict(terminate_on_success=False, keep_frames=True)])
 def test_an_episode_of_a_worker_is_the_same_in_any_company(options: dict[str, Any], made: Any) -> None:
-    plan = Plan(4)
+    plan = Plan(4, num_calls=16)
     found = plan.played(made(**options))
     for i in range(4):
         assert plan.played(made(**options), only=i) == {i: found[i]}
@@ -156,3 +157,29 @@ def test_success_ends_an_episode_where_it_is_asked_to(made: Any) -> None:
             assert reward.count_nonzero() == found[-1] and not truncated.any()
         assert found == counts and info["success"].all() and not info["active"].any()
     assert [made(1, chunk=given).metadata["chunk"] for given in (None, 2, 50)] == [3, 2, 8]
+
+
+def test_what_a_simulator_raises_costs_its_episode_until_it_happens_too_often(
+    made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = begun(made(2, partial(ToyTask, breaks="steps"), max_deaths=1))
+    steps = torch.zeros(2, CHUNK, 4)
+    steps[1, 1, 3] = RAISES
+    info = env.chunk_step(steps)[4]
+    assert info["valid"].tolist() == info["active"].tolist() == [True, False] and (env.lost, env.restarts) == (1, 1)
+    assert "environment 1 died: RuntimeError: the simulation is unstable" in caplog.text
+    assert "in _misbehave" in caplog.text  # the worker's traceback
+    _, info = env.reset(options={"env_ids": [1], "trial_ids": [1]})  # it goes on
+    assert info["valid"].all()
+    with pytest.raises(WorkerError, match=r"Environment 1: .* 2 times in a row .*the simulation is unstable") as raised:
+        env.chunk_step(steps[1:], env_ids=[1])
+    assert raised.value.env == 1 and "in _misbehave" in raised.value.traceback
+
+
+def test_workers_that_are_released_start_again_with_the_next_reset(made: Any) -> None:
+    env = made(2)
+    first, _ = env.reset(options={"trial_ids": [0, 1]})
+    env.release()
+    assert not env._workers
+    again, info = env.reset(options={"trial_ids": [0, 1]})
+    assert torch.equal(again["full_image"], first["full_image"]) and info["valid"].all()
