@@ -52,8 +52,7 @@ def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> Place:
     given = {key: value for key, value in settings.items() if value is not None}
     if isinstance(make, type):
         make = partial(_own, make)
-    place: Place = made(make, given, f"--suite {name}: --", tasks=list(tasks))
-    return place
+    return made(make, given, f"--suite {name}: --", tasks=list(tasks))
 
 
 @buildable("suite", TOY)

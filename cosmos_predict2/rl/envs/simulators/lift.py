@@ -68,8 +68,7 @@ class LiftTask:
         sim, size = self._env.sim, self._size
 
         def drawn(camera: str) -> Pictures:  # OpenGL begins at the bottom
-            picture: Pictures = numpy.ascontiguousarray(sim.render(camera_name=camera, width=size, height=size)[::-1])
-            return picture
+            return numpy.ascontiguousarray(sim.render(camera_name=camera, width=size, height=size)[::-1])
 
         return Seen(drawn, {"state": state_of(raw), "task_description": SENTENCE})
 

@@ -108,8 +108,7 @@ class OmniGibson:
     @property
     def slices(self) -> Mapping[str, slice]:
         """Where each quantity stands in the robot's own measurements."""
-        found: Mapping[str, slice] = self._evaluation.PROPRIOCEPTION_INDICES[ROBOT]
-        return found
+        return self._evaluation.PROPRIOCEPTION_INDICES[ROBOT]
 
     # --- episodes
 
@@ -227,10 +226,7 @@ class OmniGibson:
             content = foreign_json.load(path)
         except (OSError, ValueError) as error:
             raise DataError(f"Start {instance} of {activity} cannot be read: {error}.") from error
-        found: Mapping[str, Any] = importlib.import_module(
-            "omnigibson.utils.python_utils"
-        ).recursively_convert_to_torch(content)
-        return found
+        return importlib.import_module("omnigibson.utils.python_utils").recursively_convert_to_torch(content)
 
     def _place(self, env: Any, start: Mapping[str, Any]) -> None:
         for name, state in start.items():

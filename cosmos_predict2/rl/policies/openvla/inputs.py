@@ -259,11 +259,9 @@ class Statistics:
         return low, high, mask
 
 
-def statistics_for(
-    norm_stats: Mapping[str, Any], key: str, source: str, suite: str = "libero_10"
-) -> tuple[str, Mapping[str, Any]]:
-    """The entry of a data set: ``key``, or without one the only one or that of the suite; and its name."""
-    wanted = [key, f"{key}_no_noops"] if key else [f"{suite}_no_noops", suite]
+def statistics_for(norm_stats: Mapping[str, Any], key: str, source: str) -> tuple[str, Mapping[str, Any]]:
+    """The entry of a data set: ``key``, or without one the only one or that of LIBERO-10; and its name."""
+    wanted = [key, f"{key}_no_noops"] if key else ["libero_10_no_noops", "libero_10"]
     if not key and len(norm_stats) == 1:
         wanted = list(norm_stats)
     for name in wanted:
@@ -282,8 +280,6 @@ def statistics_for(
 
 def with_gripper(actions: Tensor, gripper: str, index: int = -1) -> Tensor:
     """Actions as the environment takes them: "libero" turns 1 = open into -1 = open; 0.5 exactly becomes 0."""
-    if gripper not in GRIPPERS:
-        raise ConfigError(f"gripper='{gripper}' of a policy.{near(gripper, GRIPPERS)}")
     if gripper == "as_is":
         return actions
     turned = actions.clone()
@@ -291,13 +287,13 @@ def with_gripper(actions: Tensor, gripper: str, index: int = -1) -> Tensor:
     return turned
 
 
-def without_gripper(actions: Tensor, gripper: str, index: int = -1) -> Tensor:
+def without_gripper(actions: Tensor, gripper: str) -> Tensor:
     """Actions of an environment as those of the data: what `with_gripper` turns into them again. Of "libero" -1 becomes
     1 = open."""
     if gripper == "as_is":
         return actions
     turned = actions.clone()
-    turned[..., index] = (1 - actions[..., index].clamp(-1, 1)) / 2
+    turned[..., -1] = (1 - actions[..., -1].clamp(-1, 1)) / 2
     return turned
 
 

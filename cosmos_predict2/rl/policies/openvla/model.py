@@ -178,8 +178,7 @@ class SiglipTower(nn.Module):
         self.embeddings, self.encoder = model.embeddings, model.encoder
 
     def forward(self, pixels_B_C_H_W: Tensor) -> Tensor:
-        hidden: Tensor = self.encoder(inputs_embeds=self.embeddings(pixels_B_C_H_W)).last_hidden_state
-        return hidden
+        return self.encoder(inputs_embeds=self.embeddings(pixels_B_C_H_W)).last_hidden_state
 
 
 class VisionBackbone(nn.Module):
@@ -212,8 +211,7 @@ class Projector(nn.Module):
         self.fc3 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x)))))
-        return hidden
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x)))))
 
 
 class ProprioProjector(nn.Module):
@@ -225,8 +223,7 @@ class ProprioProjector(nn.Module):
         self.fc2 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return hidden
+        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class ActionHead(nn.Module):
@@ -253,8 +250,7 @@ class ActionHead(nn.Module):
         x = F.relu(part["fc1"](part["layer_norm1"](x)))
         for block in part["mlp_resnet_blocks"]:
             x = x + block["ffn"](x)
-        numbers: Tensor = part["fc2"](part["layer_norm2"](x))
-        return numbers
+        return part["fc2"](part["layer_norm2"](x))
 
 
 @dataclass(frozen=True)
@@ -313,14 +309,12 @@ class OpenVLAModel(nn.Module):
     def parallel_logits(self, seen_B_P_D: Tensor, prompt_B_S: Tensor, length_B: Tensor, num: int) -> Tensor:
         """Logits [B, num, vocabulary] of all actions at once: every token sees every other, and an action's logits
         stand one place before its placeholder."""
-        logits: Tensor = self.language_model.lm_head(self._at_actions(seen_B_P_D, prompt_B_S, length_B, num))
-        return logits
+        return self.language_model.lm_head(self._at_actions(seen_B_P_D, prompt_B_S, length_B, num))
 
     def regressed(self, seen_B_P_D: Tensor, prompt_B_S: Tensor, length_B: Tensor, num: int) -> Tensor:
         """Normalised actions [B, actions, action_dim] of the head, from ``num`` places."""
         assert self.action_head is not None
-        numbers: Tensor = self.action_head(self._at_actions(seen_B_P_D, prompt_B_S, length_B, num))
-        return numbers
+        return self.action_head(self._at_actions(seen_B_P_D, prompt_B_S, length_B, num))
 
     def _at_actions(self, seen_B_P_D: Tensor, prompt_B_S: Tensor, length_B: Tensor, num: int) -> Tensor:
         """What the trunk gives [B, num, D] where the logits of actions stand."""
@@ -338,8 +332,7 @@ class OpenVLAModel(nn.Module):
         batch = rows(prompt_B_S, length_B, actions_B_N[:, :-1], self.sizes.pad_id)
         hidden = self._hidden(seen_B_P_D, self._embedded(batch.ids_B_S), batch.valid_B_S, is_causal=True)
         hidden = _after_prompts(hidden, seen_B_P_D.shape[1], length_B, actions_B_N.shape[1])
-        logits: Tensor = self.language_model.lm_head(hidden)
-        return logits
+        return self.language_model.lm_head(hidden)
 
     def decoded(
         self,
@@ -367,8 +360,7 @@ class OpenVLAModel(nn.Module):
         return torch.stack(chosen, dim=1)
 
     def _embedded(self, ids_B_S: Tensor) -> Tensor:
-        embedded: Tensor = self.language_model.get_input_embeddings()(ids_B_S)
-        return embedded
+        return self.language_model.get_input_embeddings()(ids_B_S)
 
     def _hidden(
         self, seen_B_P_D: Tensor, embedded_B_S_D: Tensor, valid_B_S: Tensor, is_causal: bool, cache: Any = None
@@ -386,8 +378,7 @@ class OpenVLAModel(nn.Module):
     def _trunk(self, embedded: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
         arguments = dict(attention_mask=mask, position_ids=positions, past_key_values=cache)
         output = self.language_model.model(inputs_embeds=embedded, use_cache=cache is not None, **arguments)
-        hidden: Tensor = output.last_hidden_state
-        return hidden
+        return output.last_hidden_state
 
 
 def _after_prompts(hidden_B_S_D: Tensor, num_seen: int, length_B: Tensor, num: int) -> Tensor:
