@@ -97,14 +97,6 @@ def test_each_task_has_tables_of_its_own() -> None:
     assert not torch.equal(both[0], both[1])
 
 
-def test_resets_without_numbers_follow_from_the_seed_and_do_not_repeat() -> None:
-    env, other = ToyEnv(3), ToyEnv(3)
-    first, second = env.reset()[1]["trial_ids"], env.reset()[1]["trial_ids"]
-    assert torch.equal(first, other.reset()[1]["trial_ids"]) and not torch.equal(first, second)
-    seeded = env.reset(seed=7)[1]["trial_ids"]
-    assert torch.equal(other.reset(seed=7, options={"env_ids": [2, 0]})[1]["trial_ids"], seeded[[2, 0]])
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

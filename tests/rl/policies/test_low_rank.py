@@ -163,7 +163,8 @@ def test_adapters_that_are_not_all_of_a_policy_are_refused(
 def test_the_public_layout_is_read_and_written_again_exactly(
     kind: str, folders: dict[str, str], tmp_path: Path
 ) -> None:
-    arguments: dict[str, Any] = dict(path=folders[kind], **(dict(temperature=1.6) if kind == "openvla" else {}))
+    options: dict[str, Any] = dict(temperature=1.6) if kind == "openvla" else dict(num_steps=3)
+    arguments = dict(path=folders[kind], **options)
     policy = KINDS[kind](**arguments)
     draws = torch.Generator().manual_seed(5)
     for weight in policy.parameters():
@@ -173,8 +174,8 @@ def test_the_public_layout_is_read_and_written_again_exactly(
     public = to_public(run, tmp_path / "out")
     folded = ("mask_token", "cls_token", "position_embeddings")  # of OpenVLA: timm has no position of that token
     for address in (run, str(tmp_path / "out")):
-        again, card = read_policy(address)
-        assert card.arguments.get("temperature") == arguments.get("temperature")
+        again, _ = read_policy(address)
+        assert again.arguments.items() >= options.items()
         for name, value in policy.state_dict().items():
             assert torch.equal(again.state_dict()[name], value) or name.endswith(folded), name
         assert torch.equal(acts(again), acts(policy))
@@ -183,13 +184,6 @@ def test_the_public_layout_is_read_and_written_again_exactly(
         assert other.keys() == public.keys()
         for name, value in other.items():
             assert torch.equal(value, public[name]), name
-
-
-def test_options_of_a_run_are_recorded_in_the_public_layout(folders: dict[str, str], tmp_path: Path) -> None:
-    arguments = dict(path=folders["pi05"], num_steps=3)
-    to_public(written(Pi05Policy(**arguments), arguments, tmp_path / "run"), tmp_path / "pi0.5")
-    again, _ = read_policy(str(tmp_path / "pi0.5"))
-    assert again.config.num_steps == 3
 
 
 def test_what_is_replaced_leaves_nothing_behind(folders: dict[str, str], tmp_path: Path) -> None:

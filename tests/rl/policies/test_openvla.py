@@ -110,12 +110,8 @@ def test_tokens_that_follow_one_another_have_the_logits_of_the_whole_row(folder:
     torch.testing.assert_close(torch.stack(logits, dim=1), whole, rtol=1e-5, atol=1e-5)
 
 
-def test_draws_follow_from_their_own_generators_and_from_the_temperature(folder: Path) -> None:
+def test_a_cold_draw_is_the_greedy_decision(folder: Path) -> None:
     policy, seen = OpenVLAPolicy(str(folder)), _observation()
-    first = policy.act(seen, mode="sample", generators=_generators()).record["responses"]
-    one = {name: value[1:2] for name, value in seen.items()}
-    alone = policy.act(one, mode="sample", generators=_generators()[1:2]).record["responses"]
-    assert torch.equal(first[1], alone[0])
     cold = policy.act(seen, mode="sample", generators=_generators(), temperature=1e-4).record["responses"]
     assert torch.equal(cold, policy.act(seen, mode="greedy", generators=_generators()).record["responses"])
 

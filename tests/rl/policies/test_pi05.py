@@ -121,14 +121,6 @@ def test_the_last_step_is_drawn_unless_it_is_ignored(folder: Path, options: dict
     assert set(found.flatten().tolist()) == steps
 
 
-def test_an_environment_decides_the_same_in_any_company(folder: Path) -> None:
-    policy, seen = Pi05Policy(str(folder), discrete_state_input=True, max_token_len=64), observation()
-    together = policy.act(seen, mode="sample", generators=generators())
-    alone = policy.act({k: v[1:2] for k, v in seen.items()}, mode="sample", generators=generators()[1:2])
-    torch.testing.assert_close(alone.actions_E_A_D, together.actions_E_A_D[1:2], rtol=0, atol=1e-5)
-    assert together.record["images"].dtype == torch.uint8 and together.record["images"].shape[1] == 2
-
-
 def test_fewer_actions_are_executed_and_counted(folder: Path) -> None:
     policy = Pi05Policy(str(folder), execute_steps=5)
     decision = policy.act(observation(), mode="sample", generators=generators())
