@@ -11,9 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.toy import NUM_TRIALS, Tables
+from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.toy_world.layout import episode_generator, lay_table
 from cosmos_predict2.toy_world.rendering import render
-from cosmos_predict2.toy_world.scene import GOAL
+from cosmos_predict2.toy_world.scene import GOAL, Floats, find_setting
+from cosmos_predict2.toy_world.tasks import find_tasks
+from imaginaire.errors import ConfigError, near
+
+NUM_TRIALS = 2**40  # of a split of the toy world
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,33 @@ class Starts(Protocol):
     def __len__(self) -> int: ...
 
     def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames: ...
+
+
+class Tables:
+    """The starts of the toy world by task and trial: for one task, the first states of `make_episodes` by number.
+
+    They are an endless series, of which each split has a part (`SPLITS`): no start of "val" is one of "train".
+    """
+
+    def __init__(self, setting: str, tasks: Sequence[str], size: int | None, split: str, seed: int) -> None:
+        if split not in SPLITS:
+            raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
+        try:
+            self.setting, self.size = find_setting(setting, size)
+            self.tasks = find_tasks(tasks)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self.seed, self._first = seed, SPLITS[split]
+        self.about = dict(setting=setting, tasks=list(tasks), size=self.size, split=split, seed=seed)
+
+    def states(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> Floats:
+        """First states [N, 10]."""
+        generators = [episode_generator(self.seed, self._first + int(trial) % NUM_TRIALS) for trial in trial_ids]
+        chosen = [self.tasks[int(task) % len(self.tasks)] for task in task_ids]
+        return lay_table(generators, chosen, self.setting, self.size)
+
+    def sentences(self, task_ids: Sequence[int]) -> list[str]:
+        return [self.tasks[int(task) % len(self.tasks)].sentence for task in task_ids]
 
 
 class ToyStarts:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toy world as an environment: its simulator, with indexed calls and episodes of their own.
-
-Task and trial choose a start out of an endless series of tables; `data.toy.videos.SPLITS` says where each split's part
-of the series begins, so that no start of "val" is one of "train".
-"""
+"""The toy world as an environment: its simulator, with indexed calls and episodes of their own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +8,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
+from cosmos_predict2.rl.envs.starts import NUM_TRIALS, Tables
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
-from cosmos_predict2.toy_world.layout import episode_generator, lay_table, random_spot
+from cosmos_predict2.toy_world.layout import episode_generator, random_spot
 from cosmos_predict2.toy_world.physics import action_layout, advance
 from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import (
@@ -25,40 +21,14 @@ from cosmos_predict2.toy_world.scene import (
     OBJECTS,
     STATE_SIZE,
     Floats,
-    find_setting,
     object_position,
 )
-from cosmos_predict2.toy_world.tasks import by_task, distance, find_tasks, reward, success, uses_grip
+from cosmos_predict2.toy_world.tasks import by_task, distance, reward, success, uses_grip
 from imaginaire.errors import ConfigError, near
 
-NUM_TRIALS = 2**40  # of a split
 CHUNK = 12
 REWARD_ON = ("last", "each")
 RING_SEED = 1  # of the ring's places in frames; starts have other generators
-
-
-class Tables:
-    """The starts of the toy world by task and trial: for one task, the first states of `make_episodes` by number."""
-
-    def __init__(self, setting: str, tasks: Sequence[str], size: int | None, split: str, seed: int) -> None:
-        if split not in SPLITS:
-            raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
-        try:
-            self.setting, self.size = find_setting(setting, size)
-            self.tasks = find_tasks(tasks)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        self.seed, self._first = seed, SPLITS[split]
-        self.about = dict(setting=setting, tasks=list(tasks), size=self.size, split=split, seed=seed)
-
-    def states(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> Floats:
-        """First states [N, 10]."""
-        generators = [episode_generator(self.seed, self._first + int(trial) % NUM_TRIALS) for trial in trial_ids]
-        chosen = [self.tasks[int(task) % len(self.tasks)] for task in task_ids]
-        return lay_table(generators, chosen, self.setting, self.size)
-
-    def sentences(self, task_ids: Sequence[int]) -> list[str]:
-        return [self.tasks[int(task) % len(self.tasks)].sentence for task in task_ids]
 
 
 class ToyEnv(EnvDefaults):
