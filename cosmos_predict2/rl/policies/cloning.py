@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy
 import torch
@@ -39,9 +39,12 @@ TASK = "push_puck"  # what the toy world's expert demonstrates
 class Cloneable(Protocol):
     """A policy, a module, that learns from demonstrations besides.
 
-    Its class may have ``cloning``, in place of `DEFAULTS`, and ``to_clone``, which makes one of a `Beginning`.
+    Optional, both of its class: ``cloning``, in place of `DEFAULTS`, and ``to_clone``, which makes one of a
+    `Beginning` with the flags that it takes.
     """
 
+    cloning: ClassVar[Mapping[str, Any]]
+    to_clone: ClassVar[Callable[..., Any]]
     action_dim: int
 
     def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:

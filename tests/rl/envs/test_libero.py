@@ -334,20 +334,14 @@ def test_without_the_package_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.skipif(not PUBLISHED, reason=WITHOUT)
 def test_all_published_tasks_are_read() -> None:
     tasks = libero.find_suite("libero_all").tasks
-    assert len(tasks) == 130 and [len(libero.find_suite(name).tasks) for name in libero.MAX_STEPS] == [
-        10,
-        10,
-        10,
-        90,
-        10,
-    ]
+    sizes = [len(libero.find_suite(name).tasks) for name in libero.MAX_STEPS]
+    assert len(tasks) == 130 and sizes == [10, 10, 10, 90, 10]
     assert all(task.bddl_file.is_file() and libero.initial_states(task).shape[0] == 50 for task in tasks)
     assert all(task.language[0].islower() and "SCENE" not in task.language for task in tasks)
     bowls = libero.find_suite("libero_spatial").tasks
     assert bowls[3].language == "pick up the black bowl on the cookie box and place it on the plate"
-    assert (
-        libero.find_suite("libero_10").tasks[1].language == "put both the cream cheese box and the butter in the basket"
-    )
+    baskets = libero.find_suite("libero_10").tasks
+    assert baskets[1].language == "put both the cream cheese box and the butter in the basket"
 
 
 BOX = """<mujoco model="{name}"><asset/><worldbody><body><body name="object">
