@@ -6,7 +6,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +32,7 @@ from tests.programs import HANG_S
 # Without torch, so that a start takes a moment: the lease, the turns and the events are those of a worker.
 WORKER = """
 import json, os, sys, threading, time
-from cosmos_predict2.rl.rewards.service.queue import open_queue
-from cosmos_predict2.rl.rewards.service.queue import Limits
+from cosmos_predict2.rl.rewards.service.queue import Limits, open_queue
 
 told = json.loads(sys.stdin.readline())
 threading.Thread(target=lambda: (sys.stdin.readline(), os._exit(0)), daemon=True).start()
@@ -70,38 +70,36 @@ class Process:
         return self.code
 
 
-def alone(folder: Path, *devices: str, **patience: float) -> Supervisor:
-    """A supervisor that is not started, of one reward."""
-    options: dict[str, Any] = dict(arguments={"k": 1}, model_path="m", dtype="float16", max_batch=3, max_wait_s=0.5)
-    reward = RewardSettings(reward_type="mine=no:thing", device=list(devices or ("cpu",)), timeout_s=7.0, **options)
-    kept: dict[str, Any] = dict(lease_s=9.0, max_attempts=4, grace_s=0.05, decode=DecodeSettings(model_path="tiny"))
-    settings = ServiceSettings(queue=str(folder / "queue.sqlite3"), rewards=[reward], **kept)
-    queue = open_queue(settings.queue, settings.limits())
-    return Supervisor(settings, queue, Metrics(), Patience(**patience))
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Callable[..., Supervisor]]:
+    """A supervisor that is not started, of one reward on each of these devices."""
+    made: list[Supervisor] = []
+
+    def make(*devices: str, **patience: float) -> Supervisor:
+        options: dict[str, Any] = dict(arguments={"k": 1}, model_path="m", dtype="float16", max_batch=3, max_wait_s=0.5)
+        reward = RewardSettings(reward_type="mine=no:thing", device=list(devices or ("cpu",)), timeout_s=7.0, **options)
+        kept: dict[str, Any] = dict(lease_s=9.0, max_attempts=4, grace_s=0.05, decode=DecodeSettings(model_path="tiny"))
+        settings = ServiceSettings(queue=str(tmp_path / "queue.sqlite3"), rewards=[reward], **kept)
+        queue = open_queue(settings.queue, settings.limits())
+        made.append(Supervisor(settings, queue, Metrics(), Patience(**patience)))
+        return made[-1]
+
+    yield make
+    for supervisor in made:
+        supervisor.queue.close()
+
+
+SCORED = dict(event="scored", jobs=1, clips=1, failed=0, late=0, total_s=1, decode_s=0, score_s=1)
 
 
 def test_a_worker_is_started_again_later_each_time_until_its_reward_is_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor = alone(tmp_path, first_wait_s=0.5, longest_wait_s=3.0, deaths=3, pause_s=60.0)
+    supervisor = alone(first_wait_s=0.5, longest_wait_s=3.0, deaths=3, pause_s=60.0)
     (slot,) = supervisor.slots
     monkeypatch.setattr(supervisors, "_JITTER", SimpleNamespace(uniform=lambda low, high: 1.0))
     # why a process ended: with jobs, without, as one that is watched no more, unfit, and after a portion
-    lives = [
-        "jobs",
-        "jobs",
-        "jobs",
-        "jobs",
-        "scored",
-        "alone",
-        "torn",
-        "alone",
-        "alone",
-        "scored",
-        "jobs",
-        "unfit",
-        "end",
-    ]
+    lives = [*["jobs"] * 4, "scored", "alone", "torn", "alone", "alone", "scored", "jobs", "unfit", "end"]
     seen: list[Any] = []
 
     def live() -> tuple[str, bool]:
@@ -109,7 +107,7 @@ def test_a_worker_is_started_again_later_each_time_until_its_reward_is_broken(
         if kind == "torn":
             raise OSError("gone")
         if kind == "scored":
-            slot._take(dict(event="scored", jobs=1, clips=1, failed=0, late=0, total_s=1, decode_s=0, score_s=1))
+            slot._take(SCORED)
         slot._died_with_jobs = kind == "jobs"
         return kind, kind == "unfit"
 
@@ -130,21 +128,19 @@ def test_a_worker_is_started_again_later_each_time_until_its_reward_is_broken(
         *(("scored", WAITING, 0.5), ("jobs", WAITING, 1.0), ("unfit", BROKEN, 60.0)),
     ]
     assert slot.state == STOPPED
-    supervisor.queue.close()
 
 
 @pytest.mark.parametrize(("is_stopping", "code"), [(False, -9), (False, 3), (True, 0)])
 def test_a_process_is_told_its_settings_and_what_it_says_is_taken(
-    is_stopping: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_stopping: bool, code: int, alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor, calls, released = alone(tmp_path, "cpu", "cuda:1"), [], []
+    supervisor, calls, released = alone("cpu", "cuda:1"), [], []
     slot = supervisor.slots[1]
     scored = dict(event="scored", jobs=9, clips=20, failed=2, late=3, total_s=1, decode_s=2, score_s=3)
     events = [dict(event="ready", needs_pixels=True), dict(event="alive"), scored]
     process = Process(["no JSON", *map(json.dumps, events)], code)
-    monkeypatch.setattr(
-        supervisors.subprocess, "Popen", lambda *words, **named: calls.append((words, named)) or process
-    )
+    popen = lambda *words, **named: calls.append((words, named)) or process  # noqa: E731
+    monkeypatch.setattr(supervisors.subprocess, "Popen", popen)
     release = lambda *words, **named: released.append((words, named)) or 2  # noqa: E731
     monkeypatch.setattr(supervisor.queue, "release", release)
     if is_stopping:
@@ -169,47 +165,32 @@ def test_a_process_is_told_its_settings_and_what_it_says_is_taken(
         limits=dict(max_jobs=10_000, max_bytes=20 * 10**9, result_ttl_s=3600.0, max_attempts=4),
     )
     text = supervisor.metrics.text({})
-    for line in (
-        'clips_total{reward="mine"} 20',
-        'worker_starts_total{reward="mine"} 1',
-        'batch_jobs_sum{reward="mine"} 9',
-    ):
-        assert f"reward_{line}\n" in text
-    for outcome, number in dict(done=4, failed=2, late=3).items():
-        assert f'reward_jobs_total{{outcome="{outcome}",reward="mine"}} {number}\n' in text
-    for part, seconds in dict(total=1, decode=2, score=3).items():
-        assert f'reward_score_seconds_sum{{part="{part}",reward="mine"}} {seconds}\n' in text
-    supervisor.queue.close()
+    lines = ['clips_total{reward="mine"} 20', 'worker_starts_total{reward="mine"} 1', 'batch_jobs_sum{reward="mine"} 9']
+    lines += [f'jobs_total{{outcome="{kind}",reward="mine"}} {n}' for kind, n in dict(done=4, failed=2, late=3).items()]
+    spent = dict(total=1, decode=2, score=3)
+    lines += [f'score_seconds_sum{{part="{part}",reward="mine"}} {seconds}' for part, seconds in spent.items()]
+    assert {f"reward_{line}" for line in lines} <= {*text.splitlines()}
 
 
-def test_a_process_has_a_time_to_load_and_a_time_for_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = alone(tmp_path, start_s=100.0)
-    (slot,) = supervisor.slots
+def test_a_process_has_a_time_to_load_and_a_time_for_each_step(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (slot,) = alone(start_s=100.0).slots
     clock = [0.0]
     monkeypatch.setattr(supervisors, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    found = []
-    for seconds, event in (
-        (99, ""),
-        (101, ""),
-        (200, "ready"),
-        (1000, "alive"),
-        (1006, "alive"),
-        (1012, ""),
-        (1014, ""),
-    ):
+    late = ["not ready within 100 s", "no clip decoded and no portion scored within 7 s"]
+    for seconds, event, expected in [
+        *((99, "", ""), (101, "", late[0]), (200, "ready", ""), (1000, "alive", ""), (1006, "alive", "")),
+        *((1012, "", ""), (1014, "", late[1])),
+    ]:
         clock[0] = seconds
         if event:
             slot._take(dict(event=event, needs_pixels=False))
-        found.append(slot._overdue(100.0))
-    late = ["not ready within 100 s", "no clip decoded and no portion scored within 7 s"]
-    assert found == ["", late[0], "", "", "", "", late[1]]
-    slot._take(dict(event="scored", jobs=1, clips=1, failed=0, late=0, total_s=1, decode_s=0, score_s=1))
+        assert slot._overdue(100.0) == expected
+    slot._take(SCORED)
     assert slot._overdue(100.0) == ""
-    supervisor.queue.close()
 
 
-def test_a_stop_drains_who_works_and_ends_who_loads_or_takes_long(tmp_path: Path) -> None:
-    supervisor = alone(tmp_path, "cpu", "cpu", "cpu")
+def test_a_stop_drains_who_works_and_ends_who_loads_or_takes_long(alone: Any, tmp_path: Path) -> None:
+    supervisor = alone("cpu", "cpu", "cpu")
     threads = [threading.Thread(target=lambda: None), threading.Thread(target=lambda: None)]
     for thread in threads:
         thread.start()
@@ -226,11 +207,10 @@ def test_a_stop_drains_who_works_and_ends_who_loads_or_takes_long(tmp_path: Path
     assert [one.stdin.getvalue() for one in processes] == ["drain\n", "", "drain\n"]
     assert [one.kills for one in processes] == [0, 1, 0] and is_ended.is_set() and supervisor.stopping.is_set()
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["other"]
-    supervisor.queue.close()
 
 
-def test_a_reward_of_several_workers_is_ready_by_one_and_broken_by_all(tmp_path: Path) -> None:
-    supervisor = alone(tmp_path, "cpu", "cpu")
+def test_a_reward_of_several_workers_is_ready_by_one_and_broken_by_all(alone: Any) -> None:
+    supervisor = alone("cpu", "cpu")
     first, second = supervisor.slots
     for states, is_ready, is_broken in (
         ((STARTING, READY), True, False),
@@ -248,7 +228,6 @@ def test_a_reward_of_several_workers_is_ready_by_one_and_broken_by_all(tmp_path:
     (left := Path(supervisor.decoded) / "of a service that was killed").mkdir(parents=True)
     supervisor.start()
     assert not left.exists()
-    supervisor.queue.close()
 
 
 def test_clips_are_shared_among_rewards_and_not_among_services(tmp_path: Path) -> None:
@@ -277,6 +256,16 @@ def supervised(folder: Path, *names: str, timeout_s: float = 1.0) -> Supervisor:
     return Supervisor(settings, queue, Metrics(), patience)
 
 
+@contextmanager
+def started(supervisor: Supervisor) -> Iterator[None]:
+    supervisor.start()
+    try:
+        yield
+    finally:
+        supervisor.stop()
+        supervisor.queue.close()
+
+
 def await_that(holds: Callable[[], bool]) -> None:
     ends = time.monotonic() + HANG_S
     while not holds():
@@ -287,59 +276,44 @@ def await_that(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.slow
 def test_jobs_that_end_their_worker_fail_alone_and_speak_against_no_reward(tmp_path: Path) -> None:
-    supervisor = supervised(tmp_path, "mine")
+    """Beside a reward that does not start, which is broken, and what it was given waits."""
+    supervisor = supervised(tmp_path, "mine", "torn")
+    queue, was_broken = supervisor.queue, []
     bodies = [b"die"] * 3 + [b"good"] + [b"hang"] + [b"die"] * 4 + [b"good"] * 20
     for k, body in enumerate(bodies):
-        supervisor.queue.put(f"t{k}", {"mine": "v"}, body, "d", 1)
-    was_broken = []
-    supervisor.start()
-    try:
+        queue.put(f"t{k}", {"mine": "v"}, body, "d", 1)
+    queue.put("t", {"torn": "v"}, b"good", "d", 1)
 
-        def is_settled() -> bool:
-            was_broken.append(supervisor.is_broken("mine"))
-            waiting = [(f"t{k}", "mine") for k in range(len(bodies))]
-            return len(supervisor.queue.settled(waiting)) == len(bodies)
+    def is_settled() -> bool:
+        was_broken.append(supervisor.is_broken("mine"))
+        return len(queue.settled([(f"t{k}", "mine") for k in range(len(bodies))])) == len(bodies)
 
+    with started(supervisor):
         await_that(is_settled)
-    finally:
-        supervisor.stop()
-    found = [supervisor.queue.look(f"t{k}", "mine") for k in range(len(bodies))]
+        await_that(lambda: supervisor.is_broken("torn") and supervisor.is_ready("mine"))
+        assert supervisor.states() == {"mine": [READY], "torn": [BROKEN]}
+        assert "code 1" in supervisor.why_broken("torn") and not any(was_broken)
+        found = [queue.look(f"t{k}", "mine") for k in range(len(bodies))]
+        status = queue.look("t", "torn")
     assert [one and one.state for one in found] == ["done" if body == b"good" else "failed" for body in bodies]
     assert "signal 9" in str(found[0]) and "within 1 s" in str(found[4])
-    assert not any(was_broken)
-    supervisor.queue.close()
-
-
-@pytest.mark.slow
-def test_a_reward_that_does_not_start_is_broken_and_what_it_was_given_waits(tmp_path: Path) -> None:
-    supervisor = supervised(tmp_path, "torn", "mine")
-    for name in ("torn", "mine"):
-        supervisor.queue.put("t", {name: "v"}, b"good", "d", 1)
-    supervisor.start()
-    try:
-        await_that(lambda: supervisor.is_broken("torn") and supervisor.queue.settled([("t", "mine")]) != [])
-        assert supervisor.states() == {"torn": [BROKEN], "mine": ["ready"]}
-        assert "code 1" in supervisor.why_broken("torn")
-        status = supervisor.queue.look("t", "torn")
-        assert status is not None and status.state == "queued"
-    finally:
-        supervisor.stop()
-    supervisor.queue.close()
+    assert status is not None and status.state == "queued"
 
 
 @pytest.mark.slow
 def test_a_worker_that_starts_again_scores_in_the_version_of_what_is_there_by_then(tmp_path: Path) -> None:
+    """And a stop speaks against no job that it cuts short."""
     supervisor = supervised(tmp_path, "mine", timeout_s=900.0)
+    queue = supervisor.queue
 
     def is_scored_anew() -> bool:
         """Of a request that is asked again: whether there is no result of the present version."""
-        is_new = supervisor.queue.put("t", {"mine": supervisor.version("mine")}, b"good", "d", 1)
-        await_that(lambda: supervisor.queue.settled([("t", "mine")]) != [])
+        is_new = queue.put("t", {"mine": supervisor.version("mine")}, b"good", "d", 1)
+        await_that(lambda: queue.settled([("t", "mine")]) != [])
         return is_new
 
     (tmp_path / "weights").write_text("old")
-    supervisor.start()
-    try:
+    with started(supervisor):
         await_that(lambda: supervisor.is_ready("mine"))
         assert [is_scored_anew(), is_scored_anew()] == [True, False]
         (tmp_path / "weights").write_text("new")
@@ -347,18 +321,8 @@ def test_a_worker_that_starts_again_scores_in_the_version_of_what_is_there_by_th
         supervisor.slots[0].kill()
         await_that(lambda: supervisor.is_ready("mine") and supervisor.slots[0].process not in (before, None))
         assert [is_scored_anew(), is_scored_anew()] == [True, False]
-    finally:
+        queue.put("u", {"mine": "v"}, b"hang", "d", 1)
+        await_that(lambda: queue.depth()["mine"].counts.get("running") == 1)
         supervisor.stop()
-    supervisor.queue.close()
-
-
-@pytest.mark.slow
-def test_a_stop_speaks_against_no_job_that_it_cuts_short(tmp_path: Path) -> None:
-    supervisor = supervised(tmp_path, "mine", timeout_s=900.0)
-    supervisor.queue.put("t", {"mine": "v"}, b"hang", "d", 1)
-    supervisor.start()
-    await_that(lambda: supervisor.queue.depth()["mine"].counts.get("running") == 1)
-    supervisor.stop()
-    (job,) = supervisor.queue.lease("mine", "next", 1, 30.0)
-    assert not job.is_suspect
-    supervisor.queue.close()
+        (job,) = queue.lease("mine", "next", 1, 30.0)
+        assert not job.is_suspect
