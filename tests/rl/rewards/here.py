@@ -8,9 +8,9 @@ from typing import Any
 
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.queue import open_queue
-from cosmos_predict2.rl.rewards.service.scoring import Scorer
+from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.server import Service
-from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import READY, Supervisor
 from cosmos_predict2.rl.rewards.service.worker import Worker, WorkerSettings
 from tests.rl.rewards.doubles import HERE, mean
@@ -19,7 +19,14 @@ from tests.rl.rewards.doubles import HERE, mean
 class Here:
     """A service with rewards of these names, the k-th of k workers; the first is a thread of the test."""
 
-    def __init__(self, folder: Path, names: Sequence[str] = ("mean",), **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str] = ("mean",),
+        function: Any = mean,
+        decode: DecodeSettings | None = None,
+        **options: Any,
+    ) -> None:
         rewards = [
             RewardSettings(reward_type=name, make=f"{HERE}:mean", timeout_s=120.0 + k, device=["cpu"] * (k + 1))
             for k, name in enumerate(names)
@@ -30,10 +37,10 @@ class Here:
         for slot in self.supervisor.slots:
             slot.state = READY
         self.service = Service(self.settings, self.queue, self.supervisor, self.supervisor.metrics)
-        version = self.supervisor.version("mean")
-        told = WorkerSettings("w", "mean", "", self.settings.queue, version, max_wait_s=0.0)
+        version = self.supervisor.version(names[0])
+        told = WorkerSettings("w", names[0], "", self.settings.queue, version, max_wait_s=0.0)
         self.reports: list[dict[str, Any]] = []
-        scorer = Scorer("mean", mean, lambda: None)  # type: ignore[arg-type, return-value]
+        scorer = Scorer(names[0], function, lambda: build_decoder(decode or DecodeSettings(), "cpu"))
         self.worker = Worker(told, self.queue, scorer, self.reports.append)
         self.thread = threading.Thread(target=self.worker.run)
 

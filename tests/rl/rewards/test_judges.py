@@ -3,42 +3,31 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
 
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.judges.qwen_video import (
-    Asked,
-    Patches,
-    asked_of,
-    conversation,
-    model_input,
-    patches_of,
-    plain,
-    size_within,
-)
+from cosmos_predict2.rl.rewards import remote, wire
+from cosmos_predict2.rl.rewards.judges import qwen_video, video_align
+from cosmos_predict2.rl.rewards.judges.qwen_video import Asked, Patches, patches_of, size_within
 from cosmos_predict2.rl.rewards.judges.reason1_reward import patches_and_pace
-from cosmos_predict2.rl.rewards.judges.video_align import (
-    INSTRUCTION,
-    SYSTEM,
-    TEXT,
-    _instruction,
-    _newest_checkpoint,
-    evenly_spaced,
-)
 from cosmos_predict2.rl.rewards.local import REWARDS, build
+from cosmos_predict2.rl.rewards.remote import Answer
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
+from cosmos_predict2.rl.rewards.service.server import create_app
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
 from imaginaire.config import instantiate
 from imaginaire.config.compose import compose
 from imaginaire.errors import CheckpointError, ConfigError
-from tests.rl.rewards.doubles import served
+from tests.rl.rewards.here import Here
 from tests.rl.rewards.tiny_judges import REWARD_TOKENS, STATISTICS, make_reason1, make_video_align
 
 
@@ -50,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def video_align(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     path = tmp_path_factory.mktemp("video_align")
     return path, make_video_align(path)
 
@@ -69,6 +58,10 @@ def test_a_verdict_and_its_logits(folder: Path) -> None:
         assert float(found["no_score"][k]) == pytest.approx(math.exp(no) / (math.exp(yes) + math.exp(no)), abs=1e-6)
         assert found["prediction"][k] == ("Bad" if yes > no else "Good")
     assert found["yes_logit"][0] != found["yes_logit"][1]  # it sees the video
+    body = wire.encode(clips("a"), {"cosmos_reason1": 1.0}, media="video")
+    (result,) = Scorer("cosmos_reason1", judge, lambda: None).score([body])  # type: ignore[arg-type, return-value]
+    assert isinstance(result, dict)  # with the published keys
+    assert set(result["scores"]) == {"cosmos_reason1", "no_score", "yes_logit", "no_logit", "prediction"}
     again = judge(clips("c", "d"), {})
     assert torch.equal(found["value"], again["value"])  # and asks its question, whatever the caption
     asking: Any = build(REWARDS["cosmos_reason1"], {"asks_caption": True}, model_path=str(folder), device="cpu")
@@ -77,20 +70,12 @@ def test_a_verdict_and_its_logits(folder: Path) -> None:
     assert not torch.equal(asking(clips("a", "b"), {})["value"], asking(clips("c", "d"), {})["value"])
 
 
-def test_it_answers_through_the_service_with_the_published_keys(folder: Path) -> None:
-    judge = build(REWARDS["cosmos_reason1"], model_path=str(folder), device="cpu")
-    body = wire.encode(clips("a"), {"cosmos_reason1": 1.0}, media="video")
-    (found,) = Scorer("cosmos_reason1", judge, lambda: None).score([body])  # type: ignore[arg-type, return-value]
-    assert isinstance(found, dict)
-    assert set(found["scores"]) == {"cosmos_reason1", "no_score", "yes_logit", "no_logit", "prediction"}
-
-
 def judged(place: Path, **arguments: Any) -> Any:
     return build(REWARDS["dance_grpo"], dict(base_path=str(place / "base"), **arguments), model_path=str(place))
 
 
-def test_video_align_scores_as_its_network_with_live_adapters_does(video_align: tuple[Path, Any]) -> None:
-    place, adapted = video_align
+def test_video_align_scores_as_its_network_with_live_adapters_does(released: tuple[Path, Any]) -> None:
+    place, adapted = released
     judge = judged(place, device="cpu")
     found = judge(clips("a red ball", "b", frames=33), {})
     video = clips("a red ball", "b", frames=33).video_B_C_F_H_W
@@ -98,9 +83,10 @@ def test_video_align_scores_as_its_network_with_live_adapters_does(video_align: 
     network = adapted.base_model.model
     for row, prompt in enumerate(["a red ball", "b"]):
         patches = patches_of(video[row][:, [0, 11, 21, 32]].permute(1, 0, 2, 3), 100_352, 200_704)
-        text = conversation(SYSTEM, INSTRUCTION.replace(TEXT, prompt))
+        text = qwen_video.conversation(video_align.SYSTEM, video_align.INSTRUCTION.replace(video_align.TEXT, prompt))
         token_id = network.config.video_token_id
-        given = model_input([asked_of(judge.tokenizer, text, patches, token_id)], token_id, network)
+        asked = qwen_video.asked_of(judge.tokenizer, text, patches, token_id)
+        given = qwen_video.model_input([asked], token_id, network)
         places = torch.arange(given["input_ids"].shape[1]).expand(3, 1, -1)
         with torch.no_grad():
             hidden = network.model(**given, position_ids=places).last_hidden_state[0]
@@ -114,8 +100,8 @@ def test_video_align_scores_as_its_network_with_live_adapters_does(video_align: 
     assert torch.allclose(found["value"], parts)
 
 
-def test_video_align_reads_the_prompt_and_only_text_alignment_changes(video_align: tuple[Path, Any]) -> None:
-    judge = judged(video_align[0])
+def test_video_align_reads_the_prompt_and_only_text_alignment_changes(released: tuple[Path, Any]) -> None:
+    judge = judged(released[0])
     one, two = judge(clips("a"), {}), judge(clips("<|video_pad|><|TA_reward|>"), {})
     for name in ("vq_reward", "mq_reward"):  # read before the prompt
         assert torch.allclose(one[name], two[name], atol=1e-5)
@@ -124,11 +110,11 @@ def test_video_align_reads_the_prompt_and_only_text_alignment_changes(video_alig
 
 @pytest.mark.parametrize("name", ["cosmos_reason1", "dance_grpo"])
 def test_judges_see_clips_of_one_form_together_and_score_them_as_alone(
-    name: str, folder: Path, video_align: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+    name: str, folder: Path, released: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def judge(clips_at_once: int) -> Any:
         if name == "dance_grpo":
-            return judged(video_align[0], device="cpu", clips_at_once=clips_at_once)
+            return judged(released[0], device="cpu", clips_at_once=clips_at_once)
         arguments = dict(asks_caption=True, clips_at_once=clips_at_once)
         return build(REWARDS[name], arguments, model_path=str(folder), device="cpu")
 
@@ -145,25 +131,27 @@ def test_judges_see_clips_of_one_form_together_and_score_them_as_alone(
     torch.testing.assert_close(found["value"], expected["value"], rtol=1e-4, atol=1e-4)
 
 
-def test_video_align_takes_the_published_instruction(video_align: tuple[Path, Any], tmp_path: Path) -> None:
+def test_video_align_takes_the_published_instruction(released: tuple[Path, Any], tmp_path: Path) -> None:
     file = tmp_path / "instruction.txt"
     file.write_text("Rate. <|VQ_reward|> <|MQ_reward|> {text_prompt} <|TA_reward|>")
-    other = judged(video_align[0], instruction_path=str(file))(clips("a"), {})
-    assert not torch.equal(other["vq_reward"], judged(video_align[0])(clips("a"), {})["vq_reward"])
-    file.write_text("Rate. <|VQ_reward|> {text_prompt} <|TA_reward|>")
-    with pytest.raises(ConfigError, match="MQ_reward"):
-        judged(video_align[0], instruction_path=str(file))
+    other = judged(released[0], instruction_path=str(file))(clips("a"), {})
+    assert not torch.equal(other["vq_reward"], judged(released[0])(clips("a"), {})["vq_reward"])
+    tokens = ["<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>", "{text_prompt}"]
+    for lost in tokens:
+        file.write_text(" ".join(token for token in tokens if token != lost))
+        with pytest.raises(ConfigError, match=re.escape(lost)):
+            judged(released[0], instruction_path=str(file))
 
 
 @pytest.mark.parametrize(
     ("frames", "fps", "expected"), [(1, 16.0, [0]), (3, 16.0, [0, 2]), (33, 16.0, [0, 11, 21, 32]), (93, 16.0, 12)]
 )
 def test_video_align_sees_two_frames_a_second(frames: int, fps: float, expected: list[int] | int) -> None:
-    found = evenly_spaced(frames, fps, 2.0)
+    found = video_align.evenly_spaced(frames, fps, 2.0)
     assert len(found) == expected if isinstance(expected, int) else found == expected
 
 
-def test_what_is_no_video_align_is_refused(video_align: tuple[Path, Any], tmp_path: Path) -> None:
+def test_what_is_no_video_align_is_refused(released: tuple[Path, Any], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="checkpoint-N"):
         judged(tmp_path)
     (tmp_path / "checkpoint-1").mkdir()
@@ -172,34 +160,31 @@ def test_what_is_no_video_align_is_refused(video_align: tuple[Path, Any], tmp_pa
         judged(tmp_path)
 
 
-SERVICE = """
-[decode_args]
-model_path = "tiny"
-[[reward_args]]
-reward_type = "dance_grpo"
-model_path = "{folder}"
-device = "cpu"
-arguments = {{base_path = "{folder}/base"}}
-"""
-
-
-@pytest.mark.slow
 def test_the_reward_of_an_experiment_is_scored_by_our_service(
-    video_align: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    released: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = video_align[0]
-    with served(tmp_path, config=SERVICE.format(folder=place)) as service:
-        monkeypatch.setenv("WFM_REWARD_ENQUEUE_URL", service.url("/api/reward/enqueue"))
-        monkeypatch.setenv("WFM_REWARD_FETCH_URL", service.url("/api/reward/pull"))
-        config = compose("cosmos_predict2/configs/base/config.py", ["experiment=predict2p5_2b_flow_grpo"])
-        reward = instantiate(config.model.config.rl.rewards["dance_grpo"].make)
-        latents = torch.randn(2, 16, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+    judge = judged(released[0], device="cpu")
+    made = Here(tmp_path, ["dance_grpo"], judge, DecodeSettings(model_path="tiny"))
+    for name in ("ENQUEUE", "FETCH"):
+        monkeypatch.setenv(f"WFM_REWARD_{name}_URL", f"http://x/api/reward/{name.lower().replace('fetch', 'pull')}")
+    config = compose("cosmos_predict2/configs/base/config.py", ["experiment=predict2p5_2b_flow_grpo"])
+    reward = instantiate(config.model.config.rl.rewards["dance_grpo"].make)
+    latents = torch.randn(2, 16, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+    with TestClient(create_app(made.service)) as client:
+
+        def asked(url: str, data: bytes, headers: Any, timeout: float) -> Answer:
+            answer = client.post(urlsplit(url).path, content=data, headers=headers)
+            return Answer(answer.status_code, answer.json())
+
+        monkeypatch.setattr(remote, "ask", asked)
+        made.work()
         scores = reward.fetch(reward.submit(Clips(latents, None, ["a", "b"], 16.0), {}, "one"), 120.0)
-    assert scores.is_valid_B.all(), service.log()
+    made.close()
+    assert scores.is_valid_B.all()
     assert set(scores.parts) == {"dance_grpo", "vq_reward", "mq_reward", "ta_reward", "overall_reward"}
     pixels = build_decoder(DecodeSettings(model_path="tiny"), "cpu").decode(latents).float().clamp(-1, 1)
     video = ((pixels + 1) * 127.5).round().to(torch.uint8)
-    here = judged(place, device="cpu")(Clips(None, video, ["a", "b"], 16.0), {})
+    here = judge(Clips(None, video, ["a", "b"], 16.0), {})
     assert scores.value_B.tolist() == pytest.approx(here["value"].tolist(), abs=1e-4)
 
 
@@ -233,12 +218,15 @@ def test_sides_are_multiples_of_28_within_the_limits() -> None:
     assert height % 28 == width % 28 == 0 and height * width <= 300_000
     height, width = size_within(40, 60, 25_088, 10**6)
     assert height * width >= 25_088
+    assert size_within(83, 83, 0, 7000) == (56, 56)  # also where sides round beyond them
+    assert size_within(28, 28, 1000, 10**9) == (56, 56)
+    assert size_within(40, 40, 0, 1000) == (28, 28)
 
 
 def test_the_newest_checkpoint_is_that_of_the_largest_number(tmp_path: Path) -> None:
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-last", "other-11"):
         (tmp_path / name).mkdir()
-    assert _newest_checkpoint(str(tmp_path)) == "checkpoint-10"
+    assert video_align._newest_checkpoint(str(tmp_path)) == "checkpoint-10"
 
 
 def test_questions_pass_together_where_length_grid_and_pace_agree() -> None:
@@ -271,30 +259,17 @@ def test_a_patch_holds_colours_frames_rows_and_columns_in_this_order() -> None:
     assert 100 < float(levels.mean()) < 155 and float(levels.std()) < 65  # of all pixels, not of some (74)
 
 
-def test_sides_stay_within_the_limits_also_where_they_round_beyond_them() -> None:
-    assert size_within(83, 83, 0, 7000) == (56, 56)
-    assert size_within(28, 28, 1000, 10**9) == (56, 56)
-    assert size_within(40, 40, 0, 1000) == (28, 28)
-
-
 def test_a_question_is_asked_as_the_network_takes_it() -> None:
-    assert conversation("", "why?") == (
-        "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>why?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert conversation("be brief", "why?").startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n")
-    assert plain("a <|video_pad|>") == "a < |video_pad|>"
+    asks = "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>why?<|im_end|>\n<|im_start|>assistant\n"
+    assert qwen_video.conversation("", "why?") == asks
+    assert qwen_video.conversation("be brief", "why?") == f"<|im_start|>system\nbe brief<|im_end|>\n{asks}"
+    assert qwen_video.plain("a <|video_pad|>") == "a < |video_pad|>"
     patches = patches_of(torch.zeros(4, 3, 28, 56, dtype=torch.uint8), 0, 10**9)
     tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [1, 7, 2])
-    asked = [asked_of(tokenizer, "", patches, 7, seconds) for seconds in (0.5, 0.25)]
+    asked = [qwen_video.asked_of(tokenizer, "", patches, 7, seconds) for seconds in (0.5, 0.25)]
     assert asked[0].ids == [1, 7, 7, 7, 7, 2]
-    given = model_input(asked, 7, SimpleNamespace(device="cpu", dtype=torch.float16))
+    given = qwen_video.model_input(asked, 7, SimpleNamespace(device="cpu", dtype=torch.float16))
     assert given["mm_token_type_ids"].tolist() == [[0, 2, 2, 2, 2, 0]] * 2  # 1 is a picture
     assert given["video_grid_thw"].tolist() == [[2, 2, 4]] * 2 and given["attention_mask"].all()
     assert given["pixel_values_videos"].shape == (32, 3 * 2 * 14 * 14)
     assert given["pixel_values_videos"].dtype == torch.float16
-
-
-def test_instructions_have_a_place_for_the_prompt(tmp_path: Path) -> None:
-    (tmp_path / "instruction.txt").write_text("<|VQ_reward|> <|MQ_reward|> <|TA_reward|>")
-    with pytest.raises(ConfigError, match="text_prompt"):
-        _instruction(str(tmp_path / "instruction.txt"))
