@@ -97,6 +97,7 @@ def test_a_reward_is_built_of_a_name_or_a_path_with_what_it_takes() -> None:
     assert defaults.told == (1.0, "none")
     assert build(f"{HERE}:test_what_fails_here_is_invalid_and_no_zero") is test_what_fails_here_is_invalid_and_no_zero
     assert path_of(f"{HERE}.Made") == ("Made", f"{HERE}:Made")
+    assert path_of(f"mine={HERE}:Made") == ("mine", f"{HERE}:Made")
     assert path_of("smoothness") == ("smoothness", "cosmos_predict2.rl.rewards.verifiable:Smoothness")
     for path, arguments, named in (
         (f"{HERE}:Silent", None, "callable"),

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.local import build, path_of
 from cosmos_predict2.rl.rewards.service import scoring
 from cosmos_predict2.rl.rewards.service import settings as service_settings
 from cosmos_predict2.rl.rewards.service.queue import Limits
@@ -34,7 +33,7 @@ from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError
 from scripts import reward_service
-from tests.rl.rewards.doubles import HERE, ROOT, Pixels, body, in_threads, mean
+from tests.rl.rewards.doubles import ROOT, Pixels, body, in_threads, mean
 
 TINY = DecodeSettings(model_path="tiny")
 
@@ -47,61 +46,50 @@ def test_requests_of_one_form_are_scored_together_and_others_apart() -> None:
     sizes: list[int] = []
 
     def counting(clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        assert not torch.is_grad_enabled()
         sizes.append(len(clips.prompts))
         return mean(clips, context)
 
-    large = Clips(torch.ones(1, 16, 2, 4, 4), None, ["b"], 16.0)
-    bodies = [body("a", "b"), body("c", value=2.0), wire.encode(large, {"x": 1.0}, media="latent"), body("d", "e", "f")]
+    bodies = [body("a", "b"), body("c", value=2.0), request(torch.ones(1, 16, 2, 4, 4)), body("d", "e", "f")]
     found = scorer(counting, max_clips=4).score(bodies)
     assert sizes == [4, 2, 1]
     assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[1.0, 1.0], [2.0], [1.0], [1.0] * 3]
 
 
-def test_clips_of_several_rates_are_scored_apart() -> None:
-    def rate(clips: Clips, context: Mapping[str, Any]) -> Tensor:
-        return torch.full((len(clips.prompts),), clips.fps)
-
-    bodies = [
-        wire.encode(Clips(torch.ones(1, 16, 1, 2, 2), None, ["a"], fps), {"x": 1.0}, media="latent")
-        for fps in (16.0, 8.0, 16.0)
-    ]
-    found = scorer(rate).score(bodies)
-    assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[16.0], [8.0], [16.0]]
+def request(latents: Tensor, fps: float = 16.0, **context: Any) -> bytes:
+    prompts = [str(k) for k in range(len(latents))]
+    return wire.encode(Clips(latents, None, prompts, fps), {"x": 1.0}, media="latent", context=context)
 
 
-def test_clips_with_and_without_a_context_are_scored_apart() -> None:
-    def given(clips: Clips, context: Mapping[str, Any]) -> Tensor:
-        return torch.full((len(clips.prompts),), float("actions" in context))
+ONE, TWO = torch.ones(1, 16, 1, 2, 2), torch.ones(1, 2)
+APART = {  # requests, and what a reward sees of each that it is asked for
+    "rates": ([request(ONE), request(ONE, 8.0)], lambda clips, context: clips.fps, [16.0, 8.0]),
+    "contexts": ([request(ONE), request(ONE, actions=TWO)], lambda clips, context: "actions" in context, [False, True]),
+    "types": (
+        [request(ONE), request(ONE.half())],
+        lambda clips, context: clips.latents_B_C_T_H_W.dtype,
+        [torch.float32, torch.float16],
+    ),
+    "types of a context": (
+        [request(ONE, actions=TWO), request(ONE, actions=TWO.half())],
+        lambda clips, context: context["actions"].dtype,
+        [torch.float32, torch.float16],
+    ),
+}
 
-    clips = Clips(torch.ones(1, 16, 1, 2, 2), None, ["a"], 16.0)
-    bodies = [
-        wire.encode(clips, {"x": 1.0}, media="latent", context=context)
-        for context in ({}, {"actions": torch.ones(1, 2)}, {})
-    ]
-    found = scorer(given).score(bodies)
-    assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[0.0], [1.0], [0.0]]
 
-
-def test_clips_and_contexts_of_several_types_are_scored_apart() -> None:
+@pytest.mark.parametrize("name", APART)
+def test_clips_of_several_forms_are_scored_apart(name: str) -> None:
+    bodies, look, wanted = APART[name]
     seen: list[Any] = []
 
-    def types(clips: Clips, context: Mapping[str, Any]) -> Tensor:
-        assert clips.latents_B_C_T_H_W is not None and not torch.is_grad_enabled()
-        seen.append((clips.latents_B_C_T_H_W.dtype, context["actions"].dtype))
-        return torch.ones(len(clips.prompts))
+    def noted(clips: Clips, context: Mapping[str, Any]) -> Tensor:
+        seen.append((look(clips, context), len(clips.prompts)))
+        return torch.full((len(clips.prompts),), float(len(seen)))
 
-    kinds = [(torch.float32, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.float16)]
-    bodies = [
-        wire.encode(
-            Clips(torch.ones(1, 16, 1, 2, 2, dtype=latents), None, ["a"], 16.0),
-            {"x": 1.0},
-            media="latent",
-            context={"actions": torch.ones(1, 2, dtype=actions)},
-        )
-        for latents, actions in kinds
-    ]
-    scorer(types).score(bodies)
-    assert seen == kinds
+    found = scorer(noted).score([*bodies, bodies[0]])
+    assert seen == [(wanted[0], 2), (wanted[1], 1)]
+    assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[1.0], [2.0], [1.0]]
 
 
 def test_each_clip_has_its_own_rate_context_and_conditioning_frames() -> None:
@@ -161,9 +149,11 @@ def test_what_is_no_number_is_invalid_wherever_it_is() -> None:
     broken = torch.ones(3, 16, 1, 2, 2)
     broken[0, 3, 0, 1, 1] = float("nan")
     data = wire.encode(Clips(broken, None, ["a", "b", "c"], 16.0), {"x": 1.0}, media="latent")
-    (found,) = scorer(lambda clips, context: torch.tensor([1.0, 2.0, -float("inf")])).score([data])
+    said = {"value": torch.tensor([1.0, 2.0, -float("inf")]), "prediction": ["Good", "Good", "Bad"]}
+    (found,) = scorer(lambda clips, context: said).score([data])
     assert isinstance(found, dict)
-    assert found["scores"]["x"] == [None, 2.0, None] and found["valid"] == [False, True, False]
+    assert found["scores"] == {"x": [None, 2.0, None], "prediction": [None, "Good", None]}
+    assert found["valid"] == [False, True, False]
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -186,16 +176,6 @@ def test_a_faulty_request_fails_alone() -> None:
 def test_a_score_that_does_not_fit_the_clips_is_a_failure() -> None:
     for wrong in (lambda clips, context: torch.ones(3), lambda clips, context: {"part": torch.ones(1)}):
         assert isinstance(scorer(wrong).score([body("a")])[0], Exception)
-
-
-def test_texts_pass_and_numbers_that_are_none_are_invalid() -> None:
-    def judge(clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"value": torch.tensor([0.5, float("inf")]), "prediction": ["Good", "Bad"]}
-
-    (found,) = scorer(judge).score([body("a", "b")])
-    assert isinstance(found, dict)
-    assert found["valid"] == [True, False]
-    assert found["scores"] == {"x": [0.5, None], "prediction": ["Good", None]}
 
 
 def test_latents_are_decoded_where_pixels_are_needed() -> None:
@@ -291,15 +271,6 @@ def test_the_true_future_travels_as_latents_or_as_video() -> None:
 def test_without_a_decoder_the_cure_is_named() -> None:
     (found,) = Scorer("x", Pixels(), lambda: build_decoder(DecodeSettings(), "cpu")).score([body("a")])
     assert isinstance(found, ConfigError) and "decode_args" in str(found)
-
-
-def test_rewards_are_found_by_name_and_by_path() -> None:
-    assert path_of("smoothness")[0] == "smoothness"
-    assert path_of(f"mine={HERE}:mean") == ("mine", f"{HERE}:mean")
-    assert path_of(f"{HERE}:mean") == ("mean", f"{HERE}:mean")
-    assert build(f"{HERE}:mean") is mean
-    made: Any = build(f"{HERE}:Noted", {"path": "x"}, device="cpu")
-    assert made.path == "x"
 
 
 def test_a_version_is_of_all_that_a_result_follows_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
