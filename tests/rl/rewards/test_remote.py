@@ -41,7 +41,7 @@ class Scripted(ThreadingHTTPServer):
         self.page: tuple[int, str, dict[str, str]] = (404, "{}", {})
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def reward(self, **options: Any) -> RemoteReward:
         url = f"http://127.0.0.1:{self.server_address[1]}"
@@ -99,6 +99,10 @@ def scripted() -> Iterator[Any]:
     for server in made:
         server.shutdown()
         server.server_close()
+
+
+def scored(reward: RemoteReward, *prompts: str, deadline: float = 30.0) -> Scores:
+    return reward.fetch(reward.submit(clips_of(*prompts), {}, "id"), deadline)
 
 
 def test_scores_come_back(scripted: Any) -> None:
@@ -213,7 +217,7 @@ def test_errors_that_may_pass_are_tried_again(scripted: Any) -> None:
     )
     reward = server.reward()
     state = random.getstate()
-    assert reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30).is_valid_B.all()
+    assert scored(reward, "a").is_valid_B.all()
     assert random.getstate() == state, "a retry moves the random state of the run, so that it cannot be resumed exactly"
 
 
@@ -222,7 +226,7 @@ def test_a_service_that_says_when_to_ask_again_is_asked_then(scripted: Any, monk
     slept: list[float] = []
     monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
     reward = server.reward(submit_deadline_s=900.0)
-    assert reward.fetch(reward.submit(clips_of("a"), {}, "id"), 900).is_valid_B.all()
+    assert scored(reward, "a", deadline=900).is_valid_B.all()
     assert len(slept) == 1 and 7 <= slept[0] <= 7 + remote.LONGEST_WAIT_S  # and a moment, so that not all come at once
 
 
@@ -334,57 +338,40 @@ def test_an_invalid_clip_leaves_the_parts_of_the_others(scripted: Any) -> None:
     scores = '{"scores": {"mean": [1.5, null], "part": [2.0, null], "odd": [null, 1.0]}, "valid": [true, false]}'
     server = scripted(enqueue=[TICKET], pull=[(200, scores, {})])
     reward = server.reward()
-    found = reward.fetch(reward.submit(clips_of("a", "b"), {}, "id"), 30)
+    found = scored(reward, "a", "b")
     assert found.is_valid_B.tolist() == [True, False]
     assert {name: part.tolist() for name, part in found.parts.items()} == {"mean": [1.5, 0.0], "part": [2.0, 0.0]}
     assert (reward.num_clips, reward.num_invalid) == (2, 1)
 
 
-def test_a_ticket_that_is_no_text_is_no_answer(scripted: Any) -> None:
-    server = scripted(enqueue=[(200, '{"uuid": 5}', {})], pull=[SCORES])
-    reward = server.reward()
-    assert not reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30).is_valid_B.any()
-    assert not server.asked("pull")
+FAILED = (200, '{"status": "failed", "scores": null, "error": "the weights are torn", "valid": [false, false]}', {})
+INVALID: dict[str, tuple[Any, Any, int, str]] = {  # answers to a request and to a pull, number of pulls, what is logged
+    "a ticket that is no text": ((200, '{"uuid": 5}', {}), SCORES, 0, "answered 200 to a request"),
+    "a failed job": (TICKET, FAILED, 1, "the weights are torn"),
+    "scores of another number": (TICKET, SCORES, 1, "1 scores for 2 clips"),
+    # a client by default follows the first of these; the token goes nowhere else
+    **{f"{status}": ((status, "", {"Location": "/pull"}), SCORES, 0, f"{status}") for status in (302, 307)},
+    **{f"{status}": ((status, '{"message": "wrong"}', {}), SCORES, 0, "wrong") for status in (400, 401, 403, 409, 413)},
+}
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 409, 413])
-def test_errors_of_ours_are_not_tried_again(scripted: Any, status: int, caplog: pytest.LogCaptureFixture) -> None:
-    server = scripted(enqueue=[(status, '{"message": "wrong"}', {})], pull=[SCORES])
-    reward = server.reward()
-    scores = reward.fetch(reward.submit(clips_of("a", "b"), {}, "id"), 30)
-    assert scores.value_B.tolist() == [0, 0] and not scores.is_valid_B.any()
-    assert len(server.requests) == 1
-    assert (reward.num_clips, reward.num_invalid) == (2, 2)
-    assert str(status) in caplog.text and "wrong" in caplog.text
-
-
-@pytest.mark.parametrize("status", [302, 307])  # of which a client by default follows the first
-def test_a_redirect_is_not_followed_with_the_token(scripted: Any, status: int) -> None:
-    server = scripted(enqueue=[(status, "", {"Location": "/pull"}), TICKET], pull=[SCORES])
+@pytest.mark.parametrize("name", INVALID)
+def test_what_will_give_no_score_is_invalid_at_once(scripted: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    enqueue, pull, num_pulls, logged = INVALID[name]
+    server = scripted(enqueue=[enqueue], pull=[pull])
     reward = server.reward(token="secret")
-    assert not reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30).is_valid_B.any()
-    assert not server.asked("pull")
-
-
-def test_a_failed_job_is_invalid_at_once(scripted: Any) -> None:
-    failed = (200, '{"status": "failed", "scores": null, "error": "the weights are torn", "valid": [false]}', {})
-    server = scripted(enqueue=[TICKET], pull=[failed])
-    reward = server.reward()
-    assert not reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30).is_valid_B.any()
-    assert len(server.asked("pull")) == 1
-
-
-def test_scores_of_another_number_are_invalid(scripted: Any) -> None:
-    server = scripted(enqueue=[TICKET], pull=[SCORES])
-    reward = server.reward()
-    assert not reward.fetch(reward.submit(clips_of("a", "b"), {}, "id"), 30).is_valid_B.any()
+    scores = scored(reward, "a", "b")
+    assert scores.value_B.tolist() == [0, 0] and not scores.is_valid_B.any()
+    assert (reward.num_clips, reward.num_invalid) == (2, 2)
+    assert (len(server.asked("enqueue")), len(server.asked("pull"))) == (1, num_pulls)
+    assert logged in caplog.text
 
 
 @pytest.mark.parametrize("status", [404, 410])  # it lost its queue, or forgot the result
 def test_a_service_that_has_no_scores_any_more_is_asked_once_more(scripted: Any, status: int) -> None:
     server = scripted(enqueue=[TICKET], pull=[(status, "{}", {}), SCORES])
     reward = server.reward()
-    assert reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30).is_valid_B.all()
+    assert scored(reward, "a").is_valid_B.all()
     assert len(server.asked("enqueue")) == 2
     assert server.asked("enqueue")[0][2] == server.asked("enqueue")[1][2]
 
@@ -392,10 +379,10 @@ def test_a_service_that_has_no_scores_any_more_is_asked_once_more(scripted: Any,
 def test_the_deadline_holds_when_nobody_answers(scripted: Any) -> None:
     url = f"http://127.0.0.1:{free_port()}/x"
     reward = RemoteReward("mean", enqueue_url=url, fetch_url=url, submit_deadline_s=0.5)
-    assert not reward.fetch(reward.submit(clips_of("a"), {}, "id"), 0.3).is_valid_B.any()
+    assert not scored(reward, "a", deadline=0.3).is_valid_B.any()
     server = scripted(enqueue=[TICKET], pull=[NOT_READY])
     reward = server.reward()
-    assert not reward.fetch(reward.submit(clips_of("a"), {}, "id"), 0.3).is_valid_B.any()
+    assert not scored(reward, "a", deadline=0.3).is_valid_B.any()
     with pytest.raises(KeyError):
         reward.fetch(reward.submit(clips_of("a"), {}, "id").__class__("other"), 1)
 
@@ -439,7 +426,7 @@ def test_pulls_go_to_the_replica_that_took_the_request(scripted: Any, monkeypatc
             monkeypatch.setenv("COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA", "1")
         server = scripted(enqueue=[*tickets], pull=[(404, "{}", {}), SCORES])
         reward = server.reward()
-        reward.fetch(reward.submit(clips_of("a"), {}, "id"), 30)
+        scored(reward, "a")
         pulls = [{name.lower(): value for name, value in one[1].items()} for one in server.asked("pull")]
         assert [headers.get("x-lepton-replica-target") for headers in pulls] == expected
 

@@ -227,18 +227,24 @@ def test_pictures_of_one_kind_teach_nothing() -> None:
         train(SuccessClassifier(NARROW), everything, TrainingOptions(steps=1), 0)
 
 
-def test_recordings_have_their_successes_and_what_came_just_before(tmp_path: Path) -> None:
-    write_folder(str(tmp_path / "toy"), ToyFolder(episodes=6, frames=13, val_fraction=0.0, form="lerobot"))
-    learnt, held_out = recorded_successes(tmp_path / "toy", "next.done", None, near=3, val_fraction=0.34)
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recordings") / "toy"
+    write_folder(str(folder), ToyFolder(episodes=6, frames=13, val_fraction=0.0, form="lerobot"))
+    return folder
+
+
+def test_recordings_have_their_successes_and_what_came_just_before(recordings: Path) -> None:
+    learnt, held_out = recorded_successes(recordings, "next.done", None, near=3, val_fraction=0.34)
     assert (len(learnt), len(held_out)) == (4, 2)
     for part in (*learnt, *held_out):
         assert part.pictures_N_H_W_C.shape == (13, 48, 48, 3) and part.pictures_N_H_W_C.dtype == torch.uint8
         assert part.success_N.nonzero().flatten().tolist() == [12]
         assert part.near_N.nonzero().flatten().tolist() == [9, 10, 11]
     with pytest.raises(DataError, match=r"no column 'next\.success'"):
-        recorded_successes(tmp_path / "toy", "next.success", None, near=3, val_fraction=0.34)
+        recorded_successes(recordings, "next.success", None, near=3, val_fraction=0.34)
     with pytest.raises(DataError, match="1 of 6 episodes are held out, but 2"):
-        recorded_successes(tmp_path / "toy", "next.done", None, near=3, val_fraction=0.1)
+        recorded_successes(recordings, "next.done", None, near=3, val_fraction=0.1)
 
 
 def test_success_is_more_than_half_and_pictures_are_upright(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,12 +265,11 @@ def test_success_is_more_than_half_and_pictures_are_upright(monkeypatch: pytest.
 
 
 def test_recordings_are_held_out_with_success_and_are_not_mirrored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    recordings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_folder(str(tmp_path / "toy"), ToyFolder(episodes=6, frames=13, val_fraction=0.0, form="lerobot"))
     options: list[TrainingOptions] = []
     monkeypatch.setattr(success_training, "train", lambda *given: options.append(given[2]) or [1.0])
-    words = ("--data", str(tmp_path / "toy"), "--success_column", "next.done", "--val_fraction", "0.34")
+    words = ("--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.34")
     assert _command(*words, *ANY, "--out", str(tmp_path / "rm")) == 0 and not options[0].mirror
     assert "NaN" not in (tmp_path / "rm" / "quality.json").read_text()
     columns = LeRobotSource.columns
@@ -309,8 +314,11 @@ def test_a_reward_model_that_finds_few_successes_is_not_written(
         return replace(measure(*given), precision=precision, recall=recall)
 
     monkeypatch.setattr(success_training, "measure", measured)
-    words = ("--data", "toy", "--episodes", "4", "--steps", "1", "--batch_size", "8", "--no_imagined")
-    assert _command(*words, "--out", str(tmp_path)) == (2 if named else 0)
+    parts = [squares(12, seed) for seed in range(3)]
+    made = lambda args, device: (parts[:1], parts[1], {"simulator": parts[2]})  # noqa: E731
+    monkeypatch.setattr(train_reward_model, "_toy_pictures", made)
+    words = ("--data", "toy", "--steps", "1", "--batch_size", "8", "--out", str(tmp_path))
+    assert _command(*words) == (2 if named else 0)
     assert (tmp_path / "reward_model.safetensors").exists() == (not named) and (tmp_path / "quality.json").exists()
     assert not named or (named in (err := capsys.readouterr().err) and "--least_recall 0" in err)
 
