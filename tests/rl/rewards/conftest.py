@@ -23,8 +23,8 @@ def await_redis(port: int) -> None:
             time.sleep(0.1)
 
 
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if shutil.which("redis-server") is None:
         pytest.skip("no redis-server is installed: apt-get install redis-server")
     folder, port = tmp_path_factory.mktemp("redis"), free_port()
@@ -34,3 +34,12 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield f"redis://127.0.0.1:{port}/0"
     process.terminate()
     process.wait()
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> str:
+    """An empty Redis."""
+    import redis
+
+    redis.Redis.from_url(redis_server).flushdb()
+    return redis_server

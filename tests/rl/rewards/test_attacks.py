@@ -168,6 +168,15 @@ class Transport(asyncio.Transport):
         self.is_open = False
 
 
+def connected(app: Any, idle_s: float) -> tuple[Any, Transport]:
+    """A connection that has just been made."""
+    config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_keep_alive=900)
+    options: dict[str, Any] = dict(config=config, server_state=ServerState(), app_state={})
+    protocol, transport = GuardedProtocol(**options, connections=Connections(idle_s)), Transport()
+    protocol.connection_made(transport)
+    return protocol, transport
+
+
 @pytest.mark.parametrize("waits_for", ["a head", "the rest of a head", "the next head", "a reader"])
 def test_each_wait_for_a_client_ends(waits_for: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "WRITE_S", 0.1)
@@ -177,11 +186,7 @@ def test_each_wait_for_a_client_ends(waits_for: str, monkeypatch: pytest.MonkeyP
         await send({"type": "http.response.body", "body": b"ok"})
 
     async def wait() -> None:
-        idle_s = 900.0 if waits_for == "a reader" else 0.1
-        config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_keep_alive=900)
-        options = dict(config=config, server_state=ServerState(), app_state={}, connections=Connections(idle_s))
-        protocol, transport = GuardedProtocol(**options), Transport()
-        protocol.connection_made(transport)
+        protocol, transport = connected(app, 900.0 if waits_for == "a reader" else 0.1)
         if waits_for == "the rest of a head":
             protocol.data_received(HALF_A_HEAD)
         if waits_for == "the next head":
@@ -212,11 +217,9 @@ def test_a_wait_that_is_over_ends_no_connection(waited_for: str, monkeypatch: py
         await asyncio.Event().wait()
 
     async def wait() -> None:
-        idle_s = 0.0 if waited_for == "a head" else 900.0  # 0: over at the loop's next turn
-        config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_keep_alive=900)
-        options = dict(config=config, server_state=ServerState(), app_state={}, connections=Connections(idle_s))
-        protocol, transport = GuardedProtocol(**options), Transport()
-        protocol.connection_made(transport)
+        protocol, transport = connected(
+            app, 0.0 if waited_for == "a head" else 900.0
+        )  # 0: over at the loop's next turn
         protocol.data_received(NOT_READ)
         if waited_for == "a reader":
             protocol.pause_writing()

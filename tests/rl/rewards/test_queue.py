@@ -39,7 +39,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     place = str(tmp_path / "queue.sqlite3")
     if request.param == "redis":
         place = request.getfixturevalue("redis_url")
-        redis.Redis.from_url(place).flushdb()
 
     def make(limits: Limits) -> Queue:
         made.append(open_queue(place, limits))
@@ -331,7 +330,6 @@ def test_a_redis_that_restarts_is_asked_again_for_a_while(
 
 @pytest.mark.slow
 def test_the_time_of_redis_counts_not_that_of_the_machine(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    redis.Redis.from_url(redis_url).flushdb()
     queue = open_queue(redis_url, Limits())
     queue.put("t", A, b"body", "d", 1)
     real = time.time
@@ -349,7 +347,6 @@ def test_the_time_of_redis_counts_not_that_of_the_machine(redis_url: str, monkey
 def test_a_request_that_is_asked_again_ends_with_its_jobs_alone(redis_url: str) -> None:
     """Not when what was forgotten of it ends: who pulls must find the number of its clips, and its bytes count once."""
     server = redis.Redis.from_url(redis_url)
-    server.flushdb()
     queue = open_queue(redis_url, Limits(result_ttl_s=0.0))
     queue.put("t", A, b"body", "d", 1)
     (job,) = queue.lease("a", "w", 1, 30)
@@ -363,7 +360,6 @@ def test_a_request_that_is_asked_again_ends_with_its_jobs_alone(redis_url: str) 
 @pytest.mark.slow
 def test_a_full_redis_is_named_until_there_is_room(redis_url: str) -> None:
     server = redis.Redis.from_url(redis_url)
-    server.flushdb()
     queue = open_queue(redis_url, Limits())
     server.config_set("maxmemory", "1")
     try:

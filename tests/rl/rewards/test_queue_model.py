@@ -194,7 +194,6 @@ class OfRedis:
 
         self.place, self.clock = place, clock
         self.server = redis.Redis.from_url(place)
-        self.server.flushdb()
         script = redis_queue._COMMON.replace("redis.call('TIME')", "{redis.call('GET', 'clock'), 0}")
         assert script != redis_queue._COMMON
         patch.setattr(redis_queue, "_COMMON", script)
