@@ -16,6 +16,7 @@ RENAMED = {
     "cosmos_predict2.models.video2world_action_model": "cosmos_predict2.models.video2world_model",
     "cosmos_predict2.pipelines.video_quality": "cosmos_predict2.evaluation.metrics.video_quality",
     "cosmos_predict2.rl.envs.reference": "cosmos_predict2.compat.rlinf.environment",
+    "cosmos_predict2.rl.episodes.policy_losses": "cosmos_predict2.rl.episodes.decisions",
     "cosmos_predict2.rl.flow_grpo": "cosmos_predict2.rl.clips.flow_grpo",
     "cosmos_predict2.rl.objective_table": "cosmos_predict2.rl.objectives",
     "cosmos_predict2.rl.quality_alarm": "cosmos_predict2.rl.clips.quality_alarm",
@@ -28,6 +29,6 @@ RENAMED = {
     "cosmos_predict2.rl.vla.grpo": "cosmos_predict2.rl.episodes.grpo",
     "cosmos_predict2.rl.vla.imagination_gap": "cosmos_predict2.rl.episodes.imagination_gap",
     "cosmos_predict2.rl.vla.policy_evaluation": "cosmos_predict2.rl.episodes.policy_evaluation",
-    "cosmos_predict2.rl.vla.policy_losses": "cosmos_predict2.rl.episodes.policy_losses",
+    "cosmos_predict2.rl.vla.policy_losses": "cosmos_predict2.rl.episodes.decisions",
     "cosmos_predict2.rl.vla.ray_rollout": "cosmos_predict2.rl.episodes.ray_rollout",
 }

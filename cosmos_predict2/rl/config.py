@@ -14,7 +14,7 @@ from torch import Tensor
 from cosmos_predict2.diffusion.transitions import KINDS
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.passes import Passes
-from cosmos_predict2.rl.advantages import EPSILON, NORMS, group_advantages
+from cosmos_predict2.rl.advantages import EPSILON, NORMS, group_advantages, groups_within
 from cosmos_predict2.rl.objectives import objective_of
 from imaginaire.config.schema import Section, above, at_least, is_text_to_come, one_of
 from imaginaire.errors import ConfigError
@@ -72,7 +72,7 @@ class RewardConfig(Section):
 
 @attrs.define(kw_only=True, slots=False)
 class LearnerConfig(Section):
-    """What clips and episodes share: the objective and its limits, which groups teach, and how often."""
+    """Options that clips and episodes share: the objective and its limits, which groups teach, and how often."""
 
     objective: str = attrs.field(default="grpo", validator=is_objective)  # of OBJECTIVES, or module:function
     clip_ratio: float = attrs.field(default=1e-4, validator=above(0))  # of ratios downwards; of dppo a divergence
@@ -87,6 +87,10 @@ class LearnerConfig(Section):
     updates: int = attrs.field(default=1, validator=at_least(1))  # passes over the samples of a rollout
     minibatches: int = attrs.field(default=1, validator=at_least(1))  # parts of the samples, each with steps of its own
     ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
+
+    def within_bounds(self, rewards_N_G: Tensor, is_valid_N_G: Tensor) -> Tensor:
+        """The groups that may teach something by their mean reward, [N]."""
+        return groups_within(rewards_N_G, is_valid_N_G, lower=self.lower_bound, upper=self.upper_bound)
 
     def problems(self) -> "list[tuple[str, str]]":
         """(field, sentence) of everything that does not fit together."""
@@ -259,7 +263,7 @@ def check_steps(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
         if ranks % rl.ranks_per_group:
             text = f"{rl.ranks_per_group} does not divide the {ranks} data-parallel ranks of this run"
             yield error(f"{KEY}.ranks_per_group", text)
-    batch_size = next((data.get("batch_size") for data in [run.dataloader_train] if isinstance(data, Mapping)), None)
+    batch_size = run.dataloader_train.get("batch_size") if isinstance(run.dataloader_train, Mapping) else None
     if not isinstance(batch_size, int):
         return
     members = rl.num_rollout // rl.ranks_per_group
@@ -314,8 +318,7 @@ def passes_of(rl: RLConfig, conditions: int, *, is_flow_model: bool) -> Passes:
 
 def _kept_latents(rl: RLConfig, has_old: bool) -> int:
     """Latents that a clip's rollout keeps: of each trained step its mean, of churn also the estimate before, and the
-    states between which it leads; of each
-    level fresh noise; what other weights predict. Drawn steps may lie apart."""
+    states between which it leads; of each level fresh noise; what other weights predict. Drawn steps may lie apart."""
     steps = rl.num_trained
     of_others = steps * (has_old + (rl.kl_beta > 0))
     if not rl.is_ratio:

@@ -7,41 +7,33 @@ the reward. Each kind defines `collect`, `minibatches` and `part_loss`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_predict2.rl.config import LearnerConfig
-from cosmos_predict2.rl.weight_copy import WeightCopy
 from imaginaire import distributed
+from imaginaire.distributed.parallel import reshard, to_local
 from imaginaire.errors import TrainingError
 from imaginaire.training.model import ImaginaireModel
 
 Facts = dict[str, float]  # of a rollout, to be logged
 
 
-class Record(Protocol):
-    """The samples of a rollout, those of a group one after the other."""
-
-    def rows(self, rows: Tensor) -> "Record":
-        """Some of the samples."""
-
-    def with_others(self, others: Sequence[Any]) -> "Record":
-        """The samples of several rollouts, one after the other."""
-
-
 @dataclass
 class Experience:
     """The groups of a rollout with their advantages.
 
-    ``teaches_G``: any sample of the group has one, of those that other ranks roll out too.
+    ``record`` has the samples, those of a group one after the other, and gives ``rows(numbers)``, some of them, and
+    ``with_others(records)``, those of several rollouts. ``teaches_G``: any sample of the group has an advantage, of
+    those that other ranks roll out too.
     """
 
-    record: Any  # a `Record`
+    record: Any
     advantage_G_M: Tensor
     teaches_G: Tensor
     facts: Facts
@@ -64,6 +56,45 @@ class Experience:
         }
 
 
+class WeightCopy:
+    """The trained parameters of a module by name, sharded as they are.
+
+    The copy stays, or follows: the reference of a KL term, the sampling policy of NFT.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        with torch.no_grad():
+            self.weights = {name: weight.detach().clone() for name, weight in _trained(module).items()}
+
+    @torch.no_grad()
+    def follow(self, module: nn.Module, decay: float = 0.0) -> None:
+        """copy = decay copy + (1 - decay) weights."""
+        for name, weight in _trained(module).items():
+            copy = to_local(self.weights[name])
+            copy.lerp_(to_local(weight).to(copy.dtype), 1.0 - decay)
+
+    @contextmanager
+    def scope(self, module: nn.Module) -> Iterator[None]:
+        """Inside, the module computes with the copy; afterwards with its own weights again, also after an exception."""
+        with torch.no_grad():
+            own = {name: to_local(weight).clone() for name, weight in _trained(module).items()}
+            self._put(module, {name: to_local(weight) for name, weight in self.weights.items()})
+        try:
+            yield
+        finally:
+            self._put(module, own)
+
+    @torch.no_grad()
+    def _put(self, module: nn.Module, weights: dict[str, Tensor]) -> None:
+        for name, weight in _trained(module).items():
+            to_local(weight).copy_(weights[name])
+
+
+def _trained(module: nn.Module) -> dict[str, Tensor]:
+    reshard(module)
+    return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
+
+
 class RLModel(ImaginaireModel, ABC):
     """A model that turns batches into scored experience, and learns from it.
 
@@ -72,7 +103,6 @@ class RLModel(ImaginaireModel, ABC):
 
     rl: LearnerConfig
     rl_key = ""  # of ``rl`` in the configuration
-    published_metrics: Mapping[str, str] = {}
 
     _reference: WeightCopy | None = None
     _left = 0  # micro-batches of the present experience that are still to come
@@ -98,10 +128,6 @@ class RLModel(ImaginaireModel, ABC):
         """Batches of something else that is trained in turn."""
         yield from ()
 
-    def before_rollouts(self) -> None: ...
-
-    def after_rollouts(self) -> None: ...
-
     def at_end_of_experience(self) -> None:
         """Called before the last micro-batch is handed over: its update is the last of the experience."""
 
@@ -125,7 +151,6 @@ class RLModel(ImaginaireModel, ABC):
     def experience(self, batch: Mapping[str, Any], batches: Iterator[Mapping[str, Any]]) -> Experience:
         """The groups of a batch. With ``max_rollouts`` above 1, dynamic sampling (DAPO): groups of further batches take
         the places of those of which nothing is learnt, until there are enough on every rank."""
-        self.before_rollouts()
         found, num = self.collect(batch), 1
         parts, wanted = [found], len(found.advantage_G_M)
         while num < self.rl.max_rollouts:
@@ -135,7 +160,6 @@ class RLModel(ImaginaireModel, ABC):
             num += 1
             if (chosen := more.teaches_G.nonzero().flatten()).numel():  # the first rollout has enough of the others
                 parts.append(more.groups(chosen))
-        self.after_rollouts()
         if len(parts) > 1:  # first those that teach something; every rank has equally many
             order = torch.argsort((~torch.cat([part.teaches_G for part in parts])).long(), stable=True)
             order, kept = order[:wanted].sort().values, []
@@ -166,9 +190,6 @@ class RLModel(ImaginaireModel, ABC):
 
     def has_gradient(self) -> bool:
         return self._has_gradient
-
-    def published_name(self, name: str) -> str | None:
-        return self.published_metrics.get(name)
 
     # --- the reference
 

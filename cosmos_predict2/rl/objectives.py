@@ -167,31 +167,15 @@ def noised(x0: Tensor, epsilon: Tensor, t_B: Tensor) -> Tensor:
     return (1 - t) * x0 + t * epsilon
 
 
-@dataclass(frozen=True, slots=True)
-class NFT:
-    share_B: Tensor
-    positive_B: Tensor
-    negative_B: Tensor
-    loss_B: Tensor
-
-
-def nft(
-    x0: Tensor,
-    y_t: Tensor,
-    t_B: Tensor,
-    v: Tensor,
-    v_old: Tensor,
-    advantage_B: Tensor,
-    beta: float,
-    largest: float,
-    of_clip: Callable[[Tensor], Tensor] = lambda mean_B: mean_B,
-) -> NFT:
+def nft(fresh: FreshNoise) -> WithoutRatio:
     """DiffusionNFT: the prediction is drawn towards good samples, and its mirror image towards bad ones.
 
     v+ = b v + (1 - b) v_old, v- = (1 + b) v_old - b v; their errors of x_0, each divided by its own size, are weighted
-    by the share q and 1 - q. ``of_clip`` takes means of this rank's frames to those of whole clips.
+    by the share q and 1 - q.
     """
-    t = t_B.reshape(-1, *[1] * (x0.dim() - 1))
+    x0, t_B, beta, largest = fresh.x0_B_C_T_H_W, fresh.t_B, fresh.beta, fresh.largest_advantage
+    v, v_old, of_clip = fresh.v_B_C_T_H_W, fresh.v_old_B_C_T_H_W, fresh.of_clip
+    y_t, t = noised(x0, fresh.epsilon_B_C_T_H_W, t_B), t_B.reshape(-1, *[1] * (x0.dim() - 1))
 
     def relative_error(velocity: Tensor) -> Tensor:
         error = y_t - t * velocity - x0
@@ -201,13 +185,15 @@ def nft(
 
     positive = relative_error(beta * v + (1 - beta) * v_old)
     negative = relative_error((1 + beta) * v_old - beta * v)
-    share = (advantage_B.clamp(-largest, largest) / (2 * largest) + 0.5).clamp(0, 1)  # how far it counts as good
-    return NFT(share, positive, negative, largest * (share * positive + (1 - share) * negative) / beta)
+    share = (fresh.advantage_B.clamp(-largest, largest) / (2 * largest) + 0.5).clamp(0, 1)  # how far it counts as good
+    return WithoutRatio(largest * (share * positive + (1 - share) * negative) / beta, {"good_share": share.mean()})
 
 
-def awm_log_ratio(v: Tensor, v_old: Tensor, target: Tensor) -> Tensor:
-    """Advantage-weighted matching: the error of the velocity stands for the log-probability, [B]."""
-    return ((v_old - v) * (v_old + v - 2 * target)).flatten(1).mean(dim=1)
+def awm(fresh: FreshNoise) -> Clipped:
+    """Advantage-weighted matching: the error of the velocity stands for the log-probability."""
+    v, v_old, target = fresh.v_B_C_T_H_W, fresh.v_old_B_C_T_H_W, fresh.epsilon_B_C_T_H_W - fresh.x0_B_C_T_H_W
+    log_ratio_B = fresh.of_clip(((v_old - v) * (v_old + v - 2 * target)).flatten(1).mean(dim=1))
+    return clipped(log_ratio_B, fresh.advantage_B, fresh.limit, fresh.limit_high, fresh.dual_clip)
 
 
 def mean_drift(mean: Tensor, other: Tensor) -> Tensor:
@@ -331,27 +317,14 @@ def kl_estimate(d: Tensor, kind: str) -> Tensor:
 # --- by name
 
 
-def _nft(fresh: FreshNoise) -> WithoutRatio:
-    x0, t_B = fresh.x0_B_C_T_H_W, fresh.t_B
-    y, v, v_old = noised(x0, fresh.epsilon_B_C_T_H_W, t_B), fresh.v_B_C_T_H_W, fresh.v_old_B_C_T_H_W
-    found = nft(x0, y, t_B, v, v_old, fresh.advantage_B, fresh.beta, fresh.largest_advantage, fresh.of_clip)
-    return WithoutRatio(found.loss_B, {"good_share": found.share_B.mean()})
-
-
-def _awm(fresh: FreshNoise) -> Clipped:
-    target = fresh.epsilon_B_C_T_H_W - fresh.x0_B_C_T_H_W
-    log_ratio_B = fresh.of_clip(awm_log_ratio(fresh.v_B_C_T_H_W, fresh.v_old_B_C_T_H_W, target))
-    return clipped(log_ratio_B, fresh.advantage_B, fresh.limit, fresh.limit_high, fresh.dual_clip)
-
-
 OBJECTIVES = shipped(
     "objective",
     {
         "grpo": ratio_objective(grpo),
         "guard": Objective(guard, is_ratio=True, needs_step=True),
         "dppo": ratio_objective(dppo),
-        "nft": forward_objective(_nft),
-        "awm": forward_objective(_awm),
+        "nft": forward_objective(nft),
+        "awm": forward_objective(awm),
     },
 )
 

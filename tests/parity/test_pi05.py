@@ -12,9 +12,14 @@ import torch
 from torch import nn
 
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.decisions import (
+    Decisions,
+    in_minibatches,
+    policy_loss,
+    rows_that_count,
+    with_episodes,
+)
 from cosmos_predict2.rl.episodes.episodes import Trajectories
-from cosmos_predict2.rl.episodes.minibatches import Decisions, in_minibatches, rows_that_count, with_episodes
-from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
 from cosmos_predict2.rl.policies.pi05 import flow, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages, groups_within
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.policy_losses import policy_loss
+from cosmos_predict2.rl.episodes.decisions import policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
 from tests.goldens import Golden
 

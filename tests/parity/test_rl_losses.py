@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Advantages, losses and schedules of reinforcement learning against golden values."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,10 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl import advantages, objectives
-from cosmos_predict2.rl.clips.losses import Losses
+from cosmos_predict2.rl.clips.rollout import Losses
 from cosmos_predict2.rl.clips.samples import Forward
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
-from cosmos_predict2.rl.objectives import OBJECTIVES, RatioStep
+from cosmos_predict2.rl.objectives import OBJECTIVES, FreshNoise, RatioStep
 from imaginaire.optim.adamw import lambda_linear
 from imaginaire.optim.ema import PowerEMA
 from tests.goldens import Golden, Value
@@ -106,11 +107,14 @@ def test_nft(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     beta, kl_beta, largest = (options["nft"][name].use() for name in ("beta", "kl_beta", "adv_clip_max"))
     x0, noise, t_B, v_old, v_ref = (of(name).use() for name in ("x0", "noise", "t", "v_old", "v_ref"))
     v = of("v_new").use().clone().requires_grad_()
-    y_t = objectives.noised(x0, noise, t_B)
-    found = objectives.nft(x0, y_t, t_B, v, v_old, of("advantage").use(), beta, largest)
-    of("r").compare(found.share_B, **LOSS)
-    of("positive_loss").compare(found.positive_B, **LOSS)
-    of("negative_loss").compare(found.negative_B, **LOSS)
+    numbers = dict(limit=0.0, beta=beta, largest_advantage=largest, of_clip=lambda mean_B: mean_B)
+    given = FreshNoise(x0, noise, t_B, v, v_old, of("advantage").use(), **numbers)
+    for sign, name in ((1, "positive_loss"), (-1, "negative_loss")):  # of a best and of a worst sample nothing else
+        found = objectives.nft(replace(given, advantage_B=torch.full_like(given.advantage_B, sign * largest)))
+        of(name).compare(found.loss_B * beta / largest, **LOSS)
+    for i, share in enumerate(of("r").expected()):
+        found = objectives.nft(replace(given, advantage_B=given.advantage_B[i : i + 1]))
+        torch.testing.assert_close(found.watched["good_share"], share, **LOSS)
     rl = RLConfig(objective="nft", nft_beta=beta, kl_beta=kl_beta, advantage=AdvantageConfig(adv_clip_max=largest))
     whole: Any = SimpleNamespace(is_on=False, split_frames=lambda x: x)
     losses = Losses(SimpleNamespace(context=whole), rl)  # type: ignore[arg-type]

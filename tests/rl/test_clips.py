@@ -19,6 +19,7 @@ from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.errors import DataError
 from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch
 
 FIRST, STEPS = 4, dict(sample_steps=3, train_on=[0, 1])
@@ -194,6 +195,8 @@ def test_true_clips_are_known_to_rewards_as_bytes_where_there_are_any() -> None:
         {**given, TRUE_FRAMES_KEY: torch.zeros(2)}
     )
     assert not {"true_video", "true_latents"} & set(seen[-1][1])
+    with pytest.raises(DataError, match="max_num_conditional_frames=0"):
+        model().collect({**given, TRUE_FRAMES_KEY: torch.tensor([1, 2, 0])})
 
 
 @pytest.mark.parametrize("is_same", [False, True])
@@ -243,7 +246,7 @@ def test_a_reference_is_kept_and_saved_where_it_is_needed(options: dict[str, Any
 
 
 def test_what_was_sampled_is_compared_by_the_weights_that_sampled() -> None:
-    """Of several updates: their old velocities are those of the sampling policy, references those of the reference."""
+    """In several updates old velocities are those of the sampling policy, references those of the reference."""
     options = dict(objective="nft", transition="ode", updates=2, kl_beta=0.1)
     one = model(weight_copy_decay_type=1, **options)
     begun = one.collect(batch(1)).record.samples.forwards

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cosmos_predict2.data.dataset_prompts import PromptDataset
 from cosmos_predict2.data.dataset_video import Dataset
@@ -15,8 +14,8 @@ from cosmos_predict2.data.latent_cache import cache_latents
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video.media import iterate_frames, write_image
-from cosmos_predict2.rl.clips.data_checks import check_conditions, check_rewards, lacks, require_true_frames
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.clips.scoring import check_data, lacks
 from cosmos_predict2.rl.config import KEY, RewardConfig, RLConfig
 from cosmos_predict2.rl.rewards.verifiable import Agreement, LatentAgreement, Smoothness
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
@@ -94,22 +93,18 @@ def test_a_reward_and_the_data_that_it_cannot_be_used_with_are_named(folder: Pat
     makes = {"agreement": L(Agreement)(), "latents": L(LatentAgreement)(), "smooth": L(Smoothness)()}
     rl = RLConfig(rewards={name: RewardConfig(make=make) for name, make in makes.items()})
     clips, path = dict(_target_=Dataset, dataset_dir="x"), f"{folder}/frames.jsonl"
-    assert not [*check_rewards(rl, _context(**clips)), *check_conditions(rl, _context(**clips))]
+    assert not list(check_data(rl, _context(**clips)))
     prompts = _context(_target_=PromptDataset, path=path)
-    found = list(check_rewards(rl, prompts))
+    found = list(check_data(rl, prompts))
     assert [finding.key for finding in found] == [f"{KEY}.rewards.agreement", f"{KEY}.rewards.latents"]
     assert all("PromptDataset (dataloader_train.dataset)" in finding.text for finding in found)
-    assert not list(check_conditions(rl, prompts))
-    (finding,) = check_conditions(RLConfig(rewards={}, max_num_conditional_frames=2), prompts)
+    (finding,) = check_data(RLConfig(rewards={}, max_num_conditional_frames=2), prompts)
     assert finding.key == f"{KEY}.max_num_conditional_frames"
-    with pytest.raises(DataError, match="max_num_conditional_frames=0"):
-        require_true_frames({"num_true_frames": torch.tensor([1, 0])}, 1)
-    require_true_frames({}, 2)
 
 
 def test_a_deadline_that_ranks_and_watchdog_do_not_wait_for_is_refused() -> None:
     rl = RLConfig(rewards={"smooth": RewardConfig(make=L(Smoothness)(), deadline=1800.0)})
-    (finding,) = check_rewards(rl, _context())
+    (finding,) = check_data(rl, _context())
     assert finding.key == f"{KEY}.rewards.smooth.deadline"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which starts a policy's run plays: of all tasks that its environment has."""
+"""The starts that a policy's run plays: of all tasks that its environment has."""
 
 from types import SimpleNamespace
 from typing import Any

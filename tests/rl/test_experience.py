@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout leaves to train on is what it did: its noise, its levels, its true clips; and what a loss adds up."""
+"""A rollout leaves to train on what it did: its noise, its levels, its true clips; and what a loss adds up."""
 
 import itertools
 import math
@@ -19,16 +19,24 @@ from torch import Tensor, nn
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import Chain, ChurnChain, FlowChain, Normal
-from cosmos_predict2.rl.clips import flow_grpo, losses
+from cosmos_predict2.rl.clips import flow_grpo, rollout
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.clips.groups import Groups, RowDraws
-from cosmos_predict2.rl.clips.losses import Losses
-from cosmos_predict2.rl.clips.rollout import ChainPath, Kept, chain_path, roll_out
-from cosmos_predict2.rl.clips.samples import Conditions, Forward, MicroBatch, Samples, joined, mapped, order
+from cosmos_predict2.rl.clips.rollout import ChainPath, Losses, chain_path, roll_out
+from cosmos_predict2.rl.clips.samples import (
+    Conditions,
+    Forward,
+    Kept,
+    MicroBatch,
+    RowDraws,
+    Samples,
+    joined,
+    mapped,
+    order,
+)
+from cosmos_predict2.rl.clips.scoring import Scoring
 from cosmos_predict2.rl.config import RLConfig, passes_of
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.scoring import Scoring
-from cosmos_predict2.rl.weight_copy import WeightCopy
+from cosmos_predict2.rl.learner import WeightCopy
 from imaginaire import random
 from imaginaire.data.stream import POSITION_KEY
 from tests.rl.runs import NAME, RL, rl_options, run
@@ -163,8 +171,8 @@ def test_what_a_rollout_keeps_is_kept_once(chain: Chain, options: dict[str, Any]
 
 def _losses(monkeypatch: pytest.MonkeyPatch, judged: Normal, **options: Any) -> Losses:
     path = SimpleNamespace(chain=SimpleNamespace(length=lambda k: 0.25))
-    monkeypatch.setattr(losses, "chain_path", lambda *arguments: path)
-    monkeypatch.setattr(losses, "judge", lambda path, kept: (judged, None))
+    monkeypatch.setattr(rollout, "chain_path", lambda *arguments: path)
+    monkeypatch.setattr(rollout, "judge", lambda path, kept: (judged, None))
     world: Any = SimpleNamespace(context=SimpleNamespace(is_on=False))
     return Losses(world, RLConfig(**options))
 
@@ -224,7 +232,7 @@ SHAPE = (2, 1, 3, 3)
 
 
 def _model(monkeypatch: pytest.MonkeyPatch, rl: RLConfig, weights: list[float]) -> Any:
-    """Of a `FlowGRPOModel` what rolls out and predicts, with a network that scales states by the last of the weights.
+    """The part of a `FlowGRPOModel` that rolls out and predicts; its network scales states by the last of the weights.
 
     Its reference and its sampling policy have the first.
     """
@@ -250,8 +258,8 @@ def _model(monkeypatch: pytest.MonkeyPatch, rl: RLConfig, weights: list[float]) 
     return ours
 
 
-def _rolled_out(ours: Any, window: tuple[int, ...] | None, groups: Groups) -> Samples:
-    draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([3])}, 0, groups)
+def _rolled_out(ours: Any, window: tuple[int, ...] | None) -> Samples:
+    draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([3])}, 0, range(2))
     condition: Any = mock.Mock(gt_frames_B_C_T_H_W=torch.zeros(1, *SHAPE))
     rows = draws.rows
     conditions = Conditions(condition, None, rows)
@@ -260,7 +268,7 @@ def _rolled_out(ours: Any, window: tuple[int, ...] | None, groups: Groups) -> Sa
 
 def test_each_step_of_each_member_draws_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = _model(monkeypatch, RLConfig(train_on=[0, 1, 2], use_same_seed=True), [0.5])
-    samples = _rolled_out(ours, None, Groups(2))
+    samples = _rolled_out(ours, None)
     path = flow_grpo.chain_path(ours.world, ours.rl, None, None, samples.noise)  # type: ignore[arg-type]
     stds = [flow_grpo.judge(path, one)[0].std for one in samples.kept.values()]
     noises = [(one.x_next_B_C_T_H_W - one.mean_B_C_T_H_W) / std for one, std in zip(samples.kept.values(), stds)]
@@ -275,7 +283,7 @@ def test_the_reference_judges_the_chain_that_was_rolled_out(transition: str, mon
     for weights, is_near in (([0.5], True), ([0.4, 0.5], False)):
         rl = RLConfig(transition=transition, train_on=[0, 1, 2], kl_beta=0.1, rollout_batch=1)
         ours = _model(monkeypatch, rl, weights)
-        samples = _rolled_out(ours, (0, 2), Groups(2))
+        samples = _rolled_out(ours, (0, 2))
         for one in FlowGRPOModel._predicted(ours, samples, None).kept.values():  # type: ignore[arg-type]
             assert one.reference_mean_B_C_T_H_W is not None
             assert torch.equal(one.reference_mean_B_C_T_H_W, one.mean_B_C_T_H_W) == is_near
@@ -303,7 +311,7 @@ def test_a_sampling_policy_of_other_weights_predicts_also_before_the_first_updat
 
 
 def _normal(seed: int = 0, position: int = 3, member: int = 0, purpose: str = "start") -> Tensor:
-    draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, seed, Groups(4))
+    draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, seed, range(4))
     return draws.normal((8,), torch.tensor([0]), torch.tensor([member]), purpose)
 
 
@@ -322,7 +330,7 @@ def test_the_data_terms_noise_and_its_level_are_drawn_apart(monkeypatch: pytest.
         return generator(seed, place, purpose)
 
     monkeypatch.setattr(random, "generator", noted)
-    draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([3])}, 0, Groups(2))
+    draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([3])}, 0, range(2))
     rollout: Any = SimpleNamespace(
         samples=None, draws=draws, true_latents=torch.zeros(1, *SHAPE), data_condition=mock.Mock()
     )
@@ -333,9 +341,10 @@ def test_the_data_terms_noise_and_its_level_are_drawn_apart(monkeypatch: pytest.
 
 
 def test_every_update_has_each_of_its_samples_at_every_step_once() -> None:
-    updates = list(order(8, 2, 2, [1, 4], 3, lambda steps, update: steps[:: 1 - 2 * (update % 2)]))
-    assert [number for number, _ in updates] == list(range(6))
-    for number, pairs in updates:
+    chunks = [slice(i, i + 2) for i in (0, 2, 4, 6)]
+    updates = order(chunks, 2, [1, 4], 3, lambda steps, update: steps[:: 1 - 2 * (update % 2)])
+    assert len(updates) == 6
+    for number, pairs in enumerate(updates):
         found = Counter((i, k) for rows, k in pairs for i in range(rows.start, rows.stop))
         part = range(4) if number % 2 == 0 else range(4, 8)
         assert found == Counter((i, k) for i in part for k in (1, 4))

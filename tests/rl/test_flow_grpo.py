@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
-from cosmos_predict2.rl.clips import flow_grpo, losses
+from cosmos_predict2.rl.clips import flow_grpo, rollout
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.clips.rollout import judge
 from cosmos_predict2.rl.rewards import verifiable
@@ -59,7 +59,7 @@ VARIANTS: dict[str, list[str]] = {
     "name", [pytest.param(name, marks=pytest.mark.slow if name == "twice" else pytest.mark.long) for name in VARIANTS]
 )
 def test_every_variant_resumes_bit_by_bit(name: str, tmp_path: Path) -> None:
-    """Where an experience has several updates, saves wait for its end and later updates move the ratio."""
+    """With several updates of an experience, saves wait for its end and later updates move the ratio."""
     options, whole, parts = [*VARIANTS[name], "optimizer.lr=1e-3"], tmp_path / "whole", tmp_path / "parts"
     each = 4 if set(TWICE) <= set(options) else 2
     records = run(whole, *options, f"trainer.max_iter={2 * each}", f"checkpoint.save_iter={2 * each}")
@@ -82,7 +82,7 @@ def test_a_step_that_training_computes_in_another_way_is_refused(
         step, x0 = judge(path, kept)
         return type(step)(step.mean_B_C_T_H_W + 0.1, step.std), x0
 
-    monkeypatch.setattr(losses, "judge", off)
+    monkeypatch.setattr(rollout, "judge", off)
     with pytest.raises(TrainingError, match="ratio_tolerance"):
         train(tmp_path, rl_options(), config=CONFIG)
 
@@ -108,7 +108,7 @@ def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path) -> None:
 
 
 def _spread(root: Path, ranks: dict[int, list[int]], *options: str) -> list[bool]:
-    """Whether each iteration but the first changed the weights, where the groups of a rollout have spread on these
+    """For each iteration but the first: did it change the weights, where the groups of a rollout have spread on these
     ranks alone."""
     score, number = FlowGRPOModel._score, itertools.count()
 
@@ -178,7 +178,7 @@ def test_one_process_and_all_layouts_of_two_agree(name: str, tmp_path: Path) -> 
 
 
 def _distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Of the trained weights; Adam's first steps are as long where gradients are next to nothing."""
+    """Distance of the trained weights; Adam's first steps are as long where gradients are next to nothing."""
     keys = [key for key in a if key in b and a[key].is_floating_point() and key.startswith("net.")]
     assert keys
     return float(torch.stack([(a[key].double() - b[key].double()).square().sum() for key in keys]).sum().sqrt())
@@ -215,7 +215,7 @@ def test_the_last_step_of_churn_is_refused(tmp_path: Path) -> None:
 def test_a_group_shares_the_fresh_noise_of_forward_process_objectives(
     is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the noise does to all clips of a group alike cancels, as their advantages add up to nothing."""
+    """An effect of the noise on all clips of a group alike cancels, as their advantages add up to nothing."""
     found = []
 
     def step(self: Any, experience: Any, iteration: int) -> Any:

@@ -47,7 +47,7 @@ def test_a_run_learns_resumes_and_has_ratios_of_one(name: str, tmp_path: Path) -
 
 
 def there_and_on_the_host(learn: Callable[..., Any], root: Path, *args: Any) -> tuple[Any, Any]:
-    """What a function gives here, and in a process that sees no GPU, which runs beside it."""
+    """The result of a function here, and in a process that sees no GPU, which runs beside it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
             host = pool.submit(learn, root / "host", *args)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.clips.groups import Groups
+from cosmos_predict2.rl.clips.scoring import Groups
 from cosmos_predict2.rl.interfaces import Scores
 from imaginaire import distributed
 from imaginaire.distributed.parallel import ParallelDims, current_dims

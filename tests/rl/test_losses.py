@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.diffusion.transitions import Normal
-from cosmos_predict2.rl.clips import losses
-from cosmos_predict2.rl.clips.losses import Losses
-from cosmos_predict2.rl.clips.rollout import Kept
-from cosmos_predict2.rl.clips.samples import Data, Forward, MicroBatch
+from cosmos_predict2.rl.clips import rollout
+from cosmos_predict2.rl.clips.rollout import Losses
+from cosmos_predict2.rl.clips.samples import Data, Forward, Kept, MicroBatch
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
 from cosmos_predict2.rl.objectives import (
     FreshNoise,
@@ -43,7 +42,7 @@ def noted_ratio(step: RatioStep) -> Any:
 
 
 def losses_of(clean: Tensor, sigma_data: float = 1.0, **options: Any) -> tuple[Losses, list[Any]]:
-    """Of a world model that estimates these clean latents; and what it is asked."""
+    """Losses of a world model that estimates these clean latents; and what it is asked."""
     asked: list[Any] = []
 
     def denoiser(x: Tensor, sigma_B_1: Tensor, condition: Any) -> Any:
@@ -104,8 +103,8 @@ def judged(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Losses, lis
         paths.append(arguments)
         return SimpleNamespace(chain=SimpleNamespace(length=lambda k: 0.1 * k))
 
-    monkeypatch.setattr(losses, "chain_path", chain_path)
-    monkeypatch.setattr(losses, "judge", lambda path, kept: (Normal(torch.zeros(SHAPE), 0.5), None))
+    monkeypatch.setattr(rollout, "chain_path", chain_path)
+    monkeypatch.setattr(rollout, "judge", lambda path, kept: (Normal(torch.zeros(SHAPE), 0.5), None))
     return ours, paths
 
 
@@ -151,8 +150,8 @@ def test_the_data_term_weighs_each_clip_by_its_own_level(monkeypatch: pytest.Mon
     ours, asked = losses_of(
         X0 + torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1, 1), sigma_data=0.5, data_beta=3.0, loss_scale=2.0
     )
-    monkeypatch.setattr(losses, "chain_path", lambda *_: SimpleNamespace(chain=SimpleNamespace(length=lambda k: 1.0)))
-    monkeypatch.setattr(losses, "judge", lambda path, kept: (Normal(torch.zeros(SHAPE), 0.5), None))
+    monkeypatch.setattr(rollout, "chain_path", lambda *_: SimpleNamespace(chain=SimpleNamespace(length=lambda k: 1.0)))
+    monkeypatch.setattr(rollout, "judge", lambda path, kept: (Normal(torch.zeros(SHAPE), 0.5), None))
     sigma = torch.tensor([[0.5], [2.0]])
     data: Any = Data(X0, EPSILON, sigma, "data")  # type: ignore[arg-type]
     output, loss = ours.of(ratio_part(data=data))

@@ -83,17 +83,6 @@ def test_dppo_leaves_out_only_far_updates_that_lead_away() -> None:
     assert (found.loss_B != 0).tolist() == [False, True, True, False, True]
 
 
-def test_matching_moves_towards_good_samples_and_away_from_bad_ones() -> None:
-    target, v_old = torch.randn(2, 3, 2, 2, 2), torch.randn(2, 3, 2, 2, 2)
-    v = v_old.clone().requires_grad_()
-    ratio = objectives.awm_log_ratio(v, v_old, target)
-    assert torch.equal(ratio.detach(), torch.zeros(2))
-    loss = objectives.clipped(ratio, torch.tensor([1.0, -1.0]), 0.2).loss_B.sum()
-    (gradient,) = torch.autograd.grad(loss, v)
-    along = (gradient * (target - v_old)).flatten(1).sum(1)
-    assert along[0] < 0 < along[1]
-
-
 def test_invalid_samples_are_left_out_and_not_filled_in() -> None:
     rewards = torch.tensor([[1.0, 3.0, 100.0, 2.0], [1.0, 5.0, 5.0, 5.0], [2.0, 2.0, 2.0, 2.0]])
     valid = torch.tensor([[True, True, False, True], [True, False, False, False], [True] * 4])
@@ -105,7 +94,7 @@ def test_invalid_samples_are_left_out_and_not_filled_in() -> None:
 
 
 def test_guard_clips_its_own_ratio_at_both_limits() -> None:
-    """Of equal log-probabilities the ratio is exp(std * drift / (2 std^2)): half above 1 here."""
+    """At equal log-probabilities the ratio is exp(std * drift / (2 std^2)): half above 1 here."""
     drift_B = torch.full((2,), 2 * 0.5 * math.log(1.5))
     for high, ratio in ((None, 1.1), (0.3, 1.3)):
         step = RatioStep(torch.zeros(2), torch.tensor([1.0, -1.0]), drift_B, 0.5, 0.1, dt=0.25, limit_high=high)
@@ -129,8 +118,15 @@ def fresh_noise(v: torch.Tensor, **options: Any) -> FreshNoise:
 
 
 def test_a_velocity_that_is_nearer_to_the_true_one_is_likelier_to_matching() -> None:
+    """So it moves towards good samples and away from bad ones."""
     fresh = fresh_noise(torch.zeros(2, 3, 2, 2, 2))
     true = fresh.epsilon_B_C_T_H_W - fresh.x0_B_C_T_H_W
+    v = fresh.v_old_B_C_T_H_W.clone().requires_grad_()
+    found = objectives.awm(replace(fresh, v_B_C_T_H_W=v))
+    assert torch.equal(found.ratio_B.detach(), torch.ones(2))
+    (gradient,) = torch.autograd.grad(found.loss_B.sum(), v)
+    along_good, along_bad = (gradient * (true - fresh.v_old_B_C_T_H_W)).flatten(1).sum(1)
+    assert along_good < 0 < along_bad
     for share, is_likelier in ((0.1, True), (-0.1, False)):
         nearer = fresh.v_old_B_C_T_H_W + share * (true - fresh.v_old_B_C_T_H_W)
         ratio_B = OBJECTIVES["awm"].function(replace(fresh, v_B_C_T_H_W=nearer)).ratio_B

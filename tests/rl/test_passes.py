@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan takes an iteration of reinforcement learning to cost, against a real one."""
+"""The cost of an iteration of reinforcement learning by a plan, against a real one."""
 
 from pathlib import Path
 from typing import Any

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages, groups_within
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.policy_losses import policy_loss
+from cosmos_predict2.rl.episodes.decisions import policy_loss
 from cosmos_predict2.rl.interfaces import DrawnStep, LogProb
 from cosmos_predict2.rl.objectives import (
     Clipped,
@@ -119,7 +119,7 @@ def double(step: RatioStep) -> Clipped:
 
 
 def test_a_policy_learns_by_an_objective_of_ones_own() -> None:
-    """Which may teach by decisions without an advantage: all are computed."""
+    """It may teach by decisions without an advantage: all are computed."""
     losses = []
     for objective in ("grpo", f"{__name__}:double"):
         one = model(objective=objective)

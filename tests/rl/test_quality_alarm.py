@@ -52,7 +52,7 @@ def test_what_raises_the_alarm(reward: float, quality: float, is_raised: bool) -
 
 
 def test_after_going_back_the_reward_is_that_of_then() -> None:
-    """That of the weights that are gone would set the alarm off again, for a quality that was there before."""
+    """The reward of the weights that are gone would set the alarm off again, for a quality that was there before."""
     alarm = _alarm()
     alarm.trainer, alarm._base_rates = mock.MagicMock(), [1.0]
     good = dict(iteration=2, measured=2, values={"agreement": 14.0}, reward=1.0)
@@ -73,7 +73,7 @@ def test_a_fall_by_the_tolerance_is_none_and_a_best_is_the_first_of_equals() -> 
 
 
 class Schedule:
-    """Of a scheduler what the alarm uses: the next step's rates are of ``base_lrs`` when the state was loaded."""
+    """A scheduler as the alarm uses it: the next step's rates are of ``base_lrs`` when the state was loaded."""
 
     def __init__(self) -> None:
         self.base_lrs, self.rates = [1.0, 0.5], [1.0, 0.5]
@@ -285,7 +285,7 @@ Back = list[tuple[int, float, list[float]]]  # at each return: the iteration, a 
 
 
 def _gone_back(root: str, options: list[str]) -> Back:
-    """What a run with these options goes back to; rank 1 measures on its own what gives no alarm."""
+    """The iterations that a run with these options goes back to; rank 1 measures on its own what gives no alarm."""
     PLANTED.update(values=[1.0, 1.2, 0.0, 1.1, 1.1] if distributed.is_rank0() else [2.0] * 5, calls=0)
     found: Back = []
     go_back = QualityAlarm._go_back

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
-from cosmos_predict2.rl import scoring as scoring_module
+from cosmos_predict2.rl.clips import scoring as scoring_module
+from cosmos_predict2.rl.clips.scoring import Scoring
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips, Judgement, RewardDefaults, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
 from cosmos_predict2.rl.rewards.local import LocalReward, reward_of
 from cosmos_predict2.rl.rewards.one_rank import OneRank
-from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.toy_world.detector import Detection
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, DataError
@@ -251,7 +251,7 @@ def test_frames_that_were_given_do_not_count(name: str, given: int, true: Tensor
 
 @pytest.mark.parametrize("reward", [verifiable.Smoothness, verifiable.Motion, toy.Contact])
 def test_motion_within_the_frames_that_were_given_does_not_count(reward: Any, true: Tensor) -> None:
-    """Of five given frames the last two bear on the first generated one."""
+    """The last two of five given frames bear on the first generated one."""
     context = _context(true) | {"num_conditional_frames": torch.full((4,), 2)}
 
     def changed(frames: slice) -> Tensor:
@@ -311,7 +311,7 @@ def test_scores_and_parts_of_a_reward_elsewhere_are_those_of_valid_clips(true: T
 
 
 def test_each_reward_is_compared_among_the_samples_that_count() -> None:
-    """Of the first sample one reward is invalid, so that the other one's value of it counts for nothing."""
+    """One reward of the first sample is invalid, so that the other one's value of it counts for nothing."""
     scoring = _scoring(L(_partial)(name="_failing"), L(_partial)(name="_failing"))
     everyone, others = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[False, True, True, True]])
     found = []

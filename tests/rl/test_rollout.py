@@ -22,7 +22,7 @@ NOISE = torch.randn(1, 2, 1, 3, 3, generator=torch.Generator().manual_seed(0))
 
 
 def path_of(rl: RLConfig, window: tuple[int, ...] | None = None) -> tuple[ChainPath, SimpleNamespace]:
-    """Of a model by noise levels that judges each state to be half of itself; and what it was asked."""
+    """The path of a model by noise levels that judges each state to be half of itself; and what it was asked."""
     asked = SimpleNamespace(options=None, seen=[])
 
     def denoise(x: Tensor, level_B: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def test_states_are_as_large_as_their_levels_say(gain: float, is_refused: bool) 
 
 
 def test_a_mean_over_a_whole_clip_is_that_of_the_means_of_all_ranks() -> None:
-    """Of two, which have as many frames."""
+    """Two ranks, with as many frames each."""
     other = torch.tensor([[3.0], [8.0]])
     context = SimpleNamespace(is_on=True, gather_frames=lambda value, dim: torch.cat([value, other], dim=dim))
     world: Any = SimpleNamespace(context=context)

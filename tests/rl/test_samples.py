@@ -15,9 +15,7 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.clips.groups import Groups, RowDraws
-from cosmos_predict2.rl.clips.rollout import Kept
-from cosmos_predict2.rl.clips.samples import Conditions, Forward, MicroBatch, Rollout, Samples
+from cosmos_predict2.rl.clips.samples import Conditions, Forward, Kept, MicroBatch, Rollout, RowDraws, Samples
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.learner import Experience
 from imaginaire import distributed
@@ -32,7 +30,7 @@ def video(numbers: Tensor) -> Tensor:
 
 
 def number(tensor: Tensor) -> float:
-    """What one clip's values are, which are all the same."""
+    """The value of one clip, whose numbers are all the same."""
     assert tensor.min() == tensor.max()
     return float(tensor.flatten()[0])
 
@@ -42,7 +40,7 @@ def rollout(first: int, size: int = 3, num_tokens: int = 1) -> Rollout:
     numbers = torch.arange(first, first + size).float()
     text = numbers[:, None, None].expand(-1, num_tokens, 1).clone()
     condition = Condition(text, fps_B=numbers, gt_frames_B_C_T_H_W=video(numbers))
-    draws = RowDraws({"fps": numbers, POSITION_KEY: 100 + numbers.long()}, 0, Groups(2), first=0)
+    draws = RowDraws({"fps": numbers, POSITION_KEY: 100 + numbers.long()}, 0, range(2), first=0)
     clips = 10 * numbers[draws.rows] + draws.members
     parts = [video(clips + 0.1 * i) for i in range(5)]
     conditions = Conditions(condition, replace(condition, crossattn_emb_B_S_E=-text), draws.rows)
@@ -97,7 +95,7 @@ def parts_of(found: Rollout, **options: Any) -> list[MicroBatch]:
     rl = RLConfig(rollout_batch=2, train_on=[0, 2], **options)
     config = SimpleNamespace(draw_sigma=lambda uniform, is_image: uniform.sum(dim=1).double())
     ours: Any = SimpleNamespace(rl=rl, config=config)
-    ours._data = partial(FlowGRPOModel._data, ours)
+    ours._data, ours._chunks = partial(FlowGRPOModel._data, ours), partial(FlowGRPOModel._chunks, ours)
     clips = torch.tensor([number(one) for one in found.samples.final]).unflatten(0, (-1, 2))
     count, parts = FlowGRPOModel.minibatches(ours, Experience(found, clips, clips.any(dim=1), {"reward": 1.0}), {})
     whole = list(parts)
@@ -131,7 +129,7 @@ def test_micro_batches_have_the_parts_of_their_own_clips(is_same: bool) -> None:
 
 def test_the_order_of_steps_is_that_of_the_update_and_of_the_experience() -> None:
     def order(seed: int, position: int, update: int) -> list[int]:
-        draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, seed, Groups(2))
+        draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, seed, range(2))
         return draws.shuffled(list(range(20)), update)
 
     orders = [order(seed, position, update) for seed in (0, 1) for position in (3, 9) for update in (0, 1)]
@@ -140,10 +138,10 @@ def test_the_order_of_steps_is_that_of_the_update_and_of_the_experience() -> Non
 
 
 def test_draws_follow_from_places_in_the_stream_that_need_not_be_neighbours() -> None:
-    draws = RowDraws({"fps": torch.ones(3), POSITION_KEY: torch.tensor([7, 3, 50])}, 0, Groups(2))
+    draws = RowDraws({"fps": torch.ones(3), POSITION_KEY: torch.tensor([7, 3, 50])}, 0, range(2))
     for i in range(6):
         row, member = draws.rows[i : i + 1], draws.members[i : i + 1]
-        alone = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([[7, 3, 50][int(row)]])}, 0, Groups(2))
+        alone = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([[7, 3, 50][int(row)]])}, 0, range(2))
         assert torch.equal(draws.normal((4,), row, member, "a"), alone.normal((4,), torch.tensor([0]), member, "a"))
         assert torch.equal(draws.uniform(4, row, member, "a"), alone.uniform(4, torch.tensor([0]), member, "a"))
     assert [draws.rows.tolist(), draws.members.tolist()] == [[0, 0, 1, 1, 2, 2], [0, 1] * 3]

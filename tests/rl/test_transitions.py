@@ -257,7 +257,7 @@ LENGTHS: list[Chain] = [FlowChain([1.0, 0.8, 0.5, 0.1], "ode"), ChurnChain(karra
 
 @pytest.mark.parametrize("chain", LENGTHS)
 def test_the_length_of_a_step_is_what_it_takes_of_its_level(chain: Chain) -> None:
-    """Where the clean latents are 0, a state is in proportion to its level, churned as it is."""
+    """With clean latents of 0 a state is in proportion to its level, churned as it is."""
     one = torch.ones(1, dtype=torch.float64)
     for k in range(chain.num_steps):
         left = chain.step(k, one, 0 * one, None).mean_B_C_T_H_W.item()

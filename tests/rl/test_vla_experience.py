@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learnt from an experience, and where a policy is judged: of whom, in which order, and what counts."""
+"""Learning from an experience, and judging a policy: of whom, in which order, and what counts."""
 
 import copy
 from contextlib import nullcontext
@@ -218,7 +218,7 @@ def test_batches_of_starts_are_the_policys_and_others_the_world_models() -> None
 
 
 def gap_of(*rates: tuple[float, float], others: Any = (), before: Any = (), **options: Any) -> str | None:
-    """What is said at the end of a validation with these (imagined, true) rates; ``others`` are another rank's."""
+    """The error at the end of a validation with these (imagined, true) rates; ``others`` are another rank's."""
     gap = ImaginationGap(on_alarm="stop", **options)
     for some in (before, rates):
         gap.on_validation_start(None, None)
@@ -435,7 +435,7 @@ def test_an_experience_is_open_from_its_rollout_to_its_last_update() -> None:
 
 
 def refined(counts: torch.Tensor, stop_after: int) -> tuple[list[Any], torch.Tensor]:
-    """What a run of four experiences with a refinement before every other plays and draws, up to its stop."""
+    """Plays and draws of a run of four experiences with a refinement before every other, up to its stop."""
     found: list[Any] = []
     config = SimpleNamespace(every=2, steps=3, newest=2, earlier=1, old=1)
     refinement = mock.Mock(

@@ -169,7 +169,7 @@ def test_each_episode_counts_alike_in_an_episode_mean() -> None:
 
 
 def test_slices_are_divided_by_what_counts_in_them_whatever_the_order() -> None:
-    """Of one decision each: a whole episode counts as often as it has some, as published."""
+    """Slices of one decision each: a whole episode counts as often as it has some, as published."""
     loss = PolicyLossConfig(aggregation="slice-mean", slice_decisions=1, ratio_level="element")
     one = model(minibatches=2, micro_batches=2, loss=loss)
     played = one.source.collect(one.starts(batch()))
@@ -338,7 +338,7 @@ def test_starts_of_validation_share_no_noise() -> None:
 
 
 def _returns(root: Path) -> tuple[list[float], str]:
-    """What this rank's episodes return, and the error where those of rank 1 are all lost."""
+    """The returns of this rank's episodes, and the error where those of rank 1 are all lost."""
     one, first = model(max_failed_rollouts=1), distributed.rank() * 2  # two groups for each rank, as the loader deals
     mine = {**batch(first, size=2), "sample_position": torch.arange(first, first + 2)}
     played = one.source.collect(one.starts(mine))

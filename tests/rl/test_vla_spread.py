@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experience does not teach: it is not computed, it counts in the divisor as published, and an update of which
+"""Experience that does not teach: it is not computed, it counts in the divisor as published, and an update of which
 nothing is learnt leaves the policy as it is."""
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.episodes import minibatches
+from cosmos_predict2.rl.episodes import decisions
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig
 from cosmos_predict2.rl.episodes.episodes import Trajectories
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
@@ -45,7 +45,7 @@ def test_decisions_without_an_advantage_are_not_computed_and_stay_in_the_divisor
     assert (
         sum(len(call.args[0]["knots"]) for call in computed.call_args_list) == 2 * count
     )  # before, and with gradients
-    with mock.patch.object(minibatches, "taught", lambda whole, rl: whole.mask_B_A.any(dim=1)):
+    with mock.patch.object(decisions, "taught", lambda whole, rl: whole.mask_B_A.any(dim=1)):
         whole = gradient(one, experience(one, played, ADVANTAGE))
     assert whole.abs().max() > 0
     torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-7)

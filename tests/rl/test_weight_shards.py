@@ -11,8 +11,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as ShardedOver
 
 from cosmos_predict2.rl.episodes import weight_shards
-from cosmos_predict2.rl.episodes.reference_table import ReferenceTable
-from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, fill, shards_of, without_weights
+from cosmos_predict2.rl.episodes.weight_shards import (
+    CHANGING,
+    FROZEN,
+    fill,
+    reference_table,
+    shards_of,
+    without_weights,
+)
 
 
 class Partly(nn.Module):
@@ -63,7 +69,7 @@ def test_of_replicas_the_first_sends_and_every_shard_is_sent(
 
 
 def test_references_are_in_the_order_of_ranks_and_kept_until_all_have_taken_them() -> None:
-    table = ReferenceTable(3)
+    table = reference_table()(3)
     for number in (1, 2):
         for rank in (2, 0, 1):
             table.put(number, rank, [(number, rank)])

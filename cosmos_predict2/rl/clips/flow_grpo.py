@@ -21,26 +21,23 @@ from cosmos_predict2.models.config import LATEST_TIME, model_config
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl import objectives
-from cosmos_predict2.rl.clips.data_checks import check_conditions, check_rewards, require_true_frames
-from cosmos_predict2.rl.clips.groups import Groups, RowDraws
-from cosmos_predict2.rl.clips.losses import Losses
-from cosmos_predict2.rl.clips.rollout import chain_path, check_chain, judge, roll_out
+from cosmos_predict2.rl.clips.rollout import Losses, chain_path, check_chain, judge, roll_out
 from cosmos_predict2.rl.clips.samples import (
     Conditions,
     Data,
     Forward,
     MicroBatch,
     Rollout,
+    RowDraws,
     Samples,
     joined,
     order,
     rows_of,
 )
+from cosmos_predict2.rl.clips.scoring import Groups, Scoring, check_data
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, RLConfig, check_steps, passes_of, rl_of
 from cosmos_predict2.rl.interfaces import Clips, Ticket
-from cosmos_predict2.rl.learner import Experience, Facts, RLModel
-from cosmos_predict2.rl.scoring import Scoring
-from cosmos_predict2.rl.weight_copy import WeightCopy
+from cosmos_predict2.rl.learner import Experience, Facts, RLModel, WeightCopy
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, objective_of
 from cosmos_predict2.world_model.sampling import to_uint8
@@ -91,8 +88,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
             check_chain(objective_of(pipe_config), rl)
         if context.key in ("", "model"):  # else another model has it, which gives it its batches
             yield from check_steps(rl, context)
-            yield from check_rewards(rl, context)
-            yield from check_conditions(rl, context)
+            yield from check_data(rl, context)
 
     @classmethod
     def compared_data(cls, config: Any, context: CheckContext) -> Mapping[str, Mapping[str, Any]]:
@@ -150,7 +146,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
                 " trainer.grad_accum_iter micro-batches: set drop_last=True of the loader, or take a ResumableLoader."
             )
         batch = move_to(batch, self.world.device)
-        draws = RowDraws(batch, self.seed, self.groups, None if first is None else first.draws.first)
+        draws = RowDraws(batch, self.seed, self.groups.members, None if first is None else first.draws.first)
         with self.phase("rollout"), self.autocast(self.world.device):  # as training_step has it
             samples, data, tickets = self._rolled_out(batch, draws)
             samples = self._predicted(samples, draws)  # rewards that score elsewhere do so meanwhile
@@ -167,7 +163,11 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         rl, generators = self.rl, self._generators(batch, "rollout")
         low, high = rl.min_num_conditional_frames, rl.max_num_conditional_frames
         numbers = generators.integers(low, high + 1, "given_frames")
-        require_true_frames(batch, int(numbers.max()))
+        if TRUE_FRAMES_KEY in batch and (least := int(min(batch[TRUE_FRAMES_KEY]))) < int(numbers.max()):
+            raise DataError(
+                f"The samples have {least} true frames, but {int(numbers.max())} are to condition them:"
+                f" set {KEY}.max_num_conditional_frames={least}, and the smallest number too."
+            )
         batch = {**self._cut(batch, generators), "num_conditional_frames": numbers}
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
         keep = self.world.conditioner.draw_keep(generators.each("condition"))  # of the data term, as in training
@@ -346,16 +346,14 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         rl, samples, advantage_B = self.rl, experience.record.samples, experience.advantage_G_M.flatten()
         steps = list(samples.kept) if rl.is_ratio else list(samples.forwards)
         shuffled = experience.record.draws.shuffled
-        parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, shuffled))
-        is_taught = [
-            rl.teaches_without_advantage or any(advantage_B[rows].any() for rows, _ in pairs) for _, pairs in parts
-        ]
+        parts = order(self._chunks(len(samples)), rl.minibatches, steps, rl.updates, shuffled)
+        is_taught = [rl.teaches_without_advantage or any(advantage_B[rows].any() for rows, _ in part) for part in parts]
         teaches = distributed.all_reduce_(torch.tensor(is_taught).float(), "max") > 0  # of each update, on any rank
         facts = experience.facts | (experience.group_facts if rl.max_rollouts > 1 else {})
 
         def micro_batches() -> Iterator[MicroBatch]:
             begun: set[int] = set()  # the first rows of clips that were trained on
-            for number, (update, (rows, k)) in enumerate((update, pair) for update, pairs in parts for pair in pairs):
+            for number, (update, rows, k) in enumerate((i, *pair) for i, part in enumerate(parts) for pair in part):
                 condition, unconditional = samples.conditions.of(rows)
                 yield MicroBatch(
                     condition=condition,
@@ -372,7 +370,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
                 )
                 begun.add(rows.start)
 
-        return sum(len(pairs) for _, pairs in parts), micro_batches()
+        return sum(map(len, parts)), micro_batches()
 
     def _data(self, rollout: Rollout, rows: slice, k: int, is_of_new_clips: bool) -> Data | None:
         """The true clips of these samples for the data term, at the step's level or at one drawn as in training."""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of a rollout of clips, the micro-batches that are made of them, and their order."""
+"""The samples of a rollout of clips, their random numbers, the micro-batches that are made of them, and their order."""
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -11,9 +13,22 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.rl.clips.groups import RowDraws
-from cosmos_predict2.rl.clips.rollout import Kept
+from imaginaire import distributed, random
+from imaginaire.data.stream import POSITION_KEY
+from imaginaire.distributed import places
 from imaginaire.errors import DataError
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One step of a rollout, with all that training needs of it."""
+
+    k: int
+    x_B_C_T_H_W: Tensor
+    x_next_B_C_T_H_W: Tensor
+    mean_B_C_T_H_W: Tensor
+    previous_x0_B_C_T_H_W: Tensor | None
+    reference_mean_B_C_T_H_W: Tensor | None = None  # where it is to stay near
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,59 @@ class Samples:
         return dataclasses.replace(self, kept=kept, forwards=forwards)
 
 
+class RowDraws:
+    """Draws of a rollout: each follows from the run's seed, the condition's place in the stream and the member."""
+
+    def __init__(self, batch: Mapping[str, Any], seed: int, members: Sequence[int], first: int | None = None) -> None:
+        """``members`` are those of each group that this rank rolls out; ``first`` is that of the rollout to which
+        this one adds groups, else the first place of the first rank."""
+        self.seed = seed
+        self.positions: list[int] = batch[POSITION_KEY].tolist()
+        if first is None:
+            with places.at("agreeing on the draws of a rollout"):
+                first = distributed.broadcast_object(self.positions[0])
+        self.first = first
+        size = len(batch["fps"])  # the condition and the member of each sample of this rank
+        self.rows = torch.arange(size).repeat_interleave(len(members))
+        self.members = torch.tensor(members).repeat(size)
+
+    def of(self, samples: Tensor) -> "RowDraws":
+        """Those of some of the samples."""
+        found = copy.copy(self)
+        found.rows, found.members = self.rows[samples], self.members[samples]
+        return found
+
+    def with_others(self, others: Sequence["RowDraws"]) -> "RowDraws":
+        """Those of several batches, one after the other."""
+        found, parts = copy.copy(self), [self, *others]
+        found.positions = [position for part in parts for position in part.positions]
+        starts = itertools.accumulate((len(part.positions) for part in parts), initial=0)
+        found.rows = torch.cat([part.rows + start for part, start in zip(parts, starts)])
+        found.members = torch.cat([part.members for part in parts])
+        return found
+
+    def _generators(self, rows: Tensor, members: Tensor, purpose: str) -> Iterator[torch.Generator]:
+        for row, member in zip(rows.tolist(), members.tolist(), strict=True):
+            yield random.generator(self.seed, self.positions[row], f"rl/{purpose}/{member}")
+
+    def normal(self, shape: tuple[int, ...], rows: Tensor, members: Tensor, purpose: str) -> Tensor:
+        return torch.stack([torch.randn(shape, generator=g) for g in self._generators(rows, members, purpose)])
+
+    def uniform(self, count: int, rows: Tensor, members: Tensor, purpose: str) -> Tensor:
+        drawn = [torch.rand(count, dtype=torch.float64, generator=g) for g in self._generators(rows, members, purpose)]
+        return torch.stack(drawn)
+
+    def permutation(self, count: int, purpose: str) -> list[int]:
+        """The same for the batches of all ranks and for all rollouts of an experience: it follows from ``first``."""
+        generator = random.generator(self.seed, self.first, f"rl/{purpose}")
+        drawn: list[int] = torch.randperm(count, generator=generator).tolist()
+        return drawn
+
+    def shuffled(self, steps: list[int], update: int) -> list[int]:
+        """The steps in the order of one update."""
+        return [steps[i] for i in self.permutation(len(steps), f"order{update}")]
+
+
 @dataclass(frozen=True)
 class Rollout:
     """The samples of a batch's conditions, with the true latents and conditions of the data term, a row for each
@@ -132,9 +200,6 @@ class Rollout:
         )
         latents = torch.cat([part.true_latents for part in parts])
         return Rollout(samples, latents, reduce(Condition.stacked_with, [p.data_condition for p in parts]), draws)
-
-
-Shuffle = Callable[[list[int], int], list[int]]
 
 
 def joined(parts: Sequence[Any], done: dict[int, Tensor] | None = None) -> Any:
@@ -179,19 +244,17 @@ def rows_of(value: Any, rows: slice) -> Any:
 
 
 def order(
-    num_samples: int, minibatches: int, samples_at_once: int, steps: Sequence[int], updates: int, shuffled: Shuffle
-) -> Iterator[tuple[int, list[tuple[slice, int]]]]:
-    """(number, micro-batches) of each update: of every part of the samples all steps, and that as often as asked.
+    chunks: Sequence[slice],
+    minibatches: int,
+    steps: Sequence[int],
+    updates: int,
+    shuffled: Callable[[list[int], int], list[int]],
+) -> list[list[tuple[slice, int]]]:
+    """The micro-batches of each update: of every part of the samples all steps, and that as often as asked.
 
-    ``shuffled(n, update)`` permutes the steps of a part; samples keep the batches in which they were rolled out, so
-    that the network computes the very same numbers.
+    ``shuffled(steps, update)`` permutes the steps of a part; samples keep the ``chunks`` in which they were rolled out,
+    so that the network computes the very same numbers.
     """
-    chunks = [slice(i, min(i + samples_at_once, num_samples)) for i in range(0, num_samples, samples_at_once)]
     size = len(chunks) // minibatches
-    number = 0
-    for _ in range(updates):
-        for m in range(minibatches):
-            part = chunks[m * size : (m + 1) * size]
-            pairs = [(chunk, k) for k in shuffled(list(steps), number) for chunk in part]
-            yield number, pairs
-            number += 1
+    parts = [chunks[m * size : (m + 1) * size] for m in range(minibatches)] * updates
+    return [[(chunk, k) for k in shuffled(list(steps), i) for chunk in part] for i, part in enumerate(parts)]

@@ -270,17 +270,15 @@ class _Played:
         if self.rollout.keep_frames:
             self._film(episodes, info)
         is_over = ~info["active"].cpu()
+        repeated = [value for name, value in self.decided.items() if name in ("actions", "log_prob")]
         for row, i in enumerate(episodes):
             self.counts[i] += 1
-            is_over[row] |= self.counts[i] == self.num_decisions
+            count = self.counts[i]
+            is_over[row] |= count == self.num_decisions
             if is_over[row]:
-                self._fill(i, self.counts[i])
+                for value in (*repeated, *self.record.values()):
+                    value[count:, i] = value[count - 1, i]
         return is_over
-
-    def _fill(self, episode: int, count: int) -> None:
-        repeated = [value for name, value in self.decided.items() if name in ("actions", "log_prob")]
-        for value in (*repeated, *self.record.values()):
-            value[count:, episode] = value[count - 1, episode]
 
     def _film(self, episodes: Sequence[int], info: Info) -> None:
         frames_of(info, self.rollout.env)

@@ -19,10 +19,19 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.rl.advantages import groups_within
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.world_model import require_state
 from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.decisions import (
+    Decisions,
+    decisions_of,
+    in_minibatches,
+    log_probs,
+    policy_loss,
+    require_drawn,
+    rows_that_count,
+    with_episodes,
+)
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts, settle_num_tasks
 from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
@@ -35,17 +44,7 @@ from cosmos_predict2.rl.episodes.episodes import (
     replayed,
     validation_starts,
 )
-from cosmos_predict2.rl.episodes.minibatches import (
-    Decisions,
-    decisions_of,
-    in_minibatches,
-    log_probs,
-    require_drawn,
-    rows_that_count,
-    with_episodes,
-)
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison, Rate, draws_of
-from cosmos_predict2.rl.episodes.policy_losses import policy_loss
 from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
@@ -97,7 +96,6 @@ class VLAGRPOModel(RLModel):
         " with as many in trainer.grad_accum_iter (actor.micro_batch_size), and see by nvidia-smi that no other process"
         " holds the GPU."
     )
-    published_metrics = PUBLISHED_METRICS
     rl: VLARLConfig
     rl_key = f"{KEY}.rl"
     progress_counts: Tensor
@@ -248,6 +246,9 @@ class VLAGRPOModel(RLModel):
     def checkpoint_state(self) -> dict[str, Tensor]:
         return {**super().checkpoint_state(), **self.reference_weights()}
 
+    def published_name(self, name: str) -> str | None:
+        return PUBLISHED_METRICS.get(name)
+
     # --- experience
 
     def at_boundary(self) -> bool:
@@ -263,22 +264,22 @@ class VLAGRPOModel(RLModel):
         is_of_policy = isinstance(batch, Decisions) or (isinstance(batch, Mapping) and "trial_id" in batch)
         return POLICY if is_of_policy else WORLD_MODEL
 
-    def before_rollouts(self) -> None:
+    def experience(self, batch: Mapping[str, Any], batches: Iterator[Mapping[str, Any]]) -> Experience:
         if self.env.release is not None:  # simulators of two kinds at once may not fit into the host's memory
             release(*(one for one in (self.eval_env, self.true_env) if one is not self.env))
         if self.source.is_elsewhere:
             self.env.offload()
         with self.phase("rollout"):
             self.source.sync(self.policy)
+        found = super().experience(batch, batches)
+        self.env.offload()  # leaves the GPU to the policy, where it is asked to
+        return found
 
     def collect(self, batch: Mapping[str, Any], first: Trajectories | None = None) -> Experience:
         with self.phase("rollout"), nullcontext() if self.source.is_elsewhere else deciding(self.net):
             played = self.source.collect(self.starts(batch), "sample", self.progress)
         advantage = self._advantages(played)
         return Experience(played, advantage, (advantage != 0).any(dim=1), self._facts(played))
-
-    def after_rollouts(self) -> None:
-        self.env.offload()  # leaves the GPU to the policy, where it is asked to
 
     def starts(self, batch: Mapping[str, Any]) -> Starts:
         """The episodes of a batch of starts, those of a group one after the other."""
@@ -296,11 +297,7 @@ class VLAGRPOModel(RLModel):
     def _advantages(self, played: Trajectories) -> Tensor:
         """[G, M]; zeros of groups that teach nothing."""
         advantage = self.rl.advantage.limited(self.rl.advantage.of(*self._by_group(played)))
-        return torch.where(self._within_bounds(played)[:, None], advantage, 0.0)
-
-    def _within_bounds(self, played: Trajectories) -> Tensor:
-        """The groups that may teach something by their mean return, [G]."""
-        return groups_within(*self._by_group(played), lower=self.rl.lower_bound, upper=self.rl.upper_bound)
+        return torch.where(self.rl.within_bounds(*self._by_group(played))[:, None], advantage, 0.0)
 
     def _by_group(self, played: Trajectories) -> tuple[Tensor, Tensor]:
         """Returns and whether they are valid, a group in each row."""
@@ -323,7 +320,7 @@ class VLAGRPOModel(RLModel):
         """Every decision that teaches something ``updates`` times, in ``minibatches`` of chance."""
         rl, played = self.rl, experience.record
         self.count_failure(not played.is_valid_E.any(), "episode")
-        is_within_E = self._within_bounds(played).repeat_interleave(rl.group_size)
+        is_within_E = rl.within_bounds(*self._by_group(played)).repeat_interleave(rl.group_size)
         played = replace(played, is_valid_E=played.is_valid_E & is_within_E)  # out of bounds, as if they were lost
         whole = decisions_of(played, experience.advantage_G_M)
         rows = rows_that_count(whole, rl)

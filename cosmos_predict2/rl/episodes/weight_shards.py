@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cosmos_predict2.rl.episodes.reference_table import ReferenceTable
 from imaginaire import distributed
 from imaginaire.distributed.parallel import local_part, reshard
 from imaginaire.errors import ConfigError, TrainingError
@@ -143,7 +142,7 @@ class SharedObjects:
         name, table = f"shards-{uuid.uuid4().hex}", None
         if distributed.is_rank0():
             options = dict(name=name, namespace=_NAMESPACE, num_cpus=0)
-            table = self._ray.remote(ReferenceTable).options(**options).remote(ranks)
+            table = self._ray.remote(reference_table()).options(**options).remote(ranks)
         name = distributed.broadcast_object(name)
         if table is not None:
             return table
@@ -154,3 +153,29 @@ class SharedObjects:
                 f"Process {distributed.rank()} trains by another Ray cluster than process 0: give all one,"
                 " model.config.rollout.address, and end others by `ray stop --force`."
             ) from error
+
+
+def reference_table() -> type:
+    """The class of an actor, by value: its process imports nothing of this package, and no torch."""
+
+    class ReferenceTable:
+        """References of each rank by the number of the exchange, kept until all ranks have taken them."""
+
+        def __init__(self, num_ranks: int) -> None:
+            self.num_ranks = num_ranks
+            self.references: dict[int, dict[int, Any]] = {}
+            self.num_taken: dict[int, int] = {}
+
+        def put(self, number: int, rank: int, references: list[Any]) -> None:
+            """One reference in a list, by which Ray passes it on as it is."""
+            self.references.setdefault(number, {})[rank] = references[0]
+
+        def take(self, number: int) -> list[Any]:
+            """The references of all ranks, in their order."""
+            found = self.references[number]
+            self.num_taken[number] = self.num_taken.get(number, 0) + 1
+            if self.num_taken[number] == self.num_ranks:
+                del self.references[number], self.num_taken[number]
+            return [found[rank] for rank in range(self.num_ranks)]
+
+    return ReferenceTable

@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clips to advantages: rewards are asked while further clips are made, fetched at the end, and compared in groups."""
+"""Clips to advantages: rewards are asked while further clips are made, fetched at the end, and compared in groups.
+
+A group has the same conditions. It is rolled out by ``ranks`` neighbouring data-parallel ranks, which read the same
+samples, each some of its members; with 1, every rank has whole groups of its own.
+"""
 
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cosmos_predict2.rl.advantages import groups_within, has_spread
-from cosmos_predict2.rl.config import KEY, AdvantageConfig, RewardConfig, RLConfig, reward_configs
+from cosmos_predict2.rl.advantages import has_spread
+from cosmos_predict2.rl.config import KEY, RewardConfig, RLConfig, reward_configs
 from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
 from cosmos_predict2.rl.rewards.local import scored_by
 from cosmos_predict2.rl.rewards.one_rank import OneRank
-from cosmos_predict2.rl.rewards.remote import share_senders
+from cosmos_predict2.rl.rewards.remote import LAST_LOOK_S, share_senders
+from imaginaire import distributed
+from imaginaire.buildable import resolve
+from imaginaire.config.names import target_of
+from imaginaire.data.facts import facts_of
+from imaginaire.distributed import places
+from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.findings import CheckContext, Finding, error
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +43,7 @@ class Scoring:
         self.rewards: dict[str, Reward] = {
             name: scored_by(one.make, f"{KEY}.rewards.{name}.make") for name, one in self.options.items()
         }
-        self.advantage: AdvantageConfig = rl.advantage
-        self.bounds = dict(lower=rl.lower_bound, upper=rl.upper_bound)
+        self.rl, self.advantage = rl, rl.advantage
         self.needs_pixels = any(reward.needs_pixels for reward in self.rewards.values())
         self._is_probed = False
         share_senders(self.rewards.values())
@@ -95,7 +106,7 @@ class Scoring:
             total = self.advantage.of(total, valid)
         advantage = self.advantage.limited(torch.where(valid, total, 0.0))
         reward = sum((self.options[name].weight * one.value_B for name, one in scores.items()), torch.zeros(()))
-        advantage = torch.where(groups_within(reward, valid, **self.bounds)[:, None], advantage, 0.0)
+        advantage = torch.where(self.rl.within_bounds(reward, valid)[:, None], advantage, 0.0)
         spread = torch.stack([has_spread(one.value_B, valid, self.advantage.min_std) for one in scores.values()])
         facts["groups_without_spread"] = float((~spread.any(dim=0)).float().mean())
         facts["advantage_abs"] = float(advantage.abs().mean())
@@ -118,3 +129,84 @@ def _facts(name: str, value: Tensor, is_valid: Tensor) -> dict[str, float]:
     if compared := [row[valid] for row, valid in zip(value, is_valid, strict=True) if valid.sum() > 1]:
         facts[f"{name}_std"] = float(torch.stack([row.std(correction=0) for row in compared]).mean())
     return facts
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a batch on the ranks of a run. Scores and advantages are [N, members], a group in each row."""
+
+    num_rollout: int
+    ranks: int = 1
+    dims: ParallelDims = field(default_factory=ParallelDims)
+
+    @property
+    def batch_number(self) -> int:
+        """The number of this rank's batch among those of all ranks; ranks that share groups have the same."""
+        return self.dims.dp_rank // self.ranks
+
+    @property
+    def members(self) -> range:
+        """Those of each group that this rank rolls out."""
+        share = self.num_rollout // self.ranks
+        first = self.dims.dp_rank % self.ranks * share
+        return range(first, first + share)
+
+    def gathered(self, scores: Mapping[str, Scores]) -> dict[str, Scores]:
+        """The scores of all groups of all ranks, from those of each rank's members; the same on every rank."""
+        with places.at("gathering the scores of all ranks"):
+            of_ranks = distributed.all_gather_object(dict(scores))
+        of_ranks = of_ranks[self.dims.cp_rank :: self.dims.context_parallel_size]
+        return {name: self._whole([each[name] for each in of_ranks]) for name in scores}
+
+    def own(self, value_N_G: Tensor) -> Tensor:
+        """This rank's part of a number for each sample of all groups."""
+        rows = value_N_G.chunk(self.dims.dp_size // self.ranks)[self.batch_number]
+        return rows[:, self.members.start : self.members.stop]
+
+    def _whole(self, of_ranks: list[Scores]) -> Scores:
+        names = set.intersection(*(set(one.parts) for one in of_ranks))
+        return Scores(
+            self._rows([one.value_B for one in of_ranks]),
+            self._rows([one.is_valid_B for one in of_ranks]),
+            {name: self._rows([one.parts[name] for one in of_ranks]) for name in sorted(names)},
+        )
+
+    def _rows(self, of_ranks: list[Tensor]) -> Tensor:
+        batches = [of_ranks[i : i + self.ranks] for i in range(0, len(of_ranks), self.ranks)]
+        return torch.cat([torch.cat(parts, dim=1) for parts in batches])
+
+
+# --- before anything is built
+
+
+def check_data(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
+    """Errors of rewards that require what a data set does not have (``requires`` of their classes) or that are waited
+    for too long, and of conditioning frames that data without true clips do not have."""
+    limit = distributed.timeout_s()
+    if context.config is not None:
+        limit = min(limit, context.config.trainer.timeout_period)
+    for name, reward in reward_configs(rl).items():
+        if reward.deadline + LAST_LOOK_S >= limit:
+            text = f"{reward.deadline:g} s, but ranks that wait, and the watchdog, give up after {limit:g} s"
+            yield error(f"{KEY}.rewards.{name}.deadline", text, "Lower it, or raise trainer.timeout_period")
+        required = getattr(resolve(reward.make, "reward"), "requires", ())
+        for key, data in context.training.items():
+            for missing in (one for one in required if lacks(data, one)):
+                yield error(
+                    f"{KEY}.rewards.{name}",
+                    f"it compares with '{missing}', which {target_of(data).__name__} ({key}) does not have",
+                    "Choose a reward that judges the clip alone, or data that have it",
+                )
+    for key, data in context.training.items():
+        true_frames = facts_of(data).num_true_frames
+        if true_frames is not None and rl.max_num_conditional_frames > true_frames:
+            text = f"{rl.max_num_conditional_frames}, but samples of {key} have {true_frames} true frames"
+            yield error(f"{KEY}.max_num_conditional_frames", text, f"Set it to {true_frames}, and the smallest too")
+
+
+def lacks(data: Mapping[str, Any], name: str) -> bool:
+    """True where a data set is known to have no such thing in its samples."""
+    facts = facts_of(data)
+    if name in ("true_video", "true_latents"):
+        return facts.num_true_frames is not None
+    return name == "actions" and facts.has_actions is False
