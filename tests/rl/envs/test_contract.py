@@ -102,13 +102,10 @@ def test_the_toy_world_keeps_it(options: dict) -> None:
     check_environment(ToyEnv(3, **options))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_noises": 2}])
-def test_a_world_model_keeps_it(options: dict) -> None:
-    judged = Scoring(judge="last", reward_on="last")
-    imagination = imagination_of(device="cpu")
-    check_environment(
-        WorldModelEnv(imagination, ToyStarts(), ToyDetectorReward(), 3, 20, scoring=judged, **options), picture_levels=1
-    )
+def test_a_world_model_keeps_it() -> None:
+    options: Any = dict(scoring=Scoring(judge="last", reward_on="last"), num_noises=2)
+    env = WorldModelEnv(imagination_of(device="cpu"), ToyStarts(), ToyDetectorReward(), 3, 20, **options)
+    check_environment(env, picture_levels=1)
 
 
 class Broken(Line):

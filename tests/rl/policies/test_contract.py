@@ -24,8 +24,8 @@ from imaginaire.config import L
 from imaginaire.errors import TrainingError
 
 
-def seen() -> Observation:
-    return ToyEnv(num_envs=3).reset(seed=0)[0]
+def seen(num_envs: int = 8) -> Observation:  # fewer decisions for the thousand numbers of check_spread
+    return ToyEnv(num_envs).reset(seed=0)[0]
 
 
 SHIPPED = [
@@ -71,7 +71,7 @@ def test_cameras_may_have_pictures_of_their_own_sizes(
 ) -> None:
     wrist = torch.full((3, 1, 24, 36, 3), 200, dtype=torch.uint8)
     draws = [torch.Generator().manual_seed(i) for i in range(3)]
-    decision = build(name, options, folders).act({**seen(), "wrist_image": wrist}, mode="greedy", generators=draws)
+    decision = build(name, options, folders).act({**seen(3), "wrist_image": wrist}, mode="greedy", generators=draws)
     assert decision.record["pixels" if name == "openvla" else "images"].shape[:2] == (3, 2)
 
 
