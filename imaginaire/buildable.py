@@ -12,7 +12,7 @@ resolve({"_target_": "my_robot.MyArm"}, "suite")
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from imaginaire.config.names import locate, takes, target_of
@@ -80,14 +80,17 @@ def recorded(name: str, kind: str) -> Any | None:
 
 
 def made(make: Callable[..., T], required: Mapping[str, Any], what: str, **offered: Any) -> T:
-    """The result of a call with all ``required`` arguments, which it must take, and with those offered that it takes.
+    """The result of a call with all ``required`` arguments, which it must take, and those offered that it takes."""
+    known = require_taken(make, required, what)
+    return make(**{**{name: value for name, value in offered.items() if name in known}, **required})
 
-    ``what`` stands before the name of a wrong one in the error.
-    """
+
+def require_taken(make: Callable[..., Any], required: Iterable[str], what: str) -> Collection[str]:
+    """The names of what ``make`` takes; raises where it does not take all ``required``, ``what`` before a wrong one."""
     known, takes_others = takes(make)
     if wrong := [name for name in required if name not in known and not takes_others]:
         raise ConfigError(f"{what}{wrong[0]} has no meaning here: leave it out.{near(wrong[0], known)}")
-    return make(**{**{name: value for name, value in offered.items() if name in known}, **required})
+    return known
 
 
 def path_of(thing: Any) -> str:

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.toy_world.scene import SETTINGS
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire import random
-    from imaginaire.buildable import made, resolve
+    from imaginaire.buildable import made, require_taken, resolve
     from imaginaire.errors import near
 
     device = device_of(args.device)
@@ -122,6 +122,8 @@ def run(args: argparse.Namespace) -> None:
     starts = None if args.windows == "all" else args.windows
     path = Path(args.out) / files.PUBLIC_CONFIG if files.is_public(cls) else files.file_of(Path(args.out))
     own_arguments = {name: value for name in _OWN_FLAGS if (value := getattr(args, name))}
+    build, where = getattr(cls, "to_clone", cls), f"--policy {args.policy}: --"
+    require_taken(build, own_arguments, where)  # before demonstrations are made
     if args.keep_statistics and not args.base:
         raise ConfigError("--keep_statistics keeps those of --base: name it, or leave --keep_statistics out.")
     if path.exists() and not args.overwrite:
@@ -148,8 +150,7 @@ def run(args: argparse.Namespace) -> None:
             torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
             sizes = dict(action_dim=args.action_dim, chunk=args.chunk, num_knots=args.knots, noise=args.noise)
             start = cloning.Beginning(windows, Path(beginning), args.seed, args.chunk, args.knots)
-            build = getattr(cls, "to_clone", cls)
-            policy = made(build, own_arguments, f"--policy {args.policy}: --", start=start, **sizes)
+            policy = made(build, own_arguments, where, start=start, **sizes)
         if args.keep_statistics:
             cloning.warn_of_outside(policy, windows, args.base)
         policy.to(device)
