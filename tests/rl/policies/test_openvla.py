@@ -353,85 +353,6 @@ def test_statistics_are_those_of_the_named_data() -> None:
         statistics_for({"bridge": {}, "kuka": {}}, "", "here")
 
 
-def test_folders_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no config.json.*\n.*train_policy --policy openvla_oft"):
-        OpenVLAPolicy(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"variant='of'.*oft"):
-        OpenVLAPolicy(str(folder), "of")
-    with pytest.raises(CheckpointError, match=r"unnorm_key to one of its tiny"):
-        OpenVLAPolicy(str(folder), unnorm_key="libero_10")
-    with pytest.raises(CheckpointError, match=r"tensors that this policy does not know: proprio_projector"):
-        OpenVLAPolicy(str(folder), use_proprio=False)
-    with pytest.raises(DataError, match=r"policy.max_tokens=9: raise it"):
-        OpenVLAPolicy(str(folder), max_tokens=9).act(_observation(), mode="greedy", generators=_generators())
-    with pytest.raises(CheckpointError, match="statistics are of 7 numbers, but the policy has 6"):
-        OpenVLAPolicy(str(folder), action_dim=6)
-    OpenVLAPolicy(str(folder)).save(tmp_path / "less")
-    config = json.loads((tmp_path / "less" / "config.json").read_text())
-    config["text_config"]["num_hidden_layers"] = 4
-    (tmp_path / "less" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"missing in the file"):
-        OpenVLAPolicy(str(tmp_path / "less"))
-
-
-def _edited(folder: Path, to: Path, file: str, change: Callable[[Any], None]) -> str:
-    """A copy with a change in one of its JSON files."""
-    shutil.copytree(folder, to)
-    content = json.loads((to / file).read_text())
-    change(content)
-    (to / file).write_text(json.dumps(content))
-    return str(to)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (dict(action_chunk=0), r"policy\.action_chunk=0 must be a whole number from 1 to"),
-        (dict(hold=0), r"policy\.hold=0"),
-        (dict(gripper="liberoo"), r"gripper='liberoo'.*Did you mean libero"),
-        (dict(attention="flashy"), r"policy\.attention='flashy'"),
-    ],
-)
-def test_options_that_cannot_be_are_refused_when_it_is_built(folder: Path, options: Any, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        OpenVLAPolicy(str(folder), **options)
-
-
-def test_statistics_that_are_not_there_are_named(folder: Path, tmp_path: Path) -> None:
-    file = "dataset_statistics.json"
-    path = _edited(folder, tmp_path / "a", file, lambda content: content["tiny"].pop("action"))
-    with pytest.raises(CheckpointError, match=r"no statistics of actions in 'tiny': proprio"):
-        OpenVLAPolicy(path)
-
-    def of_extremes(content: Any) -> None:
-        for name in ("q01", "q99"):
-            del content["tiny"]["proprio"][name]
-
-    path = _edited(folder, tmp_path / "b", file, of_extremes)
-    with pytest.raises(CheckpointError, match="no q01 and q99"):
-        OpenVLAPolicy(path)
-    policy = OpenVLAPolicy(path, bounds="minmax")
-    for size in (1, 8):  # one number would be taken for each
-        state = torch.zeros(3, size)
-        with pytest.raises(ConfigError, match=rf"state has {size} numbers, the statistics of 'tiny' are of 5"):
-            policy.act({**_observation(), "state": state}, mode="greedy", generators=_generators())
-
-
-def test_a_folder_of_another_kind_is_named(folder: Path, tmp_path: Path) -> None:
-    path = _edited(folder, tmp_path / "a", "config.json", lambda content: content.update(model_type="pi05"))
-    with pytest.raises(CheckpointError, match="model of type 'pi05', not OpenVLA"):
-        OpenVLAPolicy(path)
-    shutil.copytree(folder, tmp_path / "b")
-    (tmp_path / "b" / "preprocessor_config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json has no 'image_resize_strategy'"):
-        OpenVLAPolicy(str(tmp_path / "b"))
-    shutil.copytree(folder, tmp_path / "c")
-    for file in (tmp_path / "c").glob("*.safetensors"):
-        save_file({name: value.to(torch.int8) for name, value in load_file(file).items()}, file)
-    with pytest.raises(CheckpointError, match=r"torch\.int8 in the file, which is quantised"):
-        OpenVLAPolicy(str(tmp_path / "c"))
-
-
 @pytest.mark.parametrize("strategy", ["resize-naive", "letterbox", "resize-crop"])
 def test_pictures_are_brought_to_size(strategy: str) -> None:
     settings = dict(
@@ -485,8 +406,63 @@ def test_a_published_folder_is_a_policy_with_a_card(folder: Path, tmp_path: Path
         read_policy(str(tmp_path))
 
 
-def test_a_folder_without_statistics_names_the_missing_file(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "cut")
-    (tmp_path / "cut" / "dataset_statistics.json").unlink()
-    with pytest.raises(CheckpointError, match=r"cut has no dataset_statistics\.json"):
-        OpenVLAPolicy(str(tmp_path / "cut"))
+def _edit(folder: Path, file: str, change: Callable[[Any], Any]) -> None:
+    content = json.loads((folder / file).read_text())
+    change(content)
+    (folder / file).write_text(json.dumps(content))
+
+
+def _edited(file: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    return lambda folder: _edit(folder, file, change)
+
+
+def _without_quantiles(content: Any) -> None:
+    for name in ("q01", "q99"):
+        del content["tiny"]["proprio"][name]
+
+
+def _quantised(folder: Path) -> None:
+    for file in folder.glob("*.safetensors"):
+        save_file({name: value.to(torch.int8) for name, value in load_file(file).items()}, file)
+
+
+CONFIG, STATISTICS, PICTURES = "config.json", "dataset_statistics.json", "preprocessor_config.json"
+DEEPER = _edited(CONFIG, lambda content: content["text_config"].update(num_hidden_layers=4))
+REFUSED: list[tuple[Callable[[Path], Any], dict[str, Any], str]] = [  # a change of the folder, options, the error
+    (lambda folder: (folder / CONFIG).unlink(), {}, r"no config.json.*\n.*train_policy --policy openvla_oft"),
+    (lambda folder: (folder / STATISTICS).unlink(), {}, r"has no dataset_statistics\.json"),
+    (lambda folder: (folder / PICTURES).unlink(), {}, r"preprocessor_config\.json has no 'image_resize_strategy'"),
+    (_edited(CONFIG, lambda content: content.update(model_type="pi05")), {}, "model of type 'pi05', not OpenVLA"),
+    (_edited(STATISTICS, lambda content: content["tiny"].pop("action")), {}, "no statistics of actions in 'tiny': pro"),
+    (_edited(STATISTICS, _without_quantiles), {}, "no q01 and q99"),
+    (DEEPER, {}, "missing in the file"),
+    (_quantised, {}, r"torch\.int8 in the file, which is quantised"),
+    (str, dict(variant="of"), r"variant='of'.*oft"),
+    (str, dict(unnorm_key="libero_10"), r"unnorm_key to one of its tiny"),
+    (str, dict(use_proprio=False), "tensors that this policy does not know: proprio_projector"),
+    (str, dict(action_dim=6), "statistics are of 7 numbers, but the policy has 6"),
+    (str, dict(action_chunk=0), r"policy\.action_chunk=0 must be a whole number from 1 to"),
+    (str, dict(hold=0), r"policy\.hold=0"),
+    (str, dict(gripper="liberoo"), r"gripper='liberoo'.*Did you mean libero"),
+    (str, dict(attention="flashy"), r"policy\.attention='flashy'"),
+]
+
+
+@pytest.mark.parametrize(("change", "options", "named"), REFUSED, ids=[named for *_, named in REFUSED])
+def test_what_does_not_fit_is_refused(
+    change: Callable[[Path], Any], options: dict[str, Any], named: str, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "policy")
+    change(tmp_path / "policy")
+    with pytest.raises((CheckpointError, ConfigError), match=named):
+        OpenVLAPolicy(str(tmp_path / "policy"), **options)
+
+
+def test_what_it_is_shown_must_fit(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"policy.max_tokens=9: raise it"):
+        OpenVLAPolicy(str(folder), max_tokens=9).act(_observation(), mode="greedy", generators=_generators())
+    policy = OpenVLAPolicy(str(folder))
+    for size in (1, 8):  # one number would be taken for each
+        state = torch.zeros(3, size)
+        with pytest.raises(ConfigError, match=rf"state has {size} numbers, the statistics of 'tiny' are of 5"):
+            policy.act({**_observation(), "state": state}, mode="greedy", generators=_generators())
