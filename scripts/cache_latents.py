@@ -9,8 +9,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.data.latent_cache import DTYPES, cache_latents
 from cosmos_predict2.data.video.clips import CROPS
+from cosmos_predict2.tools.prepare.latent_cache import DTYPES, cache_latents
 from imaginaire import command_line
 
 log = logging.getLogger(__name__)

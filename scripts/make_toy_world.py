@@ -10,9 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.tools.prepare.toy.folder import write_folder
-from cosmos_predict2.tools.prepare.toy.forms import FORMS
-from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from cosmos_predict2.tools.prepare.toy_folder import FORMS, ToyFolder, write_folder
 from cosmos_predict2.toy_world.episodes import MIXES
 from cosmos_predict2.toy_world.scene import SETTINGS
 from cosmos_predict2.toy_world.tasks import TASKS

@@ -15,7 +15,7 @@ from cosmos_predict2.actions.statistics import read_statistics
 from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
 from cosmos_predict2.checkpoints.download import _check_file
 from cosmos_predict2.checkpoints.export import diffusers_net
-from cosmos_predict2.data import latent_cache
+from cosmos_predict2.data import dataset_latents
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation
 from cosmos_predict2.data.dataset_prompts import read_prompts
 from cosmos_predict2.data.lerobot.info import read_info, read_modality
@@ -51,7 +51,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "episodes": ("meta/episodes.jsonl", lambda f: LayoutV2(read_info(f))),
     "info": ("meta/info.json", read_info),
     "judge": ("model_config.json", lambda f: _settings(str(f))),
-    "latents": (latent_cache.RECORD, latent_cache.read_record),
+    "latents": (dataset_latents.RECORD, dataset_latents.read_record),
     "modality": ("meta/modality.json", read_modality),
     "prompts": ("prompts.jsonl", lambda f: read_prompts(str(f / "prompts.jsonl"))),
     "public policy": ("config.json", lambda f: read_policy(str(f))),

@@ -26,9 +26,8 @@ from cosmos_predict2.actions.transforms import ActionTransform, controller, rela
 from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, network_of, open_weights, quiet
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, Family, describe
 from cosmos_predict2.checkpoints.runs import RATE_KEY, run_folder, run_tree, start_facts
-from cosmos_predict2.data.dataset_latents import LatentDataset
+from cosmos_predict2.data.dataset_latents import FOLDER, LatentDataset, read_record
 from cosmos_predict2.data.dataset_video import Dataset
-from cosmos_predict2.data.latent_cache import FOLDER, read_record
 from cosmos_predict2.data.sizes import VIDEO_SIZES, pixel_frames
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT

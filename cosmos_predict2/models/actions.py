@@ -23,7 +23,7 @@ from cosmos_predict2.checkpoints.card import ModelCard, read_card
 from cosmos_predict2.checkpoints.card_checks import CONFIG_KEY, OTHER_TRANSFORM
 from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
-from cosmos_predict2.data.latent_cache import LATENTS_KEY
+from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig

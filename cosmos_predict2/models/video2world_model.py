@@ -30,7 +30,7 @@ from cosmos_predict2.checkpoints.card import (
 from cosmos_predict2.checkpoints.card_checks import alpha_differences
 from cosmos_predict2.checkpoints.runs import RATE_KEY
 from cosmos_predict2.conditioner import TEXT_KEY, Condition
-from cosmos_predict2.data.latent_cache import LATENTS_KEY, check_tokenizer
+from cosmos_predict2.data.dataset_latents import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.models import model_checks

@@ -20,12 +20,12 @@ from cosmos_predict2.data.clip_dataset import ClipDataset, Source, Text, Windows
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.dataset_latents import LatentDataset
 from cosmos_predict2.data.dataset_video import Dataset
-from cosmos_predict2.data.latent_cache import cache_latents
 from cosmos_predict2.data.mock import MockImages, MockVideos
 from cosmos_predict2.data.shards.dataset_shards import ShardedVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video.clips import Clip, open_clip
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from cosmos_predict2.tools.prepare.latent_cache import cache_latents
 from imaginaire.data.facts import facts_of
 from imaginaire.data.stream import DataStream, ResumableLoader
 from imaginaire.distributed.parallel import ParallelDims

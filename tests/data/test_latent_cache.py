@@ -9,14 +9,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.utils.data import default_collate
 
-from cosmos_predict2.data import latent_cache
-from cosmos_predict2.data.dataset_latents import LatentDataset
+from cosmos_predict2.data import dataset_latents
+from cosmos_predict2.data.dataset_latents import LatentDataset, is_same_tokenizer, probe
 from cosmos_predict2.data.dataset_video import Dataset
-from cosmos_predict2.data.latent_cache import cache_latents, is_same_tokenizer, probe, window_starts
+from cosmos_predict2.data.video.clips import read_frames
 from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from cosmos_predict2.tools.prepare.latent_cache import cache_latents, window_starts
 from imaginaire.data.facts import facts_of
 from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
@@ -61,11 +62,11 @@ def test_latents_are_what_the_tokenizer_makes_of_the_same_frames(cached: Path) -
     assert len(dataset) == 3 and dataset.num_frames == 9
     assert facts_of(dict(_target_=LatentDataset, dataset_dir=str(cached))).rate == dataset[0]["fps"]
     for stem, starts in (("clip_0", [0]), ("clip_1", [0, 2, 5]), ("clip_2", [0, 10, 21])):
-        with latent_cache.open_latents(cached / "latents" / f"{stem}.safetensors") as clip:
+        with dataset_latents.open_latents(cached / "latents" / f"{stem}.safetensors") as clip:
             assert clip.num_windows == len(starts) and clip.fps == 10
             for which, start in enumerate(starts):
                 latents, found = clip.window(which)
-                frames = latent_cache.clips.read_frames(cached / "videos" / f"{stem}.mp4", range(start, start + 9))
+                frames = read_frames(cached / "videos" / f"{stem}.mp4", range(start, start + 9))
                 assert found == start
                 assert torch.equal(latents, tokenizer.encode(frames[None].float() / 127.5 - 1)[0])
 
@@ -188,7 +189,7 @@ def test_a_flipped_byte_is_found_or_changes_nothing(tmp_path: Path, dtype: str) 
     path = folder / "latents" / "clip_0.safetensors"
 
     def windows() -> list[Any]:
-        with latent_cache.open_latents(path) as clip:
+        with dataset_latents.open_latents(path) as clip:
             return [(*clip.window(which), clip.fps, clip.require_video(folder / "videos").name) for which in range(2)]
 
     intact, expected = path.read_bytes(), windows()

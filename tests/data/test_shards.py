@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from cosmos_predict2.data.dataset_video import Dataset
-from cosmos_predict2.data.shards import index
-from cosmos_predict2.data.shards.dataset_shards import ShardedVideos
-from cosmos_predict2.data.shards.index import expand_braces, list_shards, read_members
+from cosmos_predict2.data.shards import dataset_shards
+from cosmos_predict2.data.shards.dataset_shards import ShardedVideos, expand_braces, list_shards, read_members
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError
 from tests.data.video_files import video_folder
@@ -110,7 +109,7 @@ def test_shards_are_indexed_once_and_again_when_they_change(
     folder: Path, sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr(index, "read_members", lambda shard: (read.append(shard), read_members(shard))[1])
+    monkeypatch.setattr(dataset_shards, "read_members", lambda shard: (read.append(shard), read_members(shard))[1])
     assert len(_dataset(sharded, tmp_path)) == len(_dataset(sharded, tmp_path)) == 5
     assert sorted(read) == [f"{sharded}/0.tar", f"{sharded}/1.tar"]
     write_shard(sharded / "1.tar", members_of(folder, ["e"]))
@@ -136,8 +135,8 @@ def test_broken_shards_are_named_with_their_last_good_member(sharded: Path, tmp_
     middle = members["part/b"][".mp4"][0]
     for damage, member in (
         (lambda: _cut(place, middle + 100), "part/b.mp4"),
-        (lambda: _cut(place, middle - index.BLOCK), "part/a.txt"),  # between two members
-        (lambda: _damage(place, middle - index.BLOCK + 148), "part/a.txt"),  # the checksum of a header
+        (lambda: _cut(place, middle - dataset_shards.BLOCK), "part/a.txt"),  # between two members
+        (lambda: _damage(place, middle - dataset_shards.BLOCK + 148), "part/a.txt"),  # the checksum of a header
         (lambda: place.write_bytes(b"no tar at all" * 100), "its beginning"),
         (lambda: place.write_bytes(b""), "its beginning"),
     ):

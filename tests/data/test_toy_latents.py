@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from cosmos_predict2.data.latent_cache import check_tokenizer
+from cosmos_predict2.data.dataset_latents import check_tokenizer
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer

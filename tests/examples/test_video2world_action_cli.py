@@ -15,8 +15,7 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActio
 from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.tools.prepare.toy.folder import write_folder
-from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.world_model import build_world_model
 from examples import action_conditioned
 from examples.video2world_action import NOT_RECORDED, main, parse

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
-from cosmos_predict2.data.latent_cache import LATENTS_KEY
+from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.mock import MockImages, MockVideos
 from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel

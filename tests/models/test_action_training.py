@@ -10,8 +10,7 @@ import torch
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints import read_card
-from cosmos_predict2.tools.prepare.toy.folder import write_folder
-from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import CheckpointError, DataError
 from scripts.convert import convert
 from tests.data.sources_libero import libero_tree

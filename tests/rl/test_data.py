@@ -10,7 +10,6 @@ import pytest
 
 from cosmos_predict2.data.dataset_prompts import PromptDataset
 from cosmos_predict2.data.dataset_video import Dataset
-from cosmos_predict2.data.latent_cache import cache_latents
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video.media import iterate_frames, write_image
@@ -19,8 +18,8 @@ from cosmos_predict2.rl.clips.scoring import check_data, lacks
 from cosmos_predict2.rl.config import KEY, RewardConfig, RLConfig
 from cosmos_predict2.rl.rewards.verifiable import Agreement, LatentAgreement, Smoothness
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
-from cosmos_predict2.tools.prepare.toy.folder import write_folder
-from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from cosmos_predict2.tools.prepare.latent_cache import cache_latents
+from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.config import L
 from imaginaire.errors import DataError
 from imaginaire.findings import CheckContext

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cosmos_predict2.conditioner import ACTION_KEY
-from cosmos_predict2.data.latent_cache import LATENTS_KEY
+from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.config import GroupAdvantageConfig

@@ -4,8 +4,7 @@ import re
 import numpy
 import pytest
 
-from cosmos_predict2.toy_world.captions import DIRECTIONS
-from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
+from cosmos_predict2.toy_world.episodes import DIRECTIONS, Episodes, Mix, make_episodes
 from cosmos_predict2.toy_world.physics import gap, simulate
 from cosmos_predict2.toy_world.scene import (
     GOAL,

@@ -17,7 +17,7 @@ from cosmos_predict2.data.action_conditioned import libero_files
 from cosmos_predict2.data.action_conditioned.recordings import Recordings, read_recordings
 from cosmos_predict2.data.dataset_forms import annotation_folders, form_of
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.toy.states import PATTERN, read_states
+from cosmos_predict2.data.toy.videos import PATTERN, read_states
 from cosmos_predict2.data.video.clips import read_frames
 from cosmos_predict2.toy_world.scene import CLOSED, GOAL
 from imaginaire.errors import DataError

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.latent_cache import LATENTS_KEY, PROBE_KEY, probe
+from cosmos_predict2.data.dataset_latents import LATENTS_KEY, PROBE_KEY, probe
 from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.interfaces import VideoTokenizer

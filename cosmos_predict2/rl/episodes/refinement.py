@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
-from cosmos_predict2.data.latent_cache import LATENTS_KEY, PROBE_KEY, probe
+from cosmos_predict2.data.dataset_latents import LATENTS_KEY, PROBE_KEY, probe
 from cosmos_predict2.data.samples import frame_item, text_item
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.models.video2world_model import Video2WorldModel

@@ -12,12 +12,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data import latent_cache
-from cosmos_predict2.data.jobs import run_jobs
+from cosmos_predict2.data import dataset_latents
 from cosmos_predict2.data.video import clips, media
 from cosmos_predict2.data.video_folder import read_caption
 from cosmos_predict2.text.embeddings.folder import caption_hash, read_embedding
 from cosmos_predict2.text.trained_text import encode_commands
+from cosmos_predict2.tools.jobs import run_jobs
 from imaginaire.errors import DataError, UserError
 from imaginaire.findings import Finding, error
 
@@ -107,7 +107,7 @@ def _look(job: ClipJob, faults: list[Finding]) -> media.VideoInfo | None:
     try:
         if job.path.stat().st_size == 0:
             raise DataError(f"{job.path} is an empty file.")
-        if job.path.suffix == latent_cache.SUFFIX:
+        if job.path.suffix == dataset_latents.SUFFIX:
             return _look_at_latents(job.path)
         if job.path.suffix.lower() in media.IMAGE_SUFFIXES:
             _, height, width = media.read_image(job.path).shape
@@ -123,10 +123,10 @@ def _look(job: ClipJob, faults: list[Finding]) -> media.VideoInfo | None:
 
 
 def _look_at_latents(path: Path) -> media.VideoInfo:
-    record = latent_cache.read_record(path.parent)
+    record = dataset_latents.read_record(path.parent)
     if record is None:
         raise DataError(f"{path.parent} has no record of its tokenizer. Delete it and write the latents again.")
-    with latent_cache.open_latents(path) as latents:
+    with dataset_latents.open_latents(path) as latents:
         latents.require_video(path.parent.parent / "videos")
         for i in range(latents.num_windows):
             if not torch.isfinite(latents.window(i)[0]).all():

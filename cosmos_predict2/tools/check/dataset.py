@@ -10,11 +10,11 @@ from pathlib import Path
 import attrs
 
 from cosmos_predict2.data import dataset_forms as forms
-from cosmos_predict2.data import latent_cache
+from cosmos_predict2.data import dataset_latents
+from cosmos_predict2.data.dataset_forms import files_by_stem
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from cosmos_predict2.data.video.media_files import files_by_stem
 from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecord, embedding_files, find_embedding_dir
@@ -39,7 +39,7 @@ _DISTORTED = 1.1  # ratio of aspect ratios from which on it shows
 _SAMPLES = {  # form: folder, suffixes, what they are
     "video": ("videos", VIDEO_SUFFIXES, "clips"),
     "image": ("images", IMAGE_SUFFIXES, "pictures"),
-    "latents": (latent_cache.FOLDER, (latent_cache.SUFFIX,), "latents"),
+    "latents": (dataset_latents.FOLDER, (dataset_latents.SUFFIX,), "latents"),
 }
 _NAMED = 3  # of many, so many are named in a note
 
@@ -186,7 +186,7 @@ def _files(report: DatasetReport, folder: Path, suffixes: tuple[str, ...]) -> di
     if not folder.is_dir():
         return found
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name == latent_cache.RECORD:
+        if path.name.startswith(".") or path.name == dataset_latents.RECORD:
             continue
         if not path.is_file():
             if path.suffix.lower() in suffixes:
@@ -306,8 +306,8 @@ def _check_annotations(report: DatasetReport, folder: Path, clips: set[str]) -> 
 
 def _check_latents(report: DatasetReport, folder: Path, clips: set[str], required: Requirements) -> None:
     """Cached latents beside clips: readable, and of the clips that are there."""
-    place = folder / latent_cache.FOLDER
-    files = _files(report, place, (latent_cache.SUFFIX,))
+    place = folder / dataset_latents.FOLDER
+    files = _files(report, place, (dataset_latents.SUFFIX,))
     if not files or not _has_latent_record(report, place):
         return
     jobs = [ClipJob(stem, path, num_frames=required.num_frames) for stem, path in files.items()]
@@ -321,12 +321,12 @@ def _check_latents(report: DatasetReport, folder: Path, clips: set[str], require
 
 def _has_latent_record(report: DatasetReport, place: Path) -> bool:
     try:
-        if latent_cache.read_record(place) is not None:
+        if dataset_latents.read_record(place) is not None:
             return True
-        message = f"{place / latent_cache.RECORD} is missing, so the tokenizer of the latents is unknown."
+        message = f"{place / dataset_latents.RECORD} is missing, so the tokenizer of the latents is unknown."
     except DataError as error:
         message = str(error)
-    report.fault(place / latent_cache.RECORD, "record", message)
+    report.fault(place / dataset_latents.RECORD, "record", message)
     return False
 
 

@@ -19,7 +19,7 @@ import psutil
 import torch
 from packaging.requirements import Requirement
 
-from cosmos_predict2.data.jobs import num_cores
+from cosmos_predict2.tools.jobs import num_cores
 from imaginaire import storage
 from imaginaire.errors import first_line
 from imaginaire.findings import Finding, Level, graded

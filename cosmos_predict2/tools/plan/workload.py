@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cosmos_predict2.data.latent_cache import FOLDER, read_record
+from cosmos_predict2.data.dataset_latents import FOLDER, read_record
 from cosmos_predict2.data.sizes import pixel_frames, size_of
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig, model_config
 from cosmos_predict2.models.model_checks import check_degrees

@@ -5,10 +5,10 @@ import logging
 import os
 from pathlib import Path
 
-from cosmos_predict2.data.jobs import Outcome
+from cosmos_predict2.data.dataset_forms import require_files
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES
-from cosmos_predict2.data.video.media_files import require_files
 from cosmos_predict2.data.video_folder import read_caption
+from cosmos_predict2.tools.jobs import Outcome
 from cosmos_predict2.tools.prepare.records import some, write_json
 from imaginaire.errors import DataError
 

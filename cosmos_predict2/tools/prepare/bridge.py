@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording
-from cosmos_predict2.data.jobs import run_jobs
+from cosmos_predict2.tools.jobs import run_jobs
 from cosmos_predict2.tools.prepare import http_files
 from cosmos_predict2.tools.prepare.records import RECORD, read_record, require_own, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy
 
-from cosmos_predict2.data.jobs import Outcome, run_jobs
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes, read_info
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_camera
 from cosmos_predict2.data.video.clips import packet_table, probe
 from cosmos_predict2.data.video.media import check_writable, opened_video, write_video
+from cosmos_predict2.tools.jobs import Outcome, run_jobs
 from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_json, write_text
 from imaginaire import storage

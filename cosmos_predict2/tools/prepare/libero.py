@@ -37,8 +37,8 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
     read_poses,
     read_proprio,
 )
-from cosmos_predict2.data.jobs import Outcome, run_jobs
 from cosmos_predict2.data.video.media import write_video
+from cosmos_predict2.tools.jobs import Outcome, run_jobs
 from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_json, write_text
 from imaginaire import storage

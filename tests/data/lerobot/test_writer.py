@@ -12,9 +12,7 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActio
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.tools.prepare.toy.folder import write_folder
-from cosmos_predict2.tools.prepare.toy.lerobot import CAMERA
-from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from cosmos_predict2.tools.prepare.toy_folder import CAMERA, ToyFolder, write_folder
 from tests.data.sources_lerobot import FPS, FRONT, LENGTHS, TASKS, action, front, grey, state
 
 SMALL = ToyFolder(

@@ -30,8 +30,7 @@ from cosmos_predict2.pipelines import evaluation_data
 from cosmos_predict2.pipelines.evaluation_data import Recordings, read_recordings, recordings_of_run, toy_recordings
 from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.tools.prepare.toy.folder import write_folder
-from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.errors import ConfigError, DataError

@@ -11,7 +11,7 @@ import torch
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
-from cosmos_predict2.data.toy.states import path_of, write_states
+from cosmos_predict2.data.toy.videos import path_of, write_states
 from cosmos_predict2.rl.envs.recorded_starts import FILE, GRIPPER, RecordedStarts, gripper_changes, starts_of
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv

@@ -21,8 +21,7 @@ from cosmos_predict2.rl.policies.cloning import (
 )
 from cosmos_predict2.rl.policies.files import KEY, read_policy, write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.tools.prepare.toy.folder import write_folder
-from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from scripts import train_policy

@@ -26,8 +26,7 @@ from cosmos_predict2.rl.rewards.success_training import (
     scale_to,
     train,
 )
-from cosmos_predict2.tools.prepare.toy.folder import write_folder
-from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import DataError
 from scripts import train_reward_model
 

@@ -15,8 +15,7 @@ import torch
 
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.dataset_forms import form_of
-from cosmos_predict2.data.dataset_multiview import MultiviewDataset
-from cosmos_predict2.data.latent_cache import cache_latents
+from cosmos_predict2.data.dataset_video import MultiviewDataset
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.data.video import media
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -25,6 +24,7 @@ from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tools.check.dataset import DatasetReport
 from cosmos_predict2.tools.check.report import as_text
+from cosmos_predict2.tools.prepare.latent_cache import cache_latents
 from imaginaire.errors import ConfigError, DataError
 from scripts import check_dataset as script
 from scripts import get_t5_embeddings, prepare_lerobot_data

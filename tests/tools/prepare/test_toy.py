@@ -10,16 +10,12 @@ import torch
 
 from cosmos_predict2.actions.transforms import integrate
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
-from cosmos_predict2.data.toy.states import read_states
-from cosmos_predict2.data.toy.videos import ToyWorldStates, ToyWorldVideos
+from cosmos_predict2.data.toy.videos import ToyWorldStates, ToyWorldVideos, read_states
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import pickles
-from cosmos_predict2.tools.prepare.toy import forms
-from cosmos_predict2.tools.prepare.toy import settings as toy_settings
-from cosmos_predict2.tools.prepare.toy.folder import write_folder
-from cosmos_predict2.tools.prepare.toy.forms import METRES_PER_PIXEL
-from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from cosmos_predict2.tools.prepare import toy_folder
+from cosmos_predict2.tools.prepare.toy_folder import METRES_PER_PIXEL, ToyFolder, write_folder
 from imaginaire.errors import ConfigError, DataError
 from scripts import make_toy_world
 from tests.findings import problems
@@ -103,7 +99,7 @@ def test_clips_are_what_the_simulator_did(folder: Path) -> None:
 def test_what_was_interrupted_goes_on_and_ends_the_same(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, written, write_video = tmp_path / "world", [], forms.write_video
+    out, written, write_video = tmp_path / "world", [], toy_folder.write_video
 
     def stop_at_the_third(*args: object) -> None:
         if len(written) == 2:
@@ -111,13 +107,13 @@ def test_what_was_interrupted_goes_on_and_ends_the_same(
         written.append(args)
         write_video(*args)
 
-    monkeypatch.setattr(forms, "write_video", stop_at_the_third)
+    monkeypatch.setattr(toy_folder, "write_video", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         write_folder(str(out), CLIPS, command="a command")
     with pytest.raises(DataError, match=r"frames 9 \(now 13\)"):
         write_folder(str(out), ToyFolder(**FEW | TEXT | {"frames": 13}))
     (out / "train" / "metas" / ".x.txt.tmp-999999999").write_text("half")  # of a process that was killed
-    monkeypatch.setattr(forms, "write_video", lambda *args: (written.append(args), write_video(*args)))
+    monkeypatch.setattr(toy_folder, "write_video", lambda *args: (written.append(args), write_video(*args)))
     write_folder(str(out), CLIPS, command="a command")
     assert len(written) == 4  # the two that were there were not written again
     assert names(out) == names(folder)
@@ -223,7 +219,7 @@ def test_states_give_the_same_samples_as_the_simulator(states: Path) -> None:
 
 
 def test_states_of_many_files_are_joined_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy_settings, "EPISODES_AT_ONCE", 3)
+    monkeypatch.setattr(toy_folder, "EPISODES_AT_ONCE", 3)
     settings = ToyFolder(**FEW | {"episodes": 8}, form="states")
     write_folder(str(tmp_path / "world"), settings)
     files = sorted((tmp_path / "world").rglob("*.npz"))

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from cosmos_predict2.data.jobs import num_cores, run_jobs
+from cosmos_predict2.tools.jobs import num_cores, run_jobs
 from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import read_record, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked, member_files

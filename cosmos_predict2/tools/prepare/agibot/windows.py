@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cosmos_predict2.data.jobs import Outcome, run_jobs
+from cosmos_predict2.tools.jobs import Outcome, run_jobs
 from cosmos_predict2.tools.prepare.agibot.episodes import AgibotSource, require_camera
 from imaginaire import storage
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cosmos_predict2.data.jobs: many items over several cores."""
+"""cosmos_predict2.tools.jobs: many items over several cores."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.data.jobs import Outcome, run_jobs
+from cosmos_predict2.tools.jobs import Outcome, run_jobs
 from imaginaire.errors import DataError
 
 
