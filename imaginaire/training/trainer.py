@@ -31,12 +31,11 @@ from imaginaire.data.stream import DataStream
 from imaginaire.distributed import parallel, places
 from imaginaire.errors import CheckpointError, DataError, TrainingError, UserError
 from imaginaire.optim import schedules
-from imaginaire.training import memory, preflight, provenance, run_folder, step_guard
+from imaginaire.training import memory, preflight, provenance, run_folder
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.model import ImaginaireModel, evaluating, require_memory, to_device
-from imaginaire.training.step_guard import StepGuard
-from imaginaire.training.timers import Timers
+from imaginaire.training.step import StepGuard, Timers, grad_scaler
 from imaginaire.training.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdog, lost_peer
 
 log = logging.getLogger(__name__)
@@ -190,7 +189,7 @@ class ImaginaireTrainer:
         )
         self.callbacks.on_optimizer_init_start()
         self.optimizer, self.scheduler = model.init_optimizer_scheduler(config.optimizer, config.scheduler)
-        self.grad_scaler = step_guard.grad_scaler(self.device, dict(config.trainer.grad_scaler_args))
+        self.grad_scaler = grad_scaler(self.device, dict(config.trainer.grad_scaler_args))
         self.guard = StepGuard(config.trainer, has_scaler=self.grad_scaler.is_enabled())
         preflight.check_precision(model, has_scaler=self.grad_scaler.is_enabled())
         self.callbacks.on_optimizer_init_end()

@@ -15,7 +15,7 @@ from imaginaire.config.schema import Config, TrainerConfig
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.model import ImaginaireModel
-from imaginaire.training.timers import Timers
+from imaginaire.training.step import Timers
 
 
 class Model(nn.Linear, ImaginaireModel):

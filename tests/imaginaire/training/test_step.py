@@ -4,7 +4,7 @@ import time
 import pytest
 import torch
 
-from imaginaire.training.timers import Timers
+from imaginaire.training.step import Timers
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("imaginaire.training.timers.time", clock)
+    monkeypatch.setattr("imaginaire.training.step.time", clock)
     return clock
 
 
