@@ -35,8 +35,7 @@ from imaginaire import random
 from imaginaire.data.stream import ResumableLoader
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
-from imaginaire.training.callbacks import Callback
-from imaginaire.training.side_channel import SideChannel
+from imaginaire.training.callbacks import Callback, SideChannel
 
 log = logging.getLogger(__name__)
 

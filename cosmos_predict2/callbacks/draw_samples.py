@@ -39,8 +39,7 @@ from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.progress import tracked
 from imaginaire.training import preflight
-from imaginaire.training.callbacks import EveryN
-from imaginaire.training.side_channel import SideChannel
+from imaginaire.training.callbacks import EveryN, SideChannel
 
 log = logging.getLogger(__name__)
 

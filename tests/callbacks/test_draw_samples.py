@@ -26,7 +26,7 @@ from imaginaire import distributed, random
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.training import side_channel
+from imaginaire.training.callbacks import base
 from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config, records
 from tests.models.parts import make_batch, make_model, part
 from tests.multiprocess import run_distributed
@@ -224,7 +224,7 @@ def _fail_on_two_ranks(folder: Path) -> tuple[list[Any], str]:
     fails_here = mock.patch.object(model.net.blocks[-1], "forward", _refuse) if rank == 1 else nullcontext()
     with (
         fails_here,
-        mock.patch.object(side_channel, "_IN_STEP_S", 1.0),
+        mock.patch.object(base, "_IN_STEP_S", 1.0),
         pytest.raises((OSError, RuntimeError)) as error,
     ):
         trainer.callbacks.on_training_step_end(model, {}, {}, torch.zeros(()), 4)

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from imaginaire import distributed, storage
 from imaginaire.errors import ConfigError
-from imaginaire.training.callbacks.base import Callback, EveryN
+from imaginaire.training.callbacks.base import Callback, EveryN, SideChannel
 from imaginaire.training.memory import host_memory_available
-from imaginaire.training.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
 

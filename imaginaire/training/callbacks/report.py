@@ -22,8 +22,7 @@ from imaginaire.data.stream import WEIGHT_KEY
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.progress import Progress
-from imaginaire.training.callbacks.base import Callback, EveryN
-from imaginaire.training.side_channel import SideChannel
+from imaginaire.training.callbacks.base import Callback, EveryN, SideChannel
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from imaginaire.distributed import places
-from imaginaire.training.callbacks import Callback
+from imaginaire.training.callbacks import Callback, SideChannel
 from imaginaire.training.callbacks.trackers import Metrics
-from imaginaire.training.side_channel import SideChannel
 from tests.training import difference, saved, train
 
 QUICK = ["dataloader_train.num_workers=0", "trainer.run_validation=False", "trainer.callbacks.heart_beat.every_n=1"]
 QUICK += ["trainer.callbacks.heart_beat.update_interval_in_minute=0", "callbacks=[basic,long]"]
-SABOTAGE = "+trainer.callbacks.sabotage={_target_: tests.imaginaire.training.test_side_channel.Sabotage}"
+SABOTAGE = "+trainer.callbacks.sabotage={_target_: tests.imaginaire.training.callbacks.test_side_channel.Sabotage}"
 
 
 class Sabotage(Callback):
