@@ -78,14 +78,14 @@ def test_hooks_come_in_the_documented_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_each_precision_learns(tmp_path: Path, precision: str) -> None:
     overrides = ["model._target_=examples.minimal.model.MinimalModel", f"model.precision={precision}", *QUICK]
-    overrides += ["trainer.max_iter=150", "dataloader_train.batch_size=16", "~trainer.callbacks.sway", "model.width=32"]
+    overrides += ["trainer.max_iter=40", "dataloader_train.batch_size=16", "~trainer.callbacks.sway", "model.width=32"]
     if precision == "float16":
         with pytest.raises(ConfigError, match=r"float16.*grad_scaler_args.enabled=True"):
             train(tmp_path, overrides)
         overrides.append("trainer.grad_scaler_args={enabled: True, init_scale: 1024.0}")
     train(tmp_path, overrides)
     values = [value for _, value in losses(tmp_path)]
-    assert values[-1] < values[0] / 3
+    assert values[-1] < values[0] / 10
     trees = saved(tmp_path)
     kept = torch.bfloat16 if precision == "bfloat16" else torch.float32  # float16 is autocast over float32 weights
     assert trees["model"]["net.head.weight"].dtype == kept
@@ -94,13 +94,13 @@ def test_each_precision_learns(tmp_path: Path, precision: str) -> None:
 
 
 def test_an_overflow_in_float16_lowers_the_scale_and_leaves_the_step_out(tmp_path: Path) -> None:
-    overrides = [*QUICK, "model.precision=float16", "trainer.grad_scaler_args={enabled: True, init_scale: 1.0e+30}"]
-    train(tmp_path, [*overrides, "trainer.max_non_finite=200", "trainer.max_iter=100"])
+    overrides = [*QUICK, "model.precision=float16", "trainer.grad_scaler_args={enabled: True, init_scale: 1.0e+9}"]
+    train(tmp_path, [*overrides, "trainer.max_non_finite=200", "trainer.max_iter=30"])
     trees = saved(tmp_path)
-    assert trees["trainer"]["grad_scaler"]["scale"] < 1e30
+    assert trees["trainer"]["grad_scaler"]["scale"] < 1e9
     skipped = trees["trainer"]["skipped_steps"]
-    assert 0 < skipped < 100
-    assert trees["scheduler"]["last_epoch"] == 100 - skipped
+    assert 0 < skipped < 30
+    assert trees["scheduler"]["last_epoch"] == 30 - skipped
 
 
 # --- not finite
