@@ -3,7 +3,6 @@
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,8 +66,6 @@ def make_action_batch(positions: list[int], frames: int = 9) -> dict[str, Any]:
 def make_trainer(folder: Path, model: Any, batches: list[Any], **options: Any) -> Any:
     config = make_config({"action_following": lazy(ActionFollowing, **options)}, seed=0)
     trainer: Any = Trainer(config, folder, model)
-    trainer.device, trainer.dims = torch.device("cpu"), ParallelDims()
-    trainer.watchdog = SimpleNamespace(beat=lambda text, long=False: None)
     trainer.dataloader_val = batches
     return trainer
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -38,8 +37,6 @@ def make_trainer(folder: Path, model: Any, batches: list[Any], **options: Any) -
     config = make_config({"draw_samples": lazy(DrawSamples, **{**CHEAP, **options})}, seed=0)
     config.dataloader_val = config.dataloader_train = None
     trainer: Any = Trainer(config, folder, model)
-    trainer.device, trainer.dims = torch.device("cpu"), ParallelDims()
-    trainer.watchdog = SimpleNamespace(beat=lambda text, long=False: None)
     trainer.dataloader_val = batches
     return trainer
 

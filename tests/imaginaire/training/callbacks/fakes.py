@@ -12,6 +12,7 @@ from torch import nn
 
 from imaginaire.config import lazy_config
 from imaginaire.config.schema import Config, TrainerConfig
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.model import ImaginaireModel
@@ -61,7 +62,10 @@ class Trainer:
         self.model = model if model is not None else Model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (1 + n))
-        self.timers = Timers(torch.device("cpu"))
+        self.device, self.dims = torch.device("cpu"), ParallelDims()
+        self.timers = Timers(self.device)
+        self.watchdog = SimpleNamespace(beat=lambda text, long=False: None)
+        self.dataloader_val: Any = None
         self.samples_seen = 0
         self.iteration = 0
         self.interrupted = False

@@ -43,7 +43,7 @@ def make_trainer(folder: Path, model: nn.Module, dims: ParallelDims | None = Non
     config = make_config({"self_checks": lazy(SelfChecks)}, ddp=ddp)
     config.checkpoint = SimpleNamespace(load_path=load_path)
     trainer = Trainer(config, folder, model)
-    trainer.dims = dims or ParallelDims()  # type: ignore[attr-defined]
+    trainer.dims = dims or trainer.dims
     return trainer
 
 
