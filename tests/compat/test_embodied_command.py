@@ -14,10 +14,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from scripts import embodied
+from tests.guides import write_published
 from tests.programs import HANG_S, python
 
-OFT = "cosmos_libero_spatial_grpo_openvlaoft"
+OFT, PI05 = "cosmos_libero_spatial_grpo_openvlaoft", "cosmos_libero_spatial_grpo_openpi05"
 SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodiment.sh"
+
+
+@pytest.fixture(autouse=True)
+def no_paths_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EMBODIED_PATH", "REPO_PATH", "IMAGINAIRE_OUTPUT_ROOT"):
+        monkeypatch.setenv(name, "")  # so that what a command in this process sets is undone
+        monkeypatch.delenv(name)
 
 
 def started(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -111,18 +119,26 @@ def test_a_refused_start_leaves_no_folder(code: int, is_kept: bool, tmp_path: Pa
     assert len(logs) == is_kept == (tmp_path / "logs").exists() and all("said\n" in path.read_text() for path in logs)
 
 
+@pytest.mark.parametrize(("name", "policy"), [(OFT, "openvla_oft"), (PI05, "pi05")])
 def test_a_run_without_its_weights_is_refused_with_all_that_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert embodied.main(["--config-path", str(SCRIPT.parent / "config"), "--config-name", OFT]) == 2
-    assert capsys.readouterr().err.count(" does not exist. Download it: ") == 5 and not any(tmp_path.iterdir())
+    assert embodied.main(["--config-path", str(SCRIPT.parent / "config"), "--config-name", name]) == 2
+    told = capsys.readouterr().err
+    assert told.count(" does not exist. Download it: ") == 5 and f"download_checkpoints --embodied {policy}" in told
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_a_dry_run_without_weights_prints_the_composition_with_notes(tmp_path: Path) -> None:
-    made = started(tmp_path, OFT, "--dryrun")
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert "# override: experiment=tiny_vla_grpo_openvla_oft_world_model" in made.stdout
-    notes = [line for line in made.stdout.splitlines() if line.startswith("note: ") and "Download it" in line]
-    assert len(notes) == 5
+@pytest.mark.parametrize("name", [OFT, PI05])
+def test_a_dry_run_of_the_guides_own_configurations_prints_the_composition_with_notes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_published(tmp_path / "config", "wm_vla_rl")
+    monkeypatch.chdir(tmp_path)
+    assert embodied.main(["--config-path", str(folder), "--config-name", name, "--dryrun"]) == 0
+    made = capsys.readouterr().out
+    assert "# override: experiment=tiny_vla_grpo_" in made and f'# override: job.name="{name}"' in made
+    notes = [line for line in made.splitlines() if line.startswith("note: ") and "Download it" in line]
+    assert len(notes) == 5 and sum(note.startswith("note: env.train.") for note in notes) == 4

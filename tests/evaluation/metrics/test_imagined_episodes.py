@@ -123,7 +123,7 @@ def test_the_last_motion_is_right_while_it_lasts() -> None:
     ],
 )
 def test_the_detector_is_right_on_true_pictures(setting: str, mix: str | Mix, tasks: tuple[str, ...]) -> None:
-    shown = held_out_episodes(400, setting=setting, mix=mix, tasks=tasks)
+    shown = held_out_episodes(200, setting=setting, mix=mix, tasks=tasks)
     figures = agreement(shown, pictures(shown.states[:, [0, -1]], shown.size))
     assert figures.agreement >= 0.99
     assert 0.15 < figures.base_rate < 0.85

@@ -2,6 +2,7 @@
 """Reading actions from frames: right on true frames that it was not fitted to, and telling where nothing is obeyed."""
 
 import math
+from functools import cache
 
 import numpy
 import pytest
@@ -13,6 +14,7 @@ from cosmos_predict2.evaluation.metrics.inverse_dynamics import Probe, fit_probe
 from cosmos_predict2.toy_world.episodes import make_episodes
 
 
+@cache
 def clips(num: int, split: str, **options: object) -> tuple[Tensor, Tensor]:
     episodes = make_episodes(num, first=SPLITS[split], ring_elsewhere=0.0, **options)  # type: ignore[arg-type]
     frames = numpy.stack([episodes.render(i, 0, 13) for i in range(num)])
@@ -22,6 +24,11 @@ def clips(num: int, split: str, **options: object) -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def probe() -> Probe:
     return fit_probe(*clips(96, "train"))
+
+
+@pytest.fixture(scope="module")
+def carrying() -> Probe:
+    return fit_probe(*clips(32, "train", tasks=("carry_puck",)))
 
 
 def test_it_reads_true_frames_that_it_never_saw(probe: Probe) -> None:
@@ -47,20 +54,18 @@ def test_a_still_picture_and_the_actions_of_others_are_told_from_obedience(probe
     assert probe.score(frames.flip(4), actions).r2 < 0.5  # mirrored: every second number has the wrong sign
 
 
-def test_closing_the_gripper_is_read_too() -> None:
-    probe = fit_probe(*clips(32, "train", tasks=("carry_puck",)))
-    found = probe.score(*clips(16, "val", tasks=("carry_puck",)))
-    assert probe.numbers == [0, 1, 2] and found.r2_by_number[2] > 0.95
+def test_closing_the_gripper_is_read_too(carrying: Probe) -> None:
+    found = carrying.score(*clips(16, "val", tasks=("carry_puck",)))
+    assert carrying.numbers == [0, 1, 2] and found.r2_by_number[2] > 0.95
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_number_that_stays_the_same_in_the_clips_asked_about_is_left_out() -> None:
-    probe = fit_probe(*clips(32, "train", tasks=("carry_puck",)))
+def test_a_number_that_stays_the_same_in_the_clips_asked_about_is_left_out(carrying: Probe) -> None:
     frames, actions = clips(16, "val", tasks=("push_puck",))  # the gripper stays open
-    assert probe.numbers == [0, 1, 2] and float(actions[..., 2].std()) == 0
-    found = probe.score(frames, actions)
+    assert carrying.numbers == [0, 1, 2] and float(actions[..., 2].std()) == 0
+    found = carrying.score(frames, actions)
     assert list(found.r2_by_number) == [0, 1]
     assert found.r2 == pytest.approx(sum(found.r2_by_number.values()) / 2) and found.r2 > 0.5
-    nothing = probe.score(frames, torch.zeros_like(actions))
+    nothing = carrying.score(frames, torch.zeros_like(actions))
     assert math.isnan(nothing.r2) and math.isnan(nothing.r2_of_sums) and nothing.r2_by_number == {}
     assert all(math.isnan(value) for value in nothing.r2_by_step) and nothing.error > 0

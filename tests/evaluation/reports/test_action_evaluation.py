@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring models with actions: the truth scores as such, a standstill as a standstill, and the page is whole."""
+"""Measuring models with actions: the truth scores as such, a standstill as a standstill, and the page is whole.
+
+The verdict: what ignores its actions is not called obedient; what could not be measured does not count.
+"""
 
 import html
 import json
@@ -21,8 +24,18 @@ from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.video import media
+from cosmos_predict2.evaluation.metrics.controllability import ActionGap, Distances
+from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionFollowing
 from cosmos_predict2.evaluation.reports import action_evaluation
-from cosmos_predict2.evaluation.reports.action_evaluation import Report, evaluate, seam_change
+from cosmos_predict2.evaluation.reports.action_evaluation import (
+    CODED,
+    EXCHANGED,
+    IMAGINED,
+    Report,
+    evaluate,
+    seam_change,
+    verdict,
+)
 from cosmos_predict2.evaluation.reports.action_report import write_report
 from cosmos_predict2.evaluation.reports.evaluation_page import write_json
 from cosmos_predict2.evaluation.reports.toy_world import Futures, imagine_futures
@@ -301,3 +314,47 @@ def test_the_command_measures_weights_of_no_run(tmp_path: Path, capsys: pytest.C
     assert "whole episodes" in capsys.readouterr().out
     assert json.loads((tmp_path / "out/figures.json").read_text())["gap"]["mean"] > 0, "of the averaged weights"
     assert {"index.html", "figures.json", "futures.mp4"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+# --- the verdict
+
+
+def a_gap(ratio: float, share: float = 1.0) -> ActionGap:
+    return ActionGap([5.0], [1.0], [ratio], 8, share)
+
+
+def read(imagined: float, coded: float = 0.9) -> dict[str, ActionFollowing]:
+    of = {CODED: coded, IMAGINED: imagined, EXCHANGED: -0.1}
+    return {kind: ActionFollowing(r2, r2, {}, [], 0.0) for kind, r2 in of.items()}
+
+
+FAR, NEAR = Distances(10.0, 1.0), Distances(0.1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("signs", "word"),
+    [
+        ((a_gap(3.0), FAR, read(0.8)), "follows"),
+        ((a_gap(1.0, 0.5), NEAR, read(0.0)), "ignores"),
+        ((a_gap(1.2, 0.6), NEAR, read(0.4)), "ignores"),  # a larger loss on some clips alone, and a poor reading
+        ((a_gap(1.001, 1.0), Distances(0.0, 0.0), read(-1.0)), "ignores"),
+        ((a_gap(3.0), NEAR, read(0.8)), "in part"),
+        ((a_gap(1.0, 0.5), FAR, read(0.0)), "in part"),  # it moves with actions, but not as they command
+        ((a_gap(3.0), FAR, {}), "follows"),
+        (
+            (a_gap(3.0), FAR, read(0.0, coded=0.1)),
+            "follows",
+        ),  # the probe reads nothing of true frames
+        ((None, None, {}), "unknown"),
+    ],
+)
+def test_the_word_follows_from_all_signs_that_were_measured(signs: tuple, word: str) -> None:
+    found = verdict(*signs, reason="there is one clip")
+    assert found.word == word
+    assert ("there is one clip" in found.sentence) == (word == "unknown")
+
+
+def test_the_controls_are_named_beside_the_figures() -> None:
+    sentence = verdict(a_gap(3.0), FAR, read(0.8)).sentence
+    for words in ("3.00 times as large", "50%", "another seed by 1.00", "R2 0.80", "with 0.90", "actions with -0.10"):
+        assert words in sentence

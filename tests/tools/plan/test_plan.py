@@ -9,20 +9,16 @@ import pytest
 from cosmos_predict2.tools.plan.advice import Prediction
 from cosmos_predict2.tools.plan.report import Plan, as_text, make_plan
 from cosmos_predict2.tools.plan.speed import GPUS
-from cosmos_predict2.tools.plan.workload import read_workload
-from imaginaire.config.compose import compose
 from scripts import plan
-from tests.models.rank_bytes import CONFIG
 from tests.programs import call
-from tests.tools.plan.test_memory import AGIBOT
+from tests.tools.plan.test_memory import AGIBOT, read
 
 TINY = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
-GROOT = "experiment=predict2_video2world_training_2b_groot_gr1_480"
+GROOT = "predict2_video2world_training_2b_groot_gr1_480"
 
 
 def planned(num_gpus: int, gpu_memory: float, *overrides: str) -> Plan:
-    work = read_workload(compose(CONFIG, [GROOT, *overrides]), num_gpus)
-    return make_plan(work, "H100", GPUS["H100"], gpu_memory)
+    return make_plan(read(GROOT, num_gpus, *overrides), "H100", GPUS["H100"], gpu_memory)
 
 
 def test_a_tiny_run_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -35,8 +31,7 @@ def test_a_tiny_run_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 
 def test_a_plan_of_reinforcement_learning_has_its_passes_and_advice_that_holds() -> None:
     def plan_of(*overrides: str) -> Plan:
-        work = read_workload(compose(CONFIG, ["experiment=predict2p5_2b_flow_grpo", *overrides]), 8)
-        return make_plan(work, "H100", GPUS["H100"], 40)
+        return make_plan(read("predict2p5_2b_flow_grpo", 8, *overrides), "H100", GPUS["H100"], 40)
 
     before = plan_of()
     text = as_text(before)
@@ -74,7 +69,7 @@ def test_advice_holds_when_it_is_followed(num_gpus: int, gpu_memory: float) -> N
 @pytest.mark.parametrize(
     ("experiment", "expected"),
     [  # what is trained on cards of 16, 24, 48 and 80 GB: "" as configured, "block_wise", "lora", or fewer frames
-        (GROOT, ["state_t", "lora", "block_wise", ""]),
+        (f"experiment={GROOT}", ["state_t", "lora", "block_wise", ""]),
         ("experiment=predict2_video2world_2b_action_conditioned_training", ["lora", "lora", "", ""]),
         (f"experiment={AGIBOT.format('14b')}", [None, None, None, "state_t"]),
     ],
@@ -127,7 +122,7 @@ def test_what_training_would_refuse_is_an_error(
     ],
 )
 def test_networks_with_actions_are_planned(experiment: str, parameters: int) -> None:
-    work = read_workload(compose(CONFIG, [f"experiment={experiment}", "model.config.fsdp_shard_size=0"]), 1)
+    work = read(experiment, 1, "model.config.fsdp_shard_size=0")
     plan = make_plan(work, "H100", GPUS["H100"], 79)
     assert sum(p.numel() for p in work.net.parameters()) == parameters and plan.memory.parameters == 2 * parameters
     assert work.latent_shape[0] == 4 and plan.fits
