@@ -45,13 +45,14 @@ examples:
 """
 
 
+count, number = (command_line.at_least(least, 2**30 - 1) for least in (1, 0))
 parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG, {"--resolution": "--size"})
 add = parser.add_argument
 add("--dit_path", default="", metavar="PATH", help="the weights: a run's folder, a .pt or a safetensors file")
 add("--data", default="", metavar="DATA", help="a folder; with actions also toy, toy:hard (default: of the run)")
 add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the file")
-add("--num_clips", type=int, default=64, help="held-out clips")
-add("--num_steps", type=int, default=None, help="sampling steps (default 35; with actions, those of the run)")
+add("--num_clips", type=count, default=64, help="held-out clips")
+add("--num_steps", type=count, default=None, help="sampling steps (default 35; with actions, those of the run)")
 add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
 add(
     "--out",
@@ -62,16 +63,16 @@ add(
 )
 add("--json", type=command_line.local_output, metavar="FILE", help="write the figures to this file too")
 actions = parser.add_argument_group(WITH_ACTIONS).add_argument
-actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
+actions("--num_chunks", type=count, default=2, help="chunks of a rollout, each from the last imagined frame")
 actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")
 actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
 actions("--tokenizer_path", default="", metavar="FILE", help="where the tokenizer's file lies (default: as recorded)")
 actions("--action_transform", default="", metavar="NAME", help="of the training, where such weights record none")
 actions("--guidance", type=float, default=0.0, help="away from no text: 0 for models that have none")
-actions("--seed", type=int, default=0, help="of the noise, clip i has seed + i; and of the toy world's episodes")
-actions("--batch_size", type=int, default=None, help="clips imagined together (default: as many as fit)")
+actions("--seed", type=number, default=0, help="of the noise, clip i has seed + i; and of the toy world's episodes")
+actions("--batch_size", type=count, default=None, help="clips imagined together (default: as many as fit)")
 actions("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
-actions("--toy_episodes", type=int, default=None, help="whole episodes of the toy world (default 400; 0: none)")
+actions("--toy_episodes", type=number, default=None, help="whole episodes of the toy world (default 400; 0: none)")
 actions("--lpips", action="store_true", help="with the package lpips in place of the similarity of gradients")
 others = parser.add_argument_group("a tiny Video2World model").add_argument
 others("--experiment", default="", help="whose model and clips (default: those of the run of the weights)")
@@ -196,13 +197,9 @@ def evaluate_actions(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    """Raise for values out of range, and for outputs that could not be written in the end."""
+    """Raise for values that do not go together, and for outputs that could not be written in the end."""
     from cosmos_predict2.data.clip_dataset import shape_problems
 
-    least = dict(num_clips=1, num_chunks=1, num_steps=1, batch_size=1, toy_episodes=0, seed=0)
-    for name, smallest in least.items():
-        if (value := getattr(args, name)) is not None and not smallest <= value < 2**30:
-            raise ConfigError(f"--{name} {value}: {smallest} at least, and below {2**30}.")
     if not math.isfinite(args.guidance):
         raise ConfigError(f"--guidance {args.guidance}: a number, 0 for none.")
     if Path(args.out).exists() and not Path(args.out).is_dir():

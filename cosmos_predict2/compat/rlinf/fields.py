@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 
+from cosmos_predict2.compat.cosmos_rl import policy_fields
 from cosmos_predict2.compat.fields import Row, given, only, reads, sets, under, unused
 
 CONFIG, RL, POLICY = "model.config", "model.config.rl", "model.config.policy"
@@ -21,10 +22,7 @@ OPENVLA_OPTIONS = {
     "use_proprio": "use_proprio",
     "max_prompt_length": "max_tokens",
 }
-PI05_OPTIONS = (
-    *("noise_method", "noise_level", "noise_anneal", "noise_params", "noise_logvar_range", "joint_logprob"),
-    *("safe_get_logprob", "ignore_last", "train_expert_only"),
-)
+PI05_OPTIONS = tuple(name for name in policy_fields.PI05_OPTIONS if name != "discrete_state_input")
 
 _RUN: dict[str, Row] = {
     **only("cluster.num_nodes", "Machines are joined by ray_utils/start_ray.sh, or by torchrun (multi_node.md)", 1),

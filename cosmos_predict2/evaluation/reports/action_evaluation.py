@@ -341,10 +341,8 @@ def following(
     imagined ones.
 
     It is fitted to true frames of both kinds: of other clips, or where there are none of those of every second
-    recording, and scored on the rest. Empty where `why_not_read` gives a reason.
+    recording, and scored on the rest.
     """
-    if why_not_read(recordings):
-        return {}
     truth, action = recordings.video_B_C_F_H_W, recordings.action_B_L_D
     (known, known_action), scored = _fitted_and_scored(recordings)
     probe = inverse_dynamics.fit_probe(torch.cat([known, _coded(pipe, known)]), torch.cat([known_action] * 2))
