@@ -6,7 +6,6 @@
 ``grad_accum_iter`` is the number of micro-batches of one update.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -46,8 +45,6 @@ from imaginaire.data.stream import move_to
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error
-
-log = logging.getLogger(__name__)
 
 # Trackers show these, and those of the rewards, as the public trainer does: GRPO/reward_mean
 PUBLISHED_METRICS = {"reward_mean", "log_prob_ratio", "kl_loss", "policy_loss", "data_loss"}

@@ -6,9 +6,8 @@ samples, each some of its members; with 1, every rank has whole groups of its ow
 """
 
 import hashlib
-import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +28,6 @@ from imaginaire.data.facts import facts_of
 from imaginaire.distributed import places
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.findings import CheckContext, Finding, error
-
-log = logging.getLogger(__name__)
 
 PERCENTILES = (10, 90)  # of each reward, to be logged
 
@@ -82,11 +79,10 @@ class Scoring:
         for name, reward in self.rewards.items():
             ends = began + self.options[name].deadline
             scores = [reward.fetch(part[name], ends - time.monotonic()) for part in tickets]
-            value = _rows([one.value_B.float() for one in scores], members)
-            is_valid = _rows([one.is_valid_B for one in scores], members) & value.isfinite()
-            names = set.intersection(*(set(one.parts) for one in scores))
-            parts = {part: _rows([one.parts[part] for one in scores], members) for part in sorted(names)}
-            found[name] = Scores(torch.where(is_valid, value, 0.0), is_valid, parts)
+            whole = _joined(scores, lambda parts: torch.cat(parts).reshape(-1, members))
+            value = whole.value_B.float()
+            is_valid = whole.is_valid_B & value.isfinite()
+            found[name] = Scores(torch.where(is_valid, value, 0.0), is_valid, whole.parts)
         return found
 
     def advantages(self, scores: Mapping[str, Scores]) -> tuple[Tensor, dict[str, float]]:
@@ -115,8 +111,11 @@ class Scoring:
         return advantage, facts
 
 
-def _rows(parts: list[Tensor], members: int) -> Tensor:
-    return torch.cat(parts).reshape(-1, members)
+def _joined(scores: Sequence[Scores], join: Callable[[list[Tensor]], Tensor]) -> Scores:
+    """The scores of several requests or ranks, with the parts that all have."""
+    names = set.intersection(*(set(one.parts) for one in scores))
+    parts = {name: join([one.parts[name] for one in scores]) for name in sorted(names)}
+    return Scores(join([one.value_B for one in scores]), join([one.is_valid_B for one in scores]), parts)
 
 
 def _facts(name: str, value: Tensor, is_valid: Tensor) -> dict[str, float]:
@@ -156,24 +155,17 @@ class Groups:
         with places.at("gathering the scores of all ranks"):
             of_ranks = distributed.all_gather_object(dict(scores))
         of_ranks = of_ranks[self.dims.cp_rank :: self.dims.context_parallel_size]
-        return {name: self._whole([each[name] for each in of_ranks]) for name in scores}
+
+        def rows(parts: list[Tensor]) -> Tensor:
+            batches = [parts[i : i + self.ranks] for i in range(0, len(parts), self.ranks)]
+            return torch.cat([torch.cat(batch, dim=1) for batch in batches])
+
+        return {name: _joined([each[name] for each in of_ranks], rows) for name in scores}
 
     def own(self, value_N_G: Tensor) -> Tensor:
         """This rank's part of a number for each sample of all groups."""
         rows = value_N_G.chunk(self.dims.dp_size // self.ranks)[self.batch_number]
         return rows[:, self.members.start : self.members.stop]
-
-    def _whole(self, of_ranks: list[Scores]) -> Scores:
-        names = set.intersection(*(set(one.parts) for one in of_ranks))
-        return Scores(
-            self._rows([one.value_B for one in of_ranks]),
-            self._rows([one.is_valid_B for one in of_ranks]),
-            {name: self._rows([one.parts[name] for one in of_ranks]) for name in sorted(names)},
-        )
-
-    def _rows(self, of_ranks: list[Tensor]) -> Tensor:
-        batches = [of_ranks[i : i + self.ranks] for i in range(0, len(of_ranks), self.ranks)]
-        return torch.cat([torch.cat(parts, dim=1) for parts in batches])
 
 
 # --- before anything is built
