@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experiences of a small world model, without a trainer: whose clips they are, by which weights, and what is learnt."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY
 from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.rl import objectives
+from cosmos_predict2.rl.clips import rollout
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.config import Predict2RLConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips
@@ -19,7 +21,7 @@ from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
-from imaginaire.errors import DataError
+from imaginaire.errors import DataError, TrainingError
 from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch
 
 FIRST, STEPS = 4, dict(sample_steps=3, train_on=[0, 1])
@@ -128,6 +130,53 @@ def test_the_data_term_withholds_text_as_training_does_and_the_rollout_does_not(
     )
 
 
+def test_groups_of_further_batches_take_the_places_of_those_without_spread() -> None:
+    """Ratios of 1 show that each clip kept its condition, noise and step; its true clip has its conditioning frames."""
+    one, rollouts = model(max_rollouts=4, data_beta=1.0, use_rl_sigma_and_noise=False), itertools.count()
+
+    def scored(tickets: Any) -> Any:
+        advantage = torch.zeros(2, 2)
+        advantage[next(rollouts) % 2] = torch.tensor([1.0, -1.0])  # of each rollout another group
+        return advantage, advantage.any(dim=1), {}
+
+    one._score = scored  # type: ignore[method-assign]
+    found = one.experience(batch(2), iter([batch(2, FIRST + k) for k in (2, 4)]))
+    assert found.num_rollouts == next(rollouts) == 2 and found.teaches_G.all()
+    conditions = set()
+    for part in one.minibatches(found, {})[1]:
+        output, _ = one.training_step(part, 0)
+        assert (float(output["log_prob_ratio"]), float(output["ratio_std"])) == pytest.approx((1.0, 0.0), abs=1e-6)
+        given = part.condition.gt_frames_B_C_T_H_W
+        assert given is not None and part.data is not None and part.advantage_B.tolist() == [1.0, -1.0]
+        torch.testing.assert_close(part.data.x0_B_C_T_H_W[:, :, 0], given[:, :, 0])
+        conditions.add(float(given[0].sum()))
+    assert len(conditions) == 2
+
+
+def test_a_step_that_training_computes_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, judge = model(), rollout.judge
+
+    def off(path: Any, kept: Any) -> Any:
+        step, x0 = judge(path, kept)
+        return type(step)(step.mean_B_C_T_H_W + 0.1, step.std), x0
+
+    monkeypatch.setattr(rollout, "judge", off)
+    with pytest.raises(TrainingError, match="ratio_tolerance"):
+        one.training_step(next(one.minibatches(one.collect(batch(1)), {})[1]), 0)
+
+
+def test_the_text_of_a_group_is_not_copied_for_its_members() -> None:
+    """Embeddings of Reason1 are 100 MB a clip: all micro-batches of a group see the same memory, the data term too."""
+    one, given = model(num_rollout=4, data_beta=1.0), batch(1)
+    given["t5_text_embeddings"] = given["t5_text_embeddings"].clone()
+    found = one.collect(given)
+    parts = [each for part in one.minibatches(found, {})[1] for each in (part, part.data)]
+    texts = [part.condition.crossattn_emb_B_S_E for part in parts]
+    assert len(texts) == 8 and {len(text) for text in texts} == {2}
+    assert {text.untyped_storage().nbytes() for text in texts} == {texts[0][0].nbytes}
+    assert len({text.untyped_storage().data_ptr() for text in texts}) == 1
+
+
 def gradient(one: FlowGRPOModel, given: dict[str, Any]) -> Tensor:
     one.net.zero_grad()
     found = one.collect(given)
@@ -143,6 +192,7 @@ def gradient(one: FlowGRPOModel, given: dict[str, Any]) -> Tensor:
         dict(),
         dict(transition="churn", data_beta=0.5, use_rl_sigma_and_noise=False),
         dict(transition="cps", kl_beta=0.5, noise_on_trained_steps_only=True, guidance=1.0),
+        dict(data_beta=1.0, data_on_first_only=True),
         dict(objective="nft", transition="ode", num_timesteps=2, kl_beta=0.5),
         dict(objective="awm", transition="ode", num_timesteps=2, loss_scale=3.0),
     ],

@@ -84,29 +84,30 @@ class Opaque:
             yield default_collate([self.dataset[first + k] for k in range(self.batch_size)])
 
 
-def _trained(root: str, loader: str) -> tuple[list[int], list[float]]:
-    """The steps that are trained, and a number that tells the noise of their rollouts."""
-    steps, noise = [], []
+def _trained(root: str) -> dict[str, tuple[list[int], list[float]]]:
+    """By the loader, the steps that are trained, and a number that tells the noise of their rollouts."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
     step = FlowGRPOModel.training_step
+    for loader in ("plain", "Opaque"):
+        steps, noise = found[loader] = [], []
 
-    def noted(self: FlowGRPOModel, batch: Any, iteration: int) -> Any:
-        steps.append(batch.kept.k)
-        noise.append(float(batch.noise_B_C_T_H_W[0].sum()))
-        return step(self, batch, iteration)
+        def noted(self: Any, batch: Any, iteration: int, steps: Any = steps, noise: Any = noise) -> Any:
+            steps.append(batch.kept.k)
+            noise.append(float(batch.noise_B_C_T_H_W[0].sum()))
+            return step(self, batch, iteration)
 
-    with mock.patch.object(FlowGRPOModel, "training_step", noted):
-        run(Path(root), *rl_options(), f"dataloader_train._target_={__name__}.{loader}")
-    return steps, noise
+        with mock.patch.object(FlowGRPOModel, "training_step", noted):
+            run(Path(root) / loader, *rl_options(), f"dataloader_train._target_={__name__}.{loader}")
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loader", ["plain", "Opaque"])
-def test_loaders_that_are_not_ours_give_ranks_the_same_steps_and_noise_of_their_own(
-    loader: str, tmp_path: Path
-) -> None:
-    (steps, noise), (other_steps, other_noise) = run_distributed(_trained, 2, (str(tmp_path), loader))
-    assert steps == other_steps and len(steps) == 8  # two iterations, four micro-batches each
-    assert len({*noise, *other_noise}) == 8  # two conditions of each iteration on each rank, each at two steps
+def test_loaders_that_are_not_ours_give_ranks_the_same_steps_and_noise_of_their_own(tmp_path: Path) -> None:
+    first, other = run_distributed(_trained, 2, (str(tmp_path),))
+    for loader, (steps, noise) in first.items():
+        other_steps, other_noise = other[loader]
+        assert steps == other_steps and len(steps) == 8  # two iterations, four micro-batches each
+        assert len({*noise, *other_noise}) == 8  # two conditions of each iteration on each rank, each at two steps
 
 
 def test_a_shorter_last_batch_is_refused(tmp_path: Path) -> None:

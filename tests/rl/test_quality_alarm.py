@@ -23,8 +23,8 @@ from imaginaire.distributed.parallel import full_tensor
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.training.callbacks.trackers import WandbTracker
 from tests.multiprocess import run_distributed
-from tests.rl.runs import CONFIG, NAME, RL, rl_options, run
-from tests.training import difference, run_dir, saved, train
+from tests.rl.runs import NAME, RL, rl_options, run
+from tests.training import difference, run_dir, saved
 
 MEASURES = {"agreement": Measure(make=L(Agreement)(), tolerance=0.5)}
 ALARM = "trainer.callbacks.quality_alarm"
@@ -88,19 +88,26 @@ class Schedule:
 class Planned:
     """A run of the alarm in which it is planned what each iteration measures and earns."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: Any = None, on_alarm: Any = "rollback") -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        state: Any = None,
+        on_alarm: Any = "rollback",
+        keep_last: int | None = None,
+        dataloader_val: Any = (),
+    ) -> None:
         monkeypatch.setattr(quality_alarm, "apart", lambda *_: nullcontext())
         monkeypatch.setattr(quality_alarm, "GivesClips", object)
         measures = {name: Measure(make=L(Random)(), tolerance=0.5) for name in ("a", "b")}
         self.alarm = QualityAlarm(measures, every_n=1, on_alarm=on_alarm)
         self.restored: list[int] = []
-        self.trainer: Any = mock.MagicMock(save_wanted=False, scheduler=Schedule(), dataloader_val=[])
+        self.trainer: Any = mock.MagicMock(save_wanted=False, scheduler=Schedule(), dataloader_val=dataloader_val)
         self.trainer.optimizer.state = {"moments": 1}
         self.trainer.checkpointer.restore_weights = lambda model, target: self.restored.append(target)
         self.model: Any = mock.MagicMock()
         self.alarm.trainer, self.alarm.name = self.trainer, "quality_alarm"
         self.alarm.config = mock.MagicMock()
-        self.alarm.config.checkpoint.keep_last = None
+        self.alarm.config.checkpoint.keep_last = keep_last
         if state is not None:
             self.alarm.load_state_dict(state)
         self.alarm.on_train_start(self.model)
@@ -156,6 +163,23 @@ def test_a_best_of_one_measure_is_not_kept_where_another_fell(monkeypatch: pytes
     assert warned.restored == [] and warned.alarm._saved == []
 
 
+def test_it_can_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Planned(monkeypatch, on_alarm="stop")
+    planned.step(1, 1.0, a=1.0, b=1.0)
+    with pytest.raises(TrainingError, match="on held-out clips b fell from 1 to"):
+        planned.step(2, 9.0, a=3.0, b=0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [(dict(dataloader_val=None), "quality_alarm"), (dict(keep_last=2), "keep_last")]
+)
+def test_it_needs_held_out_clips_and_checkpoints_that_stay(
+    options: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Planned(monkeypatch, **options)
+
+
 def test_the_reward_is_smoothed_over_steps_and_the_mean_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = Planned(monkeypatch)
     planned.step(1, 1.0, a=1.0, b=1.0)
@@ -207,17 +231,6 @@ def test_a_run_measures_held_out_clips(tmp_path: Path, monkeypatch: pytest.Monke
     assert {name: shown[f"GRPO/{name}"] for name in published} == {n: shown[f"train/{n}"] for n in published}
 
 
-def test_it_needs_held_out_clips(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="quality_alarm"):
-        train(tmp_path, _with_alarm(1, "trainer.run_validation=false"), config=CONFIG)
-
-
-def test_it_can_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QualityAlarm, "_judge", lambda self, name, value, iteration: f"{name} fell.")
-    with pytest.raises(TrainingError, match="agreement fell"):
-        train(tmp_path, _with_alarm(1, f"{ALARM}.on_alarm=stop"), config=CONFIG)
-
-
 PLANTED: dict[str, Any] = {}  # of the two below
 
 
@@ -255,6 +268,12 @@ BACK = [
 ]
 
 
+def require_second_again(folder: Path) -> None:
+    """The third iteration's weights are those of the second, and the fourth's are others."""
+    second, third, fourth = (weights.load_pt(folder / f"checkpoints/model/iter_{k:09d}.pt") for k in (2, 3, 4))
+    assert difference(second, third) is None and difference(third, fourth) is not None
+
+
 @pytest.mark.slow
 def test_it_can_go_back_and_a_resumed_run_equals_a_whole_one(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -269,45 +288,43 @@ def test_it_can_go_back_and_a_resumed_run_equals_a_whole_one(tmp_path: Path) -> 
     assert found == [(1, 0, None), (2, 0, None), (3, 1, 2), (4, 0, None), (5, 0, None)]
     page = Path(write_report(str(run_dir(whole, NAME)))).read_text()
     assert "Alarm at iteration 3" in page and "went back from iteration 3 to 2" in page
-    folder = run_dir(whole, NAME) / "checkpoints/model"
-    second, third, fourth = (weights.load_pt(folder / f"iter_{k:09d}.pt") for k in (2, 3, 4))
-    assert difference(second, third) is None and difference(third, fourth) is not None
+    require_second_again(run_dir(whole, NAME))
     rates = {r["iteration"]: r["optim/lr_0"] for r in records if "optim/lr_0" in r}
     assert rates[4] < 0.6 * rates[3]
-
-
-def test_going_back_needs_checkpoints_that_stay(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="keep_last"):
-        train(tmp_path, _with_alarm(1, f"{ALARM}.on_alarm=rollback", "checkpoint.keep_last=2"), config=CONFIG)
 
 
 Back = list[tuple[int, float, list[float]]]  # at each return: the iteration, a digest of the weights, learning rates
 
 
-def _gone_back(root: str, options: list[str]) -> Back:
-    """The iterations that a run with these options goes back to; rank 1 measures on its own what gives no alarm."""
-    PLANTED.update(values=[1.0, 1.2, 0.0, 1.1, 1.1] if distributed.is_rank0() else [2.0] * 5, calls=0)
-    found: Back = []
+def _gone_back(root: str, layouts: dict[str, list[str]]) -> dict[str, Back]:
+    """The returns of a run of each layout; rank 1 measures on its own what gives no alarm."""
+    found: dict[str, Back] = {layout: [] for layout in layouts}
     go_back = QualityAlarm._go_back
+    for layout, options in layouts.items():
+        PLANTED.update(values=[1.0, 1.2, 0.0, 1.1, 1.1] if distributed.is_rank0() else [2.0] * 5, calls=0)
 
-    def recorded(self: QualityAlarm, model: Any, name: str, iteration: int) -> None:
-        go_back(self, model, name, iteration)
-        with torch.no_grad():
-            digest = sum(float(full_tensor(weight).double().abs().sum()) for weight in model.net.parameters())
-        found.append((iteration, digest, [group["lr"] for group in self.trainer.optimizer.param_groups]))
+        def recorded(self: QualityAlarm, model: Any, name: str, iteration: int, layout: str = layout) -> None:
+            go_back(self, model, name, iteration)
+            with torch.no_grad():
+                digest = sum(float(full_tensor(weight).double().abs().sum()) for weight in model.net.parameters())
+            rates = [group["lr"] for group in self.trainer.optimizer.param_groups]
+            found[layout].append((iteration, digest, rates))
 
-    with mock.patch.object(QualityAlarm, "_go_back", recorded):
-        run(Path(root), *options)
+        with mock.patch.object(QualityAlarm, "_go_back", recorded):
+            run(Path(root) / layout, *options)
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [0, 2], ids=["replicated", "sharded"])
-def test_two_processes_go_back_together(shards: int, tmp_path: Path) -> None:
-    options = _with_alarm(1, *BACK, "trainer.max_iter=4", f"model.config.fsdp_shard_size={shards}")
-    options += ["dataloader_train.batch_size=1", "trainer.grad_accum_iter=2"]
-    first, other = run_distributed(_gone_back, 2, (str(tmp_path), options))
-    assert first == other and [iteration for iteration, *_ in first] == [3]
-    folder = run_dir(tmp_path, NAME) / "checkpoints/model"
-    second, third, fourth = (weights.load_pt(folder / f"iter_{k:09d}.pt") for k in (2, 3, 4))
-    assert difference(second, third) is None and difference(third, fourth) is not None
+def test_two_processes_go_back_together(tmp_path: Path) -> None:
+    options = [
+        *_with_alarm(1, *BACK),
+        "trainer.max_iter=4",
+        "dataloader_train.batch_size=1",
+        "trainer.grad_accum_iter=2",
+    ]
+    layouts = {name: [*options, f"model.config.fsdp_shard_size={k}"] for name, k in (("replicated", 0), ("sharded", 2))}
+    first, other = run_distributed(_gone_back, 2, (str(tmp_path), layouts))
+    for layout in layouts:
+        assert first[layout] == other[layout] and [iteration for iteration, *_ in first[layout]] == [3]
+        require_second_again(run_dir(tmp_path / layout, NAME))
