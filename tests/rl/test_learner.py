@@ -13,7 +13,7 @@ from cosmos_predict2.rl.learner import Experience, require_ratio_one
 from imaginaire import distributed
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import TrainingError
-from tests.rl.test_vla_grpo import batch, experience, model
+from tests.rl.vla_runs import batch, collected, experience, model
 
 
 def rollouts(one: Any, *taught: list[int]) -> tuple[list[Any], Any]:
@@ -63,8 +63,8 @@ def test_figures_of_groups_are_of_those_that_are_learnt_from() -> None:
 
 
 def test_whether_an_update_has_a_gradient_is_that_of_its_last_micro_batch() -> None:
-    one = model()
-    (part,) = experience(one, one.source.collect(one.starts(batch())))
+    one, played = collected()
+    (part,) = experience(one, played)
     found = []
     for teaches in (True, False, True):
         one.training_step(replace(part, teaches=teaches), 0)
@@ -95,8 +95,8 @@ def test_the_reference_follows_whole_and_is_what_a_checkpoint_was_loaded_into() 
 
 @pytest.mark.parametrize("shift", [-0.01, 0.01, torch.nan])
 def test_ratios_before_the_first_update_that_are_not_one_are_refused(shift: float) -> None:
-    one = model()
-    (part,) = experience(one, one.source.collect(one.starts(batch())))
+    one, played = collected()
+    (part,) = experience(one, played)
     one.part_loss(part)
     other = replace(part, old_log_prob_B_K_N=part.old_log_prob_B_K_N + shift)
     with pytest.raises(TrainingError, match="ratio_tolerance"):

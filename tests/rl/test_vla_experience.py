@@ -28,7 +28,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, TrainingError
-from tests.rl.test_vla_grpo import batch, experience, model, starts
+from tests.rl.vla_runs import batch, collected, experience, model, starts
 
 
 def test_episodes_are_played_in_evaluation_mode() -> None:
@@ -208,8 +208,8 @@ def test_a_world_model_that_learns_from_rewards_makes_one_update_of_each_batch_o
 
 
 def test_batches_of_starts_are_the_policys_and_others_the_world_models() -> None:
-    one = model()
-    (part,) = experience(one, one.source.collect(one.starts(batch())))
+    one, played = collected()
+    (part,) = experience(one, played)
     assert [one.batch_kind(each) for each in (part, batch(), {"video": torch.zeros(1)})] == [
         "policy",
         "policy",
@@ -305,8 +305,7 @@ def test_every_rollout_of_dynamic_sampling_may_have_what_is_missing() -> None:
 
 
 def test_each_update_has_minibatches_of_its_own() -> None:
-    one = model(updates=2, minibatches=2)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(updates=2, minibatches=2)
     played.record["number"] = torch.arange(24).reshape(2, 12)
     halves = []
     for position in (0, 3):
@@ -318,8 +317,8 @@ def test_each_update_has_minibatches_of_its_own() -> None:
 
 
 def test_the_first_micro_batch_has_the_figures_and_the_first_minibatch_ratios_of_one() -> None:
-    one = model(minibatches=2, micro_batches=2, updates=2)
-    parts = experience(one, one.source.collect(one.starts(batch())))
+    one, played = collected(minibatches=2, micro_batches=2, updates=2)
+    parts = experience(one, played)
     assert [bool(part.facts) for part in parts] == [True] + [False] * 7
     assert [part.is_before_update for part in parts] == [True] * 2 + [False] * 6
 
@@ -336,15 +335,13 @@ def test_what_was_not_executed_is_not_compared_with_what_was_drawn() -> None:
 
 def test_chunks_share_a_minibatch_alike_however_much_of_them_was_executed() -> None:
     for level in ("chunk", "chunk_level"):
-        one = model(micro_batches=3, loss=PolicyLossConfig(ratio_level=level))
-        played = one.source.collect(one.starts(batch()))
+        one, played = collected(micro_batches=3, loss=PolicyLossConfig(ratio_level=level))
         played.executed_M_E_A[1, :5, 1:] = False
         assert [part.share for part in experience(one, played, torch.ones(3, 4))] == pytest.approx([1.0] * 3)
 
 
 def test_the_parts_of_a_minibatch_share_it_by_what_counts() -> None:
-    one = model(minibatches=2, micro_batches=3, loss=PolicyLossConfig(ratio_level="action"))
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(minibatches=2, micro_batches=3, loss=PolicyLossConfig(ratio_level="action"))
     played.executed_M_E_A[1, :5, 4:] = False
     parts = experience(one, played, torch.ones(3, 4))
     counts = [int(part.mask_B_A.unflatten(1, (4, 3)).any(dim=2).sum()) for part in parts]
@@ -365,8 +362,7 @@ def test_a_run_may_stop_between_experiences_alone() -> None:
 
 
 def test_rollouts_in_a_row_without_a_valid_episode_end_the_run() -> None:
-    one = model(max_failed_rollouts=2)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(max_failed_rollouts=2)
     lost = replace(played, is_valid_E=torch.zeros(12, dtype=torch.bool))
     for each in (lost, played, lost):
         experience(one, each)
@@ -375,8 +371,7 @@ def test_rollouts_in_a_row_without_a_valid_episode_end_the_run() -> None:
 
 
 def test_a_rollout_with_one_valid_episode_has_not_failed() -> None:
-    one = model(max_failed_rollouts=1)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(max_failed_rollouts=1)
     experience(one, replace(played, is_valid_E=torch.arange(12) == 5))
     assert one._failed_rollouts == 0
 

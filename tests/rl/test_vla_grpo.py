@@ -31,61 +31,22 @@ from cosmos_predict2.rl.episodes.episodes import (
 )
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.refinement import Refinement, Windows, chosen_windows
-from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.tokenizers.tiny import SHIPPED
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed
-from imaginaire.config import L
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from tests.multiprocess import run_distributed
-from tests.rl.vla_runs import IMAGINED, RL, SMALL, run
+from tests.rl.vla_runs import IMAGINED, RL, SMALL, batch, collected, experience, model, run, starts
 from tests.training import difference, run_dir, saved
-
-
-def starts(num: int, members: int = 1) -> Starts:
-    rows = [i for i in range(num) for _ in range(members)]
-    return Starts([0] * len(rows), rows, rows, list(range(len(rows))))
-
-
-def policy() -> ToyPolicy:
-    torch.manual_seed(0)
-    return ToyPolicy(width=16, noise=1.0)
-
-
-def model(**rl: Any) -> VLAGRPOModel:
-    torch.manual_seed(0)
-    config = VLAGRPOConfig(
-        policy=L(ToyPolicy)(width=16, noise=1.0), env=L(ToyEnv)(num_envs=8), rl=VLARLConfig(group_size=4, **rl)
-    )
-    return VLAGRPOModel(config)
-
-
-def batch(first: int = 0, size: int = 3) -> dict[str, torch.Tensor]:
-    return {"task_id": torch.zeros(size, dtype=torch.long), "trial_id": torch.arange(first, first + size)}
-
 
 # --- episodes
 
 
-def test_episodes_do_not_depend_on_their_company() -> None:
-    whole = LocalRollout(policy(), ToyEnv(num_envs=6)).collect(starts(6))
-    parts = LocalRollout(policy(), ToyEnv(num_envs=4)).collect(starts(6))
-    assert torch.allclose(whole.return_E, parts.return_E, atol=1e-5)
-    assert torch.allclose(whole.record["knots"], parts.record["knots"], atol=1e-5)  # products of another size
-
-
-def test_the_same_actions_end_alike_elsewhere() -> None:
-    played = LocalRollout(policy(), ToyEnv(num_envs=6)).collect(starts(6))
-    success, total, valid = replayed(ToyEnv(num_envs=4), starts(6), played.actions_M_E_A_D)
-    assert torch.equal(success, played.success_E) and valid.all()
-    assert torch.allclose(total, played.return_E)
-
-
 def test_fewer_executed_actions_give_more_decisions() -> None:
-    played = LocalRollout(policy(), ToyEnv(num_envs=2), execute=6).collect(starts(2))
+    played = LocalRollout(ToyPolicy(width=16), ToyEnv(num_envs=2), execute=6).collect(starts(2))
     _, total, _ = replayed(ToyEnv(num_envs=2), starts(2), played.actions_M_E_A_D, 6)
     torch.testing.assert_close(total, played.return_E)
     assert played.executed_M_E_A.shape == (4, 2, 12)
@@ -101,25 +62,10 @@ def test_episodes_end_whatever_a_policy_decides_at_once(chunk: int) -> None:
 
 def test_frames_of_an_environment_that_keeps_none_are_refused() -> None:
     with pytest.raises(ConfigError, match="keep_frames"):
-        LocalRollout(policy(), ToyEnv(num_envs=2), keep_frames=True).collect(starts(2))
-
-
-def test_frames_show_every_step_and_the_first() -> None:
-    env = ToyEnv(num_envs=2, keep_frames=True)
-    played = LocalRollout(policy(), env, keep_frames=True).collect(starts(2))
-    first, _ = env.reset(options=dict(env_ids=[0, 1], task_ids=[0, 0], trial_ids=[0, 1], seeds=[0, 1]))
-    assert played.frames_E_F_H_W_C is not None
-    assert played.frames_E_F_H_W_C.shape[1] == 25
-    assert torch.equal(played.frames_E_F_H_W_C[:, 0], first["full_image"])
+        LocalRollout(ToyPolicy(width=16), ToyEnv(num_envs=2), keep_frames=True).collect(starts(2))
 
 
 # --- experiences
-
-
-def experience(one: VLAGRPOModel, played: Trajectories, advantage: torch.Tensor | None = None) -> list[Any]:
-    advantage = one._advantages(played) if advantage is None else advantage
-    found = Experience(played, advantage, advantage.any(dim=1), {"reward_mean": 1.0})
-    return list(one.minibatches(found, batch())[1])
 
 
 def test_groups_share_their_start_and_the_world_but_not_the_policys_draws() -> None:
@@ -133,8 +79,7 @@ def test_groups_share_their_start_and_the_world_but_not_the_policys_draws() -> N
 def test_micro_batches_give_the_gradient_of_the_whole() -> None:
     gradients = []
     for count in (1, 3):
-        one = model(micro_batches=count)
-        played = one.source.collect(one.starts(batch()))
+        one, played = collected(micro_batches=count)
         for decisions in experience(one, played):
             loss = one.training_step(decisions, 0)[1]
             (loss / count).backward()
@@ -145,8 +90,7 @@ def test_micro_batches_give_the_gradient_of_the_whole() -> None:
 
 def test_a_rank_shares_an_update_by_the_mean_of_what_counts_on_all() -> None:
     """Their gradients are averaged. The other one of two has three times as many decisions."""
-    one = model(micro_batches=3)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(micro_batches=3)
     alone = [part.share for part in experience(one, played)]
     of_both = lambda value, how="sum": 4 * value if how == "sum" else value  # noqa: E731
     with mock.patch.multiple(distributed, world_size=lambda: 2, all_reduce_=of_both):
@@ -154,44 +98,42 @@ def test_a_rank_shares_an_update_by_the_mean_of_what_counts_on_all() -> None:
     assert shares == pytest.approx([share / 2 for share in alone])
 
 
+ADVANTAGE = torch.arange(12.0).reshape(3, 4) ** 2
+
+
+def of_four_parts(**loss: Any) -> tuple[VLAGRPOModel, Trajectories]:
+    """A model of two minibatches with two micro-batches each, and episodes of one decision among others of two."""
+    one, played = collected(minibatches=2, micro_batches=2, loss=PolicyLossConfig(**loss))
+    played.executed_M_E_A[1, ::3] = False
+    return one, played
+
+
+def added_up(one: VLAGRPOModel, played: Trajectories) -> float:
+    """The loss of the parts, as the trainer adds them up; ratios are 1."""
+    parts = experience(one, played, ADVANTAGE)
+    assert parts[0].old_log_prob_B_K_N.shape[1:].numel() > 1
+    return sum(one.training_step(part, 0)[1].item() for part in parts) / 4
+
+
 def test_each_episode_counts_alike_in_an_episode_mean() -> None:
-    """Two minibatches of two micro-batches: together the mean of the episodes' own means, as published."""
-    loss = PolicyLossConfig(aggregation="episode-mean", ratio_level="element")
-    one = model(minibatches=2, micro_batches=2, loss=loss)
-    played = one.source.collect(one.starts(batch()))
-    played.executed_M_E_A[1, ::3] = False  # episodes of one decision among others of two
-    played.is_valid_E[[1, 3]] = False  # and two that were lost
-    advantage = torch.arange(12.0).reshape(3, 4) ** 2
-    parts = experience(one, played, advantage)
-    assert parts[0].old_log_prob_B_K_N.shape[2] > 1
-    total = sum(one.training_step(part, 0)[1].item() for part in parts) / 4  # by the trainer, which adds them up
-    assert total == pytest.approx(-float(advantage.flatten()[played.is_valid_E].mean()), rel=1e-5)  # ratios are 1
+    """The mean of the episodes' own means, as published."""
+    one, played = of_four_parts(aggregation="episode-mean", ratio_level="element")
+    played.is_valid_E[[1, 3]] = False  # two were lost
+    assert added_up(one, played) == pytest.approx(-float(ADVANTAGE.flatten()[played.is_valid_E].mean()), rel=1e-5)
 
 
 def test_slices_are_divided_by_what_counts_in_them_whatever_the_order() -> None:
     """Slices of one decision each: a whole episode counts as often as it has some, as published."""
-    loss = PolicyLossConfig(aggregation="slice-mean", slice_decisions=1, ratio_level="element")
-    one = model(minibatches=2, micro_batches=2, loss=loss)
-    played = one.source.collect(one.starts(batch()))
-    played.executed_M_E_A[1, ::3] = False  # episodes of one decision among others of two
+    one, played = of_four_parts(aggregation="slice-mean", slice_decisions=1, ratio_level="element")
     played.executed_M_E_A[1, 1::3, 1:] = False  # a second decision of which one action was executed, as heavy as whole
-    advantage = torch.arange(12.0).reshape(3, 4) ** 2
-    parts = experience(one, played, advantage)
-    total = sum(one.training_step(part, 0)[1].item() for part in parts) / 4
     slices = 1 + played.executed_M_E_A[1].any(dim=1).float()
-    assert total == pytest.approx(-float((advantage.flatten() * slices).mean()), rel=1e-5)
+    assert added_up(one, played) == pytest.approx(-float((ADVANTAGE.flatten() * slices).mean()), rel=1e-5)
 
 
 def test_a_mean_of_steps_counts_an_episode_by_its_share_of_all_elements() -> None:
-    loss = PolicyLossConfig(aggregation="token-mean-of-steps", max_episode_steps=24, ratio_level="action")
-    one = model(minibatches=2, micro_batches=2, loss=loss)
-    played = one.source.collect(one.starts(batch()))
-    played.executed_M_E_A[1, ::3] = False
-    advantage = torch.arange(12.0).reshape(3, 4) ** 2
-    parts = experience(one, played, advantage)
-    total = sum(one.training_step(part, 0)[1].item() for part in parts) / 4
-    rows = 2 * parts[0].old_log_prob_B_K_N.shape[1]  # of an episode
-    assert total == pytest.approx(-float(advantage.mean()) * 24 / rows, rel=1e-5)
+    one, played = of_four_parts(aggregation="token-mean-of-steps", max_episode_steps=24, ratio_level="action")
+    rows = 2 * 4  # of an episode
+    assert added_up(one, played) == pytest.approx(-float(ADVANTAGE.mean()) * 24 / rows, rel=1e-5)
 
 
 def test_deviations_of_a_group_are_those_of_a_sample_or_of_all() -> None:
@@ -216,8 +158,7 @@ def test_advantages_of_episodes_have_the_norms_and_limits_of_clips() -> None:
 
 
 def test_episodes_that_were_lost_teach_nothing() -> None:
-    one = model()
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected()
     played.is_valid_E[:4] = False  # a whole group
     played.is_valid_E[4] = False
     advantage = one._advantages(played)
@@ -230,8 +171,7 @@ def test_episodes_that_were_lost_teach_nothing() -> None:
 
 
 def test_decisions_after_the_end_of_an_episode_are_not_computed() -> None:
-    one = model(minibatches=2)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(minibatches=2)
     played.executed_M_E_A[1, ::2] = False  # six of twelve episodes have one decision
     with mock.patch.object(one.net, "log_prob", wraps=one.net.log_prob) as computed:
         parts = experience(one, played, torch.ones(3, 4))
@@ -243,8 +183,7 @@ def test_decisions_after_the_end_of_an_episode_are_not_computed() -> None:
 
 
 def test_groups_outside_the_bounds_and_without_spread_are_left_out() -> None:
-    one = model(lower_bound=-0.5, upper_bound=0.5)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(lower_bound=-0.5, upper_bound=0.5)
     rewards = torch.zeros_like(played.reward_M_E_A)
     rewards[-1, :, -1] = torch.tensor([-1.0, -0.9, -1.0, -0.8, 0.1, 0.1, 0.1, 0.1, 0.0, 0.2, 0.0, 0.1])
     advantage = one._advantages(replace(played, reward_M_E_A=rewards))
@@ -269,15 +208,6 @@ def test_dynamic_sampling_takes_further_starts_until_groups_have_spread() -> Non
     assert (kept - means.max()).abs().min() < 1e-5
 
 
-def test_collections_are_joined_along_the_episodes() -> None:
-    source = LocalRollout(policy(), ToyEnv(num_envs=4))
-    first, second = source.collect(starts(4)), source.collect(starts(2))
-    both = first.with_others([second])
-    assert len(both) == 6
-    assert torch.equal(both.record["knots"][:, 4:], second.record["knots"])
-    assert torch.equal(both.rows(torch.tensor([4, 5])).return_E, second.return_E)
-
-
 # --- runs
 
 
@@ -296,36 +226,52 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path: Path) -> None:
     assert {record["train/kl_to_reference"] > 0 for record in records[1:]} == {True}
 
 
-def test_options_that_contradict_each_other_are_refused() -> None:
-    for options, name in (
-        (dict(execute=0), "execute=0"),
-        (dict(draw_tolerance=-1.0), "draw_tolerance"),
-        (dict(draw_tolerance="small"), "draw_tolerance='small'"),
-        (dict(lower_bound=1.0, upper_bound=0.0), f"{RL}.lower_bound"),
-        (dict(objective="nft"), "objective: nft needs velocities at fresh noise.*not served yet"),
-        (dict(objective="dppo", dual_clip=3.0), "dual_clip"),
-    ):
-        with pytest.raises(ConfigError, match=name):
-            model(**options)
+@pytest.mark.parametrize(
+    ("config", "options", "named"),
+    [
+        (model, dict(execute=0), "execute=0"),
+        (model, dict(draw_tolerance=-1.0), "draw_tolerance"),
+        (model, dict(draw_tolerance="small"), "draw_tolerance='small'"),
+        (model, dict(lower_bound=1.0, upper_bound=0.0), f"{RL}.lower_bound"),
+        (model, dict(objective="nft"), "objective: nft needs velocities at fresh noise.*not served yet"),
+        (model, dict(objective="dppo", dual_clip=3.0), "dual_clip"),
+        (VLAGRPOConfig, dict(validation_draws=-1), "validation_draws=-1"),
+        (RefinementConfig, dict(temperatures=[]), r"refinement\.temperatures=\[\]: one number at least"),
+        (RefinementConfig, dict(temperatures=[1.0, -0.5]), r"temperatures=\[1\.0, -0\.5\]: .*none below 0"),
+        (RefinementConfig, dict(keep=7, episodes=4), r"refinement\.keep=7, .*episodes=4 times windows=2 .*keep=8"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(config: Any, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config(**options)
+
+
+def test_what_the_trainer_does_not_do_is_refused() -> None:
+    trainer = SimpleNamespace(grad_accum_iter=1, distributed_parallelism="ddp")
+    config = VLAGRPOConfig(fsdp_shard_size=2, rl=VLARLConfig(micro_batches=2))
+    found = VLAGRPOModel.check({"config": config}, SimpleNamespace(config=SimpleNamespace(trainer=trainer)))  # type: ignore[arg-type]
+    assert [one.key for one in found] == ["trainer.grad_accum_iter", "trainer.distributed_parallelism"]
+
+
+DIT_PATH = "model.config.world_model.config.model_manager_config.dit_path"
 
 
 @pytest.mark.parametrize(
-    ("option", "named"),
+    ("name", "option", "named"),
     [
-        (f"{RL}.micro_batches=2", "trainer.grad_accum_iter"),
-        ("model.config.fsdp_shard_size=2", "trainer.distributed_parallelism"),
-        ("model.config.validation_draws=-1", "model.config.*validation_draws=-1"),
-        (f"{RL}.execute=none", f"{RL}.*execute='none'"),
+        ("toy_policy", f"{RL}.micro_batches=2", "trainer.grad_accum_iter"),
+        ("toy_policy", f"{RL}.execute=none", f"{RL}.*execute='none'"),
+        (IMAGINED, "model.config.env.offload=phase", r"env\.offload=phase, .*refinement"),
+        (IMAGINED, f"{DIT_PATH}=missing.pt", f"- {DIT_PATH}: missing.pt does not exist"),
     ],
 )
-def test_what_the_trainer_does_not_do_is_refused(option: str, named: str, tmp_path: Path) -> None:
+def test_what_is_wrong_has_its_place_in_the_configuration(name: str, option: str, named: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=named):
-        run(tmp_path, *option.split())
+        run(tmp_path, *(SMALL if name == IMAGINED else ()), option, "trainer.max_iter=1", name=name)
 
 
 def test_more_micro_batches_than_decisions_are_refused() -> None:
-    one = model(minibatches=5, micro_batches=5)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(minibatches=5, micro_batches=5)
     with pytest.raises(ConfigError, match=r"rl\.minibatches=5 times micro_batches=5 .*24 decisions"):
         experience(one, played)
 
@@ -422,7 +368,9 @@ def windows_of(played: Trajectories, span: int, stride: int = 4, count: int = 9)
 
 
 def test_windows_are_of_valid_episodes_in_which_something_moves() -> None:
-    played = LocalRollout(policy(), ToyEnv(num_envs=3, keep_frames=True), keep_frames=True).collect(starts(3))
+    played = LocalRollout(ToyPolicy(width=16), ToyEnv(num_envs=3, keep_frames=True), keep_frames=True).collect(
+        starts(3)
+    )
     moved = torch.zeros(3, 24, dtype=torch.bool)
     moved[:2, 13] = True
     played = replace(played, is_valid_E=torch.tensor([True, False, True]), moved_E_L=moved)
@@ -434,7 +382,7 @@ def test_windows_are_of_valid_episodes_in_which_something_moves() -> None:
 
 def test_windows_hold_no_action_that_was_not_executed() -> None:
     env = ToyEnv(num_envs=3, keep_frames=True, num_steps=20)
-    played = LocalRollout(policy(), env, keep_frames=True).collect(starts(3))
+    played = LocalRollout(ToyPolicy(width=16), env, keep_frames=True).collect(starts(3))
     played = replace(played, moved_E_L=None)
     played.executed_M_E_A[0, 2, 9:] = False  # an episode that ended early
     played.executed_M_E_A[1, 2] = False
@@ -605,26 +553,6 @@ def test_no_two_batches_of_a_refinement_share_a_place_in_its_draws() -> None:
     assert sorted(places) == list(range(0, 3 * 2 * 2 * 4, 4))
 
 
-@pytest.mark.parametrize(
-    ("option", "named"),
-    [
-        ("refinement.temperatures=[]", r"refinement\.temperatures=\[\]: one number at least"),
-        ("refinement.temperatures=[1.0,-0.5]", r"temperatures=\[1\.0, -0\.5\]: .*none below 0"),
-        ("refinement.keep=7", r"refinement\.keep=7, .*episodes=4 times windows=2 .*keep=8"),
-        ("env.offload=phase", r"env\.offload=phase, .*refinement"),
-    ],
-)
-def test_options_that_contradict_a_refinement_are_refused(option: str, named: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=named):
-        run(tmp_path, *SMALL, f"model.config.{option}", "trainer.max_iter=1", name=IMAGINED)
-
-
-def test_what_is_wrong_with_a_held_world_model_has_its_place_in_the_configuration(tmp_path: Path) -> None:
-    key = "model.config.world_model.config.model_manager_config.dit_path"
-    with pytest.raises(ConfigError, match=f"- {key}: missing.pt does not exist"):
-        run(tmp_path, *SMALL, f"{key}=missing.pt", "trainer.max_iter=1", name=IMAGINED)
-
-
 def test_a_held_world_model_is_imagined_with_the_tokenizer_of_its_training_alone(tmp_path: Path) -> None:
     tensors = load_file(SHIPPED)
     save_file({name: value + 0.01 for name, value in tensors.items()}, tmp_path / "own.safetensors")
@@ -668,22 +596,23 @@ def test_a_world_model_that_is_only_held_is_in_no_checkpoint_and_in_the_runs_pag
     assert "success, held out" in page and "groups of 2 episodes" in page and page.count("data:video/mp4") == 2
 
 
-def _refined_run(root: Path, ranks_with_windows: int) -> None:
-    def chosen(*arguments: Any) -> tuple[bool, list[tuple[int, int]]]:
-        return chosen_windows(*arguments) if distributed.rank() < ranks_with_windows else (False, [])
+def _refined_runs(root: Path) -> None:
+    """Runs of whose ranks two have windows, or the first alone."""
+    for ranks in (2, 1):
 
-    with mock.patch("cosmos_predict2.rl.episodes.refinement.chosen_windows", chosen):
-        run(root, *SMALL, "dataloader_train.batch_size=1", "trainer.max_iter=4", name=IMAGINED)
+        def chosen(*arguments: Any, ranks: int = ranks) -> tuple[bool, list[tuple[int, int]]]:
+            return chosen_windows(*arguments) if distributed.rank() < ranks else (False, [])
+
+        with mock.patch("cosmos_predict2.rl.episodes.refinement.chosen_windows", chosen):
+            run(root / str(ranks), *SMALL, "dataloader_train.batch_size=1", "trainer.max_iter=4", name=IMAGINED)
 
 
 @pytest.mark.slow
 def test_two_processes_refine_on_the_windows_of_both(tmp_path: Path) -> None:
-    counts = []
-    for ranks in (2, 1):  # one rank of which no episode has a window does not end the run
-        run_distributed(_refined_run, world_size=2, args=(tmp_path / str(ranks), ranks))
-        counts.append(int(saved(tmp_path / str(ranks), "vla")["model"]["refinement.windows.counts"][0]))
-    assert 2 < counts[0] <= 8  # more than one rank's share of four episodes with two windows each
-    assert 0 < counts[1] <= 4
+    run_distributed(_refined_runs, world_size=2, args=(tmp_path,))
+    both, one = (int(saved(tmp_path / name, "vla")["model"]["refinement.windows.counts"][0]) for name in ("2", "1"))
+    assert 2 < both <= 8  # more than one rank's share of four episodes with two windows each
+    assert 0 < one <= 4  # a rank of which no episode has a window does not end the run
 
 
 def test_a_phase_without_any_window_ends_the_run(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.objectives import AGGREGATIONS
 from imaginaire import distributed
 from tests.multiprocess import run_distributed
-from tests.rl.test_vla_grpo import batch, experience, model
-from tests.rl.vla_runs import RL, run
+from tests.rl.vla_runs import RL, collected, experience, model, run
 from tests.training import difference, saved, states, steps
 
 ADVANTAGE = torch.tensor([[0.0] * 4, [1.5, -0.5, 0.0, -1.0], [0.0] * 4])
@@ -36,8 +35,7 @@ def gradient(one: VLAGRPOModel, parts: list[Any]) -> Tensor:
 @pytest.mark.parametrize("level", ["element", "chunk"])
 def test_decisions_without_an_advantage_are_not_computed_and_stay_in_the_divisor(aggregation: str, level: str) -> None:
     loss = PolicyLossConfig(aggregation=aggregation, ratio_level=level, max_episode_steps=24)
-    one = model(micro_batches=2, loss=loss)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(micro_batches=2, loss=loss)
     played.executed_M_E_A[1, ::3] = False  # episodes of one decision among others of two
     with mock.patch.object(one.net, "log_prob", wraps=one.net.log_prob) as computed:
         found = gradient(one, experience(one, played, ADVANTAGE))
@@ -53,8 +51,7 @@ def test_decisions_without_an_advantage_are_not_computed_and_stay_in_the_divisor
 
 @pytest.mark.parametrize("options", [dict(loss=PolicyLossConfig(entropy_bonus=0.1)), dict(kl_beta=0.1)])
 def test_terms_that_need_no_advantage_are_of_all_decisions(options: dict[str, Any]) -> None:
-    one = model(**options)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(**options)
     (part,) = experience(one, played, torch.zeros(3, 4))
     assert len(part.advantage_B) == 24 and part.mask_B_A.all() and part.teaches
 
@@ -63,8 +60,7 @@ def test_terms_that_need_no_advantage_are_of_all_decisions(options: dict[str, An
 def test_groups_out_of_bounds_leave_the_divisor_and_groups_that_end_alike_stay(aggregation: str) -> None:
     """As the published mask has it, whose golden `policy_losses` reproduces."""
     loss = PolicyLossConfig(aggregation=aggregation, max_episode_steps=24, entropy_bonus=0.1)
-    one = model(loss=loss, lower_bound=0.1, upper_bound=0.9)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(loss=loss, lower_bound=0.1, upper_bound=0.9)
     rewards = torch.zeros_like(played.reward_M_E_A)
     rewards[-1, :, -1] = torch.tensor([1.0] * 4 + [0.0, 1.0, 0.0, 0.0] + [0.5] * 4)  # above, within, within and alike
     played = replace(played, reward_M_E_A=rewards)
@@ -80,8 +76,7 @@ def test_groups_out_of_bounds_leave_the_divisor_and_groups_that_end_alike_stay(a
 
 
 def test_a_minibatch_of_which_nothing_is_learnt_has_no_gradient() -> None:
-    one = model(minibatches=3)
-    played = one.source.collect(one.starts(batch()))
+    one, played = collected(minibatches=3)
     advantage = torch.zeros(3, 4)
     for parts, expected in (
         (experience(one, played, advantage), []),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short runs of a policy that learns from rewards, in the toy world's simulator."""
+"""Short runs of a policy that learns from rewards in the toy world's simulator; and one without a trainer."""
 
 import json
 from collections.abc import Mapping
@@ -13,8 +13,10 @@ from cosmos_predict2.configs.base.config import make_config as base
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
+from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import LogProb
+from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
@@ -96,3 +98,36 @@ def run(root: Path, *options: str, name: str = "toy_policy") -> list[dict[str, A
     assert train(root, [f"experiment={name}", *options], config="tests/rl/vla_runs.py") == 0
     lines = (run_dir(root, NAME) / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+# --- without a trainer
+
+
+def starts(num: int) -> Starts:
+    return Starts([0] * num, list(range(num)), list(range(num)), list(range(num)))
+
+
+def model(**rl: Any) -> VLAGRPOModel:
+    """It learns from groups of four episodes."""
+    torch.manual_seed(0)
+    config = VLAGRPOConfig(
+        policy=L(ToyPolicy)(width=16, noise=1.0), env=L(ToyEnv)(num_envs=8), rl=VLARLConfig(group_size=4, **rl)
+    )
+    return VLAGRPOModel(config)
+
+
+def batch(first: int = 0, size: int = 3) -> dict[str, Tensor]:
+    return {"task_id": torch.zeros(size, dtype=torch.long), "trial_id": torch.arange(first, first + size)}
+
+
+def collected(**rl: Any) -> tuple[VLAGRPOModel, Trajectories]:
+    """A model, and twelve episodes of two decisions each that it played, in three groups."""
+    one = model(**rl)
+    return one, one.source.collect(one.starts(batch()))
+
+
+def experience(one: VLAGRPOModel, played: Trajectories, advantage: Tensor | None = None) -> list[Any]:
+    """The micro-batches of these episodes."""
+    advantage = one._advantages(played) if advantage is None else advantage
+    found = Experience(played, advantage, advantage.any(dim=1), {"reward_mean": 1.0})
+    return list(one.minibatches(found, batch())[1])
