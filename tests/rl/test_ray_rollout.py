@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,9 +69,13 @@ class Deaf(ToyPolicy):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def ray() -> Any:
+    return pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
+
+
+@pytest.fixture(scope="module")
+def cluster(ray: Any) -> Iterator[None]:
     """A Ray of two cores on this machine, with its sockets where their paths are short enough."""
-    ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has at most 107 characters
     try:
         _begin(ray, address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
@@ -117,8 +122,8 @@ def test_episodes_on_two_workers_are_those_of_this_process_also_after_an_update(
     cluster: None, policy: ToyPolicy
 ) -> None:
     env = ToyEnv(NUM // 2)
-    local, remote = LocalRollout(policy, env), RayRollout(policy, env, num_workers=2)
-    try:
+    local = LocalRollout(policy, env)
+    with closing(RayRollout(policy, env, num_workers=2)) as remote:
         for _ in range(2):
             remote.sync(policy)
             for mode in ("sample", "greedy"):
@@ -134,16 +139,14 @@ def test_episodes_on_two_workers_are_those_of_this_process_also_after_an_update(
             assert torch.equal(together.success_E, alone.success_E)
             with torch.no_grad():
                 policy.mlp[0].weight += 0.1
-    finally:
-        remote.close()
 
 
 @pytest.mark.long
 def test_a_world_model_that_is_refined_is_refined_in_the_workers_too(cluster: None, policy: ToyPolicy) -> None:
     env = WorldModelEnv(imagination_of(device="cpu"), ToyStarts(), ToyDetectorReward(), num_envs=2, max_steps=24)
-    local, remote = LocalRollout(policy, env), RayRollout(policy, env, num_workers=2)
+    local = LocalRollout(policy, env)
     few = starts(4)
-    try:
+    with closing(RayRollout(policy, env, num_workers=2)) as remote:
         before = remote.collect(few)
         assert_close(as_tensors(before), as_tensors(local.collect(few)), rtol=0, atol=0)
         net = env.imagination.world.net.requires_grad_()  # as what a refinement trains
@@ -154,8 +157,6 @@ def test_a_world_model_that_is_refined_is_refined_in_the_workers_too(cluster: No
         after = remote.collect(few)
         assert_close(as_tensors(after), as_tensors(local.collect(few)), rtol=0, atol=0)
         assert not torch.equal(after.reward_M_E_A, before.reward_M_E_A)
-    finally:
-        remote.close()
 
 
 @pytest.mark.slow
@@ -164,8 +165,7 @@ def test_a_worker_that_is_killed_in_a_rollout_costs_its_own_episodes(
 ) -> None:
     (tmp_path / "once").touch()
     env = Deadly(3, str(tmp_path))
-    remote = RayRollout(policy, env, num_workers=2)
-    try:
+    with closing(RayRollout(policy, env, num_workers=2)) as remote:
         with caplog.at_level(logging.WARNING):
             played = remote.collect(starts())
         is_lost = torch.zeros(NUM, dtype=torch.bool)
@@ -177,41 +177,30 @@ def test_a_worker_that_is_killed_in_a_rollout_costs_its_own_episodes(
         assert_close(as_tensors(played.rows(kept)), as_tensors(expected.rows(kept)), rtol=0, atol=0)
         assert not played.success_E[is_lost].any() and not played.executed_M_E_A[:, is_lost].any()
         assert_close(as_tensors(remote.collect(starts())), as_tensors(expected), rtol=0, atol=0)  # it was started again
-    finally:
-        remote.close()
 
 
 @pytest.mark.long
 def test_workers_that_die_again_and_again_end_the_run(cluster: None, policy: ToyPolicy, tmp_path: Path) -> None:
     for life in range(2):
         (tmp_path / str(life)).touch()
-    remote = RayRollout(policy, Deadly(NUM, str(tmp_path)), num_workers=1)
-    try:
+    with closing(RayRollout(policy, Deadly(NUM, str(tmp_path)), num_workers=1)) as remote:
         with pytest.raises(TrainingError, match="twice in a row"):
             remote.collect(starts())
-    finally:
-        remote.close()
 
 
 @pytest.mark.long
 def test_an_error_in_a_worker_is_that_error(cluster: None, policy: ToyPolicy) -> None:
-    remote = RayRollout(policy, Broken(NUM), num_workers=1)
-    try:
+    with closing(RayRollout(policy, Broken(NUM), num_workers=1)) as remote:
         with pytest.raises(DataError, match="three legs"):
             remote.collect(starts())
         assert remote.lost == 0
-    finally:
-        remote.close()
 
 
 @pytest.mark.long
 def test_workers_that_cannot_take_the_weights_do_not_play_with_others(cluster: None) -> None:
-    remote = RayRollout(Deaf(width=16), ToyEnv(NUM), num_workers=1)
-    try:
+    with closing(RayRollout(Deaf(width=16), ToyEnv(NUM), num_workers=1)) as remote:
         with pytest.raises(DataError, match="do not fit"):
             remote.collect(starts())
-    finally:
-        remote.close()
 
 
 def expert(root: Path) -> Any:
@@ -260,9 +249,7 @@ def count_gathers(net: Any) -> list[int]:
 
 
 @pytest.mark.slow
-def test_workers_of_a_sharded_policy_have_its_weights_from_all_ranks(cluster: None, tmp_path: Path) -> None:
-    import ray
-
+def test_workers_of_a_sharded_policy_have_its_weights_from_all_ranks(ray: Any, cluster: None, tmp_path: Path) -> None:
     write_tiny(tmp_path / "pi05", action_horizon=4, hold=3)
     address = ray.get_runtime_context().gcs_address
     torch.manual_seed(0)
@@ -301,9 +288,8 @@ class Imagines(SimpleNamespace):
 
 
 def test_what_is_trained_reaches_the_workers_and_is_in_evaluation_mode_there(
-    policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch
+    ray: Any, policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
     monkeypatch.setattr(ray, "get", lambda value: value)
     network = torch.nn.Linear(2, 2)
     env: Any = Imagines(imagination=SimpleNamespace(world=SimpleNamespace(net=network)))
@@ -327,25 +313,22 @@ def test_what_is_trained_reaches_the_workers_and_is_in_evaluation_mode_there(
     assert "mlp.0.weight" not in sent[0]["policy"] and not sent[0]["world_model"]  # what is only held was sent once
 
 
-def test_the_gpu_of_the_process_that_packs_is_not_named_where_it_is_unpacked() -> None:
-    pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
+def test_the_gpu_of_the_process_that_packs_is_not_named_where_it_is_unpacked(ray: Any) -> None:
     env = dict(world=torch.device("cuda", 3), host=torch.device("cpu"), empty=torch.device("meta"), at=torch.zeros(1))
     found = _unpacked(_packed(env), torch.device("cuda"))
     assert (found["world"], found["host"], found["empty"]) == (torch.device("cuda"), env["host"], env["empty"])
     assert found["at"].device.type == "cpu" and torch.device("cuda", 3) == env["world"]
 
 
-def test_a_worker_that_answers_is_forgiven_its_deaths() -> None:
-    ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
+def test_a_worker_that_answers_is_forgiven_its_deaths(ray: Any) -> None:
     ours: Any = SimpleNamespace(_ray=SimpleNamespace(exceptions=ray.exceptions, get=bytes), _deaths=[2, 1])
     ours.device = torch.device("cpu")
     assert RayRollout._answer(ours, _packed("episodes"), 0, 4, is_late=False) == "episodes"
     assert ours._deaths == [0, 1]
 
 
-def test_an_exception_of_a_worker_that_has_played_costs_its_episodes() -> None:
+def test_an_exception_of_a_worker_that_has_played_costs_its_episodes(ray: Any) -> None:
     """Before any episode came back it is the configuration's, and what the user must mend is raised at any time."""
-    ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
     ours: Any = mock.Mock(_has_played=False, _workers=["one"])
     ours._ray.exceptions = ray.exceptions
     raised = [RuntimeError("the simulation is unstable"), DataError("the table has three legs")]
@@ -397,9 +380,8 @@ def test_without_ray_the_extra_is_named(policy: ToyPolicy, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_without_a_cluster_the_command_that_starts_one_is_named(
-    policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch
+    ray: Any, policy: ToyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ray = pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # others of this file have one
     monkeypatch.setattr(
         ray, "init", lambda **_: (_ for _ in ()).throw(ConnectionError("Could not find any running Ray"))

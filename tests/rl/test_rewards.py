@@ -110,6 +110,9 @@ def test_clips_in_which_nothing_moves_have_no_agreement(true: Tensor) -> None:
     assert not LocalReward(verifiable.Agreement())._score(_clips(true), _context(still)).is_valid_B.any()
 
 
+FAILING = f"{__name__}:_failing"
+
+
 def _failing(clips: Clips, context: Mapping[str, Any]) -> Tensor:
     raise RuntimeError("the judge is ill")
 
@@ -153,10 +156,10 @@ def _advantages(scoring: Scoring, true: Tensor, group_size: int = 4) -> tuple[Te
 
 
 def test_what_failed_has_no_advantage_and_is_counted(true: Tensor) -> None:
-    advantage, facts = _advantages(_scoring(L(_partial)(name="_first_invalid")), true)
+    advantage, facts = _advantages(_scoring(f"{__name__}:_first_invalid"), true)
     assert advantage[0, 0] == 0 and advantage[0, 1] < 0 < advantage[0, 3]
     assert facts["r0_valid_rate"] == 0.75
-    for make in (L(_partial)(name="_failing"), L(Late)()):
+    for make in (FAILING, L(Late)()):
         advantage, facts = _advantages(_scoring(make), true)
         assert advantage.abs().max() == 0
         assert facts["r0_valid_rate"] == 0 and facts["groups_without_spread"] == 1
@@ -173,7 +176,7 @@ def test_a_deadline_is_one_for_all_clips_of_a_rollout_and_all_rewards(
             clock[0] += max(deadline, 0.0)
             return super().fetch(ticket, deadline)
 
-    scoring = _scoring(L(_partial)(name="_failing"), L(_partial)(name="_failing"))
+    scoring = _scoring(FAILING, FAILING)
     scoring.rewards = dict.fromkeys(scoring.rewards, Waited())
     scoring.fetch([scoring.submit(_clips(true), _context(true)) for _ in range(8)], 4)
     assert clock[0] == RewardConfig().deadline
@@ -186,7 +189,7 @@ def test_a_reward_elsewhere_is_probed_once(true: Tensor) -> None:
         def probe(self, clips: Clips, context: Mapping[str, Any], deadline: float) -> None:
             probed.append(deadline)
 
-    scoring = _scoring(L(_partial)(name="_failing"))
+    scoring = _scoring(FAILING)
     assert not scoring.needs_probe
     scoring.rewards = {"r0": OneRank(Remote())}
     assert scoring.needs_probe
@@ -194,22 +197,14 @@ def test_a_reward_elsewhere_is_probed_once(true: Tensor) -> None:
     assert probed == [RewardConfig().deadline] and not scoring.needs_probe
 
 
-def _partial(name: str) -> Any:
-    return globals()[name]
-
-
 def test_a_sample_counts_only_where_all_rewards_are_valid(true: Tensor) -> None:
-    advantage, _ = _advantages(_scoring(L(verifiable.Agreement)(), L(_partial)(name="_first_invalid")), true)
+    advantage, _ = _advantages(_scoring(L(verifiable.Agreement)(), f"{__name__}:_first_invalid"), true)
     assert advantage[0, 0] == 0 and advantage[0, 1] < 0 < advantage[0, 3]
-
-
-def _valued(*values: float) -> Any:
-    return lambda clips, context: torch.tensor(values)
 
 
 def test_rewards_count_by_their_weights_and_advantages_have_a_limit(true: Tensor) -> None:
     weights, values = {"up": 2.0, "down": 0.5}, {"up": (0.0, 1.0, 2.0, 9.0), "down": (9.0, 2.0, 1.0, 0.0)}
-    makes = {name: L(_valued_by)(values=value) for name, value in values.items()}
+    makes = {name: L(_valued)(values=value) for name, value in values.items()}
     options = {name: RewardConfig(make=make, weight=weights[name]) for name, make in makes.items()}
     advantage, facts = _advantages(Scoring(RLConfig(rewards=options)), true)
     alone, _ = _advantages(_scoring(makes["up"]), true)
@@ -223,8 +218,8 @@ def test_rewards_count_by_their_weights_and_advantages_have_a_limit(true: Tensor
         assert bool(within.any()) == teaches
 
 
-def _valued_by(values: Any) -> Any:
-    return _valued(*values)
+def _valued(values: Any) -> Any:
+    return lambda clips, context: torch.tensor(values)
 
 
 @pytest.mark.parametrize("name", ["agreement", "latents", "background", "positions", "permanence"])
@@ -292,7 +287,7 @@ class Given(Late):
 
 def test_scores_and_parts_of_a_reward_elsewhere_are_those_of_valid_clips(true: Tensor) -> None:
     """A number that is not finite is invalid whatever the reward says, and a part is there if all requests have it."""
-    scoring = _scoring(L(_partial)(name="_failing"))
+    scoring = _scoring(FAILING)
     valid = torch.tensor([True, True, True, False])
     parts = {"often": torch.tensor([1.0, 2.0, 6.0, 900.0]), "once": torch.ones(4)}
     first = Scores(torch.tensor([1.0, torch.nan, 3.0, 700.0]), valid, parts)
@@ -312,7 +307,7 @@ def test_scores_and_parts_of_a_reward_elsewhere_are_those_of_valid_clips(true: T
 
 def test_each_reward_is_compared_among_the_samples_that_count() -> None:
     """One reward of the first sample is invalid, so that the other one's value of it counts for nothing."""
-    scoring = _scoring(L(_partial)(name="_failing"), L(_partial)(name="_failing"))
+    scoring = _scoring(FAILING, FAILING)
     everyone, others = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[False, True, True, True]])
     found = []
     for first in (-900.0, 900.0):
@@ -323,7 +318,7 @@ def test_each_reward_is_compared_among_the_samples_that_count() -> None:
 
 
 def test_a_group_has_spread_where_any_of_its_rewards_has() -> None:
-    scoring = _scoring(L(_partial)(name="_failing"), L(_partial)(name="_failing"))
+    scoring = _scoring(FAILING, FAILING)
     scoring.advantage = AdvantageConfig(min_std=0.5)
     valid = torch.ones(4, 2, dtype=torch.bool)
     values = [[[0.0, 2.0], [0.0, 0.0], [0.0, 0.9], [0.0, 0.0]], [[0.0, 0.0], [0.0, 2.0], [0.0, 0.9], [1.0, 1.0]]]
@@ -400,7 +395,7 @@ def test_wrong_rewards_are_refused(true: Tensor) -> None:
     with pytest.raises(ConfigError, match="make"):
         _scoring(None)
     with pytest.raises(DataError, match="4 clips"):
-        _advantages(_scoring(L(_partial)(name="_short")), true)
+        _advantages(_scoring(f"{__name__}:_short"), true)
 
 
 def test_contact_is_the_depth_of_the_gripper_in_the_puck_and_the_motion_of_an_untouched_puck() -> None:
