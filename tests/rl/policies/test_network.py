@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies that are recomputed and sharded learn what whole ones do."""
+"""Policies that are recomputed and sharded learn what whole ones do; in half precision frequencies are not rounded."""
 
 import copy
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.ray_rollout import RayRollout
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, fill, shards_of, without_weights
-from cosmos_predict2.rl.policies.network import parallelize_policy
+from cosmos_predict2.rl.policies.network import cast, parallelize_policy
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
@@ -22,9 +22,11 @@ from imaginaire import distributed
 from imaginaire.config import L, lazy_config
 from imaginaire.distributed.parallel import GradientAverager, full_tensor, init_dims
 from imaginaire.errors import ConfigError
+from imaginaire.optim.adamw import FusedAdamW
 from tests.multiprocess import run_distributed
 
 GROUPS = 4
+SHARDED = ("openvla", "pi05", "expert")
 
 
 def policies(folders: dict[str, str]) -> dict[str, Any]:
@@ -32,6 +34,8 @@ def policies(folders: dict[str, str]) -> dict[str, Any]:
         "openvla": L(OpenVLAPolicy)(path=folders["openvla"], temperature=1.6),
         "pi05": L(Pi05Policy)(path=folders["pi05"], noise_method="flow_noise", joint_logprob=True),
         "expert": L(Pi05Policy)(path=folders["pi05"], train_expert_only=True, lora_rank=3),
+        "adapters": L(OpenVLAPolicy)(path=folders["openvla"], lora_rank=2),
+        "toy": L(ToyPolicy)(),
     }
 
 
@@ -61,7 +65,7 @@ def trained(policy: Any, **options: Any) -> dict[str, Tensor]:
 def of_ranks(folders: dict[str, str]) -> dict[str, dict[str, Tensor]]:
     for shard_size in (1, 2):
         assembled(folders, shard_size)
-    return {name: trained(policy, fsdp_shard_size=-1, recompute=True) for name, policy in policies(folders).items()}
+    return {name: trained(policies(folders)[name], fsdp_shard_size=-1, recompute=True) for name in SHARDED}
 
 
 def assembled(folders: dict[str, str], shard_size: int) -> None:
@@ -94,7 +98,7 @@ def assembled(folders: dict[str, str], shard_size: int) -> None:
 
 @pytest.mark.slow
 def test_two_processes_that_share_the_weights_learn_what_one_does(folders: dict[str, str]) -> None:
-    alone = {name: trained(policy) for name, policy in policies(folders).items()}
+    alone = {name: trained(policies(folders)[name]) for name in SHARDED}
     for found in run_distributed(of_ranks, world_size=2, args=(folders,)):
         torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
 
@@ -126,3 +130,57 @@ def test_what_has_no_blocks_is_refused_by_name() -> None:
     config = VLAGRPOConfig(policy=L(ToyPolicy)(), env=L(ToyEnv)(num_envs=8), recompute=True)
     with pytest.raises(ConfigError, match=r"model\.config\.recompute=true.*ToyPolicy has none"):
         VLAGRPOModel(config).parallelize(init_dims())
+
+
+@pytest.mark.parametrize("name", ["openvla", "adapters", "pi05", "expert", "toy"])
+def test_it_is_trained_in_bfloat16(name: str, folders: dict[str, str]) -> None:
+    torch.manual_seed(0)
+    apart = lazy_config.instantiate(policies(folders)[name])
+    torch.manual_seed(0)
+    rl = VLARLConfig(group_size=2, updates=2)
+    options: dict[str, Any] = dict(policy=policies(folders)[name], env=L(ToyEnv)(num_envs=8), rl=rl)
+    model = VLAGRPOModel(VLAGRPOConfig(**options, precision="bfloat16"))
+    buffers = {key: value.clone() for key, value in apart.named_buffers() if "inv_freq" in key}
+    cast(apart, torch.bfloat16)
+    for key, value in model.net.named_buffers():
+        if "inv_freq" in key or "logvar" in key:
+            assert value.dtype == torch.float32 and torch.equal(value, buffers.get(key, value)), key
+    assert (name == "toy") == (not buffers)
+    kinds = {key: weight.dtype for key, weight in model.net.named_parameters()}
+    wide = {key for key, kind in kinds.items() if kind == torch.float32}
+    for key, weight in apart.named_parameters():  # already, so that no wider ones are moved to a device
+        assert weight.dtype == kinds[key] and torch.equal(weight, model.net.get_parameter(key)), key
+    model.on_train_start()
+    assert wide != kinds.keys() and bool(wide) == (name in ("pi05", "expert"))
+    learnt = [weight for weight in model.net.parameters() if weight.requires_grad]
+    before = [weight.detach().clone() for weight in learnt]
+    optimizer = FusedAdamW(learnt, lr=1e-2)
+    trials = torch.arange(4)
+    starts = {"task_id": torch.zeros_like(trials), "trial_id": trials}
+    for decisions in model.train_batches([starts]):
+        _, loss = model.training_step(decisions, 0)  # raises unless the first ratio is 1
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert any(not torch.equal(*pair) for pair in zip(before, learnt))
+
+
+def test_what_pi05_keeps_in_float32_makes_its_decisions_more_exact(folders: dict[str, str]) -> None:
+    """Against all of it in bfloat16, as sharding needs it."""
+    args = {key: value for key, value in policies(folders)["pi05"].items() if key != "_target_"}
+    seen: Any = {
+        "full_image": torch.randint(256, (4, 48, 64, 3), generator=torch.Generator().manual_seed(3)).to(torch.uint8),
+        "wrist_image": torch.zeros(4, 0, 48, 64, 3, dtype=torch.uint8),
+        "state": torch.zeros(4, 3),
+        "task_description": ["push the puck"] * 4,
+    }
+    actions = []
+    for uniform in (None, False, True):
+        torch.manual_seed(0)
+        policy = Pi05Policy(**args)
+        if uniform is not None:
+            cast(policy, torch.bfloat16, is_uniform=uniform)
+        draws = [torch.Generator().manual_seed(i) for i in range(4)]
+        actions.append(policy.act(seen, mode="greedy", generators=draws).actions_E_A_D)
+    exact, mixed, rounded = actions
+    assert (mixed - exact).abs().mean() < (rounded - exact).abs().mean() < 0.05
