@@ -92,18 +92,17 @@ class LearnerConfig(Section):
         """The groups that may teach something by their mean reward, [N]."""
         return groups_within(rewards_N_G, is_valid_N_G, lower=self.lower_bound, upper=self.upper_bound)
 
-    def problems(self) -> "list[tuple[str, str]]":
+    def problems(self) -> Iterator[tuple[str, str]]:
         """(field, sentence) of everything that does not fit together."""
         low, high = self.lower_bound, self.upper_bound
         for name, bound in (("lower_bound", low), ("upper_bound", high)):
             if bound is not None and not (isinstance(bound, int | float) and math.isfinite(bound)):
-                return [(name, f"{bound!r}, but a group's mean reward is a number (null: no bound)")]
-        found = []
+                yield name, f"{bound!r}, but a group's mean reward is a number (null: no bound)"
+                return
         if low is not None and high is not None and low > high:
-            found.append(("lower_bound", f"{low} is above upper_bound={high}: no group would teach anything"))
+            yield "lower_bound", f"{low} is above upper_bound={high}: no group would teach anything"
         if self.dual_clip is not None and self.objective in UNCLIPPED:
-            found.append(("dual_clip", f"{self.dual_clip}, but {self.objective} clips no ratios: set it to null"))
-        return found
+            yield "dual_clip", f"{self.dual_clip}, but {self.objective} clips no ratios: set it to null"
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -168,57 +167,50 @@ class RLConfig(LearnerConfig):
         """Micro-batches of steps or levels for each part of the samples."""
         return len(self.train_on) if self.is_ratio else self.num_timesteps or self.sample_steps
 
-    def problems(self) -> "list[tuple[str, str]]":
-        found = super().problems()
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
         if (high := self.clip_ratio_high) is not None and self.objective in UNCLIPPED:
-            found.append(("clip_ratio_high", f"{high}, but {self.objective} clips no ratios: set it to null"))
+            yield "clip_ratio_high", f"{high}, but {self.objective} clips no ratios: set it to null"
         if self.is_ratio:
-            found += self._ratio_problems()
+            yield from self._ratio_problems()
         elif self.num_timesteps > self.sample_steps:
-            found.append(("num_timesteps", f"{self.num_timesteps}, but the rollout has {self.sample_steps} levels"))
+            yield "num_timesteps", f"{self.num_timesteps}, but the rollout has {self.sample_steps} levels"
         if self.transition == "ode" and self.starts_alike:
-            found.append(("use_same_seed", "true, but ode draws nothing: all clips of a group would be the same"))
+            yield "use_same_seed", "true, but ode draws nothing: all clips of a group would be the same"
         if not self.min_num_conditional_frames <= self.max_num_conditional_frames:
-            found.append(("max_num_conditional_frames", "it is below min_num_conditional_frames"))
+            yield "max_num_conditional_frames", "it is below min_num_conditional_frames"
         if self.num_rollout < 2:
-            found.append(("num_rollout", "1: an advantage compares the samples of a group; it needs 2 at least"))
+            yield "num_rollout", "1: an advantage compares the samples of a group; it needs 2 at least"
         if self.num_rollout % self.ranks_per_group:
             text = f"{self.ranks_per_group} does not divide the num_rollout={self.num_rollout} clips of a group"
-            found.append(("ranks_per_group", text))
+            yield "ranks_per_group", text
         if not self.rewards:
-            found.append(("rewards", "there is none: name one, such as rewards={quality: {make: ...}}"))
+            yield "rewards", "there is none: name one, such as rewards={quality: {make: ...}}"
         if self.on_policy is False and not self.is_ratio:
-            found.append(("on_policy", f"false, but {self.objective} compares with the weights that it samples by"))
-        return found
+            yield "on_policy", f"false, but {self.objective} compares with the weights that it samples by"
 
-    def _ratio_problems(self) -> "list[tuple[str, str]]":
-        found = []
+    def _ratio_problems(self) -> Iterator[tuple[str, str]]:
         if late := [k for k in self.train_on if not ANY <= k < self.sample_steps]:
-            found.append(("train_on", f"{late} lie outside the {self.sample_steps} steps of sample_steps (-1: drawn)"))
+            yield "train_on", f"{late} lie outside the {self.sample_steps} steps of sample_steps (-1: drawn)"
         named = [k for k in self.train_on if k != ANY]
         if len(set(named)) < len(named) or len(self.train_on) > self.sample_steps:
-            found.append(("train_on", f"{self.train_on} names a step twice, or more steps than there are"))
+            yield "train_on", f"{self.train_on} names a step twice, or more steps than there are"
         if self.transition == "ode":
-            text = (
-                f"ode draws nothing, so that its steps have no probability for {self.objective}; "
-                "use another transition, or objective=nft or awm"
-            )
-            found.append(("transition", text))
-        without_noise = {"cps": "cps", "ddim": "ddim", "churn": "churn"}
+            text = f"ode draws nothing, so that its steps have no probability for {self.objective};"
+            yield "transition", f"{text} use another transition, or objective=nft or awm"
         last = self.sample_steps - 1
-        if self.transition in without_noise and last in self.train_on:
-            found.append(("train_on", f"{last}: the last step of {self.transition} draws nothing"))
+        if self.transition in ("cps", "ddim", "churn") and last in self.train_on:
+            yield "train_on", f"{last}: the last step of {self.transition} draws nothing"
         if self.objective == "guard" and self.transition not in ("sde", "dance"):
             text = f"{self.transition}, but guard weighs steps by the diffusion coefficient of sde or dance"
-            found.append(("transition", text))
+            yield "transition", text
         if self.objective in ("guard", "dppo") and self.ratio_normalisation != "gaussian":
             text = f"{self.ratio_normalisation}, but {self.objective} takes the ratio of densities: set it to gaussian"
-            found.append(("ratio_normalisation", text))
+            yield "ratio_normalisation", text
         if not self.train_on:
-            found.append(("train_on", "it is empty"))
+            yield "train_on", "it is empty"
         if self.weight_copy_decay_type:
-            found.append(("weight_copy_decay_type", f"it belongs to nft, not to {self.objective}"))
-        return found
+            yield "weight_copy_decay_type", f"it belongs to nft, not to {self.objective}"
 
 
 def reward_configs(rl: RLConfig) -> dict[str, RewardConfig]:

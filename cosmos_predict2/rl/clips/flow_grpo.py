@@ -77,7 +77,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         yield from super().check(arguments, context)
         rl = rl_of(arguments["config"])
-        problems = rl.problems()
+        problems = list(rl.problems())
         for field, text in problems:
             yield error(f"{KEY}.{field}", text)
         pipe_config = model_config(arguments["config"], cls.config_class).pipe_config

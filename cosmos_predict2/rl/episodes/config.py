@@ -2,6 +2,7 @@
 """Options of policies that learn from rewards, ``model.config``."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -54,15 +55,14 @@ class VLARLConfig(LearnerConfig):
         """Decisions with an advantage of 0 may have a gradient; one's own objective may have any."""
         return bool(self.kl_beta or self.loss.entropy_bonus) or self.objective not in ("grpo", "guard", "dppo")
 
-    def problems(self) -> list[tuple[str, str]]:
-        found, objective = super().problems(), objective_of(self.objective)
-        if not objective.is_ratio:
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        if not objective_of(self.objective).is_ratio:
             text = (
                 f"{self.objective} needs velocities at fresh noise: most policies have none, and those of PI0.5 are not"
                 " served yet. Take grpo, guard, dppo, or a ratio objective of your own"
             )
-            found.append(("objective", text))
-        return found
+            yield "objective", text
 
 
 @attrs.define(kw_only=True, slots=False)
