@@ -252,18 +252,9 @@ def test_the_command_evaluates_by_what_it_is_given(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(media, "write_video", lambda path, *_: calls.setdefault("videos", []).append(path.name))
     words = ["--policy", "mine", "--load_ema", "--tasks", *tasks, "--episodes", "4", "--first", "7", "--seed", "3"]
     words += [
-        "--draws",
-        "1",
-        "--mode",
-        "sample",
-        "--execute",
-        "6",
-        "--videos",
-        "4",
         "--out",
         str(tmp_path),
-        "--setting",
-        "hard",
+        *["--draws", "1", "--mode", "sample", "--execute", "6", "--videos", "4", "--setting", "hard"],
     ]
     with mock.patch.object(suites, "find", wraps=suites.find) as find:
         assert _command(*words) == 0

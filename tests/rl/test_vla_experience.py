@@ -144,16 +144,8 @@ def test_actions_that_were_drawn_in_imagination_are_played_again_truly() -> None
         found = one._compared(some)
     plays.assert_called_once_with(one.env, some, "sample")
     assert again.call_args.args[:2] == (one.true_env, some) and again.call_args.args[2] is played.actions_M_E_A_D
-    assert found == pytest.approx(
-        dict(
-            imagined_success=1.0,
-            true_success=0.5,
-            gap=0.5,
-            agreement=0.5,
-            true_positive_rate=1.0,
-            false_positive_rate=1.0,
-        )
-    )
+    rates = dict(imagined_success=1.0, true_success=0.5, gap=0.5, agreement=0.5)
+    assert found == pytest.approx({**rates, "true_positive_rate": 1.0, "false_positive_rate": 1.0})
 
 
 def test_a_step_of_the_world_model_has_a_gradient_where_that_has_one() -> None:
@@ -210,11 +202,8 @@ def test_a_world_model_that_learns_from_rewards_makes_one_update_of_each_batch_o
 def test_batches_of_starts_are_the_policys_and_others_the_world_models() -> None:
     one, played = collected()
     (part,) = experience(one, played)
-    assert [one.batch_kind(each) for each in (part, batch(), {"video": torch.zeros(1)})] == [
-        "policy",
-        "policy",
-        "world_model",
-    ]
+    kinds = [one.batch_kind(each) for each in (part, batch(), {"video": torch.zeros(1)})]
+    assert kinds == ["policy", "policy", "world_model"]
 
 
 def gap_of(*rates: tuple[float, float], others: Any = (), before: Any = (), **options: Any) -> str | None:
