@@ -47,9 +47,9 @@ from imaginaire.config.registry import (
     cleared_choice,
     clears,
     entries,
+    entry_of,
     forgiving_store,
     groups,
-    is_registered,
     package_of,
     prepare_store,
     register_experiment,
@@ -222,7 +222,7 @@ def _sort_overrides(items: Sequence[Override], root: Any) -> tuple[dict[str, Ove
             if item.is_add() or item.is_delete() or group in choices:
                 raise ConfigError(f"{item.input_line}: '{group}' is a group. Choose once, with {group}=NAME.")
             for name in names:
-                if not is_registered(group, str(name)):
+                if entry_of(group, str(name)) is None:
                     raise unknown_entry(group, str(name))
             choices[group] = item
         else:

@@ -85,7 +85,7 @@ def _as_node(node: Any) -> DictConfig:
 
 def _add_experiment(name: str, node: Any, module: str, may_replace_own: bool = False) -> None:
     build = node if callable(node) else lambda: node
-    if name in _registered and is_registered("experiment", name):
+    if name in _registered and entry_of("experiment", name) is not None:
         first, other = _registered[name]
         if not (may_replace_own and other == module) and _content(_as_node(first())) != _content(_as_node(build())):
             raise ConfigError(f"Two experiments are called '{name}', from {other} and from {module}. Rename one.")
@@ -176,10 +176,6 @@ def groups() -> list[str]:
 
 def entries(group: str) -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in _group(group))
-
-
-def is_registered(group: str, name: str) -> bool:
-    return name in entries(group)
 
 
 def package_of(group: str) -> str:

@@ -11,7 +11,7 @@ import attrs
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.base.config_predict2p5 import get_cosmos_predict2p5_video2world_pipeline
-from cosmos_predict2.configs.base.config_video2world import check_variant, get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.released import get_cosmos_predict2_action_conditioned_checkpoint
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
@@ -66,7 +66,6 @@ def get_cosmos_predict2_action_conditioned_pipeline(
             f"The action-conditioned {model_size} model has resolution {only[0]} and {only[1]} frames per second, not"
             f" {resolution or only[0]} and {fps or only[1]}."
         )
-    check_variant(model_size)
     base = get_cosmos_predict2_video2world_pipeline(model_size=model_size, resolution=only[0])
     base.fps = only[1]
     return with_actions(base, network, ACTION_DIM[model_size])

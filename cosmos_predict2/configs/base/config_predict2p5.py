@@ -19,6 +19,7 @@ from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineCo
 from imaginaire.config import L
 from imaginaire.errors import ConfigError
 
+FAMILY = "Predict2.5 Video2World"
 RELEASES = ("pre-trained", "post-trained")
 NUM_FRAMES = 77  # of a video that is made with the released weights, by default; they were trained with 93
 # A narrow text behind a projection, as in the released networks.
@@ -36,7 +37,7 @@ def get_cosmos_predict2p5_video2world_pipeline(
     *, model_size: str = "2B", resolution: str = "", fps: int = 0
 ) -> Video2WorldPipelineConfig:
     """The pipeline's config, for clips of 93 frames; an empty resolution and a rate of 0 mean 720 and 16."""
-    size = check_predict2p5_variant(model_size, resolution, fps)
+    size = find_size(SIZES, FAMILY, model_size, resolution, fps)
     return pipeline_config(
         model_size,
         size,
@@ -58,7 +59,7 @@ def predict2p5_text_encoder(model_size: str) -> Any:
 
 def get_predict2p5_dit_path(*, model_size: str = "2B", release: str = "post-trained") -> str:
     """The path of the released weights of a size: "pre-trained" to train on from, "post-trained" to make videos."""
-    check_predict2p5_variant(model_size)
+    find_size(SIZES, FAMILY, model_size)
     if model_size == "tiny":
         raise ConfigError(
             "The tiny Predict2.5 model comes without weights. Train it: python -m scripts.train --"
@@ -67,8 +68,3 @@ def get_predict2p5_dit_path(*, model_size: str = "2B", release: str = "post-trai
     if release not in RELEASES:
         raise ConfigError(f"There are no '{release}' weights of Predict2.5. There are: {', '.join(RELEASES)}.")
     return get_cosmos_predict25_checkpoint(f"{model_size}/{release}")
-
-
-def check_predict2p5_variant(model_size: str, resolution: str = "", fps: int = 0) -> Size:
-    """The size, or an error that lists the variants."""
-    return find_size(SIZES, "Predict2.5 Video2World", model_size, resolution, fps)

@@ -111,7 +111,7 @@ def check_variant(model_size: str, resolution: str = "", fps: int = 0, natten: b
     return size
 
 
-def find_size(sizes: Mapping[str, Size], family: str, model_size: str, resolution: str, fps: int) -> Size:
+def find_size(sizes: Mapping[str, Size], family: str, model_size: str, resolution: str = "", fps: int = 0) -> Size:
     """The size of a family, or an error that lists its variants."""
     if model_size not in sizes:
         raise ConfigError(f"There is no {family} model of size '{model_size}'. There are: {', '.join(sizes)}.")

@@ -28,14 +28,16 @@ from imaginaire.data.stream import ResumableLoader
 LIBERO_SUITES = ("spatial", "object", "goal", "10")
 BRIDGE = "datasets/bridge"
 AGIBOT = "datasets/agibot_head_center_fisheye_color"
+GR1, NEMO = "datasets/benchmark_train/gr1", "datasets/cosmos_nemo_assets"
 SIZE_480, SIZE_704 = [432, 768], [704, 1280]  # height, width
 
-if not OmegaConf.has_resolver("pixel_frames"):
-    OmegaConf.register_new_resolver("pixel_frames", pixel_frames)
-if not OmegaConf.has_resolver("zero_text_width"):
-    OmegaConf.register_new_resolver("zero_text_width", lambda width, projected: min(projected or width, RELEASED_WIDTH))
-if not OmegaConf.has_resolver("video_size"):
-    OmegaConf.register_new_resolver("video_size", lambda resolution: ListConfig(list(_usual_size(str(resolution)))))
+_RESOLVERS = {
+    "pixel_frames": pixel_frames,
+    "zero_text_width": lambda width, projected: min(projected or width, RELEASED_WIDTH),
+    "video_size": lambda name: ListConfig(list(size_of(str(name), "1:1" if str(name) == TOY_RESOLUTION else "16:9"))),
+}
+for _name, _resolve in _RESOLVERS.items():
+    OmegaConf.register_new_resolver(_name, _resolve, replace=True)
 
 
 def frames_of_model(otherwise: int) -> str:
@@ -84,10 +86,6 @@ def from_files(dataset: Any, split: str, *, num_workers: int = 8) -> Any:
     return L(ResumableLoader)(
         dataset=dataset, batch_size=1, num_workers=num_workers, pin_memory=True, shuffle=split == "train"
     )
-
-
-def _usual_size(resolution: str) -> tuple[int, int]:
-    return size_of(resolution, "1:1" if resolution == TOY_RESOLUTION else "16:9")
 
 
 def size_of_model() -> str:
@@ -195,33 +193,9 @@ def mock() -> Any:
     )
 
 
-def with_captions(split: str) -> dict[str, Any]:
-    """The published data sets without embeddings; but for the last, validation sees the clips of training."""
-    json = dict(caption_format="json", prompt_type="long")
-    folder_of_split = {"train": "train", "val": "validation"}[split]
-    return {
-        "gr1_captions": partial(captioned, "datasets/benchmark_train/gr1", split, video_size=SIZE_480),
-        "cosmos_nemo_assets_captions": partial(captioned, "datasets/cosmos_nemo_assets", split, video_size=SIZE_704),
-        "cosmos_nemo_assets_json": partial(
-            captioned, f"datasets/cosmos_nemo_assets_json/{folder_of_split}", split, video_size=SIZE_704, **json
-        ),
-    }
-
-
-def only_for_training() -> dict[str, Any]:
-    """The published data sets that keep nothing back for validation."""
-    return {
-        "gr1": partial(folder, "datasets/benchmark_train/gr1", "train", video_size=SIZE_480),
-        "cosmos_nemo_assets": partial(folder, "datasets/cosmos_nemo_assets", "train", video_size=SIZE_704),
-        "video2world_data": partial(
-            folder, "datasets/cosmos_predict2_video2world_dataset", "train", video_size=SIZE_704
-        ),
-    }
-
-
 def entries(split: str) -> dict[str, Any]:
     """The entries of the group for training (``train``) or validation (``val``)."""
-    return {
+    found = {
         **{name: partial(toy, split, **world) for name, world in TOYS.items()},
         "mock": mock,
         "mock_image": mock_image,
@@ -233,10 +207,25 @@ def entries(split: str) -> dict[str, Any]:
         "shards": partial(shards, split),
         "agibot_head_center_fisheye_color": partial(agibot, split, SIZE_704),
         "agibot_head_center_fisheye_color_480": partial(agibot, split, SIZE_480),
-        **with_captions(split),
-        **({"prompts": prompts} if split == "train" else {}),
-        **(only_for_training() if split == "train" else {}),
+        # Published data without embeddings; but for the last, validation sees the clips of training.
+        "gr1_captions": partial(captioned, GR1, split, video_size=SIZE_480),
+        "cosmos_nemo_assets_captions": partial(captioned, NEMO, split, video_size=SIZE_704),
+        "cosmos_nemo_assets_json": partial(
+            captioned,
+            f"{NEMO}_json/{'train' if split == 'train' else 'validation'}",
+            split,
+            video_size=SIZE_704,
+            caption_format="json",
+            prompt_type="long",
+        ),
     }
+    if split == "train":  # published data that keep nothing back for validation
+        user = "datasets/cosmos_predict2_video2world_dataset"
+        found["prompts"] = prompts
+        found["gr1"] = partial(folder, GR1, "train", video_size=SIZE_480)
+        found["cosmos_nemo_assets"] = partial(folder, NEMO, "train", video_size=SIZE_704)
+        found["video2world_data"] = partial(folder, user, "train", video_size=SIZE_704)
+    return found
 
 
 def register() -> None:

@@ -2,15 +2,24 @@
 """Group ``model``: a model with its size, resolution and frame rate, and the weights that it starts from."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
+from cosmos_predict2.configs.base.config_predict2p5 import (
+    TINY_SHIFT,
+    get_cosmos_predict2p5_video2world_pipeline,
+    get_predict2p5_dit_path,
+    predict2p5_text_encoder,
+)
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
 from cosmos_predict2.models.config import (
     RELEASED_SIGMAS,
     TINY_SIGMAS,
     Predict2ModelManagerConfig,
+    Predict2p5Video2WorldModelConfig,
     Predict2Video2WorldModelConfig,
 )
+from cosmos_predict2.models.text import TrainingTextConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config import L, register_group
@@ -60,15 +69,39 @@ def video2world(model_size: str, fsdp_shard_size: int, **variant: Any) -> dict[s
     )
 
 
+def predict2p5_video2world(
+    model_size: str,
+    fsdp_shard_size: int,
+    config_class: type[Predict2p5Video2WorldModelConfig] = Predict2p5Video2WorldModelConfig,
+    model: type[Video2WorldModel] = Video2WorldModel,
+) -> dict[str, Any]:
+    """The group entry of one size of Predict2.5, whose training goes on from the pre-trained weights.
+
+    Captions are encoded on the way, equal ones once.
+    """
+    is_tiny = model_size == "tiny"
+    pipe_config = get_cosmos_predict2p5_video2world_pipeline(model_size=model_size)
+    pipe_config.prompt_refiner_config.enabled = False
+    return training_entry(
+        config_class,
+        pipe_config,
+        is_tiny=is_tiny,
+        dit_path="" if is_tiny else get_predict2p5_dit_path(model_size=model_size, release="pre-trained"),
+        model=model,
+        fsdp_shard_size=fsdp_shard_size,
+        train_time_shift=TINY_SHIFT if is_tiny else 5.0,
+        text=TrainingTextConfig(encoder=predict2p5_text_encoder(model_size)),
+    )
+
+
 def entries() -> dict[str, Any]:
-    name = "predict2_video2world_fsdp"
-    found = {f"{name}_tiny": partial(video2world, "tiny", 0)}
-    for size in ("2B", "14B"):
-        found[f"{name}_{size.lower()}"] = partial(video2world, size, SHARD_SIZE[size])
-        for resolution in ("480", "720"):
-            for fps in (10, 16):
-                variant = partial(video2world, size, 8, resolution=resolution, fps=fps)
-                found[f"{name}_{size.lower()}_{resolution}p_{fps}fps"] = variant
+    found = {}
+    for size, shard_size in {"tiny": 0, **SHARD_SIZE}.items():
+        name = f"predict2_video2world_fsdp_{size.lower()}"
+        found[name] = partial(video2world, size, shard_size)
+        found[name.replace("predict2_", "predict2p5_")] = partial(predict2p5_video2world, size, shard_size)
+        for resolution, fps in product(("480", "720"), (10, 16)) if size != "tiny" else ():
+            found[f"{name}_{resolution}p_{fps}fps"] = partial(video2world, size, 8, resolution=resolution, fps=fps)
     return found
 
 

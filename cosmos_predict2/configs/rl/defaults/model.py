@@ -10,8 +10,7 @@ from cosmos_predict2.configs.action_conditioned.networks import (
     get_cosmos_predict2_action_conditioned_pipeline,
 )
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
-from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, training_entry
-from cosmos_predict2.configs.base.defaults.model_predict2p5 import predict2p5_video2world
+from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, predict2p5_video2world, training_entry
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.config import Predict2p5RLConfig, Predict2RLConfig
 from imaginaire.config import register_group
