@@ -14,7 +14,6 @@ from imaginaire.training import preflight
 from scripts import train
 from tests.configs.test_experiments import ALL, composed
 
-ROOT = Path(__file__).parent.parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
 PREFIX = "cosmos_predict2p5_2B_"
 BRIDGE = f"{PREFIX}reason_embeddings_action_conditioned_rectified_flow_bridge_13frame"
@@ -34,13 +33,6 @@ VALUES: dict[str, Any] = {
     f"{GR1}_full_16nodes_release": ((ChunkActionDiT, 29), "gr1", [480, 832], 4, 16e-5),
     f"{GR1}_oss": ((ChunkActionDiT, 29), "gr1", [480, 832], 4, 16e-5),
 }
-
-
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    for variable in ("IMAGINAIRE_OUTPUT_ROOT", "COSMOS_PREDICT2_ARGS"):
-        monkeypatch.delenv(variable, raising=False)
 
 
 def test_the_published_names_are_there_with_their_variants() -> None:

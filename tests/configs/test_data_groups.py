@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +12,9 @@ from imaginaire.config.lazy_config import to_yaml
 from imaginaire.data.stream import DataStream, ResumableLoader
 from imaginaire.distributed.parallel import ParallelDims
 
-ROOT = Path(__file__).parent.parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
 OF_A_USER = {"folder": "dataset_dir", "latents": "dataset_dir", "shards": "shards", "prompts": "path"}  # must be given
 SMALL = ["num_tokens=4", "width=8"]
-
-
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 def place(split: str, name: str) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cosmos_predict2.configs.base.config_predict2p5 import (
-    check_predict2p5_variant,
     get_cosmos_predict2p5_video2world_pipeline,
     get_predict2p5_dit_path,
 )
@@ -16,7 +15,7 @@ from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import save_yaml, to_yaml
 from imaginaire.errors import ConfigError
 from imaginaire.training import preflight
-from tests.configs.test_experiments import at_the_root, composed  # noqa: F401  (a fixture of every test here)
+from tests.configs.test_experiments import composed
 
 TWIN = "predict2p5_video2world_training_tiny_groot_gr1_480"
 with (Path(__file__).parent / "experiments_predict2p5.csv").open(newline="") as file:
@@ -102,9 +101,9 @@ def test_pipelines_by_size() -> None:
 @pytest.mark.parametrize(
     ("function", "arguments", "named"),
     [
-        (check_predict2p5_variant, dict(model_size="7B"), "2B, 14B, tiny"),
-        (check_predict2p5_variant, dict(model_size="2B", fps=10), "720 and 10"),
-        (check_predict2p5_variant, dict(model_size="2B", resolution="48"), "720, 480"),
+        (get_cosmos_predict2p5_video2world_pipeline, dict(model_size="7B"), "2B, 14B, tiny"),
+        (get_cosmos_predict2p5_video2world_pipeline, dict(model_size="2B", fps=10), "720 and 10"),
+        (get_cosmos_predict2p5_video2world_pipeline, dict(model_size="2B", resolution="48"), "720, 480"),
         (get_predict2p5_dit_path, dict(model_size="tiny"), "predict2p5_video2world_training_tiny_groot_gr1_480"),
         (get_predict2p5_dit_path, dict(model_size="2B", release="distilled"), "'distilled'"),
     ],

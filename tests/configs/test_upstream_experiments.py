@@ -153,7 +153,6 @@ Drop = Callable[..., None]
 @pytest.fixture
 def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
     """Puts files beside the experiments of the repository, for one test."""
-    monkeypatch.chdir(ROOT)
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", str(tmp_path / "out"))
     folder = tmp_path / "experiment"
     folder.mkdir()
