@@ -150,8 +150,9 @@ def _check_text(key: str, value: str, parameter: inspect.Parameter, target: Any)
 
 
 def _check_ranges(key: str, node: DictConfig) -> None:
+    present = set(node)  # OmegaConf takes long to say that a key is not there
     for name, least in _LEAST.items():
-        value, is_whole = node.get(name), isinstance(least, int)
+        value, is_whole = node[name] if name in present else None, isinstance(least, int)
         is_wrong_kind = isinstance(value, (bool, str)) or (is_whole and isinstance(value, float))
         if is_wrong_kind or (isinstance(value, int | float) and not least <= value < math.inf):
             kind = "whole number" if is_whole else "number"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every experiment composes; the released sizes have their published values; all are free of what lint finds."""
 
-import copy
 import csv
 import functools
 import re
@@ -12,11 +11,9 @@ from typing import Any
 import attrs
 import pytest
 
-import imaginaire.config.compose
 from cosmos_predict2.data.sizes import pixel_frames
 from imaginaire.config import checks as config_checks
 from imaginaire.config.compose import compose, experiment_names
-from imaginaire.config.files import load_config
 from imaginaire.config.schema import Config
 from imaginaire.training import preflight
 
@@ -55,15 +52,8 @@ def by_name(some: Iterable[str]) -> list[Any]:
 
 @functools.cache
 def composed(name: str) -> Config:
-    """One composition for all tests of this file. Groups are registered once for all, which is half of the work."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(imaginaire.config.compose, "load_config", lambda path: copy.deepcopy(root()))
-        return compose(BASE, [f"experiment={name}"])
-
-
-@functools.cache
-def root() -> Config:
-    return load_config(ROOT / BASE)
+    """One composition for all tests of this folder."""
+    return compose(BASE, [f"experiment={name}"])
 
 
 # --- the published values ---

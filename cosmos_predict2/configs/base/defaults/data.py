@@ -6,6 +6,7 @@ data and how many workers read them. How many clips make a batch is a number of 
 experiment that needs another sets it.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ AGIBOT = "datasets/agibot_head_center_fisheye_color"
 GR1, NEMO = "datasets/benchmark_train/gr1", "datasets/cosmos_nemo_assets"
 SIZE_480, SIZE_704 = [432, 768], [704, 1280]  # height, width
 
-_RESOLVERS = {
+_RESOLVERS: dict[str, Callable[..., Any]] = {
     "pixel_frames": pixel_frames,
     "zero_text_width": lambda width, projected: min(projected or width, RELEASED_WIDTH),
     "video_size": lambda name: ListConfig(list(size_of(str(name), "1:1" if str(name) == TOY_RESOLUTION else "16:9"))),
