@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of a model: by flags, by the run that weights come from, or by the weights alone."""
 
+import functools
 import json
 import logging
 from pathlib import Path
@@ -41,6 +42,7 @@ from examples.video2world import parse
 from imaginaire.command_line import values_of
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import instantiate, to_yaml
+from imaginaire.config.schema import Config
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.checkpoints.nets import transform_tensor
 from tests.data.video_files import write_clip
@@ -53,7 +55,12 @@ TWIN = "experiment=predict2p5_video2world_training_tiny_groot_gr1_480"
 
 def _run(folder: Path, *overrides: str) -> str:
     """The folder of a run of an experiment, without its files of weights; where a checkpoint of it would be."""
-    return _written(folder, to_yaml(compose(CONFIG, overrides)))
+    return _written(folder, to_yaml(_composed(*overrides)))
+
+
+@functools.cache
+def _composed(*overrides: str) -> Config:
+    return compose(CONFIG, overrides)
 
 
 def _written(folder: Path, text: str) -> str:
@@ -193,7 +200,7 @@ def test_an_input_is_brought_to_size_as_the_clips_of_the_run_were(tmp_path: Path
     }
     for name, overrides in runs.items():
         path = _run(tmp_path / name, TINY, *overrides)
-        model = compose(CONFIG, [TINY, *overrides]).model["config"]
+        model = _composed(TINY, *overrides).model["config"]
         torch.save({"net.x": torch.zeros(1), **card_tensors(card_of_config(model))}, path)
         assert _chosen("--dit_path", path).config.input_crop == name.partition(",")[0], name
 

@@ -58,29 +58,34 @@ def test_other_data_leave_the_batch_size_of_the_experiment(experiment: str, othe
         assert config.dataloader_val.batch_size == size
 
 
-def test_a_users_clips_have_the_size_of_the_model() -> None:
-    for name, size in (("2b_480p_10fps", [432, 768]), ("14b_720p_16fps", [704, 1280]), ("tiny", [48, 48])):
-        config = composed("train", "folder", f"model=predict2_video2world_fsdp_{name}")
-        assert list(config.dataloader_train.dataset.video_size) == size
-    assert list(composed("train", "folder").dataloader_train.dataset.video_size) == [704, 1280]
+@pytest.mark.parametrize(
+    ("model", "size", "frames"),
+    [
+        ("2b_480p_10fps", [432, 768], 61),
+        ("14b_720p_16fps", [704, 1280], 93),
+        ("tiny", [48, 48], 13),
+        (None, [704, 1280], 93),
+    ],
+)
+def test_clips_of_a_user_are_as_large_and_as_long_as_the_model(model: str | None, size: list[int], frames: int) -> None:
+    chosen = [f"model=predict2_video2world_fsdp_{model}"] if model else []
+    config = composed("train", "folder", "dataloader_val=mock", *chosen)
+    assert list(config.dataloader_train.dataset.video_size) == size
+    assert config.dataloader_train.dataset.num_frames == frames
+    assert config.dataloader_val.datasets.video_data.num_frames == frames
 
 
-def test_clips_are_as_long_as_the_model() -> None:
-    assert composed("train", "gr1").dataloader_train.dataset.num_frames == 93
-    for name, frames in (("2b_480p_10fps", 61), ("tiny", 13)):
-        config = composed("train", "gr1", f"model=predict2_video2world_fsdp_{name}")
-        assert config.dataloader_train.dataset.num_frames == frames
+def test_the_length_of_clips_may_be_given() -> None:
     longer = composed("train", "gr1", "model=predict2_video2world_fsdp_tiny", "dataloader_train.dataset.num_frames=21")
     assert longer.dataloader_train.dataset.num_frames == 21
-    assert composed("train", "bridge_train").dataloader_train.dataset.num_frames == 13
-    assert composed("train", "mock").dataloader_train.datasets.video_data.num_frames == 93
 
 
 def test_the_published_loaders_have_their_published_values() -> None:
-    gr1 = composed("train", "gr1").dataloader_train
+    config = composed("train", "gr1", "dataloader_val=bridge_val")
+    gr1, bridge = config.dataloader_train, config.dataloader_val
     assert (gr1.batch_size, gr1.num_workers, gr1.pin_memory, gr1.shuffle) == (1, 8, True, True)
     assert gr1.dataset.dataset_dir == "datasets/benchmark_train/gr1" and list(gr1.dataset.video_size) == [432, 768]
-    bridge = composed("val", "bridge_val").dataloader_val
+    assert gr1.dataset.num_frames == 93 and bridge.dataset.num_frames == 13
     assert bridge.dataset.val_annotation_path == "datasets/bridge/annotation/val" and bridge.dataset.mode == "val"
     assert list(bridge.dataset.video_size) == [480, 640] and not bridge.shuffle
     spatial = composed("train", "libero_spatial_train").dataloader_train.dataset
