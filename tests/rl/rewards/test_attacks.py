@@ -78,13 +78,10 @@ def an_honest_client_is_served(service: Served, prompt: str) -> None:
 
 @pytest.mark.slow
 def test_nobody_shuts_out_an_honest_client_by_sending_nothing(tmp_path: Path) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8000) if hard != resource.RLIM_INFINITY else 8000, hard))
-    number = min(4600, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 500)
     config = f'idle_s = 2.0\nmax_uploads = 4\n[[reward_args]]\nreward_type = "mean"\nmake = "{HERE}:mean"\n'
-    with served(tmp_path, config=config, WFM_REWARD_TOKEN="secret") as service:
+    with served(tmp_path, config=config, files=800, WFM_REWARD_TOKEN="secret") as service:  # 544 connections
         an_honest_client_is_served(service, "before")
-        with attackers(service, number, HALF_A_HEAD) as heads:
+        with attackers(service, 700, HALF_A_HEAD) as heads:
             an_honest_client_is_served(service, "beside half-sent heads")
             await_closed(heads)
         with attackers(service, 12, HALF_A_BODY % b"Authorization: Bearer secret\r\n") as bodies:
@@ -94,7 +91,7 @@ def test_nobody_shuts_out_an_honest_client_by_sending_nothing(tmp_path: Path) ->
             with attackers(service, 20, NOT_READ * 2000):
                 an_honest_client_is_served(service, "beside the others")
                 await_closed(refused + silent)
-        with attackers(service, 50, HALF_A_HEAD) as dripping:
+        with attackers(service, 30, HALF_A_HEAD) as dripping:
             stop = threading.Event()
 
             def drip() -> None:

@@ -39,17 +39,22 @@ class Steps:
         self.waits.append(seconds)
 
 
-def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(tmp_path: Path) -> None:
-    made, job = Here(tmp_path), Job("t", "mean", 1, body("a"))
-    script: list[Any] = [[], [], [job], *[[]] * 5, OSError("gone"), [job], OSError("gone"), [job], []]
-    held: list[list[Job]] = []
+def leases(script: list[Any]) -> Any:
+    """Leases by a script of jobs and errors, and then one that no worker outlives."""
 
     def lease(*_: Any) -> list[Job]:
-        found = script.pop(0) if script else SystemExit()  # which no worker outlives
+        found = script.pop(0) if script else SystemExit()
         if isinstance(found, BaseException):
             raise found
         return list(found)
 
+    return lease
+
+
+def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(tmp_path: Path) -> None:
+    made, job = Here(tmp_path), Job("t", "mean", 1, body("a"))
+    lease = leases([[], [], [job], *[[]] * 5, OSError("gone"), [job], OSError("gone"), [job], []])
+    held: list[list[Job]] = []
     made.worker.settings = replace(made.worker.settings, max_batch=2, max_wait_s=0.0)
     made.worker.queue = SimpleNamespace(lease=lease, finish=lambda *_: True)  # type: ignore[assignment]
     steps = Steps(10)
@@ -64,14 +69,7 @@ def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(tmp_pa
 
 def test_an_outage_amid_a_portion_gives_up_its_leases(tmp_path: Path) -> None:
     made = Here(tmp_path)
-    script: list[Any] = [[Job("t", "mean", 1, body("a"))], OSError("gone")]
-
-    def lease(*_: Any) -> list[Job]:
-        found = script.pop(0) if script else SystemExit()
-        if isinstance(found, BaseException):
-            raise found
-        return list(found)
-
+    lease = leases([[Job("t", "mean", 1, body("a"))], OSError("gone")])
     made.worker.settings = replace(made.worker.settings, max_batch=2, max_wait_s=HANG_S)
     made.worker.queue = SimpleNamespace(lease=lease)  # type: ignore[assignment]
     made.worker.draining = Steps(1)  # type: ignore[assignment]
