@@ -206,7 +206,7 @@ def version_of(reward: RewardSettings, decode: DecodeSettings) -> str:
     not count.
     """
     try:
-        found = importlib.util.find_spec(reward.path.partition(":")[0])  # imports nothing
+        found = importlib.util.find_spec(reward.path.partition(":")[0])  # it is not imported
     except (ImportError, ValueError, AttributeError):  # the worker names it as unfit
         found = None
     parts = [reward.path, reward.arguments, reward.model_path, reward.dtype, attrs.asdict(decode)]
