@@ -58,6 +58,11 @@ class WeightedReward(FrameRewardDefaults):
         self.weights, self.fps = dict(weights or {}), fps
         if unknown := self.weights.keys() - self.rewards.keys():
             raise ConfigError(f"weights of {sorted(unknown)}, but the rewards are {sorted(self.rewards)}.")
+        if unable := [n for n, one in self.rewards.items() if n not in self.judges and not callable(one)]:
+            raise ConfigError(
+                f"The reward '{unable[0]}' neither judges pictures nor is a function of (clips, context), and others"
+                " cannot be asked while an episode is imagined."
+            )
         if not self.judges:
             raise ConfigError(
                 f"None of the rewards {sorted(self.rewards)} judges whether a task is done: one at least must have"

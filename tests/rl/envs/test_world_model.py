@@ -297,7 +297,11 @@ def test_rewards_of_pictures_and_of_clips_count_together_by_their_weights(imagin
 
 @pytest.mark.parametrize(
     ("rewards", "weights", "named"),
-    [(dict(still=Smoothness()), None, "judge"), (dict(near=ToyDetectorReward()), dict(nearer=1.0), "nearer")],
+    [
+        (dict(still=Smoothness()), None, "judge"),
+        (dict(near=ToyDetectorReward()), dict(nearer=1.0), "nearer"),
+        (dict(near=ToyDetectorReward(), far=object()), None, "'far' neither"),
+    ],
 )
 def test_what_does_not_make_one_reward_is_refused(rewards: Any, weights: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
