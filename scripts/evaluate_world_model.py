@@ -130,7 +130,6 @@ def _finished(args: argparse.Namespace) -> int:
 
 
 def evaluate_actions(args: argparse.Namespace) -> int:
-    """Measure a model with actions: print its figures and write the page."""
     from cosmos_predict2.checkpoints.card import ModelCard
     from cosmos_predict2.checkpoints.dit_weights import described_weights
     from cosmos_predict2.configs.choice import choose_action_model

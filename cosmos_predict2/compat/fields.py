@@ -9,7 +9,8 @@ section that the run does not use. The functions below make rows of a table:
     same("optimizer", dict(lr=1e-5))           the same, where the key has the field's name
     given(dict(seed="trainer.seed"))           fields that set a key where a recipe has them; else it is as usual
     only("tp_size pp_size", "Set it to 1", 1)  fields that can only have these values, the first of which is the default
-    unused("redis", "there is no controller")  fields without effect, and everything below them
+    unused("redis", "there is no controller")  fields without effect, and everything below them; or a mapping of names
+                                               to the value in published files, others are reported
 """
 
 import math
@@ -66,9 +67,11 @@ def only(names: str, cure: str, *values: Any) -> dict[str, Row]:
     return dict.fromkeys(names.split(), Row(values[0], values=values, cure=cure))
 
 
-def unused(names: str, reason: str, *usual: Any) -> dict[str, Row]:
+def unused(names: str | Mapping[str, Any], reason: str, *usual: Any) -> dict[str, Row]:
     """Rows of names, separated by spaces; ``usual`` are the values in published files, others are reported."""
-    return dict.fromkeys(names.split(), Row(unused=reason, usual=usual or None))
+    if isinstance(names, str):
+        return dict.fromkeys(names.split(), Row(unused=reason, usual=usual or None))
+    return {name: Row(unused=reason, usual=(value,)) for name, value in names.items()}
 
 
 def under(section: str, *rows: Table) -> dict[str, Row]:

@@ -17,7 +17,6 @@ from scripts import cosmos_rl
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "configs/wfm/tiny_grpo_mock_data.toml"
 MOCK = "configs/wfm/cosmos_predict2-5_2b_480_grpo_mock_data.toml"
-SLOW = pytest.mark.slow
 MODULE, FILE = "cosmos_rl.tools.dataset.wfm_rl", "./cosmos_rl/tools/dataset/wfm_rl.py"
 
 
@@ -53,9 +52,11 @@ name = "guide"
 """
 STEPS = [  # a command of the guide; what is put in place of its recipe, and added; exit code; what is printed
     (GUIDE, "", "", 2, "model.fsdp_shard_size = 8"),  # a machine without GPUs
-    pytest.param(GUIDE, "", "--dryrun", 0, "# processes: 8", marks=SLOW),
-    pytest.param(GUIDE.replace(FILE, MODULE), "", "--dryrun -- trainer.max_iter=7", 0, "max_iter: 7", marks=SLOW),
-    pytest.param(GUIDE, TINY, "", 0, "", marks=SLOW),
+    pytest.param(
+        *(GUIDE.replace(FILE, MODULE), "", "--dryrun -- trainer.max_iter=7", 0, "(?s)# processes: 8.*max_iter: 7"),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(GUIDE, TINY, "", 0, "", marks=pytest.mark.slow),
 ]
 
 
@@ -74,7 +75,7 @@ def test_the_guides_command(
     words = shlex.split(f"{command} {more}")[1:]
     assert cosmos_rl.main([recipe if recipe and word.endswith(".toml") else word for word in words]) == code
     shown = capsys.readouterr()
-    assert printed in shown.out + shown.err
+    assert re.search(printed, shown.out + shown.err)
     if recipe:
         (metrics,) = output.rglob("metrics.jsonl")
         records = [json.loads(line) for line in metrics.read_text().splitlines()]

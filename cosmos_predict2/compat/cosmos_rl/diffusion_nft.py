@@ -151,7 +151,6 @@ FIELDS: Mapping[str, Row] = {
 
 
 def translate_nft(content: Mapping[str, Any]) -> Translation:
-    """The run of a recipe for DiffusionNFT."""
     fields_at(content, FIELDS, ["train.train_policy.trainer_type"])
     _size(fields_at(content, FIELDS, ["policy.model_name_or_path"]))
     fields, warnings = read_fields(content, FIELDS)

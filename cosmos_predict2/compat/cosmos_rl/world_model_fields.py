@@ -213,10 +213,8 @@ _WEB: dict[str, Row] = {
         "dataset",
         reads(dict(dataset_name=None, resolution="480", num_video_frames=93, len_t5=512, t5_dim=1024)),
         unused("object_store", "the address of shards says it; PROD_S3_CHECKPOINT_* are read"),
-        unused("video_decoder_name", _NOT_PUBLISHED, "video_naive_bytes"),
-        unused("augmentor_name", _NOT_PUBLISHED, "video_basic_augmentor_v2"),
-        unused("caption_type", _NOT_PUBLISHED, "t2w_qwen2p5_7b"),
-        unused("embedding_type", _NOT_PUBLISHED, "t5_xxl"),
+        unused(dict(video_decoder_name="video_naive_bytes", caption_type="t2w_qwen2p5_7b"), _NOT_PUBLISHED),
+        unused(dict(augmentor_name="video_basic_augmentor_v2", embedding_type="t5_xxl"), _NOT_PUBLISHED),
         unused(
             "is_train detshuffle dataset_resolution_type chunk_size min_fps_thres max_fps_thres long_caption_ratio"
             " medium_caption_ratio short_caption_ratio user_caption_ratio use_native_fps",

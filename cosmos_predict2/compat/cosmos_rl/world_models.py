@@ -41,7 +41,6 @@ GPU_FIELDS = ("model.fsdp_shard_size", "model.dp_replicate_size", "model_paralle
 
 
 def translate_wfm(content: Mapping[str, Any]) -> Translation:
-    """The run of a recipe for world models."""
     content, listed = _without_lists(content)
     deciding = fields_at(content, FIELDS, ["checkpoint.load_path", "model.scaling", *_SIZE_FIELDS])
     refuse_wan("checkpoint.load_path", deciding["checkpoint.load_path"])

@@ -53,8 +53,7 @@ class Sizes:
 
     @property
     def steps(self) -> int:
-        """Steps of the optimizer."""
-        return self.minibatches * self.updates
+        return self.minibatches * self.updates  # of the optimizer
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,6 @@ def _loss(fields: Fields) -> dict[str, Any]:
 
 
 def _environment(fields: Fields, placement: Placement, warnings: list[str]) -> dict[str, Any]:
-    """The environment in which the policy learns."""
     kind, suite = fields["env.train.env_type"], fields["env.train.task_suite_name"]
     num_envs, rest = divmod(fields["env.train.total_num_envs"], placement.train)
     if rest or not num_envs:

@@ -53,7 +53,6 @@ class Clips:
         return "x".join(map(str, self.video_B_C_F_H_W.shape[2:]))
 
     def part(self, start: int, stop: int) -> "Clips":
-        """Some of them."""
         chosen = slice(start, stop)
         condition = self.condition.with_tensors(lambda value: value[chosen])
         x0_B_C_T_H_W = self.x0_B_C_T_H_W[chosen]

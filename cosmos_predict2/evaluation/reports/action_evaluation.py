@@ -140,7 +140,6 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on whether the model follows its actions, with its reasons."""
         return verdict(self.gap, self.distances, self.following, "; ".join(self.left_out))
 
     def tables(self) -> list[Table]:
@@ -156,7 +155,6 @@ class Report:
         return [("frame", horizons, likeness), ("chunk", chunks, list(self.by_chunk.items()))]
 
     def as_text(self) -> str:
-        """The verdict, and the figures as a few tables."""
         rows = [self.verdict.sentence, *(f"caution: {text}" for text in self.cautions)]
         rows += [f"({self.clips}, {self.steps})", *([f"weights: {self.weights}"] if self.weights else []), ""]
         rows += [line for table in self.tables() for line in [*aligned(*table), ""]]

@@ -136,7 +136,6 @@ class Page:
         self._parts.append(f'<div class="row">{cards}</div>')
 
     def clips(self, clips: Sequence[Clip]) -> None:
-        """Videos in a row."""
         figures = "".join(
             f'<figure><video src="{html.escape(clip.file)}" autoplay loop muted playsinline></video>'
             f"<figcaption>{html.escape(clip.caption)}</figcaption></figure>"

@@ -124,7 +124,6 @@ class Figures:
         ]
 
     def as_text(self) -> str:
-        """The verdict, and the figures as two tables."""
         tables = [line for table in self.tables() for line in ["", *aligned(*table)]]
         return "\n".join([self.verdict, *(f"caution: {text}" for text in self.cautions), *self.facts(), *tables])
 

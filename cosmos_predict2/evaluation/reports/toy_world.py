@@ -62,7 +62,6 @@ class ImaginedFigures:
         return self.horizons[MODEL][region][horizon - 1] - self.horizons[over][region][horizon - 1]
 
     def as_text(self) -> str:
-        """Tables to be read."""
         count = len(self.horizons[MODEL]["all"])
         rows = [" " * 35 + "".join(f"{h:>6d}" for h in range(1, count + 1)) + "   frames after the first, PSNR in dB"]
         for region in self.horizons[MODEL]:
@@ -81,7 +80,6 @@ class ImaginedFigures:
         return "\n".join(rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures, for JSON."""
         gap = None if self.gap is None else self.gap.as_dict()
         return {**asdict(self), "gap": gap, "gain_1": self.gain(1), "gain_last": self.gain(0)}
 
@@ -158,7 +156,6 @@ class Futures:
         return float((frames[pairs[:, 0]] - frames[pairs[:, 1]]).square().flatten(1).mean(1).sqrt().mean())
 
     def sheet(self) -> Tensor:
-        """A picture: two rows for each sequence."""
         clips, labels = [], []
         for name, true, made in zip(self.names, self.simulated, self.imagined):
             clips += [true, made]

@@ -79,7 +79,6 @@ def check_all(check: Callable[[Job], Facts], jobs: list[Job], place: Path, worke
 
 
 def check_clip(job: ClipJob) -> ClipFacts:
-    """Everything about one sample."""
     faults: list[Finding] = []
     info = _look(job, faults)
     if info is not None and job.num_frames is not None and info.num_frames < job.num_frames:

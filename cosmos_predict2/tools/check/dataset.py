@@ -107,7 +107,6 @@ class DatasetReport:
         return [finding.text for finding in self.findings if finding.level != "error"]
 
     def all_faults(self) -> list[Finding]:
-        """Faults of the folder and of its parts."""
         return [*self.faults, *(one for part in self.parts for one in part.all_faults())]
 
 

@@ -14,7 +14,7 @@ BINS = 256  # of a number of an action
 
 @dataclass(frozen=True)
 class Transformer:
-    """What a block of it keeps for its backward pass follows from these."""
+    """Sizes that say how much a block keeps for its backward pass."""
 
     blocks: int
     width: int
@@ -107,7 +107,7 @@ class Activations:
 
 
 def activations(size: PolicySize, rows: int, views: int, bytes_each: int, *, recomputes: bool) -> Activations:
-    """Of a micro-batch of ``rows`` decisions that is trained on."""
+    """Activations of a micro-batch of ``rows`` decisions that is trained on."""
     if size.expert is not None:
         return _of_expert(size, size.expert, rows, views, bytes_each, recomputes=recomputes)
     trunk, tokens, places = size.trunk, size.seen(views), size.answer - 1
@@ -129,7 +129,7 @@ def activations(size: PolicySize, rows: int, views: int, bytes_each: int, *, rec
 def _of_expert(
     size: PolicySize, expert: Transformer, rows: int, views: int, bytes_each: int, *, recomputes: bool
 ) -> Activations:
-    """Of an expert; the trunk before it passes without gradients, where its MLP is the widest."""
+    """Activations of an expert; the trunk before it passes without gradients, where its MLP is the widest."""
     seen, trunk = size.seen(views), size.trunk
     keys = seen + size.horizon
     of_keys = bytes_each * 2 * size.expert_keys
@@ -144,5 +144,5 @@ def _of_expert(
 
 
 def decision_flops(size: PolicySize, views: int) -> int:
-    """Of a forward pass of one decision."""
+    """Operations of a forward pass of one decision."""
     return 2 * size.parameters * (size.seen(views) + size.horizon)

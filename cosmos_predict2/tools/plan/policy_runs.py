@@ -53,7 +53,7 @@ Estimates = Mapping[str, Estimate]  # by form: how the policy is trained
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRun:
-    """What a configuration asks of each GPU, wherever the policy plays."""
+    """The load of each GPU, wherever the policy plays."""
 
     policy: str
     gpus: int  # that train
@@ -120,7 +120,7 @@ class SimulatedRun(PolicyRun):
 
     @property
     def forms(self) -> dict[str, str]:
-        """What is planned; the first two are alternatives."""
+        """The ways to train it, of which the first two are alternatives, and to play."""
         return {
             **({"sharded": "all weights, sharded over the GPUs"} if self.shards > 1 else {}),
             "whole": "all weights on each GPU",
