@@ -13,8 +13,8 @@ from cosmos_predict2.compat import launch
 from cosmos_predict2.compat.fields import Translation
 from cosmos_predict2.data.video_folder import list_captioned
 from scripts import cosmos_rl
+from tests.compat.recipes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = "configs/wfm/tiny_grpo_mock_data.toml"
 MOCK = "configs/wfm/cosmos_predict2-5_2b_480_grpo_mock_data.toml"
 MODULE, FILE = "cosmos_rl.tools.dataset.wfm_rl", "./cosmos_rl/tools/dataset/wfm_rl.py"
@@ -22,10 +22,7 @@ MODULE, FILE = "cosmos_rl.tools.dataset.wfm_rl", "./cosmos_rl/tools/dataset/wfm_
 
 @pytest.fixture(autouse=True)
 def output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COSMOS_OUTPUT_DIR", str(tmp_path))
-    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "")  # so that what the command sets is undone
-    monkeypatch.delenv("IMAGINAIRE_OUTPUT_ROOT")
     return tmp_path
 
 

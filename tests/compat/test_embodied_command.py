@@ -21,13 +21,6 @@ OFT, PI05 = "cosmos_libero_spatial_grpo_openvlaoft", "cosmos_libero_spatial_grpo
 SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodiment.sh"
 
 
-@pytest.fixture(autouse=True)
-def no_paths_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EMBODIED_PATH", "REPO_PATH", "IMAGINAIRE_OUTPUT_ROOT"):
-        monkeypatch.setenv(name, "")  # so that what a command in this process sets is undone
-        monkeypatch.delenv(name)
-
-
 def started(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The finished process of the script, started in the folder."""
     inherited = {name: value for name, value in os.environ.items() if name != "IMAGINAIRE_OUTPUT_ROOT"}

@@ -67,7 +67,6 @@ OTHERS = [  # a command, its exit code, and what it prints
 def test_a_command_of_the_guide_that_trains_nothing_here(
     command: str, code: int, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(ROOT)
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 0)
     words = shlex.split(command.replace("uv run ", "").replace("\\\n", " "))
     start = words.index("cosmos-rl")
@@ -81,7 +80,6 @@ def test_a_command_of_the_guide_that_trains_nothing_here(
 def test_the_platform_is_that_of_the_recipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(ROOT)
     words = ["--config", "configs/openvla-oft/openvla-oft-libero10-eval.toml", "--dryrun", "--", "--first", "3"]
     for platform, code in (("", 0), ("LIBERO", 0), ("libero", 0), ("b1k", 2)):
         monkeypatch.setenv("ROBOT_PLATFORM", platform)

@@ -18,7 +18,6 @@ from imaginaire.errors import ConfigError
 from scripts import evaluate_policy
 from scripts.cosmos_rl import translate, translate_content
 from tests.compat.recipes import BASE, ROOT, edited, value_of
-from tests.compat.test_world_model_recipes import at_the_root
 
 OFT, PI05 = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r", "configs/pi05/pi05-{}-grpo-colocate"
 COLOCATED, LIBERO, B1K = f"{OFT}-colocate.toml", f"{PI05.format('libero10')}.toml", f"{PI05.format('b1k')}.toml"
@@ -26,7 +25,6 @@ TINY = {
     "openvla": load_toml(str(ROOT / "configs/openvla-oft/tiny-openvla-oft-grpo.toml")),
     "pi05": load_toml(str(ROOT / "configs/pi05/tiny-pi05-grpo.toml")),
 }
-__all__ = ["at_the_root"]  # a fixture
 
 
 def changed(tiny: str = "openvla", **changes: Any) -> Translation:

@@ -21,13 +21,6 @@ MODEL_DIR = "models/Cosmos-Predict2.5-LIBERO-Spatial"
 GUIDANCE = "guidance = 7 changes nothing"
 
 
-@pytest.fixture(autouse=True)
-def no_paths_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EMBODIED_PATH", "REPO_PATH"):
-        monkeypatch.setenv(name, "")  # so that what loading sets is undone
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def guide(tmp_path: Path) -> Path:
     return write_published(tmp_path / "wm_vla_rl/config", "wm_vla_rl")

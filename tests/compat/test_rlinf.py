@@ -26,12 +26,6 @@ OFT, PI05 = "cosmos_libero_spatial_grpo_openvlaoft", "cosmos_libero_spatial_grpo
 FOLDER = ("libero-spatial-2b-19k.pt", "resnet_rm.pth", "tokenizer/tokenizer.pth", "dataset/seed_0_traj_0.npy")
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.delenv("EMBODIED_PATH", raising=False)
-
-
 @pytest.fixture
 def model_dir(tmp_path: Path) -> str:
     """A folder with the files of a world model, which nothing opens."""

@@ -23,12 +23,6 @@ TINY = load_toml(str(ROOT / "configs/wfm/tiny_grpo_mock_data.toml"))
 WFM = sorted((ROOT / "configs/wfm").glob("*.toml"))
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.delenv("COSMOS_PREDICT2_ARGS", raising=False)
-
-
 NFT_FILE = "configs/cosmos-predict2-5/cosmos-predict2-5-2b-720-nft.toml"
 NFT = load_toml(str(ROOT / NFT_FILE))
 

@@ -29,29 +29,31 @@ from tests.programs import call
 SIGMAS = (1.0, 10.0)
 
 
+CONFIG = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+
+
+def read_clips(dataset: Any, num: int, **more: Any) -> Clips:
+    return held_out.read_clips(dataset, lazy_config.instantiate(CONFIG.tokenizer), CONFIG, num, **more)
+
+
 @pytest.fixture(scope="module")
 def clips() -> Clips:
-    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
-    dataset = ToyWorldVideos(num_episodes=8, num_steps=16, split="val")
-    return held_out.read_clips(dataset, lazy_config.instantiate(config.tokenizer), config, 8)
+    return read_clips(ToyWorldVideos(num_episodes=8, num_steps=16, split="val"), 8)
 
 
 def test_clips_have_the_text_that_training_puts_in_place_of_theirs(tmp_path: Path) -> None:
-    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     dataset = ToyWorldVideos(num_episodes=2, num_steps=16, split="val")
     constant = torch.randn(1, 5, 64)
     torch.save(constant, tmp_path / "text.pt")
     text = TrainingText(TrainingTextConfig(constant_path=str(tmp_path / "text.pt")))
-    with_text = partial(text.added_to, device=torch.device("cpu"))
-    read = held_out.read_clips(dataset, lazy_config.instantiate(config.tokenizer), config, 2, with_text=with_text)
+    read = read_clips(dataset, 2, with_text=partial(text.added_to, device=torch.device("cpu")))
     assert torch.equal(read.condition.crossattn_emb_B_S_E, constant.expand(2, -1, -1))
 
 
 def test_the_base_that_ships_beats_random_weights_and_every_linear_denoiser(clips: Clips) -> None:
-    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     linear = held_out.linear_losses(clips, clips, SIGMAS)  # fitted to the very clips that it is measured on
     found = [
-        held_out.losses(build_world_model(config, dtype=torch.float32).load(path), clips, SIGMAS)
+        held_out.losses(build_world_model(CONFIG, dtype=torch.float32).load(path), clips, SIGMAS)
         for path in ("", tiny_video2world_path())
     ]
     assert sum(found[1]) < sum(found[0]) / 3
@@ -111,9 +113,8 @@ def test_the_loss_of_given_frames_is_left_out(clips: Clips) -> None:
 
 @pytest.mark.parametrize("item", [{"latents": torch.zeros(1)}, {"video": torch.zeros(1)}])
 def test_data_without_frames_or_embeddings_are_told(item: dict[str, Tensor]) -> None:
-    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     with pytest.raises(DataError, match=r"list gives no '(video|t5_text_embeddings)', .* --experiment NAME --"):
-        held_out.read_clips([item], lazy_config.instantiate(config.tokenizer), config, 1)
+        read_clips([item], 1)
 
 
 def test_training_clips_of_another_size_are_told(clips: Clips) -> None:
