@@ -335,7 +335,12 @@ def _open_files(folder: _Folder) -> Mapping[str, Tensor] | None:
         suffix = files[0].rpartition(".")[2]
         expected = [f"{stem}-{i:05d}-of-{total}.{suffix}" for i in range(1, int(total) + 1)]
         _require_shards(folder, expected)
-        return _merged({name: folder.open(name) for name in expected}, folder.address)
+        places: dict[str, tuple[Any, str]] = {}
+        for shard in map(folder.open, expected):
+            if twice := [name for name in shard if name in places]:
+                raise CheckpointError(f"{folder.address}: two shards hold the same tensors: {listed(twice)}.")
+            places |= {name: (shard, name) for name in shard}
+        return LazyTensors(places)
     if len(files) == 1:
         return folder.open(files[0])
     one_of = _choice(folder.address, files)
@@ -355,15 +360,6 @@ def _open_index(folder: _Folder, index: str) -> Mapping[str, Tensor]:
             f"{folder.address}: {index} names {len(lost)} tensors that its shards do not hold: {listed(lost)}."
         )
     return LazyTensors({name: (shards[shard], name) for name, shard in places.items()})
-
-
-def _merged(parts: Mapping[str, Mapping[str, Tensor]], address: str) -> Mapping[str, Tensor]:
-    places: dict[str, tuple[Any, str]] = {}
-    for shard in parts.values():
-        if twice := [name for name in shard if name in places]:
-            raise CheckpointError(f"{address}: two shards hold the same tensors: {listed(twice)}.")
-        places |= {name: (shard, name) for name in shard}
-    return LazyTensors(places)
 
 
 def _require_shards(folder: _Folder, needed: Iterable[str]) -> None:
