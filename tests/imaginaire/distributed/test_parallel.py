@@ -164,7 +164,7 @@ def _weights() -> Tensor:
     return torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def context_parallel_operations() -> None:
+def _context_parallel_operations() -> None:
     group = parallel.init_dims(2).cp_group
     rank = group.rank()  # type: ignore[union-attr]
     whole, weights = _tokens(), _weights()
@@ -203,7 +203,7 @@ def _two_ranks() -> dict[str, Any]:
         "norms": _norms(),
         "sharded": _sharded_after_synchronising(),
     }
-    context_parallel_operations()  # makes groups of its own
+    _context_parallel_operations()  # makes groups of its own
     return found
 
 
