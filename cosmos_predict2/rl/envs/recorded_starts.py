@@ -178,14 +178,11 @@ class RecordedStarts:
         elif len(pictures) == 1:
             pictures = pictures.expand(self.history, -1, -1, -1)
             actions = None if actions is None else torch.zeros(self.history - 1, actions.shape[1])
-        return self._resized(pictures), actions, context
-
-    def _resized(self, pictures_F_H_W_C: Tensor) -> Tensor:
-        if self.size is None or tuple(pictures_F_H_W_C.shape[1:3]) == self.size:
-            return pictures_F_H_W_C
-        pixels = pictures_F_H_W_C.permute(0, 3, 1, 2).float()
-        pixels = torch.nn.functional.interpolate(pixels, self.size, mode="bilinear", antialias=True)
-        return pixels.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+        if self.size is not None and tuple(pictures.shape[1:3]) != self.size:
+            pixels = pictures.permute(0, 3, 1, 2).float()
+            pixels = torch.nn.functional.interpolate(pixels, self.size, mode="bilinear", antialias=True)
+            pictures = pixels.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+        return pictures, actions, context
 
 
 def _size(shape: tuple[int, ...]) -> str:
