@@ -58,7 +58,7 @@ def cast(policy: nn.Module, dtype: torch.dtype, *, is_uniform: bool = False) -> 
         policy.to(dtype)
         return
     kept = () if is_uniform else getattr(network, "FLOAT32", ())
-    for name, weight in network.named_parameters():
+    for name, weight in policy.named_parameters():
         weight.data = weight.data.to(torch.float32 if any(part in name for part in kept) else dtype)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
@@ -163,6 +163,13 @@ def test_it_is_trained_in_bfloat16(name: str, folders: dict[str, str]) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert any(not torch.equal(*pair) for pair in zip(before, learnt))
+
+
+def test_what_a_policy_has_beside_its_network_is_cast_too() -> None:
+    policy: Any = nn.Module()
+    policy.network, policy.head = nn.Linear(2, 2), nn.Linear(2, 2)
+    cast(policy, torch.bfloat16)
+    assert {weight.dtype for weight in policy.parameters()} == {torch.bfloat16}
 
 
 def test_what_pi05_keeps_in_float32_makes_its_decisions_more_exact(folders: dict[str, str]) -> None:
