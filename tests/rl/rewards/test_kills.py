@@ -72,6 +72,7 @@ def test_kills_of_worker_and_server_in_mid_batch_lose_nothing(tmp_path: Path) ->
         assert sum(scored.values()) <= 24 + 2 * 4  # at most the two portions that were cut short
         metrics = service.get("/metrics").content["text"]
         assert 'reward_jobs{reward="mean",state="done"} 24' in metrics
+        assert service.stop() == 0 and "did not finish in time" not in service.log()  # its worker is drained
 
 
 @pytest.mark.long

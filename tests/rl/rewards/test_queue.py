@@ -14,16 +14,9 @@ from typing import Any
 import pytest
 import redis
 
+from cosmos_predict2.rl.rewards.service import queue as queues
 from cosmos_predict2.rl.rewards.service import redis_queue, sqlite_queue
-from cosmos_predict2.rl.rewards.service.queue import (
-    Limits,
-    Queue,
-    QueueUnusable,
-    now,
-    open_queue,
-    ticket_of,
-    worker_name,
-)
+from cosmos_predict2.rl.rewards.service.queue import Limits, Queue, QueueUnusable, open_queue
 from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from imaginaire.errors import ConfigError
@@ -98,10 +91,10 @@ def test_a_lost_server_or_machine_speaks_against_no_job_until_very_often(opened:
 
 
 def test_no_two_workers_and_no_two_requests_have_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len({worker_name("a") for _ in range(9)}) == len({ticket_of(None) for _ in range(9)}) == 9
-    assert ticket_of("run/1") == ticket_of("run/1") != ticket_of("run/2")
+    assert len({queues.worker_name("a") for _ in range(9)}) == len({queues.ticket_of(None) for _ in range(9)}) == 9
+    assert queues.ticket_of("run/1") == queues.ticket_of("run/1") != queues.ticket_of("run/2")
     monkeypatch.setattr(time, "time", lambda: 5.0)  # which processes and restarts agree on
-    assert now() == 5.0
+    assert queues.now() == 5.0
 
 
 def test_more_jobs_than_one_question_holds_are_waited_for(tmp_path: Path) -> None:

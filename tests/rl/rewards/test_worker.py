@@ -193,19 +193,12 @@ def test_the_process_of_a_worker_speaks_to_its_server_and_ends_with_it(tmp_path:
     events = [json.loads(worker.stdout.readline()) for _ in range(6)]
     assert events[0] == {"event": "ready", "needs_pixels": True}
     assert [one["event"] for one in events[1:]] == [*["alive"] * 4, "scored"]
-    worker.stdin.write("drain\n")
-    worker.stdin.flush()
-    assert worker.wait(LONGEST_S) == 0
-    for process in (worker, unfit):
-        process.stdin.close()
-        process.stdout.close()
-    again = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]
     queue.put("u", {"mean": "v1"}, body("sleep"), "d", 1)
-    again.stdin.write(told(tmp_path).to_json() + "\n")
-    again.stdin.flush()
-    while json.loads(again.stdout.readline())["event"] != "alive":
+    while json.loads(worker.stdout.readline())["event"] != "alive":
         pass
-    assert again.communicate(timeout=LONGEST_S) and again.returncode == 1  # the server's end of the pipe is closed
+    assert worker.communicate(timeout=LONGEST_S) and worker.returncode == 1  # the server's end of the pipe is closed
+    unfit.stdin.close()
+    unfit.stdout.close()
     queue.close()
 
 
