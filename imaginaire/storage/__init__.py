@@ -26,14 +26,10 @@ from typing import IO, Any, BinaryIO, cast
 import psutil
 
 from imaginaire.errors import CheckpointError, DataError
-from imaginaire.storage import object_store
-from imaginaire.storage.object_store import is_s3, raise_if_no_bucket, retry
+from imaginaire.storage.object_store import StrPath as StrPath
+from imaginaire.storage.object_store import filesystem, is_s3, on_store, raise_if_no_bucket, retry
 
 log = logging.getLogger(__name__)
-
-StrPath = object_store.StrPath
-filesystem = object_store.filesystem
-filesystem_options = object_store.filesystem_options
 
 UPLOAD_PART_BYTES = 64 * 2**20  # held in memory; an object may have 10,000 parts, so up to 625 GB
 
@@ -87,8 +83,7 @@ def listdir(path: StrPath) -> list[str]:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def names() -> list[str]:
-        fs, inner = filesystem(path)
+    def names(fs: Any, inner: str) -> list[str]:
         try:
             found = fs.ls(inner, detail=False)
         except FileNotFoundError as error:
@@ -98,19 +93,14 @@ def listdir(path: StrPath) -> list[str]:
         # An object store may answer with the folder's own marker, or with the object itself.
         return sorted({entry.rstrip("/").rsplit("/", 1)[-1] for entry in found if entry.rstrip("/") != own})
 
-    return retry(path, names)
+    return on_store(path, names)
 
 
 def matching(pattern: StrPath) -> list[str]:
     """The files or objects that a pattern with ``*``, ``?`` or ``[...]`` fits, sorted."""
     if not is_remote(pattern):
         return sorted(glob.glob(_local(pattern)))
-
-    def found() -> list[str]:
-        fs, inner = filesystem(pattern)
-        return sorted(fs.unstrip_protocol(name) for name in fs.glob(inner))
-
-    return retry(pattern, found)
+    return on_store(pattern, lambda fs, inner: sorted(fs.unstrip_protocol(name) for name in fs.glob(inner)))
 
 
 def version(path: StrPath) -> str:
@@ -168,12 +158,7 @@ def open(path: StrPath, mode: str = "rb") -> IO[Any]:  # named as the builtin on
     if not is_remote(path):
         with _explained(path):
             return builtins.open(_local(path), mode, encoding=None if "b" in mode else "utf-8")
-
-    def opened() -> IO[Any]:
-        fs, inner = filesystem(path)
-        return cast(IO[Any], fs.open(inner, mode))
-
-    return retry(path, opened)
+    return on_store(path, lambda fs, inner: cast(IO[Any], fs.open(inner, mode)))
 
 
 def read_part(path: StrPath, start: int, length: int) -> bytes:
@@ -182,12 +167,7 @@ def read_part(path: StrPath, start: int, length: int) -> bytes:
         with _explained(path), builtins.open(_local(path), "rb") as file:
             file.seek(start)
             return file.read(length)
-
-    def fetched() -> bytes:
-        fs, inner = filesystem(path)
-        return bytes(fs.cat_file(inner, start=start, end=start + length))
-
-    return retry(path, fetched)
+    return on_store(path, lambda fs, inner: bytes(fs.cat_file(inner, start=start, end=start + length)))
 
 
 def read_text(path: StrPath) -> str:
@@ -196,12 +176,7 @@ def read_text(path: StrPath) -> str:
         with _explained(path), builtins.open(_local(path), "rb") as file:
             content = file.read()
     else:
-
-        def fetched() -> bytes:
-            fs, inner = filesystem(path)
-            return bytes(fs.cat_file(inner))
-
-        content = retry(path, fetched)
+        content = on_store(path, lambda fs, inner: bytes(fs.cat_file(inner)))
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -249,13 +224,8 @@ def local_copy(path: StrPath) -> Path:
                 "Set TMPDIR to a larger disk."
             )
         temporary = _temporary_name(str(target))
-
-        def fetch() -> None:
-            fs, inner = filesystem(path)
-            fs.get_file(inner, temporary)
-
         start = time.monotonic()
-        retry(path, fetch)
+        on_store(path, lambda fs, inner: fs.get_file(inner, temporary))
         os.replace(temporary, target)
         log.info("fetched %s to %s (%.1f s)", os.fspath(path), target, time.monotonic() - start)
     return target
@@ -343,14 +313,13 @@ def remove(path: StrPath) -> None:
                 pass
         return
 
-    def delete() -> None:
-        fs, inner = filesystem(path)
+    def delete(fs: Any, inner: str) -> None:
         try:
             fs.rm(inner, recursive=True)
         except FileNotFoundError as error:
             raise_if_no_bucket(error, path)
 
-    retry(path, delete)
+    on_store(path, delete)
 
 
 def remove_stale_temporaries(folder: StrPath) -> None:
@@ -359,7 +328,8 @@ def remove_stale_temporaries(folder: StrPath) -> None:
     Files of processes that run on this machine are left alone. Unfinished uploads are invisible but paid for.
     """
     if is_remote(folder):
-        retry(folder, lambda: _abort_uploads(folder))
+        if is_s3(folder):
+            on_store(folder, _abort_uploads)
         return
     for name in listdir(folder):
         if (match := _TEMPORARY.match(name)) and not _may_write(int(match[1]), join(folder, name)):
@@ -413,10 +383,7 @@ def _discard(file: Any) -> None:
     file.closed = True
 
 
-def _abort_uploads(folder: StrPath) -> None:
-    if not is_s3(folder):
-        return
-    fs, inner = filesystem(folder)
+def _abort_uploads(fs: Any, inner: str) -> None:
     bucket, prefix, _ = fs.split_path(inner)
     for upload in fs.list_multipart_uploads(bucket):
         key = upload["Key"]
@@ -437,15 +404,14 @@ def _existing(path: StrPath) -> dict[str, Any]:
 
 
 def _info(path: StrPath) -> dict[str, Any] | None:
-    def info() -> dict[str, Any] | None:
-        fs, inner = filesystem(path)
+    def info(fs: Any, inner: str) -> dict[str, Any] | None:
         try:
             return dict(fs.info(inner))
         except FileNotFoundError as error:
             raise_if_no_bucket(error, path)
             return None
 
-    return retry(path, info)
+    return on_store(path, info)
 
 
 @contextlib.contextmanager

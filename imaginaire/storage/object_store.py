@@ -123,6 +123,11 @@ def retry(path: StrPath, operation: Callable[[], T]) -> T:
     raise AssertionError("unreachable")
 
 
+def on_store(path: StrPath, operation: Callable[[Any, str], T]) -> T:
+    """The result of an operation on a remote path's file system and the path inside it, with `retry`."""
+    return retry(path, lambda: operation(*filesystem(path)))
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
