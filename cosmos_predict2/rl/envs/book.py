@@ -31,7 +31,7 @@ _FORMAT = 1
 
 @dataclass
 class Chunk:
-    """What a chunk of actions did in the environments that were asked: one row for each."""
+    """The results of a chunk of actions in the environments that were stepped: one row for each."""
 
     reward_E_A: Tensor
     terminated_E_A: Tensor
@@ -135,7 +135,7 @@ class Book:
         return actions, count
 
     def end(self, ids: Ids, is_success: NDArray[numpy.bool_], ends_on_success: bool) -> tuple[Any, Any]:
-        """Which of the environments that made a step are terminated and which truncated by it; success wins.
+        """Flags of the environments that a step terminated, and of those that it truncated; success wins.
 
         At the last step of an episode success terminates it, too.
         """
@@ -147,7 +147,7 @@ class Book:
         return terminated, truncated
 
     def info(self, ids: Ids, chunk: Chunk | None = None) -> dict[str, Any]:
-        """What the contract asks for after a reset or a chunk, and which episodes these are."""
+        """The entries that the contract asks for after a reset or a chunk, and which episodes these are."""
         over = self.is_over[ids]
         info: dict[str, Any] = {
             "success": torch.from_numpy(self.is_success[ids]),

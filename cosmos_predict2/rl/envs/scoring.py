@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an imagined chunk earns, and whether its task is done: from judgements of pictures to rewards and ends.
+"""Rewards and ends of imagined chunks, from judgements of their pictures.
 
 The guards against success that is only imagined are here: confirmation over several pictures, and agreement of several
 noises, of which the worst one counts.
@@ -73,7 +73,7 @@ def score(
     previous_E: NDArray[numpy.float32],
     streak_E: NDArray[numpy.int64],
 ) -> Scored:
-    """What a chunk of which ``counts_E`` actions were executed is worth; ``judged`` as `merged` gives it."""
+    """The worth of a chunk of which ``counts_E`` actions were executed; ``judged`` as `merged` gives it."""
     value_E_F, success_E_F, differs_E_F = judged
     if scoring.success_threshold is not None:
         success_E_F = value_E_F >= scoring.success_threshold

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the episodes of a world model begin: pictures, the task's sentence, and what else is known of a start.
+"""Starts of a world model's episodes: pictures, the task's sentence, and what else is known of a start.
 
 `ToyStarts` lays the toy world's tables; `recorded_starts.RecordedStarts` reads those of recordings.
 """

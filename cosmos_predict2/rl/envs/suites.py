@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a policy is evaluated, by name: the toy world, robosuite's Lift, LIBERO's suites, BEHAVIOR-1K, or yours.
+"""Suites to evaluate a policy in, by name: the toy world, robosuite's Lift, LIBERO's suites, BEHAVIOR-1K, or yours.
 
 place = find("libero_10", tasks=["0", "4"], render="osmesa")
 env = place.env(8, policy)

@@ -48,13 +48,13 @@ class Cloneable(Protocol):
     action_dim: int
 
     def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
-        """What is kept of demonstrators who saw this and did that, one row each."""
+        """The record of demonstrators who saw this and did that, one row each."""
 
     def shares_outside(self, actions_B_A_D: Tensor) -> Tensor:
-        """Of each number of the demonstrations [D], how many lie beyond what the policy scales to -1 and 1."""
+        """The share of each number of the demonstrations [D] that lies beyond what the policy scales to -1 and 1."""
 
     def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
-        """What falls as the policy becomes likelier to do the same; what it draws comes from ``generator``."""
+        """A loss that falls as the policy becomes likelier to do the same; draws come from ``generator``."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
@@ -103,7 +103,7 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class Windows:
-    """What a policy sees, and what the demonstrator did then."""
+    """Pictures that a policy sees, and what the demonstrator did then."""
 
     pictures_B_H_W_C: Tensor
     actions_B_A_D: Tensor
@@ -124,13 +124,13 @@ class Windows:
         }
 
     def statistics(self) -> dict[str, list[Any]]:
-        """Of the actions, as public files of statistics have them."""
+        """Statistics of the actions, as public files have them."""
         return usual_statistics(self.actions_B_A_D.flatten(0, 1), [True] * self.actions_B_A_D.shape[2]).to_dict()
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a policy that is to be cloned is made for; ``folder`` is an empty one, for weights that are drawn."""
+    """The purpose of a policy that is to be cloned; ``folder`` is an empty one, for weights that are drawn."""
 
     windows: Windows
     folder: Path
@@ -185,7 +185,7 @@ class CloningOptions:
 
 
 def warn_of_outside(policy: Cloneable, windows: Windows, base: str) -> None:
-    """Where more lies beyond a policy's statistics than q01 and q99 leave out, the data hardly have their units."""
+    """Warn of numbers that lie beyond a policy's statistics more often than q01 and q99 leave out: the units differ."""
     shares = policy.shares_outside(windows.actions_B_A_D)
     for k in (shares > MOST_OUTSIDE).nonzero().flatten().tolist():
         values = windows.actions_B_A_D[..., k]

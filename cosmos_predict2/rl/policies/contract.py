@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a policy keeps the contract of `Policy`: for policies of yours as for those here.
+"""A check that a policy keeps the contract of `Policy`: for policies of yours as for those here.
 
     from cosmos_predict2.rl.policies.contract import check_policy
 
@@ -30,7 +30,7 @@ SIGMAS, OFF = 6.0, 0.05  # how far their mean may be off: by chance, and where r
 
 
 def tolerance_of(policy: Any) -> float:
-    """That of the lowest precision among the weights."""
+    """The tolerance of the lowest precision among the weights."""
     weights = policy.parameters() if isinstance(policy, nn.Module) else ()
     return max((TOLERANCES.get(weight.dtype, OF_HALF) for weight in weights), default=TOLERANCES[torch.float32])
 
@@ -192,7 +192,7 @@ def check_training_mode(case: _Case) -> None:
 
 
 def check_spread(case: _Case) -> None:
-    """What is drawn is as spread as the entropy says: its mean log-probability is minus the entropy.
+    """Draws are as spread as the entropy says: its mean log-probability is minus the entropy.
 
     Policies without an entropy are not judged by it.
     """

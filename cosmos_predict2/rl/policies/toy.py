@@ -123,7 +123,7 @@ class ToyPolicy(nn.Module, PolicyDefaults):
 
     @torch.no_grad()
     def features(self, full_image_E_H_W_C: Tensor) -> Tensor:
-        """What it sees on uint8 pictures, [E, 10], about -1 to 1.
+        """Features of uint8 pictures, [E, 10], about -1 to 1.
 
         A thing's place is the centre of its colour, drawn a little to the middle, where it is if nothing is seen.
         """

@@ -36,7 +36,7 @@ def require_public(path: str, name: str) -> None:
 
 
 def check_public(arguments: Mapping[str, Any], context: CheckContext, name: str) -> Iterator[Finding]:
-    """What `require_public` says of a policy's arguments; a repository of the hub is asked when it is read."""
+    """The finding of `require_public` about a policy's arguments; a hub's repository is asked when it is read."""
     path = str(arguments.get("path") or "")
     if path and is_hub(path):
         return

@@ -175,7 +175,7 @@ class LiberoTask:
 
 @cache
 def find_suite(name: str) -> Suite:
-    """Of this name; ``libero_all`` has the tasks of all, each once."""
+    """The suite of this name; ``libero_all`` has the tasks of all, each once."""
     if name not in SUITES:
         raise ConfigError(f"LIBERO has no suite '{name}'.{near(name, SUITES)}")
     if name == ALL:

@@ -125,7 +125,7 @@ def state_of(raw: Mapping[str, Any]) -> Floats:
 
 
 def axis_angle(quaternion: NDArray[Any]) -> NDArray[numpy.float64]:
-    """Of (x, y, z, w). The sign is not made unique: published statistics have both."""
+    """The rotation of (x, y, z, w). The sign is not made unique: published statistics have both."""
     xyz, w = numpy.asarray(quaternion[:3], dtype=numpy.float64), float(numpy.clip(quaternion[3], -1.0, 1.0))
     sine = numpy.sqrt(1.0 - w * w)
     return numpy.zeros(3) if sine == 0 else xyz * (2.0 * numpy.arccos(w) / sine)

@@ -99,7 +99,7 @@ class OmniGibson:
 
     @property
     def bounds(self) -> Bounds:
-        """Of an action: velocities of the base, joints of trunk and arms in radians, grippers in [-1, 1]."""
+        """The bounds of an action: velocities of the base, joints of trunk and arms in radians, grippers in [-1, 1]."""
         ranges = self._evaluation.JOINT_RANGE[ROBOT]
         parts = [ranges[name] for name in self._evaluation.ACTION_QPOS_INDICES[ROBOT]]
         low, high = ([float(value) for part in parts for value in part[end]] for end in (0, 1))
@@ -107,7 +107,7 @@ class OmniGibson:
 
     @property
     def slices(self) -> Mapping[str, slice]:
-        """Where each quantity stands in the robot's own measurements."""
+        """The place of each quantity in the robot's own measurements."""
         return self._evaluation.PROPRIOCEPTION_INDICES[ROBOT]
 
     # --- episodes
@@ -187,7 +187,7 @@ class OmniGibson:
     # --- parts of a start
 
     def _config(self, task: Task) -> dict[str, Any]:
-        """Of an environment, as the challenge's evaluation has it."""
+        """The config of an environment, as the challenge's evaluation has it."""
         available = self._teleoperation.load_available_tasks()
         if task.name not in available:
             raise DataError(f"joylo/sampled_task/available_tasks.yaml of BEHAVIOR-1K has no {task.name}:\n{INSTALL}")

@@ -108,7 +108,7 @@ class _Worker:
 
 
 def _failure(error: Exception) -> tuple[str, type | None, str, str]:
-    """What kind of error of ours it is, if one, what it says, and where it came from."""
+    """The answer for an error: its class if it is one of ours, its message, and where it came from."""
     kind = type(error) if isinstance(error, UserError) else None
     return FAILED, kind, f"{error}" if kind else f"{type(error).__name__}: {error}", traceback.format_exc()
 

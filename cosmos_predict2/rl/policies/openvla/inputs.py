@@ -86,7 +86,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """Of a checkpoint's preprocessor_config.json; one entry for each tower."""
+    """A checkpoint's preprocessor_config.json; one entry for each tower."""
 
     resizes: tuple[Resize, ...]
     means: tuple[tuple[float, ...], ...]
@@ -123,7 +123,7 @@ class Preprocessor:
         return pictures.unflatten(0, views_E_V_H_W_C.shape[:2])
 
     def normalized(self, resized_E_V_R_C_H_W: Tensor) -> Tensor:
-        """What the towers see, float32 [E, V * towers * 3, size, size]: of each view the channels of each tower."""
+        """The towers' input, float32 [E, V * towers * 3, size, size]: of each view the channels of each tower."""
         scaled = resized_E_V_R_C_H_W.float() / 255
         towers = []
         for resize, mean, std in zip(self.resizes, self.means, self.stds):
@@ -177,7 +177,7 @@ class ActionTokens:
 
     @property
     def ids(self) -> slice:
-        """Where actions are in the vocabulary."""
+        """The place of actions in the vocabulary."""
         return slice(self.size - self.bins, self.size)
 
     @property
@@ -215,7 +215,7 @@ class Statistics:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], bounds: str, dim: int | None = None) -> "Statistics":
-        """Of a file's entry, by quantiles ("q99") or extremes ("minmax"), cut to ``dim`` where it is longer."""
+        """Read a file's entry, by quantiles ("q99") or extremes ("minmax"), cut to ``dim`` where it is longer."""
         if bounds not in BOUNDS:
             raise ConfigError(f"bounds='{bounds}' of a policy's statistics.{near(bounds, BOUNDS)}")
         low_name, high_name = BOUNDS[bounds]
@@ -248,7 +248,7 @@ class Statistics:
         return torch.where(mask, scaled, values.double())
 
     def is_outside(self, values: Tensor) -> Tensor:
-        """Whether `normalized` and tokens clip a number; those without a range reach from -1 to 1."""
+        """True for numbers that `normalized` and tokens clip; those without a range reach from -1 to 1."""
         low, high, mask = self._like(values)
         low, high = torch.where(mask, low, -1.0), torch.where(mask, high, 1.0)
         margin = 1e-3 * (high - low) + EPSILON
@@ -298,6 +298,6 @@ def without_gripper(actions: Tensor, gripper: str) -> Tensor:
 
 
 def default_gripper(config: Mapping[str, Any], key: str) -> str:
-    """What a folder's last number is, by its config.json, or else by the name of its data: published folders of LIBERO
+    """The form of a folder's last number, by its config.json, or by the name of its data: published folders of LIBERO
     say nothing of it, and the last number of another robot is its own."""
     return str(config.get("gripper", "libero" if "libero" in key else "as_is"))

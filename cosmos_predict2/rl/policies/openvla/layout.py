@@ -57,7 +57,7 @@ MASK_TOKEN = "*.mask_token"  # of transformers alone
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of the model is in the public file: its name, and which third of it."""
+    """The place of a model's tensor in the public file: its name, and which third of it."""
 
     name: str
     third: int | None = None
@@ -89,7 +89,7 @@ def place_of(name: str) -> Place | None:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a policy is written back by: tensors that nothing reads, the dtype of those that are read, and which of them
+    """All for writing a policy back: tensors that nothing reads, the dtype of those that are read, and which of them
     are in a torch file beside the model, under which name."""
 
     aside: Mapping[str, Tensor]
@@ -172,15 +172,15 @@ class Folder:
         return {name: file for name, file in found.items() if file.is_file()}
 
     def tokenizer_folder(self) -> str:
-        """What transformers reads a tokenizer from."""
+        """The folder that transformers reads a tokenizer from."""
         if not is_hub(self.address):
             return self.address
         files = list(self.small_files().values())
         return str(files[0].parent) if files else self.address
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, tuple[str, str]]]:
-        """Of the model and of its parts that are files of their own, never unpickled beyond tensors; and which file and
-        name each of these has."""
+        """Tensors of the model and of its parts with files of their own, never unpickled beyond tensors; and which file
+        and name each of these has."""
         names = names_at(self.address)
         if not any(name.endswith(".safetensors") for name in names):
             raise CheckpointError(f"{self.address} holds no weights (*.safetensors) of OpenVLA.")

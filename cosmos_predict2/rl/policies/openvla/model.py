@@ -292,7 +292,7 @@ class OpenVLAModel(nn.Module):
         self.action_head = ActionHead(head_dim, config.hidden_size) if head_dim else None
 
     def blocks(self) -> list[nn.Module]:
-        """Of all three transformers."""
+        """The blocks of all three transformers."""
         towers: Any = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
         of_towers = [getattr(tower.encoder, "layer", None) or tower.encoder.layers for tower in towers]
         return [block for layers in (*of_towers, self.language_model.model.layers) for block in layers]
@@ -317,7 +317,7 @@ class OpenVLAModel(nn.Module):
         return self.action_head(self._at_actions(seen_B_P_D, prompt_B_S, length_B, num))
 
     def _at_actions(self, seen_B_P_D: Tensor, prompt_B_S: Tensor, length_B: Tensor, num: int) -> Tensor:
-        """What the trunk gives [B, num, D] where the logits of actions stand."""
+        """The trunk's output [B, num, D] where the logits of actions stand."""
         after = prompt_B_S.new_full((len(prompt_B_S), num + 1), PLACEHOLDER)
         after[:, num] = self.sizes.stop_id
         batch = rows(prompt_B_S, length_B, after, self.sizes.pad_id)
@@ -388,5 +388,5 @@ def _after_prompts(hidden_B_S_D: Tensor, num_seen: int, length_B: Tensor, num: i
 
 
 def _bias(sees: Tensor, like: Tensor) -> Tensor:
-    """What attention adds, where a query does not see a key."""
+    """A bias for attention: hugely negative where a query does not see a key."""
     return torch.zeros_like(sees, dtype=like.dtype).masked_fill(~sees, torch.finfo(like.dtype).min)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a PI0.5 checkpoint's config.json says, with the sizes of the published variants.
+"""The settings of a PI0.5 checkpoint's config.json, with the sizes of the published variants.
 
 A config.json names its two language models by variant, or gives their sizes (`vlm`, `expert`, `vision`).
 """
@@ -93,7 +93,7 @@ class Pi05Config:
         return self.noise_method == "flow_cps" if self.ignore_last is None else self.ignore_last
 
     def problems(self) -> list[str]:
-        """What does not fit together, in sentences."""
+        """Settings that do not fit together, in sentences."""
         found = []
         if self.noise_method not in METHODS:
             found.append(f"noise_method={self.noise_method!r} must be one of: {', '.join(METHODS)}")

@@ -68,7 +68,7 @@ def flow_step(
 
 
 def step_log_prob(x_next: Tensor, mean: Tensor, std: Tensor, *, is_safe: bool = False) -> Tensor:
-    """Of each number; 0 where nothing was drawn. ``is_safe`` is the published substitute -(x - mean)^2."""
+    """Log-probabilities by number, 0 where nothing was drawn; ``is_safe`` is the published substitute -(x - mean)^2."""
     off = x_next.float() - mean
     if is_safe:
         return -off.square()
@@ -87,10 +87,10 @@ def noise_log_prob(noise: Tensor, std: Tensor, *, is_safe: bool = False) -> Tens
 
 
 def start_log_prob(x: Tensor) -> Tensor:
-    """Of the noise that a decision began with."""
+    """The log-probability of the noise that a decision began with."""
     return -0.5 * math.log(2 * math.pi) - 0.5 * x.float().square()
 
 
 def step_entropy(std: Tensor) -> Tensor:
-    """Of each number; what was not drawn counts as drawn with deviation 1, as published."""
+    """The entropy of each number; what was not drawn counts as drawn with deviation 1, as published."""
     return 0.5 * math.log(2 * math.pi * math.e) + torch.log(torch.where(std > 0, std, 1.0))

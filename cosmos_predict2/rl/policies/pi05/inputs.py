@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PI0.5 is given, exactly as published: pictures, sentences and states in, actions out.
+"""Pictures, sentences and states for PI0.5, and its actions, exactly as published.
 
 Everything is float32 or integers; pictures stay uint8 until the network takes them.
 """
@@ -123,7 +123,7 @@ class Quantiles:
 
 
 def quantiles_of(content: Mapping[str, Any], file: str) -> tuple[Quantiles, Quantiles]:
-    """Of states and of actions."""
+    """The quantiles of states and of actions."""
     try:
         for name in ("state", "actions"):
             refuse_impossible(content[name], f"{file}: {name}", CheckpointError)

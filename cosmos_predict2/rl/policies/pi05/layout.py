@@ -63,7 +63,7 @@ _ENDS = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": (
 
 @dataclass(frozen=True)
 class Plan:
-    """What each name of a file is: of the network, or kept aside (by its public name)."""
+    """The use of each name of a file: of the network, or kept aside (by its public name)."""
 
     loaded: Mapping[str, str]  # the network's name -> the file's
     kept: Mapping[str, str]  # the public name -> the file's
@@ -99,7 +99,7 @@ def modern_name(name: str) -> str | None:
 
 
 def public_name(name: str) -> str:
-    """Of the network's own name."""
+    """The public name of the network's own."""
     return name if f"{_TOWER}vision_model." in name else name.replace(_TOWER, f"{_TOWER}vision_model.")
 
 
@@ -217,7 +217,7 @@ def has_processors(folder: str) -> bool:
 
 
 def _processor_settings(folder: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the processors and features of a folder say, in the names of `Pi05Config`."""
+    """The settings that a folder's processors and features have, in the names of `Pi05Config`."""
     steps = _steps(folder, BEFORE)
     found: dict[str, Any] = {"discrete_state_input": _STATE_STEP in steps}
     if _STATE_STEP in steps:

@@ -5,7 +5,7 @@
     v_B_H_D, hidden_B_H_W = network.velocity(cache, x_B_H_D, t_B)
 
 The prefix never sees the actions, so its keys and values are computed once for all steps of a decision. Modules are
-named as in the public files, but for `layout.RENAMED`. Letters: V pictures, L words, P places of the prefix, W width.
+named as in the public files. Letters: V pictures, L words, P places of the prefix, W width.
 """
 
 import itertools
@@ -116,7 +116,7 @@ class Layer(nn.Module):
         *,
         is_last_of_prefix: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """What follows, and this stream's keys and values; what the prefix's last layer gives is read by nobody."""
+        """The output, and this stream's keys and values; what the prefix's last layer gives is read by nobody."""
         normed, gate = self.input_layernorm(x, condition)
         own = self.self_attn.keys_values(normed, turn)
         if is_last_of_prefix:
@@ -242,7 +242,7 @@ class Pi05Network(nn.Module):
         return self.paligemma_with_expert["gemma_expert"]["model"]  # type: ignore[index, return-value]
 
     def blocks(self) -> list[nn.Module]:
-        """Of all three transformers, and the noise head, which is called from outside, too."""
+        """The blocks of all three transformers, and the noise head, which is called from outside, too."""
         tower: Any = self.paligemma["vision_tower"]
         tower = getattr(tower, "vision_model", tower)  # older releases have a level more
         language: Any = self.paligemma["language_model"]
@@ -267,7 +267,7 @@ class Pi05Network(nn.Module):
         return torch.cat([seen.flatten(1, 2), words], dim=1), torch.cat([is_seen, token_mask_B_L.bool()], dim=1)
 
     def prefix(self, *inputs: Tensor) -> PrefixCache:
-        """Of the inputs of `embed`; without gradients where the expert alone is trained."""
+        """Keys and values of the inputs of `embed`; without gradients where the expert alone is trained."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.train_expert_only):
             x, is_there = self.embed(*inputs)
             language: Gemma = self.paligemma["language_model"]  # type: ignore[assignment]

@@ -172,7 +172,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         return Decision(actions, record, log_prob[executed] / count if mode == "sample" else None)
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
-        """Of the actions that are executed; each is a row. flow_noise, which learns its spread, has an entropy; a step
+        """Executed actions count, each is a row. flow_noise, which learns its spread, has an entropy; a step
         of flow_sde that is drawn alone, by its density, is a `DrawnStep`."""
         config = self.config
         terms, entropies, mean, std = self.replay(record)
@@ -213,7 +213,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         return flow.step_times(self.config.num_steps).to(like.device)
 
     def _drawn_steps(self, generator: torch.Generator) -> Tensor:
-        """Which steps are drawn, [K]: each, or a single one K times."""
+        """The steps that are drawn, [K]: each, or a single one K times."""
         config = self.config
         if config.joint_logprob:
             return torch.arange(config.num_steps)
@@ -267,7 +267,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
     # --- demonstrations
 
     def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
-        """What a demonstrator saw and did, for `cloning_loss`: the actions that the model gives, normalised."""
+        """The record of a demonstrator for `cloning_loss`: the actions are those that the model gives, normalised."""
         config = self.config
         steps = config.action_horizon * config.hold
         if actions_B_A_D.shape[1] != steps:
@@ -281,7 +281,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         return {**self.seen(observation), "actions": padded.to(self.network.action_in_proj.weight.device)}
 
     def shares_outside(self, actions_B_A_D: Tensor) -> Tensor:
-        """Of each number of a demonstrator's actions [D], how many the model would have to give beyond -1 and 1."""
+        """The share of each number of demonstrated actions [D] that the model would have to give beyond -1 and 1."""
         return (self.action_stats.normalised(actions_B_A_D).abs() > 1 + 2e-3).double().mean(dim=(0, 1))
 
     def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
