@@ -102,12 +102,9 @@ def _pool(workers: int, in_threads: bool) -> Executor:
     if in_threads:
         return ThreadPoolExecutor(workers)
     # spawn: forked children of a process with running threads may hang
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_leave_interrupts)
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C reaches the children too, but is for the parent to answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    context = multiprocessing.get_context("spawn")
+    leave_interrupts = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches them too, but is for the parent to answer
+    return ProcessPoolExecutor(workers, context, initializer=signal.signal, initargs=leave_interrupts)
 
 
 def _tried(function: Callable[[Item], Result], item: Item) -> Result | UserError:

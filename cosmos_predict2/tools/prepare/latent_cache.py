@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -130,7 +131,7 @@ def cache_latents(
     windows = list(_windows(todo, rule, windows_per_clip, outcome))
     decoded = _Decoded(windows, functools.partial(clips.CROPS[crop], size=size), decoder)
     places = [[(i, i)] for i in range(len(windows))]
-    reader = load(decoded, places, 0, "latents", {"num_workers": workers, "collate_fn": _only})
+    reader = load(decoded, places, 0, "latents", {"num_workers": workers, "collate_fn": operator.itemgetter(0)})
     pairs = groupby(zip(windows, reader, strict=True), key=lambda pair: pair[0].stem)
     with Progress("latents", len(todo), unit="clip", done=len(outcome.faults)) as bar:
         for stem, windows_of_clip in pairs:
@@ -164,10 +165,6 @@ def _write_clip(
     if fault is None and window is not None:
         _write(folder, window, torch.stack(latents), starts)
     return fault
-
-
-def _only(samples: list[Any]) -> Any:
-    return samples[0]
 
 
 def _windows(videos: Sequence[Path], rule: FrameRule, each: int, outcome: Outcome[str]) -> Iterator[_Window]:
