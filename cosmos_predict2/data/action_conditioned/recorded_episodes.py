@@ -13,7 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cosmos_predict2.actions.transforms import pose_differences
-from cosmos_predict2.data.action_conditioned import libero_files
+from cosmos_predict2.data.action_conditioned import dataset_libero
 from cosmos_predict2.data.action_conditioned.recordings import Recordings, read_recordings
 from cosmos_predict2.data.dataset_forms import annotation_folders, form_of
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
@@ -54,7 +54,7 @@ def open_episodes(
     for toy_folder in (folder, folder / "train"):
         if any(toy_folder.glob(PATTERN)):
             return list(_toy(toy_folder))
-    if folder.is_dir() and any(folder.glob(f"*/*{libero_files.SUFFIX}")):
+    if folder.is_dir() and any(folder.glob(f"*/*{dataset_libero.SUFFIX}")):
         return list(_libero(folder, camera or LIBERO_CAMERA, gripper_dim))
     form = form_of(folder)
     if form == "lerobot":
@@ -63,7 +63,7 @@ def open_episodes(
         return list(_bridge(folder, camera))
     raise DataError(
         f"{folder} holds no recordings of a robot, but data of the form '{form}'. Episodes with actions: a LeRobot data"
-        f" set, annotation/<split>/*.json, <suite>/*{libero_files.SUFFIX}, or {PATTERN} of the toy world."
+        f" set, annotation/<split>/*.json, <suite>/*{dataset_libero.SUFFIX}, or {PATTERN} of the toy world."
     )
 
 
@@ -125,9 +125,9 @@ def _of_bridge(recordings: Recordings, i: int, video: Path) -> RecordedEpisode:
 
 
 def _libero(root: Path, camera: str, gripper_dim: int) -> Iterator[RecordedEpisode]:
-    def episode(demo: libero_files.Demo) -> RecordedEpisode:
+    def episode(demo: dataset_libero.Demo) -> RecordedEpisode:
         def pictures(frames: Sequence[int]) -> Pictures:
-            read = [libero_files.read_pictures(demo, camera, slice(k, k + 1), rotate=True) for k in frames]
+            read = [dataset_libero.read_pictures(demo, camera, slice(k, k + 1), rotate=True) for k in frames]
             return numpy.concatenate(read)
 
         return RecordedEpisode(
@@ -136,14 +136,14 @@ def _libero(root: Path, camera: str, gripper_dim: int) -> Iterator[RecordedEpiso
             task=demo.caption,
             num_frames=demo.length,
             pictures=pictures,
-            actions=lambda: libero_files.read_actions(demo),
-            gripper=lambda: _column(libero_files.read_actions(demo), gripper_dim, demo.name),
-            known=lambda frame: {"state": libero_files.read_proprio(demo)[frame]},
+            actions=lambda: dataset_libero.read_actions(demo),
+            gripper=lambda: _column(dataset_libero.read_actions(demo), gripper_dim, demo.name),
+            known=lambda frame: {"state": dataset_libero.read_proprio(demo)[frame]},
         )
 
-    for suite in libero_files.find_suites(root):
-        for file in sorted(suite.glob(f"*{libero_files.SUFFIX}")):
-            for demo in libero_files.list_demos(file):
+    for suite in dataset_libero.find_suites(root):
+        for file in sorted(suite.glob(f"*{dataset_libero.SUFFIX}")):
+            for demo in dataset_libero.list_demos(file):
                 yield episode(demo)
 
 

@@ -24,7 +24,7 @@ import torch
 
 from cosmos_predict2.actions.statistics import dataset_statistics
 from cosmos_predict2.actions.transforms import controller, relative_pose
-from cosmos_predict2.data.action_conditioned.libero_files import (
+from cosmos_predict2.data.action_conditioned.dataset_libero import (
     FPS,
     SUFFIX,
     Demo,

@@ -10,8 +10,13 @@ import torch
 
 from cosmos_predict2.actions.rotations import axis_angle_to_matrix, euler_to_matrix
 from cosmos_predict2.configs.action_conditioned.defaults.data import libero_with_rollouts
-from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
-from cosmos_predict2.data.action_conditioned.libero_files import caption, find_suites, list_demos, read_poses
+from cosmos_predict2.data.action_conditioned.dataset_libero import (
+    LiberoDataset,
+    caption,
+    find_suites,
+    list_demos,
+    read_poses,
+)
 from cosmos_predict2.text.embeddings import pickles
 from imaginaire.config import lazy_config
 from imaginaire.data.facts import facts_of

@@ -11,7 +11,7 @@ import torch
 from cosmos_predict2.actions.statistics import read_statistics
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
-from cosmos_predict2.data.action_conditioned.libero_files import list_demos, read_poses
+from cosmos_predict2.data.action_conditioned.dataset_libero import list_demos, read_poses
 from cosmos_predict2.tools.prepare import libero
 from scripts import prepare_libero_data
 from tests.checkpoints.hub_server import Hub
