@@ -220,9 +220,10 @@ def entries(split: str) -> dict[str, Any]:
             prompt_type="long",
         ),
     }
-    if split == "train":  # published data that keep nothing back for validation
-        user = "datasets/cosmos_predict2_video2world_dataset"
+    if split == "train":
         found["prompts"] = prompts
+        # Published data that keep nothing back for validation.
+        user = "datasets/cosmos_predict2_video2world_dataset"
         found["gr1"] = partial(folder, GR1, "train", video_size=SIZE_480)
         found["cosmos_nemo_assets"] = partial(folder, NEMO, "train", video_size=SIZE_704)
         found["video2world_data"] = partial(folder, user, "train", video_size=SIZE_704)
