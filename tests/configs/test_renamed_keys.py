@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from cosmos_predict2.renamed import KEYS
@@ -28,18 +27,15 @@ def experiment(tmp_path: Path) -> str:
     """A config file with an experiment that has every old key."""
     path = tmp_path / "with_old_keys.py"
     path.write_text(f"""
+from omegaconf import OmegaConf
 from cosmos_predict2.configs.base.config import make_config as base_config
 from imaginaire.config.compose import register_experiment
 
 def make_config():
-    config, tree = base_config(), {{"defaults": ["/experiment/tiny_vla_grpo_simulator", "_self_"]}}
+    config, tree = base_config(), OmegaConf.create({{"defaults": ["/experiment/tiny_vla_grpo_simulator", "_self_"]}})
     for key, value in {VALUES!r}.items():
-        *path, name = key.split(".")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {{}})
-        node[name] = value
-    register_experiment("with_old_keys", tree)
+        OmegaConf.update(tree, key, value, force_add=True)
+    register_experiment("with_old_keys", OmegaConf.to_container(tree))
     return config
 """)
     return str(path)
@@ -55,19 +51,12 @@ def test_an_experiment_may_have_the_old_keys(experiment: str) -> None:
 
 
 def test_a_saved_configuration_may_have_the_old_keys(tmp_path: Path) -> None:
-    tree = yaml.safe_load(to_yaml(compose(BASE, [EXPERIMENT])))
+    tree = OmegaConf.create(to_yaml(compose(BASE, [EXPERIMENT])))
     for key, new in KEYS.items():
-        *path, name = new.split(".")
-        node = tree
-        for part in path:
-            node = node[part]
-        del node[name]
-        *path, name = key.split(".")
-        node = tree
-        for part in path:
-            node = node[part]
-        node[name] = VALUES[key]
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
+        where, _, name = new.rpartition(".")
+        del OmegaConf.select(tree, where)[name]
+        OmegaConf.update(tree, key, VALUES[key], force_add=True)
+    OmegaConf.save(tree, tmp_path / "config.yaml")
     assert of(compose(str(tmp_path / "config.yaml"))) == VALUES
 
 
