@@ -31,9 +31,9 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier
 from cosmos_predict2.tools.plan.speed import GPUS
+from cosmos_predict2.world_model.assembly import network_of
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
-from cosmos_predict2.world_model.network import network_of
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire.errors import UserError
 

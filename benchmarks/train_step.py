@@ -32,7 +32,7 @@ from benchmarks import machine
 from benchmarks.dit import ceiling
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.tools.plan.speed import GPUS
-from cosmos_predict2.world_model.network import network_of
+from cosmos_predict2.world_model.assembly import network_of
 from imaginaire.config.schema import Config
 from imaginaire.errors import TrainingError, UserError
 from imaginaire.training.callbacks import Callback

@@ -21,12 +21,10 @@ from cosmos_predict2.models.actions import NO_IMAGES, ONE_RUN, action_size
 from cosmos_predict2.models.config import given_shares
 from cosmos_predict2.models.text import PROJECTION, check_text, data_text_problems
 from cosmos_predict2.nn.action_dit import ActionDiT
-from cosmos_predict2.world_model.assembly import attention_problem
+from cosmos_predict2.world_model.assembly import NETWORK_KEY, NO_NETWORK, attention_problem
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
-from cosmos_predict2.world_model.network import NETWORK_KEY, NO_NETWORK
 from cosmos_predict2.world_model.objectives import OBJECTIVE_KEY, objective_problem
-from cosmos_predict2.world_model.parallelize import degree_problems
-from cosmos_predict2.world_model.recompute import checked_policy
+from cosmos_predict2.world_model.parallelize import checked_policy, degree_problems
 from imaginaire import distributed, storage
 from imaginaire.checkpoint.weight_files import is_hub
 from imaginaire.config.names import target_of

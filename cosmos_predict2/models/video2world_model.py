@@ -45,9 +45,14 @@ from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.text import TrainingText, data_text, require_text, text_of_config
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts
-from cosmos_predict2.world_model.assembly import other_parts, part_digest, settle_attention
+from cosmos_predict2.world_model.assembly import (
+    add_trained_adapters,
+    fill_network,
+    other_parts,
+    part_digest,
+    settle_attention,
+)
 from cosmos_predict2.world_model.config import PRECISIONS
-from cosmos_predict2.world_model.network import add_trained_adapters, fill_network
 from cosmos_predict2.world_model.parallelize import parallelize_dit
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire import distributed

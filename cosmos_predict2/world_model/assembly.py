@@ -1,25 +1,193 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the parts of a world model can be built: weights that are there and fit, attention of the device."""
+"""The network of a world model, built without memory and filled with the weights that training starts from; and checks
+that all parts can be built: weights that are there and fit, attention of the device.
+
+Of a sharded network no rank ever holds more than its part and one tensor of a file. What is drawn follows from the
+seed, the parameter's name and the place in it, so that every layout of processes starts from the same numbers.
+"""
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.checkpoints.card import TOKENIZER, ModelCard, read_card
 from cosmos_predict2.checkpoints.card_checks import FILES, part_differences, unregistered
 from cosmos_predict2.checkpoints.dit_loading import check_dit
+from cosmos_predict2.checkpoints.dit_weights import clean_name
+from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
 from cosmos_predict2.nn.attention import check_attention, choose_attention
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.world_model.network import network_of
+from cosmos_predict2.nn.start_weights import Start, starts
+from imaginaire import random
 from imaginaire.checkpoint import weights
+from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
+from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.findings import CheckContext
+from imaginaire.optim import lora
 
 log = logging.getLogger(__name__)
+
+NETWORK_KEY = "model.config.pipe_config.net"
+NO_NETWORK = "not set: choose a model (model=NAME) or a network (net=NAME)"
+DRAWN_NUMEL = 1 << 20  # numbers that one generator draws; a rank skips those of other ranks
+
+
+def network_of(node: Any) -> DiT:
+    """The network of a lazy node, on the meta device."""
+    if node is None:
+        raise ConfigError(f"{NETWORK_KEY}: {NO_NETWORK}.")
+    with torch.device("meta"):
+        net: DiT = lazy_config.instantiate(node)
+    _require_written_buffers(net)
+    return net
+
+
+def _require_written_buffers(net: DiT) -> None:
+    """Raise for a buffer that nothing writes once it has memory: it would hold what the memory held before."""
+    released = {
+        f"accum_{name}" for name in ("video_sample_counter", "image_sample_counter", "iteration", "train_in_hours")
+    }
+    writes = any(getattr(type(net), name, None) is not getattr(DiT, name) for name in ("reset_buffers", "init_weights"))
+    for prefix, module in net.named_modules():
+        if callable(getattr(module, "reset_buffers", None)) if module is not net else writes:
+            continue
+        for name, _ in module.named_buffers(recurse=False):
+            if module is not net or name not in released:
+                raise ConfigError(
+                    f"{NETWORK_KEY}: nothing writes the buffer {prefix + '.' if prefix else ''}{name} of"
+                    f" {type(module).__name__}: networks are built without memory, so what __init__ writes is lost."
+                    f" Give {type(module).__name__} a method reset_buffers() that writes it, after"
+                    " super().reset_buffers() where the class is a network."
+                )
+
+
+def add_trained_adapters(net: DiT, config: Any) -> None:
+    """Put adapters, float32 at least, into the network where a Predict2Video2WorldModelConfig trains those.
+
+    Beside them, what begins anew is trained in full: parameters of the network's class, embedders of actions.
+    """
+    if config.train_architecture != "lora":
+        return
+    dtype = torch.promote_types(net.dtype, torch.float32)
+    lora.inject(net, config.lora_rank, config.lora_alpha, config.lora_target_modules)
+    for adapter in lora.adapters(net).values():
+        adapter.lora_A.to(dtype)
+        adapter.lora_B.to(dtype)
+    has_new_embedders = net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path)
+    own = own_patterns(net)
+    patterns = (*own, ACTION_EMBEDDERS) if has_new_embedders else own
+    for name, parameter in net.named_parameters():
+        if ".lora_" not in name and any(fnmatchcase(name, pattern) for pattern in patterns):
+            parameter.requires_grad_(True)
+
+
+def trained_network(config: Any, dtype: torch.dtype) -> DiT:
+    """The network that a Predict2Video2WorldModelConfig trains, on the meta device, with its adapters."""
+    net = network_of(config.pipe_config.net).to(dtype)
+    add_trained_adapters(net, config)
+    return net
+
+
+def embedders(net: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The parameters of a network that read actions, without those of adapters on them."""
+    for name, parameter in net.named_parameters():
+        if name.startswith(ACTION_EMBEDDERS.rstrip("*")) and ".lora_" not in name:
+            yield name, parameter
+
+
+def embedders_begin_anew(path: str, *, may_fetch: bool = True) -> bool:
+    """True where a network that starts from the weights at a path (empty: none) learns to read actions from nothing.
+
+    Without ``may_fetch`` weights that are elsewhere, or that cannot be read, are judged by their name.
+    """
+    if not path:
+        return True
+    card = read_card(path, fetch=may_fetch)
+    if may_fetch:
+        card.opened()
+    return not card.has_action_embedders if not card.problem else card.action_transform is None
+
+
+@torch.no_grad()
+def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -> bool:
+    """Give a network of `trained_network` memory and every parameter its start: that of the file of ``dit_path``,
+    which must have all but the adapters, else a draw from ``seed``. Gives whether the file has trained adapters.
+    """
+    net.to_empty(device=device)
+    net.reset_buffers()
+    path = config.model_manager_config.dit_path
+    absent = absent_parts(net, path)
+    found = set(load_dit(net, path, allow_missing=absent).matched) if path else set()
+    by_name = starts(net)
+    base = {name: p for name, p in net.named_parameters() if ".lora_" not in name}
+    for name, parameter in base.items():
+        if clean_name(name) not in found:
+            # As a run without adapters names it, which so starts from the same numbers.
+            _draw_(parameter, by_name[name], seed, clean_name(name).replace(".base_layer.", "."))
+    has_adapters = any(".lora_A." in name for name in found)
+    if not has_adapters:
+        lora.init_adapters(net, seed, config.init_lora_weights)
+    adapters = lora.adapters(net)
+    if adapters:
+        trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+        log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
+    if not path:
+        level, what = (logging.WARNING, ", and adapters on them learn little") if adapters else (logging.INFO, "")
+        log.log(level, "start weights: random%s (model.config.model_manager_config.dit_path is not set)", what)
+        return False
+    matched = sum(clean_name(name) in found for name in base)
+    anew = "; adapters begin anew" if adapters and not has_adapters else ""
+    if own := [name for name in base if any(fnmatchcase(clean_name(name), pattern) for pattern in own_patterns(net))]:
+        anew += f"; {sum(clean_name(name) not in found for name in own)} of the network's own begin anew"
+    anew += "; it knows no actions: their embedders begin anew" if ACTION_EMBEDDERS in absent else ""
+    log.info("start weights: %s (%d of %d weights of the network matched%s)", path, matched, len(base), anew)
+    return has_adapters
+
+
+def absent_parts(net: DiT, path: str) -> tuple[str, ...]:
+    """Patterns of the parameters that may begin anew though the others come from a file: those that the class of the
+    network lists, and the embedders of actions."""
+    has_new_embedders = net.takes_actions and path and embedders_begin_anew(path)
+    return (*own_patterns(net), ACTION_EMBEDDERS) if has_new_embedders else own_patterns(net)
+
+
+def own_patterns(net: DiT) -> tuple[str, ...]:
+    """The patterns that the class of a network lists in ``begins_anew``."""
+    patterns: Any = net.begins_anew
+    if isinstance(patterns, str):  # each of its characters would be a pattern, "*" among them
+        raise ConfigError(
+            f"begins_anew of {type(net).__qualname__} is the text {patterns!r}, not a tuple of patterns:"
+            f" write ({patterns!r},), with a comma."
+        )
+    return tuple(patterns)
+
+
+def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:
+    """Write this rank's part of a parameter. Groups of rows are drawn by their place, in float32 and on the CPU."""
+    local, (rows, *others) = parallel.local_part(parameter)
+    if not start.std:
+        local.fill_(start.value)
+        return
+    width = math.prod(parameter.shape[1:])
+    step = max(1, DRAWN_NUMEL // width)
+    for first in range(rows.start // step * step, rows.stop, step):
+        end = min(first + step, parameter.shape[0])
+        drawn = torch.empty(end - first, *parameter.shape[1:], dtype=torch.float32)
+        start.draw_(drawn, random.generator(seed, first, f"init/{name}"))
+        low, high = max(first, rows.start), min(end, rows.stop)
+        part = (slice(low - first, high - first), *others)
+        local[low - rows.start : high - rows.start].copy_(drawn[part])
+
+
+# Checks ---------------------------------------------------------------------------------------------------------------
 
 
 def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "auto") -> None:

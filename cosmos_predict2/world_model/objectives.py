@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objectives: the prediction of a network, its loss in training, and its way from noise to latents in sampling.
 
+With t = sigma / (1 + sigma) the network sees c_in x = (1 - t) x_0 + t eps and predicts the velocity v = eps - x_0::
+
+    x_0 = c_skip x + c_out net(c_in x, c_noise)
+
+Conditioning frames enter the network clean and unscaled, at their own small noise level (where ``sigma_conditional`` is
+None: at that of the other frames), and come out as they were. Latents, noise levels and all arithmetic around the
+network are in float32 at least; the network computes in its own precision.
+
 `EDM` (Predict2): x_t = x_0 + sigma eps, the error of x_0 is weighted to that of the velocity, noise levels in sampling.
 `Flow` (Predict2.5): x_t = (1 - t) x_0 + t eps, the error of the velocity eps - x_0, flow times in sampling.
 
@@ -21,8 +29,10 @@ from cosmos_predict2.diffusion import flow_time
 from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
 from cosmos_predict2.diffusion.rectified_flow import (
     add_noise,
+    at_least_float32,
     nonuniform_weight,
     per_frame,
+    rectified_flow_scaling,
     rectified_flow_weight,
 )
 from cosmos_predict2.diffusion.rectified_flow import flow_time as time_of
@@ -30,7 +40,6 @@ from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.solvers import SOLVERS, SameNoise
 from cosmos_predict2.diffusion.step import Denoise, Stepper
 from cosmos_predict2.nn.dit import DiT, Prepared
-from cosmos_predict2.world_model.denoiser import Denoiser, restore_conditioning_frames
 from imaginaire.buildable import resolve, shipped
 from imaginaire.config import lazy_config
 from imaginaire.config.names import describe, target_of
@@ -45,6 +54,135 @@ OBJECTIVE_KEY = "model.config.pipe_config.objective"
 FLOW_SOLVER = "unipc"
 DISTILLED = "distilled"  # the sampler of networks that were distilled to a few steps
 DISTILLED_STEPS = 4
+STRATEGIES = ("frame_replace", "channel_concat")  # of conditioning frames
+
+
+# The denoiser ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The clean latents and the noise that the network sees in noisy ones."""
+
+    x0_B_C_T_H_W: Tensor
+    epsilon_B_C_T_H_W: Tensor
+
+
+class Denoiser:
+    """A network with its preconditioning. Called with noisy latents, it gives what they were."""
+
+    def __init__(
+        self,
+        net: DiT,
+        *,
+        sigma_data: float = 1.0,
+        sigma_conditional: float | None = 1e-4,
+        conditioning_strategy: str = "frame_replace",
+        t_scaling_factor: float = 1.0,
+    ) -> None:
+        if conditioning_strategy not in STRATEGIES:
+            raise ConfigError(
+                f"conditioning_strategy={conditioning_strategy!r} must be one of {', '.join(STRATEGIES)}."
+            )
+        if sigma_data != 1.0:
+            raise ConfigError(f"sigma_data={sigma_data}, but rectified flow is defined for sigma_data=1.0.")
+        self.net = net
+        self.sigma_conditional = sigma_conditional
+        self.conditioning_strategy = conditioning_strategy
+        self.t_scaling_factor = t_scaling_factor
+
+    def __call__(
+        self, xt_B_C_T_H_W: Tensor, sigma: Tensor, condition: Condition, prepared: Prepared | None = None
+    ) -> Prediction:
+        """The prediction at ``sigma``, one level per sample [B] or [B, 1], or per latent frame [B, T]."""
+        xt = at_least_float32(xt_B_C_T_H_W)
+        sigma_B_T = at_least_float32(sigma).reshape(xt.shape[0], -1)
+        scaling = rectified_flow_scaling(sigma_B_T, self.t_scaling_factor)
+        given_c_noise = None
+        if self.sigma_conditional is not None:
+            given = sigma_B_T.new_full((1, 1), self.sigma_conditional)
+            given_c_noise = rectified_flow_scaling(given, self.t_scaling_factor).c_noise
+        output = self._network(
+            xt * per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
+        )
+        x0 = per_frame(scaling.c_skip) * xt + per_frame(scaling.c_out) * output.to(xt.dtype)
+        x0 = restore_conditioning_frames(x0, condition)
+        return Prediction(x0, (xt - x0) / per_frame(sigma_B_T))
+
+    def velocity(
+        self,
+        xt_B_C_T_H_W: Tensor,
+        timesteps_B_1: Tensor,
+        condition: Condition,
+        *,
+        timestep_scale: float = 0.001,
+        conditional_timestep: float = -1.0,
+        prepared: Prepared | None = None,
+    ) -> Tensor:
+        """eps - x_0 in the form of Predict2.5: x_t = t eps + (1 - t) x_0 at timesteps 1000 t.
+
+        Given frames enter clean; with ``conditional_timestep`` >= 0 they have that timestep of their own.
+        """
+        xt = at_least_float32(xt_B_C_T_H_W)
+        timesteps_B_T = at_least_float32(timesteps_B_1).reshape(xt.shape[0], -1)
+        own = None
+        if conditional_timestep >= 0:
+            own = timesteps_B_T.new_full((1, 1), conditional_timestep * timestep_scale)
+        output = self._network(xt, timesteps_B_T * timestep_scale, condition, prepared, given_c_noise=own)
+        return output.to(xt.dtype)
+
+    def _network(
+        self,
+        x_in: Tensor,
+        c_noise_B_T: Tensor,
+        condition: Condition,
+        prepared: Prepared | None,
+        given_c_noise: Tensor | None,
+    ) -> Tensor:
+        """The network's output for scaled latents; None leaves the noise level of given frames as it is."""
+        if not condition.is_image and condition.condition_mask_B_1_T_H_W is not None:
+            assert condition.gt_frames_B_C_T_H_W is not None
+            given = condition.gt_frames_B_C_T_H_W.to(x_in.dtype) * condition.use_video_condition
+            mask = condition.condition_mask_B_1_T_H_W.to(x_in.dtype)
+            if self.conditioning_strategy == "channel_concat":
+                x_in = torch.cat([x_in, given * mask], dim=1)
+            else:
+                x_in = torch.where(mask.bool(), given, x_in)
+                if given_c_noise is not None:
+                    share_B_T = mask.mean(dim=(1, 3, 4))
+                    c_noise_B_T = given_c_noise * share_B_T + c_noise_B_T * (1 - share_B_T)
+        elif self.conditioning_strategy == "channel_concat":
+            x_in = torch.cat([x_in, torch.zeros_like(x_in)], dim=1)
+        dtype = self.net.dtype
+        actions = {"action_B_A_D": condition.action_B_A_D} if self.net.takes_actions else {}
+        output: Tensor = self.net(
+            x_in.to(dtype),
+            c_noise_B_T.to(torch.promote_types(dtype, torch.float32)),
+            None if prepared is not None else condition.crossattn_emb_B_S_E.to(dtype),
+            condition_mask_B_1_T_H_W=_cast(condition.condition_mask_B_1_T_H_W, dtype),
+            padding_mask_B_1_H_W=_cast(condition.padding_mask_B_1_H_W, dtype),
+            fps_B=condition.fps_B,
+            is_image=condition.is_image,
+            prepared=prepared,
+            **actions,
+        )
+        return at_least_float32(output)
+
+
+def restore_conditioning_frames(x0_B_C_T_H_W: Tensor, condition: Condition) -> Tensor:
+    """The latents with the conditioning frames as they were given."""
+    given, mask = condition.gt_frames_B_C_T_H_W, condition.condition_mask_B_1_T_H_W
+    if condition.is_image or given is None or mask is None:
+        return x0_B_C_T_H_W
+    return torch.where(mask.bool(), given.to(x0_B_C_T_H_W.dtype), x0_B_C_T_H_W)
+
+
+def _cast(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if value is None else value.to(dtype)
+
+
+# Objectives -----------------------------------------------------------------------------------------------------------
+
 
 # (denoiser, x_t, levels, condition, prepared) -> the prediction that guidance combines
 Predict = Callable[[Denoiser, Tensor, Tensor, Condition, Prepared | None], Tensor]

@@ -34,9 +34,8 @@ from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.pipelines.flags import ActionModel, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.released import released_but_absent
-from cosmos_predict2.world_model.assembly import check_parts
+from cosmos_predict2.world_model.assembly import check_parts, network_of
 from cosmos_predict2.world_model.config import FlowConfig
-from cosmos_predict2.world_model.network import network_of
 from cosmos_predict2.world_model.objectives import EDM, objective_of
 from examples.video2world import parse
 from imaginaire.command_line import values_of

@@ -11,8 +11,8 @@ from torch import Tensor
 from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.world_model.assembly import fill_network, trained_network
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.network import fill_network, trained_network
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
 from tests.models.parts import PooledPixels

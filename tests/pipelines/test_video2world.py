@@ -16,8 +16,8 @@ from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.world_model import world_model
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.denoiser import Denoiser
-from cosmos_predict2.world_model.recompute import compile_blocks
+from cosmos_predict2.world_model.objectives import Denoiser
+from cosmos_predict2.world_model.parallelize import compile_blocks
 from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.config.lazy_config import LazyCall as L

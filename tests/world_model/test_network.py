@@ -16,9 +16,9 @@ from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Vi
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.start_weights import Start
-from cosmos_predict2.world_model import network
+from cosmos_predict2.world_model import assembly
+from cosmos_predict2.world_model.assembly import fill_network, trained_network
 from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.network import fill_network, trained_network
 from imaginaire import distributed
 from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
@@ -101,7 +101,7 @@ def test_a_seed_repeats_and_what_is_drawn_does_not_depend_on_adapters() -> None:
 
 
 def test_large_parameters_are_drawn_in_parts_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "DRAWN_NUMEL", 5 * 36)
+    monkeypatch.setattr(assembly, "DRAWN_NUMEL", 5 * 36)
     weight = values(filled(config_of()))["blocks.0.mlp.layer1.weight"]
     assert len(weight.view(-1).unique()) > 0.99 * weight.numel() and abs(float(weight.std()) * 6 - 0.9866) < 0.05
 
@@ -335,4 +335,4 @@ def test_buffers_and_starts_of_own_parts_are_written_after_the_network_has_memor
 
 def test_a_buffer_that_nothing_would_write_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"part_of_mine.table of Table.*reset_buffers"):
-        network.network_of(L(OwnParts)(part=Table, **NET, **LIMITS))
+        assembly.network_of(L(OwnParts)(part=Table, **NET, **LIMITS))

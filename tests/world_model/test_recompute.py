@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.world_model.recompute import POLICIES, apply_recompute, compile_blocks
+from cosmos_predict2.world_model.parallelize import POLICIES, apply_recompute, compile_blocks
 from imaginaire.errors import ConfigError
 from imaginaire.optim import lora
 from tests.kept_bytes import kept_bytes as count_kept_bytes

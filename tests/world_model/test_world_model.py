@@ -16,4 +16,4 @@ def test_a_network_and_a_tokenizer_are_instantiated_in_one_place_each() -> None:
                     argument = ast.unparse(node.args[0])
                     if argument.replace("']", "").split(".")[-1].split("['")[-1] in PARTS:
                         found.append(str(path.relative_to(ROOT)))
-    assert found == ["cosmos_predict2/world_model/network.py", "cosmos_predict2/world_model/world_model.py"]
+    assert found == ["cosmos_predict2/world_model/assembly.py", "cosmos_predict2/world_model/world_model.py"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cosmos_predict2.tools.plan.memory import predict_memory
 from cosmos_predict2.tools.plan.speed import GPU, predict_speed
 from cosmos_predict2.tools.plan.workload import Workload
-from cosmos_predict2.world_model.recompute import KEY
+from cosmos_predict2.world_model.parallelize import RECOMPUTE_KEY
 
 MODES = (  # from what keeps most to what keeps least
     "none", "mm_only", "linear_selfattn", "predict2_2b_720", "predict2_14b_720_aggressive",
@@ -146,8 +146,8 @@ def _stronger_policies(work: Workload) -> Iterator[Change]:
 def _policies(work: Workload, modes: Sequence[str]) -> Iterator[Change]:
     for mode in modes:
         if mode != work.mode:
-            every = (f"{KEY}.every_n_blocks=1",) if work.every_n_blocks > 1 else ()
-            yield Change(replace(work, mode=mode, every_n_blocks=1), (f"{KEY}.mode={mode}", *every), 1)
+            every = (f"{RECOMPUTE_KEY}.every_n_blocks=1",) if work.every_n_blocks > 1 else ()
+            yield Change(replace(work, mode=mode, every_n_blocks=1), (f"{RECOMPUTE_KEY}.mode={mode}", *every), 1)
 
 
 def _splits(work: Workload) -> Iterator[Change]:

@@ -23,8 +23,8 @@ from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.tools.plan.speed import GB
 from cosmos_predict2.tools.plan.workload import Workload
-from cosmos_predict2.world_model.network import embedders
-from cosmos_predict2.world_model.recompute import POLICIES
+from cosmos_predict2.world_model.assembly import embedders
+from cosmos_predict2.world_model.parallelize import POLICIES
 
 CONTEXT = 1.2 * GB  # CUDA's context and libraries, one process a GPU; 0.8 on an H100
 COMMUNICATOR = 0.3 * GB  # buffers of NCCL for each group of ranks

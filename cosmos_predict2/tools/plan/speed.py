@@ -13,7 +13,7 @@ import torch
 
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.tools.plan.workload import Workload
-from cosmos_predict2.world_model.recompute import POLICIES
+from cosmos_predict2.world_model.parallelize import POLICIES
 from imaginaire.errors import ConfigError, near
 
 GB = 2**30  # as nvidia-smi and PyTorch count

@@ -16,9 +16,9 @@ from cosmos_predict2.models.model_checks import check_degrees
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.world_model.assembly import embedders_begin_anew, network_of
 from cosmos_predict2.world_model.config import PRECISIONS
-from cosmos_predict2.world_model.network import embedders_begin_anew, network_of
-from cosmos_predict2.world_model.recompute import checked_policy
+from cosmos_predict2.world_model.parallelize import checked_policy
 from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
@@ -50,7 +50,7 @@ class Workload:
     optimizer: str  # of OPTIMIZERS
     has_master: bool
     has_average: bool
-    mode: str  # of cosmos_predict2.world_model.recompute
+    mode: str  # of cosmos_predict2.world_model.parallelize
     every_n_blocks: int
     tokenizer: str  # "wan", "tiny", or "none" where latents were cached
     max_iter: int | None = None  # None: without end
