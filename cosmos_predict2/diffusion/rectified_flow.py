@@ -38,18 +38,6 @@ def rectified_flow_scaling(sigma_B_T: Tensor, t_scaling_factor: float = 1.0) -> 
     return Scaling(c_skip=1 - t, c_out=-t, c_in=1 - t, c_noise=t * t_scaling_factor)
 
 
-def edm_scaling(sigma_B_T: Tensor, sigma_data: float = 1.0) -> Scaling:
-    """The scaling of EDM (table 1), which older checkpoints were trained with."""
-    sigma = at_least_float32(sigma_B_T)
-    variance = sigma**2 + sigma_data**2
-    return Scaling(
-        c_skip=sigma_data**2 / variance,
-        c_out=sigma * sigma_data / variance.sqrt(),
-        c_in=1 / variance.sqrt(),
-        c_noise=sigma.log() / 4,
-    )
-
-
 def rectified_flow_weight(sigma_B_T: Tensor) -> Tensor:
     """(1 + sigma)^2 / sigma^2 = 1 / t^2: with it the squared error of x_0 is exactly that of the velocity."""
     sigma = at_least_float32(sigma_B_T)

@@ -5,9 +5,7 @@ A solver takes the state from one noise level to the next, given the estimate of
 work on x = x0 + sigma epsilon; "unipc" works on flow times, x_t = (1 - t) x0 + t epsilon.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from cosmos_predict2.diffusion.exponential import AdamsBashforth2, Euler, Heun, Midpoint
 from cosmos_predict2.diffusion.flow_time import interpolate
-from cosmos_predict2.diffusion.step import Denoise, Evaluate, Step, Stepper, randn_like
+from cosmos_predict2.diffusion.step import Denoise, Evaluate, Step, Stepper
 from cosmos_predict2.diffusion.unipc import UniPC
 
 SOLVERS: dict[str, Callable[[Evaluate], Stepper]] = {
@@ -27,25 +25,6 @@ SOLVERS: dict[str, Callable[[Evaluate], Stepper]] = {
     "2heun_edm": Heun,
     "unipc": lambda _: UniPC(),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Churn:
-    """Noise put back before each evaluation between two levels (EDM, algorithm 2)."""
-
-    amount: float
-    sigma_min: float = 0.0
-    sigma_max: float = math.inf
-    noise_scale: float = 1.0
-    generator: torch.Generator | None = None
-
-    def apply(self, x_B_C_T_H_W: Tensor, sigma: float, num_steps: int) -> tuple[Tensor, float]:
-        """The state and its level after the noise."""
-        if not self.sigma_min < sigma < self.sigma_max:
-            return x_B_C_T_H_W, sigma
-        raised = sigma * (1 + min(self.amount / (num_steps + 1), math.sqrt(1.2) - 1))
-        noise = randn_like(x_B_C_T_H_W, self.generator)
-        return x_B_C_T_H_W + math.sqrt(raised**2 - sigma**2) * self.noise_scale * noise, raised
 
 
 class SameNoise:
@@ -68,7 +47,6 @@ def sample(
     on_step: Callable[[int, Step], None] | None = None,
     *,
     final_denoise: bool = True,
-    churn: Churn | None = None,
 ) -> Tensor:
     """The clean video at the end of the levels ``sigmas``, in the dtype of the noise (at least float32).
 
@@ -90,8 +68,6 @@ def sample(
     stepper = solver(step, evaluate) if isinstance(step, str) else step
     x = x_B_C_T_H_W.to(dtype)
     for i, (sigma, sigma_next) in enumerate(pairwise(levels)):
-        if churn is not None:
-            x, sigma = churn.apply(x, sigma, len(levels) - 1)
         x0 = evaluate(x, sigma)
         taken = stepper.step(x, x0, sigma, sigma_next)
         if on_step is not None:

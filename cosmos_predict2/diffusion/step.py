@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 Denoise = Callable[[Tensor, Tensor], Tensor]  # (x_B_C_T_H_W, sigma_B) -> x0_B_C_T_H_W
@@ -14,23 +13,16 @@ Evaluate = Callable[[Tensor, float], Tensor]  # the same, with one level for all
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step from ``sigma`` to ``sigma_next``. Stochastic steppers also report how ``x_next`` was drawn."""
+    """One step from ``sigma`` to ``sigma_next``."""
 
     x_B_C_T_H_W: Tensor
     x0_B_C_T_H_W: Tensor
     x_next_B_C_T_H_W: Tensor
     sigma: float
     sigma_next: float
-    mean_B_C_T_H_W: Tensor | None = None  # of the normal distribution that x_next was drawn from
-    std: float | None = None
-    log_prob_B: Tensor | None = None  # of x_next under it, the mean over the elements
 
 
 class Stepper(Protocol):
     """One way to take a step. It may remember earlier ones, so a stepper serves one run."""
 
     def step(self, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, sigma: float, sigma_next: float) -> Step: ...
-
-
-def randn_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from cosmos_predict2.diffusion.exponential import AdamsBashforth2
 from cosmos_predict2.diffusion.rectified_flow import flow_time
-from cosmos_predict2.diffusion.schedules import flow_sigmas, karras_sigmas
-from cosmos_predict2.diffusion.solvers import SOLVERS, Churn, SameNoise, guide, sample
+from cosmos_predict2.diffusion.schedules import flow_sigmas
+from cosmos_predict2.diffusion.solvers import SOLVERS, SameNoise, guide, sample
 from cosmos_predict2.diffusion.step import Step, Stepper
 from cosmos_predict2.diffusion.unipc import UniPC
 
@@ -157,39 +157,6 @@ def test_on_step_sees_the_whole_trajectory() -> None:
     assert [(step.sigma, step.sigma_next) for _, step in steps] == [(4.0, 2.0), (2.0, 1.0)]
     expected = Gaussian().x0(first.x_next_B_C_T_H_W, torch.full((2,), 2.0, dtype=torch.float64))
     assert torch.equal(second.x0_B_C_T_H_W, expected)
-
-
-def test_churn_raises_the_level_where_asked_and_repeats_by_its_generator() -> None:
-    def run(seed: int, **churn: float) -> tuple[Tensor, list[float]]:
-        levels: list[float] = []
-        generator = torch.Generator().manual_seed(seed)
-        result = sample(
-            Gaussian().x0,
-            _noise() * 80,
-            karras_sigmas(10),
-            "2heun_edm",
-            lambda i, step: levels.append(step.sigma),
-            churn=Churn(**churn, generator=generator),  # type: ignore[arg-type]
-        )
-        return result, levels
-
-    quiet, levels = run(0, amount=0.0)
-    assert torch.equal(quiet, sample(Gaussian().x0, _noise() * 80, karras_sigmas(10), "2heun_edm"))
-    first, raised = run(0, amount=0.55, sigma_min=0.05, sigma_max=50.0)
-    factor = [b / a for a, b in zip(levels, raised)]
-    expected = [1.05 if 0.05 < level < 50 else 1.0 for level in levels]
-    assert factor == pytest.approx(expected)
-    assert torch.equal(first, run(0, amount=0.55, sigma_min=0.05, sigma_max=50.0)[0])
-    assert not torch.equal(first, run(1, amount=0.55, sigma_min=0.05, sigma_max=50.0)[0])
-    assert run(0, amount=1e9)[1][3] == pytest.approx(levels[3] * math.sqrt(1.2))
-
-
-def test_churn_adds_the_noise_that_the_raised_level_has_more() -> None:
-    x = torch.zeros(100_000, dtype=torch.float64)
-    churned, level = Churn(1e9, generator=torch.Generator().manual_seed(0)).apply(x, 2.0, 10)
-    assert churned.std().item() == pytest.approx(math.sqrt(level**2 - 4.0), rel=0.02)
-    scaled, _ = Churn(1e9, noise_scale=1.5, generator=torch.Generator().manual_seed(0)).apply(x, 2.0, 10)
-    torch.testing.assert_close(scaled, 1.5 * churned)
 
 
 def test_the_same_noise_is_put_back_at_the_next_time() -> None:

@@ -2,6 +2,7 @@
 """Stochastic steps, their probabilities, and the published step of world-model RL, against golden values."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.diffusion import solvers
-from cosmos_predict2.diffusion.rectified_flow import edm_scaling, per_frame, rectified_flow_scaling
+from cosmos_predict2.diffusion.rectified_flow import Scaling, per_frame, rectified_flow_scaling
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.step import Step
 from cosmos_predict2.diffusion.transitions import (
@@ -150,7 +151,7 @@ class Case:
         self.sigma_data = self.options["sigma_data"].use() if "sigma_data" in self.options else 1.0
         self.has_one_level = self.options["use_rf_ckpts"].use()
         is_flow = self.options["scaling"].use() == "rectified_flow"
-        self.scaling = rectified_flow_scaling if is_flow else lambda s: edm_scaling(s, self.sigma_data)
+        self.scaling = rectified_flow_scaling if is_flow else self._edm_scaling
         self.solver, self.steps = self.options["solver"].use(), self.options["steps"].use()
         self.churn, self.noise_scale = self.options["s_churn"].use(), self.options["s_noise"].use()
         order = 1 if self.solver == "2ab" else int(self.solver[0])
@@ -170,6 +171,12 @@ class Case:
 
     def weights(self, which: str) -> tuple[Tensor, Tensor]:
         return self[f"net_W{which}"].use(), self[f"net_b{which}"].use()
+
+    def _edm_scaling(self, sigma: Tensor) -> Scaling:
+        """EDM's (table 1); no network here is trained with it, but the chain knows nothing of scalings."""
+        deviation = (sigma**2 + self.sigma_data**2).sqrt()
+        skip, out = self.sigma_data**2 / deviation**2, sigma * self.sigma_data / deviation
+        return Scaling(c_skip=skip, c_out=out, c_in=1 / deviation, c_noise=sigma.log() / 4)
 
     def denoise(self, x: Tensor, sigma: float | Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
         """The tiny network with its scaling and conditioning frames."""
@@ -196,31 +203,19 @@ def _cases(golden: Golden) -> list[Case]:
     return [Case(tensors, options, name) for name in options]
 
 
-def _by_solver(case: Case, noise: Tensor, weights: tuple[Tensor, Tensor]) -> list[Step]:
-    """The steps of a solver whose mean cannot be computed again from its states, which only sampling has."""
-    steps: list[Step] = []
-    stored = iter(noise)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solvers, "randn_like", lambda x, generator: next(stored))
-        solvers.sample(
-            lambda x, sigma_B: case.denoise(x, sigma_B, weights),
-            case.noise * float(case.sigmas[0]),
-            case.sigmas,
-            case.solver,
-            lambda i, step: steps.append(step),
-            churn=solvers.Churn(case.churn, noise_scale=case.noise_scale),
-        )
-    return steps
-
-
-def _by_chain(case: Case, noise: Tensor, weights: tuple[Tensor, Tensor]) -> list[Step]:
-    """The steps of the chain that reinforcement learning uses."""
-    chain, steps, previous = case.chain, [], None
-    x = chain.start(case.noise, noise[0])
+def _rolled_out(case: Case) -> list[Step]:
+    """The steps of the chain that reinforcement learning uses; of a solver whose mean cannot be computed again from its
+    states, which only sampling has, that solver's steps between the same levels."""
+    chain, noise, weights, previous = case.chain, case["churn_noise"].use(), case.weights(""), None
+    sampler = solvers.solver(case.solver, lambda x, sigma: case.denoise(x, sigma, weights))
+    x, steps = chain.start(case.noise, noise[0]), []
     for k in range(chain.num_steps):
-        x0 = case.denoise(x, chain.levels[k], weights)
+        level, sigma_next = chain.levels[k], float(case.sigmas[k + 1])
+        x0 = case.denoise(x, level, weights)
         step = chain.step(k, x, x0, previous)
-        steps.append(Step(x, x0, step.mean_B_C_T_H_W, chain.levels[k], float(case.sigmas[k + 1])))
+        if case.solver not in CHAIN_SOLVERS:
+            step = replace(step, mean_B_C_T_H_W=sampler.step(x, x0, level, sigma_next).x_next_B_C_T_H_W)
+        steps.append(Step(x, x0, step.mean_B_C_T_H_W, level, sigma_next))
         previous = x0
         x = step.draw(noise[k + 1]) if k + 1 < chain.num_steps else step.mean_B_C_T_H_W
     return steps
@@ -229,8 +224,7 @@ def _by_chain(case: Case, noise: Tensor, weights: tuple[Tensor, Tensor]) -> list
 def test_rollouts_with_churn(golden: Golden) -> None:
     for case in _cases(golden):
         case["sigmas"].compare(case.sigmas, atol=1e-12)
-        roll_out = _by_chain if case.solver in CHAIN_SOLVERS else _by_solver
-        steps = roll_out(case, case["churn_noise"].use(), case.weights(""))
+        steps = _rolled_out(case)
         found = {
             "traj_x": [step.x_B_C_T_H_W for step in steps],
             "traj_mu": [step.x_next_B_C_T_H_W for step in steps],
