@@ -135,7 +135,7 @@ class PreparedRun:
 def prepare(args: argparse.Namespace, command: list[str]) -> PreparedRun:
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
     from cosmos_predict2.checkpoints import parse_lora
-    from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
+    from cosmos_predict2.checkpoints.adapters import read_adapter
     from cosmos_predict2.configs.choice import choose_model
     from cosmos_predict2.pipelines import context_parallel
     from cosmos_predict2.pipelines.video2world import Video2WorldPipeline

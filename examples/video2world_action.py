@@ -135,7 +135,7 @@ def add_recording_flags(add: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check all that can be known to be wrong, then build the model and imagine."""
     from cosmos_predict2.checkpoints import parse_lora
-    from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
+    from cosmos_predict2.checkpoints.adapters import read_adapter
     from cosmos_predict2.configs.choice import choose_action_model
     from cosmos_predict2.models.text import network_text_width
     from cosmos_predict2.pipelines.action_requests import prepare, read_texts, run_rollouts
@@ -242,8 +242,8 @@ def requests_of(args: argparse.Namespace) -> tuple[list[Any], int]:
 
 def lerobot_requests_of(args: argparse.Namespace, choice: Any) -> tuple[Any, list[Any], int]:
     """The LeRobot data set of --input_root, its episodes that are asked for, and how many are skipped."""
+    from cosmos_predict2.pipelines.action_inputs import LeRobotRecordings, dataset_of_run
     from cosmos_predict2.pipelines.action_requests import ActionRequest
-    from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings, dataset_of_run
 
     trained = dataset_of_run(choice.card.run)
     given: dict[str, Any] = {"camera": args.camera} if args.camera else {}

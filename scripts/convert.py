@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cosmos_predict2.checkpoints.adapters.export import ADAPTER_FORMS, AdapterExport, export_adapter
+from cosmos_predict2.checkpoints.adapter_export import ADAPTER_FORMS, AdapterExport, export_adapter
 from cosmos_predict2.checkpoints.export import FORMS, Export, export
 from imaginaire import command_line, storage
 from imaginaire.checkpoint import layout as checkpoint_layout

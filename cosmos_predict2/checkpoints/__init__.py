@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from cosmos_predict2.checkpoints.adapters.adapters import apply_lora, merge_lora_state, parse_lora
+from cosmos_predict2.checkpoints.adapters import apply_lora, merge_lora_state, parse_lora
 from cosmos_predict2.checkpoints.card import ModelCard, read_card
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name, to_diffusers_name
 from cosmos_predict2.checkpoints.dit_loading import load_dit

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cosmos_predict2.checkpoints.adapters.adapters import merge_lora_state
+from cosmos_predict2.checkpoints.adapters import merge_lora_state
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.checkpoints.card_checks import agreed_alpha, alpha_differences
 from cosmos_predict2.checkpoints.dit_weights import clean_name, open_dit, quiet

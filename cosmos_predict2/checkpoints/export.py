@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.adapters.adapters import merge_lora_state
+from cosmos_predict2.checkpoints.adapters import merge_lora_state
 from cosmos_predict2.checkpoints.card import ALPHA_KEY, ModelCard, card_tensors, card_texts, read_card
 from cosmos_predict2.checkpoints.card_checks import agreed_alpha
 from cosmos_predict2.checkpoints.diffusers_names import (

@@ -16,9 +16,8 @@ from torch import Tensor
 from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.video_quality import psnr
-from cosmos_predict2.pipelines.action_inputs import Episode, read_episode
+from cosmos_predict2.pipelines.action_inputs import Episode, LeRobotRecordings, read_episode
 from cosmos_predict2.pipelines.flags import Reading, RolloutSettings, Text
-from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings
 from cosmos_predict2.pipelines.requests import check_outputs, write_text
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import PREDICT25_EMPTY_TEXT

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.dit import diffusers_twin
 from cosmos_predict2.checkpoints import apply_lora
-from cosmos_predict2.checkpoints.adapters.export import AdapterExport, export_adapter
+from cosmos_predict2.checkpoints.adapter_export import AdapterExport, export_adapter
 from imaginaire.errors import CheckpointError
 from tests.checkpoints.nets import SMALL, call, inputs_of, random_net
 

@@ -12,8 +12,8 @@ import torch
 from cosmos_predict2.actions.statistics import column_statistics
 from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.pipelines.action_inputs import LeRobotRecordings, dataset_of_run
 from cosmos_predict2.pipelines.flags import Reading
-from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings, dataset_of_run
 from imaginaire.errors import ConfigError, DataError
 from tests.data import sources_lerobot as made
 

@@ -240,6 +240,9 @@ def test_churn_follows_the_steps_of_the_window_with_its_scale() -> None:
     added = [1.5 * math.sqrt(level**2 - sigma**2) for level, sigma in zip(whole.levels, sigmas, strict=False)]
     assert whole.start(0 * one, one).item() == pytest.approx(added[0])
     assert [whole.step(k, one, one, None).std for k in steps] == pytest.approx([*added[1:], 0.0])
+    limited = ChurnChain(sigmas, 1e9, sigma_min=sigmas[-2], sigma_max=sigmas[0])
+    factors = [level / sigma for level, sigma in zip(limited.levels, sigmas, strict=False)]
+    assert factors == pytest.approx([1.0, *[math.sqrt(1.2)] * (whole.num_steps - 2), 1.0])
 
 
 def test_the_deviation_after_a_step_is_that_of_noise_and_clean_latents_at_its_level() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from cosmos_predict2.checkpoints.adapters.adapters import Adapter
+from cosmos_predict2.checkpoints.adapters import Adapter
 from cosmos_predict2.checkpoints.card import name_of, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.rl.interfaces import PolicyDefaults, completed

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cosmos_predict2.checkpoints.adapters.adapters import (
+from cosmos_predict2.checkpoints.adapters import (
     Adapter,
     Factors,
     apply_lora,

@@ -19,8 +19,8 @@ from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.tools.plan.memory import activations, predict_memory
 from cosmos_predict2.tools.plan.speed import GPUS, PUBLISHED, find_gpu, predict_speed
 from cosmos_predict2.tools.plan.workload import Workload, read_workload
-from cosmos_predict2.world_model.network import embedders
-from cosmos_predict2.world_model.recompute import POLICIES, apply_recompute
+from cosmos_predict2.world_model.assembly import embedders
+from cosmos_predict2.world_model.parallelize import POLICIES, apply_recompute
 from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError
 from imaginaire.optim import lora

@@ -20,16 +20,16 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.adapters.adapters import (
+from cosmos_predict2.checkpoints.adapters import (
     DIFFUSERS_FILE,
     DIFFUSERS_KEY,
     PEFT_CONFIG,
     PEFT_FILES,
     Adapter,
     Factors,
+    patterns_of,
     read_adapter,
 )
-from cosmos_predict2.checkpoints.adapters.peft_settings import patterns_of
 from cosmos_predict2.checkpoints.card import card_texts, read_card
 from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
