@@ -35,8 +35,9 @@ from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes, set
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import open_clip, probe, read_frames, stretch
-from cosmos_predict2.pipelines.evaluation_data import own_arguments, warn_of_other_range
+from cosmos_predict2.pipelines.evaluation_data import warn_of_other_range
 from cosmos_predict2.pipelines.flags import LoadActions, Reading
+from cosmos_predict2.pipelines.recorded_run import own_arguments
 from imaginaire.errors import DataError, near
 
 ACTION_KEYS = ("action", "actions", "toy_actions")

@@ -4,8 +4,7 @@
     recordings = read_recordings("toy", transform, num=64, num_actions=24)
     recordings = read_recordings("datasets/bridge", transform, num=64, num_actions=24, size=(480, 640))
 
-What a run's config.yaml names is built only where the class is one of those known here. Of a model without actions,
-`held_out_node` gives the node of its clips.
+What a run's config.yaml names is built only where the class is one of those known here.
 """
 
 import logging
@@ -29,20 +28,16 @@ from cosmos_predict2.data.samples import evenly
 from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
 from cosmos_predict2.data.toy.videos import PATTERN, ToyWorldStates
 from cosmos_predict2.data.toy.videos import SPLITS as TOY_SPLITS
+from cosmos_predict2.pipelines.recorded_run import HELD_OUT, described_dataset, own_arguments
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS
 from imaginaire.buildable import recorded, shipped
 from imaginaire.config.lazy_config import signature
-from imaginaire.config.names import target_of
-from imaginaire.config.schema import Config
 from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
 
-HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that is there
-VIDEOS = "videos"  # of a folder of clips
-PLACES = ("dataset_dir", "folder", "root", "video_path")  # arguments of data sets: where they lie
 TOY = "toy"
 OF_EXPERIMENT = "The run's dataloader_val is the toy world"
 OTHER = "Give --data with recordings of such actions (toy: the toy world), or weights that were trained on these."
@@ -55,12 +50,6 @@ TOY_DIM = 4  # numbers of an action of the toy world, unless a model was trained
 ROWS_FOR_RANGES = 100_000  # of a data set's actions, that give their ranges
 LEAST_RECORDINGS = 4  # in fewer, a number may hardly move by chance
 NUM_FOR_PROBE = 64  # training episodes of the toy world
-# Arguments of a run's data that belong to its place, or that the weights record: other folders have their own.
-OF_PLACE = {
-    "root", "train_annotation_path", "val_annotation_path", "test_annotation_path", "video_path", "embedding_dir",
-    "mode", "data_split", "num_frames", "num_action_per_chunk", "load_t5_embeddings", "accumulate_action", "quaternion",
-    "action_scale", "gripper_rescale_factor", "action_transform",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -310,60 +299,3 @@ def _dataset_of_folder(
         action_transform=transform,
         **own_arguments(ActionConditionedDataset, trained, shape),
     )
-
-
-def own_arguments(cls: type, trained: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with which a run reads data of this class, overridden by ``given``; the latter alone where the
-    run's data are of another class."""
-    if trained.get("_target_") != f"{cls.__module__}.{cls.__name__}":
-        return dict(given)
-    defaults = {name: parameter.default for name, parameter in signature(cls).items()}
-    own = {key: value for key, value in trained.items() if not key.startswith("_") and key not in OF_PLACE}
-    differing = [f"{key}={own[key]}" for key in sorted(own) if key not in given and own[key] != defaults.get(key)]
-    if differing:
-        log.info("data: read as by the run of the weights: %s", ", ".join(differing))
-    return {**own, **given}
-
-
-# Clips without actions ------------------------------------------------------------------------------------------------
-
-
-def described_dataset(node: Mapping[str, Any]) -> str:
-    """The class of a data set's node and the folder that it reads, where it reads one."""
-    target = node["_target_"]
-    name = target.rpartition(".")[2] if isinstance(target, str) else target.__name__
-    place = next((str(node[key]) for key in PLACES if node.get(key)), "")
-    return f"{name} ({place})" if place else str(name)
-
-
-def dataset_node(config: Config, loader: str) -> Mapping[str, Any]:
-    """The node of a loader's data set."""
-    node: Mapping[str, Any] | None = (getattr(config, loader) or {}).get("dataset")
-    if node is None:
-        raise ConfigError(f"{loader} has no dataset to take clips from: give --data, or another entry ({loader}=toy).")
-    return node
-
-
-def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
-    """The node of the held-out clips: of dataloader_val, or of the folder ``data`` (of its splits, if any, the held-out
-    one), read as the training clips are."""
-    if not data:
-        return dataset_node(config, "dataloader_val")
-    training = dataset_node(config, "dataloader_train")
-    if "dataset_dir" not in training:
-        raise ConfigError(f"--data {data}: the training data are {described_dataset(training)}, no folder of clips.")
-    if not Path(data).is_dir():
-        raise ConfigError(f"--data {data}: no such folder of clips like {training['dataset_dir']}.")
-    splits = [] if Path(data, VIDEOS).is_dir() else [name for name in HELD_OUT if Path(data, name, VIDEOS).is_dir()]
-    return {**training, "dataset_dir": str(Path(data, *splits[:1]))}
-
-
-def held_out_doubt(training: Mapping[str, Any], held_out: Mapping[str, Any]) -> str:
-    """A reason to doubt figures on the held-out clips of a node; empty where there is none."""
-    names = described_dataset(held_out), described_dataset(training)
-    if target_of(held_out) is not target_of(training):
-        return f"the clips are of {names[0]}, those of training of {names[1]}: give --data FOLDER with clips like these"
-    folders = [node.get("dataset_dir") for node in (training, held_out)]
-    if all(folders) and len({Path(str(folder)).resolve() for folder in folders}) == 1:
-        return f"the clips are those of training ({folders[0]}), and say nothing of clips that the model never saw"
-    return ""

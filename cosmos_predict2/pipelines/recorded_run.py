@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of the run that weights come from: their pipeline's configuration, and the run's whole one.
+"""Records of the run that weights come from: their pipeline's configuration, the run's whole one, and its data.
 
     apply_card(read_card("checkpoints/posttraining/video2world/NAME/checkpoints/model/iter_000001000.pt"), config)
     config = composed_run(read_card("checkpoints/posttraining/video2world/NAME"), overrides=[])
@@ -63,6 +63,16 @@ _SAME = (
     "rectified_flow_t_scaling_factor",
     "precision",
 )
+
+PLACES = ("dataset_dir", "folder", "root", "video_path")  # arguments of data sets: where they lie
+VIDEOS = "videos"  # of a folder of clips
+HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that is there
+# Arguments of a run's data that belong to its place, or that the weights record: other folders have their own.
+OF_PLACE = {
+    "root", "train_annotation_path", "val_annotation_path", "test_annotation_path", "video_path", "embedding_dir",
+    "mode", "data_split", "num_frames", "num_action_per_chunk", "load_t5_embeddings", "accumulate_action", "quaternion",
+    "action_scale", "gripper_rescale_factor", "action_transform",
+}  # fmt: skip
 
 
 def read_and_warn(path: str) -> ModelCard:
@@ -288,3 +298,60 @@ def _is_ours(name: str) -> bool:
     if name.partition(".")[0] not in OURS:
         return _is_registered(name)
     return str(getattr(locate(name), "__module__", "")).partition(".")[0] in OURS
+
+
+# Its data -------------------------------------------------------------------------------------------------------------
+
+
+def own_arguments(cls: type, trained: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with which a run reads data of this class, overridden by ``given``; the latter alone where the
+    run's data are of another class."""
+    if trained.get("_target_") != f"{cls.__module__}.{cls.__name__}":
+        return dict(given)
+    defaults = {name: parameter.default for name, parameter in signature(cls).items()}
+    own = {key: value for key, value in trained.items() if not key.startswith("_") and key not in OF_PLACE}
+    differing = [f"{key}={own[key]}" for key in sorted(own) if key not in given and own[key] != defaults.get(key)]
+    if differing:
+        log.info("data: read as by the run of the weights: %s", ", ".join(differing))
+    return {**own, **given}
+
+
+def described_dataset(node: Mapping[str, Any]) -> str:
+    """The class of a data set's node and the folder that it reads, where it reads one."""
+    target = node["_target_"]
+    name = target.rpartition(".")[2] if isinstance(target, str) else target.__name__
+    place = next((str(node[key]) for key in PLACES if node.get(key)), "")
+    return f"{name} ({place})" if place else str(name)
+
+
+def dataset_node(config: Config, loader: str) -> Mapping[str, Any]:
+    """The node of a loader's data set."""
+    node: Mapping[str, Any] | None = (getattr(config, loader) or {}).get("dataset")
+    if node is None:
+        raise ConfigError(f"{loader} has no dataset to take clips from: give --data, or another entry ({loader}=toy).")
+    return node
+
+
+def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
+    """The node of the held-out clips: of dataloader_val, or of the folder ``data`` (of its splits, if any, the held-out
+    one), read as the training clips are."""
+    if not data:
+        return dataset_node(config, "dataloader_val")
+    training = dataset_node(config, "dataloader_train")
+    if "dataset_dir" not in training:
+        raise ConfigError(f"--data {data}: the training data are {described_dataset(training)}, no folder of clips.")
+    if not Path(data).is_dir():
+        raise ConfigError(f"--data {data}: no such folder of clips like {training['dataset_dir']}.")
+    splits = [] if Path(data, VIDEOS).is_dir() else [name for name in HELD_OUT if Path(data, name, VIDEOS).is_dir()]
+    return {**training, "dataset_dir": str(Path(data, *splits[:1]))}
+
+
+def held_out_doubt(training: Mapping[str, Any], held_out: Mapping[str, Any]) -> str:
+    """A reason to doubt figures on the held-out clips of a node; empty where there is none."""
+    names = described_dataset(held_out), described_dataset(training)
+    if target_of(held_out) is not target_of(training):
+        return f"the clips are of {names[0]}, those of training of {names[1]}: give --data FOLDER with clips like these"
+    folders = [node.get("dataset_dir") for node in (training, held_out)]
+    if all(folders) and len({Path(str(folder)).resolve() for folder in folders}) == 1:
+        return f"the clips are those of training ({folders[0]}), and say nothing of clips that the model never saw"
+    return ""

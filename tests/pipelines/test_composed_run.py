@@ -9,8 +9,13 @@ import yaml
 
 from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.evaluation.reports.held_out_evaluation import Figures
-from cosmos_predict2.pipelines.evaluation_data import dataset_node, held_out_doubt, held_out_node
-from cosmos_predict2.pipelines.recorded_run import composed_run, is_video2world
+from cosmos_predict2.pipelines.recorded_run import (
+    composed_run,
+    dataset_node,
+    held_out_doubt,
+    held_out_node,
+    is_video2world,
+)
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import save_yaml
 from imaginaire.errors import ConfigError

@@ -25,7 +25,7 @@ from cosmos_predict2.evaluation.reports.evaluation_page import (
     written,
 )
 from cosmos_predict2.models.text import TrainingText
-from cosmos_predict2.pipelines.evaluation_data import dataset_node, described_dataset, held_out_doubt, held_out_node
+from cosmos_predict2.pipelines.recorded_run import dataset_node, described_dataset, held_out_doubt, held_out_node
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.checkpoint.weight_files import latest
 from imaginaire.config import lazy_config
