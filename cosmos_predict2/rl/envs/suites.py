@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suites to evaluate a policy in, by name: the toy world, robosuite's Lift, LIBERO's suites, BEHAVIOR-1K, or yours.
+"""Suites to evaluate a policy in, by name: the toy world, robosuite's Lift, LIBERO's suites, BEHAVIOR-1K, every
+environment of gymnasium, or yours.
 
 place = find("libero_10", tasks=["0", "4"], render="osmesa")
 env = place.env(8, policy)
 """
 
 import importlib.metadata
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +18,15 @@ from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import VecEnv
 from imaginaire.buildable import buildable, made, resolve
+from imaginaire.config.lazy_yaml import plain_data
 from imaginaire.errors import ConfigError
 
-TOY, LIFT = "toy", "lift"
+TOY, LIFT, GYM = "toy", "lift", "gym:"
 TOY_TASK, TOY_EPISODES, TOY_AT_ONCE = "push_puck", 800, 200
 LIBERO = tuple(f"libero_{name}" for name in ("spatial", "object", "goal", "90", "10", "all"))
 LIFT_TRIALS, AT_ONCE = 50, 8
 OWN_EPISODES = 100
-_PACKAGES = ("mujoco", "robosuite", "hf-libero", "omnigibson", "isaacsim")
+_PACKAGES = ("mujoco", "robosuite", "hf-libero", "omnigibson", "isaacsim", "gymnasium")
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> Place:
 
     A suite is a function of tasks and settings that gives a `Place`, or the class of an environment.
     """
-    make = resolve(name, "suite")
+    make = partial(_gym, name.removeprefix(GYM)) if name.startswith(GYM) else resolve(name, "suite")
     if repeated := [task for task in tasks if tasks.count(task) > 1]:
         raise ConfigError(f"--tasks names {repeated[0]} twice: give each task once.")
     given = {key: value for key, value in settings.items() if value is not None}
@@ -94,6 +97,20 @@ for _name in LIBERO:
     buildable("suite", _name)(partial(_libero, _name))
 
 
+def _gym(text: str, tasks: list[str], render: str = "auto", **settings: Any) -> Place:
+    """``ID?KEY=VALUE&...``: a registered environment and arguments of `GymTask`, where ``settings`` win."""
+    from cosmos_predict2.rl.envs.simulators import gym
+
+    env_id, _, query = text.partition("?")
+    words = [word.partition("=") for word in query.split("&") if word]
+    if tasks and tasks != [env_id]:
+        raise ConfigError(f"--tasks {' '.join(tasks)}: {GYM}{env_id} is one task.")
+    own = {key: plain_data(value, f"--suite {GYM}{text}: {key}") for key, _, value in words}
+    is_mujoco = importlib.util.find_spec("mujoco") is not None
+    make = partial(gym.GymTask, gym.for_workers(env_id), **own)
+    return _simulated([env_id], OWN_EPISODES, make, render if is_mujoco else None, **settings)
+
+
 def _own(cls: type, tasks: list[str]) -> Place:
     """A class that is called with the number of environments and keeps `VecEnv`, or one of a `TaskEnv`."""
     name = cls.__name__
@@ -112,7 +129,7 @@ def _require_action_dim(env: VecEnv, policy: Any, name: str) -> None:
         raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, {name} takes {needed}.")
 
 
-def _simulated(tasks: list[str], trials: int, make: Any, render: str, **settings: Any) -> Place:
+def _simulated(tasks: list[str], trials: int, make: Any, render: str | None, **settings: Any) -> Place:
     given = {key: value for key, value in settings.items() if value is not None}
 
     def env(num_envs: int, policy: Any) -> VecEnv:
@@ -121,7 +138,8 @@ def _simulated(tasks: list[str], trials: int, make: Any, render: str, **settings
         return found
 
     def conditions() -> Mapping[str, Any]:
-        return {**given, "renderer": rendering.works(render)[0], "packages": _versions()}
+        drawn = {"renderer": rendering.works(render)[0]} if render else {}
+        return {**given, **drawn, "packages": _versions()}
 
     return Place(tasks, trials * len(tasks), AT_ONCE, env, True, conditions, 20.0, has_workers=True)
 

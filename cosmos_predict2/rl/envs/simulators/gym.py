@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any registered environment of gymnasium as a simulator: what differs between packages is found by one probe step.
+
+    WorkerEnv(partial(GymTask, "gym_pusht:gym_pusht/PushT-v0", image_size=96), num_envs=4)
+
+Or by name in every program that takes a suite, with settings behind a question mark; those that are not of `GymTask` are
+arguments of the environment itself:
+
+    --suite "gym:Meta-World/MT1?env_name=reach-v3&camera_name=corner2&repeat=4&max_steps=24"
+"""
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from cosmos_predict2.rl.envs.simulators import Floats, Pictures
+from imaginaire.errors import ConfigError, missing_package, near
+
+SUCCESS_KEYS = ("success", "is_success")  # of info; others by name
+BUILD_SEED = 0  # of the numbers that a constructor draws, such as MetaWorld's list of tasks
+_THRESHOLD = re.compile(r"(reward|return)>=(-?[0-9.]+(?:e-?[0-9]+)?)")
+
+
+class GymTask:
+    """One environment of gymnasium, see `TaskEnv`; a trial is the seed of its reset.
+
+    Actions in [-1, 1] are scaled to the bounds of its action space (``low`` and ``high`` where it has none) and held for
+    ``repeat`` of its steps. An episode has ``max_steps`` actions; null: the registered number of steps, divided by
+    ``repeat``. ``success`` is an entry of info, "terminated", "reward>=NUMBER" or "return>=NUMBER" (the sum of rewards);
+    "auto" takes the entry success or is_success. Pictures are rendered, or taken from the observation where nothing is
+    rendered, and averaged down to ``image_size`` (the height, or height and width). ``state`` names entries of the
+    observation that a policy reads, "observation" for all of one that is an array: none by default, because a world
+    model imagines pictures alone. ``settings`` go to the environment's constructor.
+    """
+
+    num_tasks, num_trials = 1, 2**31 - 1
+
+    def __init__(
+        self,
+        env_id: Any,
+        image_size: int | Sequence[int] = 64,
+        repeat: int = 1,
+        max_steps: int | None = None,
+        success: str = "auto",
+        state: Sequence[str] = (),
+        sentence: str = "",
+        low: float | Sequence[float] | None = None,
+        high: float | Sequence[float] | None = None,
+        **settings: Any,
+    ) -> None:
+        gymnasium = _gymnasium()
+        spec = spec_of(env_id) if isinstance(env_id, str) else env_id
+        self._name, self._repeat = spec.id, repeat
+        if repeat < 1:
+            raise ConfigError(f"{self._name}: repeat={repeat} steps for an action: 1 or more.")
+        with _drawing(BUILD_SEED):
+            self._env: Any = _made(gymnasium, spec, image_size, settings)
+        steps = self._env.spec.max_episode_steps
+        if max_steps is None and steps is None:
+            raise ConfigError(f"{self._name} has no longest episode: give max_steps, the actions of an episode.")
+        self.max_steps = max_steps or -(-steps // repeat)
+        self._low, self._high = self._bounds(gymnasium, low, high)
+        self.action_dim = len(self._low)
+        self.sentence = sentence or re.sub(r"-v\d+$", "", self._name.split("/")[-1])
+        self._state = [state] if isinstance(state, str) else list(state)
+        self._observed, _ = self._seeded_reset(0)
+        self.image_size = _size(image_size, self._picture().shape)
+        self.metadata = {"suite": f"gym:{self._name}", "control_hz": self._env.metadata.get("render_fps", 10) / repeat}
+        self._state_of(self._observed)
+        self._success = success
+        self._require_reproducible_starts()
+        if success != "auto" and (success == "terminated" or _THRESHOLD.fullmatch(success)):
+            return
+        info = self._env.step(self._scaled(numpy.zeros(self.action_dim, numpy.float32)))[4]
+        names = SUCCESS_KEYS if success == "auto" else (success,)
+        if not (found := [name for name in names if name in info]):
+            raise ConfigError(
+                f"{self._name}: info of a step has no {' or '.join(names)}, only {sorted(info)}. Say what success is:"
+                " success=KEY of these, success=terminated, or success=return>=NUMBER."
+            )
+        self._success = found[0]
+
+    def reset(self, task_id: int, trial_id: int, seed: int) -> Mapping[str, Any]:
+        self._observed, _ = self._seeded_reset(trial_id)
+        self._is_over, self._is_success, self._return = False, False, 0.0
+        return self._seen()
+
+    def step(self, action: Floats) -> tuple[Mapping[str, Any], float, bool]:
+        """Steps after the environment's own end change nothing: some raise errors then."""
+        total, is_success = 0.0, False
+        for _ in range(self._repeat):
+            if self._is_over:
+                is_success = is_success or self._is_success
+                break
+            self._observed, reward, terminated, truncated, info = self._env.step(self._scaled(action))
+            self._is_over = bool(terminated or truncated)
+            self._return += float(reward)
+            total += float(reward)
+            self._is_success = self._judged(float(reward), bool(terminated), info)
+            is_success = is_success or self._is_success
+        return self._seen(), total, is_success
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _judged(self, reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
+        if self._success == "terminated":
+            return terminated
+        if found := _THRESHOLD.fullmatch(self._success):
+            return (reward if found[1] == "reward" else self._return) >= float(found[2])
+        return bool(numpy.asarray(info[self._success]).item() > 0.5)
+
+    def _scaled(self, action: Floats) -> NDArray[Any]:
+        share = (numpy.asarray(action, dtype=numpy.float64) + 1.0) / 2.0
+        space = self._env.action_space
+        return (self._low + share * (self._high - self._low)).reshape(space.shape).astype(space.dtype)
+
+    def _bounds(self, gymnasium: Any, low: Any, high: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        space = self._env.action_space
+        if not isinstance(space, gymnasium.spaces.Box):
+            raise ConfigError(f"{self._name}: its actions are {space}, but numbers (a Box) are expected.")
+        ends = [
+            numpy.broadcast_to(own if given is None else given, space.shape).astype(numpy.float64).reshape(-1)
+            for own, given in ((space.low, low), (space.high, high))
+        ]
+        if not numpy.isfinite(ends).all() or (ends[0] >= ends[1]).any():
+            raise ConfigError(f"{self._name}: actions from {ends[0]} to {ends[1]}: give finite low and high.")
+        return ends[0], ends[1]
+
+    def _seeded_reset(self, seed: int) -> tuple[Any, Any]:
+        """A reset that the seed alone decides: some packages draw from the environment's own numbers or NumPy's."""
+        gymnasium = _gymnasium()
+        self._env.unwrapped.np_random = gymnasium.utils.seeding.np_random(seed)[0]
+        with _drawing(seed):
+            found: tuple[Any, Any] = self._env.reset(seed=seed)
+        return found
+
+    def _require_reproducible_starts(self) -> None:
+        starts = [(self._seeded_reset(seed), self._picture())[1] for seed in (1, 2, 1)]
+        if not numpy.array_equal(starts[0], starts[2]):
+            raise ConfigError(
+                f"{self._name} begins otherwise each time with the same seed, so that policies cannot be compared. Register"
+                " an environment of yours whose reset(seed=...) decides all that is drawn."
+            )
+
+    def _picture(self) -> Pictures:
+        found = self._env.render() if self._env.render_mode else None
+        if found is None:
+            entries = self._observed.values() if isinstance(self._observed, Mapping) else [self._observed]
+            found = next((one for one in entries if getattr(one, "ndim", 0) == 3 and one.dtype == numpy.uint8), None)
+        picture = numpy.asarray(found) if found is not None else numpy.zeros(0)
+        if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != numpy.uint8:
+            raise ConfigError(
+                f"{self._name} draws no picture: render_mode='rgb_array' gives {picture.dtype} {list(picture.shape)}, and"
+                " its observation has no uint8 [height, width, 3]."
+            )
+        return picture
+
+    def _state_of(self, observed: Any) -> Floats:
+        entries = observed if isinstance(observed, Mapping) else {"observation": observed}
+        if unknown := [name for name in self._state if name not in entries]:
+            raise ConfigError(f"{self._name}: its observation has no '{unknown[0]}'.{near(unknown[0], list(entries))}")
+        parts = [numpy.asarray(entries[name], dtype=numpy.float32).reshape(-1) for name in self._state]
+        return numpy.concatenate(parts) if parts else numpy.zeros(0, numpy.float32)
+
+    def _seen(self) -> Mapping[str, Any]:
+        return _Seen(self)
+
+
+class _Seen(Mapping[str, Any]):
+    """An observation whose picture is drawn when it is looked at."""
+
+    _NAMES = ("full_image", "wrist_image", "state", "task_description")
+
+    def __init__(self, task: GymTask) -> None:
+        self._task = task
+
+    def __getitem__(self, name: str) -> Any:
+        task = self._task
+        if name == "full_image":
+            return averaged(task._picture(), task.image_size)
+        if name == "wrist_image":
+            return numpy.zeros((0, *task.image_size, 3), numpy.uint8)
+        return {"state": task._state_of(task._observed), "task_description": task.sentence}[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._NAMES)
+
+    def __len__(self) -> int:
+        return len(self._NAMES)
+
+
+def spec_of(env_id: str) -> Any:
+    """The registered environment of ``ID`` or ``MODULE:ID``."""
+    gymnasium = _gymnasium()
+    module, _, name = env_id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ConfigError(
+            f"gymnasium has no environment '{env_id}': {error}. The module that registers it goes before it,"
+            " gym:MODULE:ID, or is imported by --import MODULE."
+        ) from error
+
+
+def for_workers(env_id: str) -> Any:
+    """``env_id`` of `GymTask` for another process, which has not imported what this one has."""
+    spec = spec_of(env_id)  # a function that makes it may be one without a name: its module registers it there, too
+    return spec if isinstance(spec.entry_point, str) else f"{spec.entry_point.__module__}:{spec.id}"
+
+
+def averaged(picture: Pictures, size: Sequence[int]) -> Pictures:
+    """A picture in another size, where each new pixel is the mean of the area that it covers."""
+    if tuple(picture.shape[:2]) == tuple(size):
+        return numpy.ascontiguousarray(picture)
+    rows, columns = (_areas(old, new) for old, new in zip(picture.shape[:2], size, strict=True))
+    mean = numpy.einsum("hi,ijc,wj->hwc", rows, picture, columns, optimize=True)
+    return numpy.rint(mean).astype(numpy.uint8)
+
+
+def _areas(old: int, new: int) -> NDArray[numpy.float64]:
+    """The share of each old pixel in each new one [new, old]."""
+    edges = numpy.arange(new + 1) * (old / new)
+    first, last = numpy.arange(old), numpy.arange(old) + 1
+    covered = numpy.minimum(edges[1:, None], last) - numpy.maximum(edges[:-1, None], first)
+    return numpy.clip(covered, 0.0, None) * (new / old)
+
+
+def _size(asked: int | Sequence[int], shape: Sequence[int]) -> tuple[int, int]:
+    """Height and width; of a height alone the width follows from the picture, in multiples of 8."""
+    if isinstance(asked, int):
+        return asked, max(8, round(asked * shape[1] / shape[0] / 8) * 8)
+    height, width = (int(one) for one in asked)
+    return height, width
+
+
+def _made(gymnasium: Any, spec: Any, size: int | Sequence[int], settings: Mapping[str, Any]) -> Any:
+    """The environment, which draws in the right size where its constructor takes one: MuJoCo's time goes into pixels."""
+    height, width = (size, size) if isinstance(size, int) else size
+    for drawn in ({"width": width, "height": height}, {}):
+        try:
+            return gymnasium.make(spec, render_mode="rgb_array", disable_env_checker=True, **{**drawn, **settings})
+        except TypeError as error:
+            if not drawn or not re.search("width|height", str(error)):
+                raise ConfigError(f"{spec.id} cannot be built with {dict(settings)}: {error}") from error
+        except gymnasium.error.Error as error:
+            raise ConfigError(f"{spec.id}: {error}") from error
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """Inside, NumPy's global numbers are those of the seed."""
+    before: Any = numpy.random.get_state()
+    numpy.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        numpy.random.set_state(before)
+
+
+def _gymnasium() -> Any:
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise missing_package("gymnasium", "gym") from error
+    return gymnasium

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments of gymnasium: each way in which packages differ keeps the contract, or is refused with the cure."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+from cosmos_predict2.rl.envs import suites
+from cosmos_predict2.rl.envs.contract import check_environment
+from cosmos_predict2.rl.envs.simulators import gym
+from cosmos_predict2.rl.envs.simulators.gym import GymTask, averaged
+from imaginaire.errors import ConfigError
+
+POINT = "tests.rl.envs.gym_worlds:OurPoint-v0"
+
+
+def task(**settings: Any) -> GymTask:
+    return GymTask(POINT, **{"image_size": 24, **settings})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["OurPoint-v0", "OurPointMade-v0"])
+def test_a_registered_environment_is_a_suite_in_processes_of_its_own(name: str) -> None:
+    """One is registered by a path, one by a function without a name, which cannot travel to another process."""
+    policy = SimpleNamespace(action_dim=2, chunk=3)
+    place = suites.find(f"gym:tests.rl.envs.gym_worlds:{name}?image_size=24&repeat=2&sentence=to the goal")
+    env = place.env(3, policy)
+    assert env.metadata["max_steps"] == 6 and env.metadata["suite"] == f"gym:{name}"
+    observed, _ = env.reset()
+    assert observed["full_image"].shape == (3, 24, 48, 3) and observed["task_description"] == ["to the goal"] * 3
+    check_environment(env)
+    with pytest.raises(ConfigError, match="decides on 7 numbers per action, the simulator takes 2"):
+        place.env(1, SimpleNamespace(action_dim=7, chunk=3))
+
+
+@pytest.mark.parametrize("kind", ["own", "global", "absolute", "pixels", "sized"])
+def test_starts_pictures_and_actions_of_packages_that_differ(kind: str) -> None:
+    """They draw from their own numbers or NumPy's, are commanded in pixels, render nothing, or draw in a given size."""
+    one = task(kind=kind)
+    first = one.reset(0, 3, 0)["full_image"]
+    assert first.shape == ((24, 24, 3) if kind == "sized" else (24, 48, 3)) and first.dtype == numpy.uint8
+    moved, _, _ = one.step(numpy.array([1.0, 0.0], numpy.float32))
+    lowest = [numpy.nonzero(picture[..., 0].max(axis=1))[0].max() for picture in (first, moved["full_image"])]
+    assert lowest[1] - lowest[0] in (4, 5)  # .2 of the height, wherever its bounds are
+    assert numpy.array_equal(one.reset(0, 3, 9)["full_image"], first)
+    assert not numpy.array_equal(one.reset(0, 4, 0)["full_image"], first)
+    one.close()
+
+
+def test_success_is_what_info_the_end_or_the_reward_say() -> None:
+    def played(**settings: Any) -> list[tuple[float, bool]]:
+        one = task(**settings)
+        one.reset(0, 0, 0)
+        point = one._env.unwrapped
+        found = []
+        for _ in range(6):
+            action = numpy.clip((point.goal - point.place) / 0.2, -1, 1).astype(numpy.float32)
+            found.append(one.step(action)[1:])
+        return found
+
+    by_info = played()
+    assert by_info[-1][1] and not by_info[0][1]
+    assert [s for _, s in played(success="reward>=-0.15")] == [s for _, s in by_info]
+    assert [s for _, s in played(success="return>=-1e9")] == [True] * 6
+    ended = played(kind="terminates", success="terminated")
+    assert [s for _, s in ended] == [
+        s for _, s in by_info
+    ]  # an episode that is over stays a success, and is not stepped
+    assert ended[-1] == (0.0, True)
+
+
+def test_an_action_is_held_and_the_policy_reads_named_entries() -> None:
+    one = task(repeat=3, state=["goal", "agent"])
+    before = one.reset(0, 1, 0)["state"].copy()
+    observed, reward, _ = one.step(numpy.array([0.5, 0.0], numpy.float32))
+    assert observed["state"][:2].tolist() == before[:2].tolist() and one.max_steps == 4
+    assert observed["state"][2] == pytest.approx(min(before[2] + 0.3, 0.99), abs=1e-6) and reward < 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(kind="silent"), r"no success or is_success, only \[\].*success=return>=NUMBER"),
+        (dict(success="done"), r"no done, only \['is_success'\]"),
+        (dict(kind="unseeded"), "begins otherwise each time with the same seed"),
+        (dict(kind="unbounded"), "give finite low and high"),
+        (dict(kind="discrete"), r"its actions are Discrete\(3\)"),
+        (dict(state=["agnet"]), "no 'agnet'. Did you mean agent"),
+        (dict(repeat=0), "repeat=0 steps"),
+        (dict(speed=3), "cannot be built with .*speed"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_when_it_is_built(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        task(**settings)
+
+
+def test_unknown_and_endless_environments_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"no environment 'OurPiont-v0'.*gym:MODULE:ID"):
+        suites.find("gym:OurPiont-v0")
+    with pytest.raises(ConfigError, match=r"no environment 'nowhere_at_all:X-v0'.*No module named"):
+        suites.find("gym:nowhere_at_all:X-v0")
+    with pytest.raises(ConfigError, match="OurPointEndless-v0 has no longest episode: give max_steps"):
+        GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0")
+    assert GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0", max_steps=5, image_size=[16, 40]).image_size == (
+        16,
+        40,
+    )
+
+
+def test_an_unbounded_environment_is_played_within_given_bounds() -> None:
+    one = task(kind="unbounded", low=-1, high=[1, 0.5])
+    assert one._scaled(numpy.array([1.0, 1.0])).tolist() == [1.0, 0.5]
+
+
+def test_a_picture_in_another_size_keeps_its_mean() -> None:
+    picture = numpy.random.default_rng(0).integers(0, 256, (15, 21, 3)).astype(numpy.uint8)
+    assert numpy.array_equal(averaged(picture, (15, 21)), picture)
+    small = averaged(picture, (5, 7))
+    assert numpy.array_equal(small, numpy.rint(picture.reshape(5, 3, 7, 3, 3).mean(axis=(1, 3))))
+    assert averaged(picture, (4, 8)).mean() == pytest.approx(picture.mean(), abs=0.5)
+
+
+def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
+    with pytest.raises(ConfigError, match=r"gymnasium.*\[gym\]"):
+        gym.spec_of("OurPoint-v0")
