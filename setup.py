@@ -44,6 +44,10 @@ EXTRAS = {
     "reward": ["fastapi>=0.110", "uvicorn>=0.29", "redis>=5.0", "tomli>=2.0; python_version < '3.11'"],
     # Recipes of cosmos-rl, and rollouts on several machines (without [default]: nothing here shows Ray's dashboard).
     "rl": ["ray>=2.40", "tomli>=2.0; python_version < '3.11'"],
+    # Any registered environment as a simulator (--suite gym:ID); these packages bring some.
+    "gym": ["gymnasium>=1.0"],
+    "metaworld": ["gymnasium>=1.1", "metaworld>=3.0"],
+    "gym-pusht": ["gymnasium>=1.0", "gym-pusht>=0.1.8"],
     # Robot policies and their simulators. LIBERO itself comes after them, by pip install --no-deps hf-libero==0.1.4:
     # what it asks for besides (robomimic) brings another torch, and is used in training alone.
     "vla": [
@@ -80,7 +84,7 @@ DEVELOPMENT = [
 
 EXTRAS["dev"] = [
     *DEVELOPMENT,
-    *(each for name in ("s3", "track", "weights", "data", "compat", "reward", "rl") for each in EXTRAS[name]),
+    *(each for name in ("s3", "track", "weights", "data", "compat", "reward", "rl", "gym") for each in EXTRAS[name]),
 ]
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 

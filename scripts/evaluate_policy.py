@@ -48,7 +48,7 @@ add("--load_ema", action="store_true", help="take the averaged weights (net_ema.
 add(
     "--suite",
     default="toy",
-    help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, or yours: its name, or MODULE:CLASS",
+    help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, or yours: its name, or MODULE:CLASS",
 )
 add("--tasks", nargs="+", default=[], metavar="TASK", help="of LIBERO also numbers (default: push_puck, or all)")
 add("--setting", default=None, help="difficulty of the toy world (default: default)")

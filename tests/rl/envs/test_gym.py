@@ -65,9 +65,7 @@ def test_success_is_what_info_the_end_or_the_reward_say() -> None:
     assert [s for _, s in played(success="reward>=-0.15")] == [s for _, s in by_info]
     assert [s for _, s in played(success="return>=-1e9")] == [True] * 6
     ended = played(kind="terminates", success="terminated")
-    assert [s for _, s in ended] == [
-        s for _, s in by_info
-    ]  # an episode that is over stays a success, and is not stepped
+    assert [s for _, s in ended] == [s for _, s in by_info]  # its end stays a success
     assert ended[-1] == (0.0, True)
 
 

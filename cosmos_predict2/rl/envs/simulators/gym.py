@@ -3,8 +3,8 @@
 
     WorkerEnv(partial(GymTask, "gym_pusht:gym_pusht/PushT-v0", image_size=96), num_envs=4)
 
-Or by name in every program that takes a suite, with settings behind a question mark; those that are not of `GymTask` are
-arguments of the environment itself:
+Or by name in every program that takes a suite, with settings behind a question mark; those that are not of `GymTask`
+are arguments of the environment itself:
 
     --suite "gym:Meta-World/MT1?env_name=reach-v3&camera_name=corner2&repeat=4&max_steps=24"
 """
@@ -29,13 +29,13 @@ _THRESHOLD = re.compile(r"(reward|return)>=(-?[0-9.]+(?:e-?[0-9]+)?)")
 class GymTask:
     """One environment of gymnasium, see `TaskEnv`; a trial is the seed of its reset.
 
-    Actions in [-1, 1] are scaled to the bounds of its action space (``low`` and ``high`` where it has none) and held for
-    ``repeat`` of its steps. An episode has ``max_steps`` actions; null: the registered number of steps, divided by
-    ``repeat``. ``success`` is an entry of info, "terminated", "reward>=NUMBER" or "return>=NUMBER" (the sum of rewards);
-    "auto" takes the entry success or is_success. Pictures are rendered, or taken from the observation where nothing is
-    rendered, and averaged down to ``image_size`` (the height, or height and width). ``state`` names entries of the
-    observation that a policy reads, "observation" for all of one that is an array: none by default, because a world
-    model imagines pictures alone. ``settings`` go to the environment's constructor.
+    Actions in [-1, 1] are scaled to the bounds of its action space (``low`` and ``high`` where it has none), and each
+    is held for ``repeat`` of its steps. An episode has ``max_steps`` actions; null: the registered number of steps,
+    divided by ``repeat``. ``success`` is an entry of info, "terminated", "reward>=NUMBER" or "return>=NUMBER" (the sum
+    of rewards); "auto" takes the entry success or is_success. Pictures are rendered, or taken from the observation
+    where nothing is rendered, and averaged down to ``image_size``, a height, or height and width. ``state`` names
+    entries of the observation that a policy reads ("observation": all of one that is an array); none by default,
+    because a world model imagines pictures alone. ``settings`` go to the environment's constructor.
     """
 
     num_tasks, num_trials = 1, 2**31 - 1
@@ -144,8 +144,8 @@ class GymTask:
         starts = [(self._seeded_reset(seed), self._picture())[1] for seed in (1, 2, 1)]
         if not numpy.array_equal(starts[0], starts[2]):
             raise ConfigError(
-                f"{self._name} begins otherwise each time with the same seed, so that policies cannot be compared. Register"
-                " an environment of yours whose reset(seed=...) decides all that is drawn."
+                f"{self._name} begins otherwise each time with the same seed, so that policies cannot be compared."
+                " Register an environment of yours whose reset(seed=...) decides all that is drawn."
             )
 
     def _picture(self) -> Pictures:
@@ -156,8 +156,8 @@ class GymTask:
         picture = numpy.asarray(found) if found is not None else numpy.zeros(0)
         if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != numpy.uint8:
             raise ConfigError(
-                f"{self._name} draws no picture: render_mode='rgb_array' gives {picture.dtype} {list(picture.shape)}, and"
-                " its observation has no uint8 [height, width, 3]."
+                f"{self._name} draws no picture: render_mode='rgb_array' gives {picture.dtype} {list(picture.shape)},"
+                " and its observation has no uint8 [height, width, 3]."
             )
         return picture
 
@@ -242,7 +242,7 @@ def _size(asked: int | Sequence[int], shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _made(gymnasium: Any, spec: Any, size: int | Sequence[int], settings: Mapping[str, Any]) -> Any:
-    """The environment, which draws in the right size where its constructor takes one: MuJoCo's time goes into pixels."""
+    """The environment, which draws in the right size where its constructor takes one: drawing is what takes time."""
     height, width = (size, size) if isinstance(size, int) else size
     for drawn in ({"width": width, "height": height}, {}):
         try:
