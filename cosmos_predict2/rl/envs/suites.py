@@ -18,7 +18,7 @@ from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import VecEnv
 from imaginaire.buildable import buildable, made, resolve
-from imaginaire.config.lazy_yaml import plain_data
+from imaginaire.config.lazy_config import plain_data
 from imaginaire.errors import ConfigError
 
 TOY, LIFT, GYM = "toy", "lift", "gym:"

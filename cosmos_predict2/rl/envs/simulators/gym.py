@@ -153,7 +153,7 @@ class GymTask:
         if found is None:
             entries = self._observed.values() if isinstance(self._observed, Mapping) else [self._observed]
             found = next((one for one in entries if getattr(one, "ndim", 0) == 3 and one.dtype == numpy.uint8), None)
-        picture = numpy.asarray(found) if found is not None else numpy.zeros(0)
+        picture: Pictures = numpy.zeros(0, numpy.uint8) if found is None else numpy.asarray(found)
         if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != numpy.uint8:
             raise ConfigError(
                 f"{self._name} draws no picture: render_mode='rgb_array' gives {picture.dtype} {list(picture.shape)},"
