@@ -132,8 +132,8 @@ def panning(draws: np.random.Generator) -> Tensor:
     coarse = torch.from_numpy(draws.random((1, 3, 40, 60), np.float32))
     fine = torch.from_numpy(draws.random((1, 3, 200, 300), np.float32))
     tall, wide = height + CLIP_FRAMES, width + 2 * CLIP_FRAMES
-    picture = sum(torch.nn.functional.interpolate(x, (tall, wide), mode="bicubic") for x in (coarse, fine))[0]
-    picture = (picture * 110 + 15).clamp(0, 255)
+    parts = [torch.nn.functional.interpolate(x, (tall, wide), mode="bicubic")[0] for x in (coarse, fine)]
+    picture = ((parts[0] + parts[1]) * 110 + 15).clamp(0, 255)
     video = torch.empty(3, CLIP_FRAMES, height, width, dtype=torch.uint8)
     for f in range(CLIP_FRAMES):
         window = picture[:, f : f + height, 2 * f : 2 * f + width]

@@ -70,7 +70,9 @@ def diffusers_twin(net: DiT, options: dict[str, Any]) -> nn.Module:
 
     config = diffusers_config(options, has_condition_mask=net.has_condition_channel)
     with torch.device(next(net.parameters()).device):
-        twin = CosmosTransformer3DModel(**{key: value for key, value in config.items() if not key.startswith("_")})
+        twin: nn.Module = CosmosTransformer3DModel(
+            **{key: value for key, value in config.items() if not key.startswith("_")}
+        )
     if net.dtype != torch.float32:
         twin = twin.to(net.dtype)
     renamed = {to_diffusers_name(name): weight for name, weight in net.state_dict().items()}
@@ -109,10 +111,13 @@ def calls(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callabl
     their_times = times[:, None, :, None, None] if case.per_frame_times else times[:, 0]
 
     def run_ours() -> Tensor:
-        return ours(x, times, text, condition_mask_B_1_T_H_W=mask, padding_mask_B_1_H_W=padding)
+        out: Tensor = ours(x, times, text, condition_mask_B_1_T_H_W=mask, padding_mask_B_1_H_W=padding)
+        return out
 
     def run_theirs() -> Tensor:
-        out = theirs(x, their_times, text, condition_mask=mask, padding_mask=padding, fps=None, return_dict=False)
+        out: tuple[Tensor] = theirs(
+            x, their_times, text, condition_mask=mask, padding_mask=padding, fps=None, return_dict=False
+        )
         return out[0]
 
     return run_ours, run_theirs
@@ -148,11 +153,12 @@ def check_equal(case: Case, run_ours: Callable[[], Tensor], run_theirs: Callable
 
 def product_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     """The most operations per second that a square matrix product reaches here, by PyTorch's own and by ours."""
+    ways: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (torch.matmul, product)
     best = [0.0, 0.0]
     for n in (512, 1024, 2048) if device.type == "cpu" else (4096, 8192, 16384):
         a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
         for _ in range(12):  # in turns, so that what else the machine does meets both
-            for i, multiply in enumerate((torch.matmul, product)):
+            for i, multiply in enumerate(ways):
                 best[i] = max(best[i], 2 * n**3 / machine.seconds(partial(multiply, a, b)))
     return best[0], best[1]
 

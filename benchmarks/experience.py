@@ -47,8 +47,10 @@ CONFIGS = str(ROOT / "examples/embodiment/config")
 NAMES = {"openvla": "cosmos_libero_spatial_grpo_openvlaoft", "pi05": "cosmos_libero_spatial_grpo_openpi05"}
 NETWORKS: dict[str, type] = {"openvla": OpenVLAModel, "pi05": Pi05Network}
 DECISIONS = {"openvla": 2, "pi05": 8}  # of an episode: with 16 environments a published micro-batch, 32 and 128
-OPENVLA = dict(image_size=224, width=4096, layers=32, mlp=11008, heads=32, vision=None, text_tokens=31_744)
-PI05 = dict(vlm=VARIANTS["gemma_2b"], expert=VARIANTS["gemma_300m"], vision=Vision(), action_dim=32)
+OPENVLA: dict[str, Any] = dict(
+    image_size=224, width=4096, layers=32, mlp=11008, heads=32, vision=None, text_tokens=31_744
+)
+PI05: dict[str, Any] = dict(vlm=VARIANTS["gemma_2b"], expert=VARIANTS["gemma_300m"], vision=Vision(), action_dim=32)
 ACTION_DIM = {"tiny": 4, "2B": 7}
 EXPERIENCES = {"openvla": 2, "pi05": 1}
 GOAL_GB = 50
@@ -159,8 +161,8 @@ def write_policy(folder: Path, policy: str, size: str) -> None:
     """A random policy in its published layout, of the published sizes or a tiny one."""
     dim, (device, dtype) = ACTION_DIM[size], machine.device_and_dtype()
     if policy == "openvla":
-        released = {} if size == "tiny" else dict(OPENVLA, dtype=dtype, device=device)
-        openvla.write_tiny(folder, action_dim=dim, sentences=["a task"], **released)  # type: ignore[arg-type]
+        released: dict[str, Any] = {} if size == "tiny" else dict(OPENVLA, dtype=dtype, device=device)
+        openvla.write_tiny(folder, action_dim=dim, sentences=["a task"], **released)
         return
     low, high = [-1.0] * dim, [1.0] * dim
     statistics = {name: {"q01": low, "q99": high} for name in ("state", "actions")}
@@ -219,7 +221,7 @@ def overrides_of(policy: str, size: str, args: argparse.Namespace, folder: Path)
 
 
 @contextlib.contextmanager
-def without_drawing(network: type) -> Iterator[None]:
+def without_drawing(network: Any) -> Iterator[None]:
     """Build a network without random numbers in this context: its file replaces all of them, and they take a minute."""
     original, skipped = network.__init__, importlib.import_module("transformers.initialization").no_init_weights
 
@@ -227,11 +229,11 @@ def without_drawing(network: type) -> Iterator[None]:
         with skipped():
             original(self, *arguments, **options)
 
-    network.__init__ = build  # type: ignore[misc]
+    network.__init__ = build
     try:
         yield
     finally:
-        network.__init__ = original  # type: ignore[misc]
+        network.__init__ = original
 
 
 def planned(policy: str, size: str, args: argparse.Namespace) -> dict[str, Any]:

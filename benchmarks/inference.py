@@ -84,7 +84,7 @@ def measure(size: str, resolution: str, num_steps: int, network_batch: str) -> d
     text = torch.randn(2, TEXT_TOKENS[size], pipe.dit.text_channels, generator=generator)
     options = dataclasses.replace(GUIDED, num_steps=num_steps, is_repeatable=network_batch == "apart")
     if network_batch == "together":
-        world._fits_doubled = lambda latent: True  # type: ignore[method-assign]
+        world._fits_doubled = lambda latent_B_C_T_H_W: True  # type: ignore[method-assign]
 
     def make(options: Any) -> torch.Tensor:
         video: torch.Tensor = pipe(
@@ -97,7 +97,8 @@ def measure(size: str, resolution: str, num_steps: int, network_batch: str) -> d
     found: list[torch.Tensor] = []
     whole = machine.seconds(lambda: found.append(make(options)))
     shape = tuple(found[0].shape[2:])
-    assert torch.isfinite(found[0]).all(), "the video is not finite"
+    if not torch.isfinite(found[0]).all():
+        raise SystemExit(f"{size} {resolution}, --network_batch {network_batch}: the video is not finite.")
 
     seconds, batch = dict(parts.seconds), parts.passes[0][1]
     halves = 2 if batch == 1 else 1  # passes of an evaluation

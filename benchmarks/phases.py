@@ -5,6 +5,9 @@ import time
 from typing import Any, ClassVar
 
 from benchmarks import machine
+from cosmos_predict2.models.passes import Passes
+from cosmos_predict2.tools.plan.workload import Workload
+from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks import Callback
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -17,6 +20,16 @@ ROWS = {  # what is shown -> phases of the trainer
     "gradient": ("forward", "backward", "comm"),
     "update": ("optimizer",),
 }
+
+
+def passes_of(work: Workload) -> Passes:
+    """The passes of an experience; raises for an experiment that makes none."""
+    if work.passes is None:
+        raise ConfigError(
+            "The experiment makes no clips to learn from. --experiment takes one that learns from rewards of clips,"
+            " such as tiny_flow_grpo_toy_world."
+        )
+    return work.passes
 
 
 class PhaseClock(Callback):

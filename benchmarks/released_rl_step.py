@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import torch
 
 from benchmarks import machine
-from benchmarks.phases import CONFIG, QUIET, RL, ROWS, PhaseClock
+from benchmarks.phases import CONFIG, QUIET, RL, ROWS, PhaseClock, passes_of
 from benchmarks.train_step import known_gpu
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS
 from cosmos_predict2.rl.clips.rollout import LEVEL_SOLVER
@@ -253,15 +253,15 @@ def measure(experiment: str, architecture: str, arguments: argparse.Namespace, *
     config, overrides = with_length(overrides, arguments.steps + 1)
     print(f"  {differences(plain, config)}", flush=True)
     work = read_workload(config, 1)
-    assert work.passes is not None
+    passes = passes_of(work)
     Clock.forget(counts_syncs=arguments.syncs and torch.cuda.is_available())
     machine.forget_peak_memory()
     machine.launch(CONFIG, overrides)
-    timed = Clock.steps[work.passes.updates :]
+    timed = Clock.steps[passes.updates :]
     seconds = {
         name: sum(step.get(name, 0.0) for step in timed) / arguments.steps for name in {*itertools.chain(*timed)}
     }
-    report_phases(work, seconds)
+    report_phases(work, passes.clips, seconds)
     report_memory(predict_memory(work), *Clock.memory)
     of_experience = len(Clock.rollouts) // (arguments.steps + 1)
     report_rollout(Clock.rollouts[of_experience:], Clock.plain)
@@ -290,12 +290,12 @@ def encodes_text(config: Config) -> bool:
     return bool(text and text.get("encoder"))
 
 
-def report_phases(work: Workload, seconds: Mapping[str, float]) -> None:
+def report_phases(work: Workload, clips: int, seconds: Mapping[str, float]) -> None:
     rows = {row: sum(seconds.get(phase, 0.0) for phase in phases) for row, phases in ROWS.items()}
     whole, assumed = seconds["all"], GPUS["H100"]
     rows["other"] = whole - sum(rows.values())
     parts = "  ".join(f"{row} {value:.2f} s ({value / whole:.0%})" for row, value in rows.items())
-    print(f"  an experience of {work.passes and work.passes.clips} clips: {whole:.2f} s   {parts}")
+    print(f"  an experience of {clips} clips: {whole:.2f} s   {parts}")
     flops = predict_speed(work, assumed).model_flops_per_gpu
     gpu = known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
     share = f", {flops / whole / GPUS[gpu].peak:.1%} of the data sheet's peak" if gpu else ""

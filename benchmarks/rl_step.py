@@ -22,7 +22,7 @@ import torch
 
 from benchmarks import machine, released_rl_step
 from benchmarks.dit import ceiling
-from benchmarks.phases import CONFIG, QUIET, RL, ROWS, PhaseClock
+from benchmarks.phases import CONFIG, QUIET, RL, ROWS, PhaseClock, passes_of
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.rl.config import RLConfig, rl_of
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
@@ -75,15 +75,14 @@ class IterationCosts:
 def measure(overrides: list[str], experiences: int) -> IterationCosts:
     """Run so many experiences, after one that is not timed."""
     work = read_workload(compose(CONFIG, overrides), 1)
-    assert work.passes is not None
-    updates = work.passes.updates
+    passes = passes_of(work)
     PhaseClock.steps.clear()
-    last = f"trainer.max_iter={(experiences + 1) * updates}"
+    last = f"trainer.max_iter={(experiences + 1) * passes.updates}"
     machine.launch(CONFIG, [*overrides, last])
-    timed = PhaseClock.steps[updates:]
+    timed = PhaseClock.steps[passes.updates :]
     names = {name for step in timed for name in step}
     seconds = {name: sum(step.get(name, 0.0) for step in timed) / len(timed) for name in names}
-    return IterationCosts(seconds, work.passes, predict_speed(work, GPUS["H100"]).model_flops_per_gpu)
+    return IterationCosts(seconds, passes, predict_speed(work, GPUS["H100"]).model_flops_per_gpu)
 
 
 def options(experiment: str, overrides: list[str]) -> list[str]:
@@ -98,8 +97,7 @@ def options(experiment: str, overrides: list[str]) -> list[str]:
 def with_scorer(config: Config, seconds: float) -> list[str]:
     """Overrides for one scorer elsewhere, and clips in parts."""
     rl: RLConfig = rl_of(config.model["config"])
-    passes = read_workload(config, 1).passes
-    assert passes is not None
+    passes = passes_of(read_workload(config, 1))
     size = max(1, passes.clips // PARTS)
     steps = passes.clips // size // rl.minibatches * rl.num_trained
     others = [f"{RL}.rewards.{name}=null" for name in rl.rewards]

@@ -48,11 +48,13 @@ def main() -> None:
 
     @torch.no_grad()
     def peer_encode() -> Tensor:
-        return (peer.encode(video).latent_dist.mode().float() - mean) / std
+        latent: Tensor = peer.encode(video).latent_dist.mode()
+        return (latent.float() - mean) / std
 
     @torch.no_grad()
     def peer_decode() -> Tensor:
-        return peer.decode((latent.float() * std + mean).to(dtype)).sample
+        decoded: Tensor = peer.decode((latent.float() * std + mean).to(dtype)).sample
+        return decoded
 
     print(
         f"{arguments.frames} frames of {arguments.height}x{arguments.width}, dim {arguments.dim}, {arguments.dtype} on "

@@ -9,6 +9,7 @@ median of several blocks, since other work on the machine only ever takes time a
 
 import platform
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import torch
@@ -22,7 +23,7 @@ from cosmos_predict2.toy_world.world import ToyWorld
 
 AIM = 60_000  # environment steps a second with pictures: 64 environments, 64 x 64, one core
 
-WORLDS = [
+WORLDS: list[tuple[str, dict[str, Any]]] = [
     ("64x64, puck, hard setting", dict(setting="hard")),
     ("64x64, two objects and grasp", dict(size=64, tasks=("choose_puck", "choose_box", "carry_puck"))),
     ("48x48, puck", dict()),
@@ -53,13 +54,13 @@ def worlds(num_envs: int, num_steps: int, num_blocks: int) -> float:
             world.reset()
             for action in actions:
                 world.step(action)
-            return actions.shape[0] * actions.shape[1]
+            return num_steps * num_envs
 
         def physics(world: ToyWorld = world, actions: numpy.ndarray = actions) -> int:
             states = world.states
             for action in actions:
                 states = advance(states, action, world.setting, world.size)
-            return actions.shape[0] * actions.shape[1]
+            return num_steps * num_envs
 
         best, median = rates(steps, num_blocks)
         first = first or median

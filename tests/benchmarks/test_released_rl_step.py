@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import machine, released_rl_step, rl_step
 from cosmos_predict2.rl.config import ANY, RLConfig
-from imaginaire.errors import TrainingError
+from imaginaire.errors import ConfigError, TrainingError
 
 
 def test_a_recipe_is_measured_and_one_that_fails_stops_no_other(
@@ -47,6 +47,11 @@ def test_ratios_that_are_not_one_are_reported_and_the_recipe_is_timed_all_the_sa
     with pytest.raises(SystemExit):
         released_rl_step.run(Namespace(size="tiny", syncs=False, experiment=["one"], architecture=["base"]))
     assert asked == [(), (released_rl_step.LOOSE,)] and capsys.readouterr().out.count("FAILED") == 1
+
+
+def test_an_experiment_without_rewards_of_clips_is_named() -> None:
+    with pytest.raises(ConfigError, match="makes no clips to learn from"):
+        rl_step.measure(["experiment=predict2_video2world_training_tiny_cosmos_nemo_assets"], 1)
 
 
 def test_steps_that_a_short_chain_does_not_have_are_left_out() -> None:
