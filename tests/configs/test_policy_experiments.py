@@ -11,7 +11,7 @@ from imaginaire.config import registry
 
 EXPERIMENTS: dict[str, Any] = {**policy_libero.EXPERIMENTS, **policy_behavior.EXPERIMENTS}
 SUITES = policy_libero.NUM_TASKS
-NAMES = [f"vla_{a}_{p}_{s}" for a in ("grpo", "dapo") for p in policy_libero.policies() for s in SUITES]
+NAMES = [f"vla_{a}_{p}_{s}" for a in ("grpo", "dapo") for p in policy_libero.POLICIES for s in SUITES]
 NAMES += [f"vla_{algorithm}_pi05_b1k" for algorithm in ("grpo", "dapo")]
 
 

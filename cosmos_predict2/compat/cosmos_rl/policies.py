@@ -28,7 +28,6 @@ from cosmos_predict2.compat.fields import (
     shown_value,
     workers,
 )
-from cosmos_predict2.rl.policies.pi05.flow import METHODS
 from imaginaire.errors import ConfigError
 
 TRIALS = {"libero": 50, "b1k": 10, "toy": 50}  # recorded starts of a task
@@ -259,6 +258,8 @@ def _pi05_settings(fields: Fields) -> dict[str, Any]:
     names = {name: name for name in (*PI05_SIZES, *PI05_OPTIONS)}
     found = fields.options("custom", names) | fields.options("custom.pi05", names)
     if (method := found.get("noise_method")) is not None:
+        from cosmos_predict2.rl.policies.pi05.flow import METHODS
+
         require_one_of("custom.pi05.noise_method", method, METHODS)
     return found
 

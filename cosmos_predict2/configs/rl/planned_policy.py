@@ -4,18 +4,15 @@
 import logging
 from typing import Any
 
-from cosmos_predict2.rl.envs.simulators.behavior import BehaviorEnv
-from cosmos_predict2.rl.envs.simulators.libero import MAX_STEPS, LiberoTask
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.plan.policy_runs import SIZES, VIEWS, EmbodiedRun, SimulatedRun
 from cosmos_predict2.tools.plan.workload import optimizer_of
 from cosmos_predict2.world_model.config import PRECISIONS
+from imaginaire.buildable import path_of
 from imaginaire.config.names import describe, target_of
 from imaginaire.config.nodes import as_config
 from imaginaire.config.schema import Config
@@ -24,6 +21,11 @@ from imaginaire.training.model import weight_dtype
 
 log = logging.getLogger(__name__)
 
+# By path: a plan imports no other policy or simulator than that of its run.
+OPENVLA = "cosmos_predict2.rl.policies.openvla.policy:OpenVLAPolicy"
+PI05 = "cosmos_predict2.rl.policies.pi05.policy:Pi05Policy"
+LIBERO = "cosmos_predict2.rl.envs.simulators.libero:LiberoTask"
+BEHAVIOR = "cosmos_predict2.rl.envs.simulators.behavior:BehaviorEnv"
 IMAGINED_CHUNK, IMAGINED_SIZE = 12, (256, 320)  # of the published world model of LIBERO, where nothing else is said
 
 
@@ -40,7 +42,8 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
     place, policy = target_of(env, "model.config.env"), _policy(model)
     task = target_of(env.make, "model.config.env.make") if "make" in env else None
     is_toy = place is WorldModelEnv and target_of(env.starts, "model.config.env.starts") is ToyStarts
-    if policy is None or is_toy or not (place in (WorldModelEnv, BehaviorEnv) or task is LiberoTask):
+    is_behavior = path_of(place) == BEHAVIOR
+    if policy is None or is_toy or not (place is WorldModelEnv or is_behavior or path_of(task) == LIBERO):
         return None
     episodes = config.dataloader_train.batch_size * rl.group_size
     views = int(model.policy.get("num_images_in_input") or model.policy.get("num_images") or 1)
@@ -66,7 +69,7 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
             recomputes=model.recompute,
             **precision,
         )
-    simulator = "b1k" if place is BehaviorEnv else "libero"
+    simulator = "b1k" if is_behavior else "libero"
     max_steps = int((env if task is None else env.make).get("max_steps") or _longest(env))
     decisions = -(-max_steps // int(rl.execute or env.chunk))
     return SimulatedRun(
@@ -92,9 +95,9 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
 def _policy(model: VLAGRPOConfig) -> str | None:
     """The kind of published policy, as recipes of Cosmos-RL call it; None of another."""
     target = target_of(model.policy, "model.config.policy")
-    if target is Pi05Policy:
+    if path_of(target) == PI05:
         return "pi05"
-    if target is OpenVLAPolicy:
+    if path_of(target) == OPENVLA:
         return "openvla" if model.policy.get("variant") == "autoregressive" else "openvla-oft"
     if target is not ToyPolicy:
         log.warning(
@@ -111,4 +114,6 @@ def _micro_batch(decisions: int, rl: Any) -> int:
 def _longest(env: Any) -> int:
     if "make" not in env:
         raise ConfigError("model.config.env.max_steps is not set: how long is an episode?")
+    from cosmos_predict2.rl.envs.simulators.libero import MAX_STEPS
+
     return MAX_STEPS.get(str(env.make.get("suite")), max(MAX_STEPS.values()))

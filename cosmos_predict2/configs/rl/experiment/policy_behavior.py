@@ -10,21 +10,23 @@ need max_steps of both environments, as many micro-batches more, and fewer episo
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.configs.rl.experiment.policy_libero import learning, policies
-from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM, BehaviorEnv
-from cosmos_predict2.rl.envs.simulators.omnigibson import NUM_TASKS, TRIALS
+from cosmos_predict2.configs.rl.experiment.policy_libero import learning, pi05
 from imaginaire.config import L, register_experiment
 
 MAX_STEPS = 2000  # enough for the shortest tasks
 
 
 def behavior(chunk: int) -> Any:
+    from cosmos_predict2.rl.envs.simulators.behavior import BehaviorEnv
+
     return L(BehaviorEnv)(num_envs=1, chunk=chunk, max_steps=MAX_STEPS)
 
 
 def in_behavior(name: str, algorithm: str) -> dict[str, Any]:
-    kind = policies()["pi05"]
-    kind.node.action_env_dim = ACTION_DIM
+    from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM
+    from cosmos_predict2.rl.envs.simulators.omnigibson import NUM_TASKS, TRIALS
+
+    kind = pi05(num_numbers=ACTION_DIM)
     places = behavior(kind.chunk), behavior(kind.chunk)
     return learning(name, kind, *places, NUM_TASKS, TRIALS, MAX_STEPS, algorithm == "dapo")
 

@@ -8,6 +8,7 @@ spread. `model.config.policy.path` are the weights. A PI0.5 draws by the flow_sd
 method that is in its name.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -15,12 +16,9 @@ from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
-from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from imaginaire.config import L, register_experiment
 
 NUM_TASKS = {
@@ -47,19 +45,33 @@ class Kind:
     dual_clip: float | None = None
 
 
-def policies() -> dict[str, Kind]:
-    of_openvla = dict(path="", unnorm_key="", temperature=1.6)
-    of_pi05 = dict(path="", action_chunk=10, action_env_dim=7, num_steps=5, train_expert_only=True)
-    found = {
-        "openvla": Kind(L(OpenVLAPolicy)(variant="autoregressive", **of_openvla), 1, is_whole=True),
-        "openvla_oft": Kind(L(OpenVLAPolicy)(variant="oft", **of_openvla), 8, is_whole=True),
-    }
-    for label, method in (("pi05", "flow_sde"), ("pi05_flow_cps", "flow_cps"), ("pi05_flow_noise", "flow_noise")):
-        found[label] = Kind(L(Pi05Policy)(noise_method=method, **of_pi05), 10, is_whole=False, dual_clip=3.0)
-    return found
+def openvla(label: str) -> Kind:
+    from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+
+    variant, chunk = ("oft", 8) if label == "openvla_oft" else ("autoregressive", 1)
+    return Kind(L(OpenVLAPolicy)(variant=variant, path="", unnorm_key="", temperature=1.6), chunk, is_whole=True)
+
+
+def pi05(noise_method: str = "flow_sde", num_numbers: int = 7) -> Kind:
+    """A PI0.5 whose actions have so many numbers."""
+    from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+
+    sizes = dict(path="", action_chunk=10, action_env_dim=num_numbers, num_steps=5, train_expert_only=True)
+    return Kind(L(Pi05Policy)(noise_method=noise_method, **sizes), 10, is_whole=False, dual_clip=3.0)
+
+
+POLICIES: dict[str, Callable[[], Kind]] = {
+    "openvla": partial(openvla, "openvla"),
+    "openvla_oft": partial(openvla, "openvla_oft"),
+    "pi05": pi05,
+    "pi05_flow_cps": partial(pi05, "flow_cps"),
+    "pi05_flow_noise": partial(pi05, "flow_noise"),
+}
 
 
 def libero(suite: str, chunk: int, **task: Any) -> Any:
+    from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
+
     return L(WorkerEnv)(
         make=L(LiberoTask)(suite=suite, **task), num_envs=MEMBERS, render="auto", chunk=chunk, _recursive_=False
     )
@@ -110,7 +122,7 @@ def learning(
 
 
 def in_libero(name: str, policy: str, suite: str, algorithm: str) -> dict[str, Any]:
-    kind = policies()[policy]
+    kind = POLICIES[policy]()
     places = (  # the second as published evaluations have it
         libero(suite, kind.chunk, max_steps=MAX_STEPS, num_steps_wait=WAIT),
         libero(suite, kind.chunk),
@@ -118,7 +130,6 @@ def in_libero(name: str, policy: str, suite: str, algorithm: str) -> dict[str, A
     return learning(name, kind, *places, NUM_TASKS[suite], TRIALS, MAX_STEPS, algorithm == "dapo")
 
 
-POLICIES = ("openvla", "openvla_oft", "pi05", "pi05_flow_cps", "pi05_flow_noise")
 EXPERIMENTS = {
     f"vla_{algorithm}_{policy}_{suite}": (policy, suite, algorithm)
     for policy, suite, algorithm in product(POLICIES, NUM_TASKS, ("grpo", "dapo"))

@@ -12,7 +12,6 @@ from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import seeing_policy, starts
-from cosmos_predict2.rl.envs.simulators.lift import LiftTask
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
@@ -23,6 +22,8 @@ WORKERS, EPISODE, CHUNK = 4, 48, 12
 
 
 def experiment(name: str, label: str) -> dict[str, Any]:
+    from cosmos_predict2.rl.envs.simulators.lift import LiftTask
+
     task = L(LiftTask)(image_size=64, max_steps=EPISODE)
     env = L(WorkerEnv)(make=task, num_envs=WORKERS, chunk=CHUNK, render="auto", _recursive_=False)
     policy = seeing_policy(label, f"checkpoints/policies/tiny_{label}_7")

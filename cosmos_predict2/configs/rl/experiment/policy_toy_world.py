@@ -26,8 +26,6 @@ from cosmos_predict2.rl.episodes.draw_episodes import DrawEpisodes
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationGap
-from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.verifiable import Agreement
@@ -180,7 +178,13 @@ def frozen(name: str) -> dict[str, Any]:
 def seeing_policy(label: str, path: str = "") -> Any:
     """A policy that sees with transformers, from a folder of scripts.train_policy."""
     path = path or f"checkpoints/policies/tiny_{label}"
-    return L(OpenVLAPolicy)(path=path) if label != "pi05" else L(Pi05Policy)(path=path, noise_method="flow_sde")
+    if label == "pi05":
+        from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+
+        return L(Pi05Policy)(path=path, noise_method="flow_sde")
+    from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+
+    return L(OpenVLAPolicy)(path=path)
 
 
 def seeing_simulated(label: str, experiences: int, name: str) -> dict[str, Any]:

@@ -11,14 +11,13 @@ are arguments of the environment itself:
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from cosmos_predict2.rl.envs.simulators import Floats, Pictures
+from cosmos_predict2.rl.envs.simulators import Floats, Pictures, Seen, seeded
 from imaginaire.errors import ConfigError, missing_package, near
 
 SUCCESS_KEYS = ("success", "is_success")  # of info; others by name
@@ -58,7 +57,7 @@ class GymTask:
         self._name, self._repeat = spec.id, repeat
         if repeat < 1:
             raise ConfigError(f"{self._name}: repeat={repeat} steps for an action: 1 or more.")
-        with _drawing(BUILD_SEED):
+        with seeded(BUILD_SEED):
             self._env: Any = _made(gymnasium, spec, image_size, settings)
         steps = self._env.spec.max_episode_steps
         if max_steps is None and steps is None:
@@ -136,7 +135,7 @@ class GymTask:
         """A reset that the seed alone decides: some packages draw from the environment's own numbers or NumPy's."""
         gymnasium = _gymnasium()
         self._env.unwrapped.np_random = gymnasium.utils.seeding.np_random(seed)[0]
-        with _drawing(seed):
+        with seeded(seed):
             found: tuple[Any, Any] = self._env.reset(seed=seed)
         return found
 
@@ -169,30 +168,11 @@ class GymTask:
         return numpy.concatenate(parts) if parts else numpy.zeros(0, numpy.float32)
 
     def _seen(self) -> Mapping[str, Any]:
-        return _Seen(self)
-
-
-class _Seen(Mapping[str, Any]):
-    """An observation whose picture is drawn when it is looked at."""
-
-    _NAMES = ("full_image", "wrist_image", "state", "task_description")
-
-    def __init__(self, task: GymTask) -> None:
-        self._task = task
-
-    def __getitem__(self, name: str) -> Any:
-        task = self._task
-        if name == "full_image":
-            return averaged(task._picture(), task.image_size)
-        if name == "wrist_image":
-            return numpy.zeros((0, *task.image_size, 3), numpy.uint8)
-        return {"state": task._state_of(task._observed), "task_description": task.sentence}[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._NAMES)
-
-    def __len__(self) -> int:
-        return len(self._NAMES)
+        pictures = {
+            "full_image": lambda: averaged(self._picture(), self.image_size),
+            "wrist_image": lambda: numpy.zeros((0, *self.image_size, 3), numpy.uint8),
+        }
+        return Seen(pictures, {"state": self._state_of(self._observed), "task_description": self.sentence})
 
 
 def spec_of(env_id: str) -> Any:
@@ -253,17 +233,6 @@ def _made(gymnasium: Any, spec: Any, size: int | Sequence[int], settings: Mappin
         except gymnasium.error.Error as error:
             raise ConfigError(f"{spec.id}: {error}") from error
     raise AssertionError("unreachable")
-
-
-@contextmanager
-def _drawing(seed: int) -> Iterator[None]:
-    """Inside, NumPy's global numbers are those of the seed."""
-    before: Any = numpy.random.get_state()
-    numpy.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        numpy.random.set_state(before)
 
 
 def _gymnasium() -> Any:

@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""robosuite's Lift: an arm takes a cube off a table; and what policies see of an arm in robosuite, LIBERO's too.
-
-MuJoCo's physics, and all that Lift needs is in the wheel.
-"""
+"""robosuite's Lift: an arm takes a cube off a table. MuJoCo's physics, and all that it needs is in the wheel."""
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
-from cosmos_predict2.rl.envs.simulators import Floats, Pictures, rendering
+from cosmos_predict2.rl.envs.simulators import Floats, Pictures, Seen, rendering, seeded
+from cosmos_predict2.rl.envs.simulators.robosuite_arm import CAMERAS, state_of
 from imaginaire.errors import ConfigError, missing_package
 
 SENTENCE = "lift the cube"
@@ -21,7 +17,6 @@ ACTION_DIM = 7  # position, rotation, gripper (-1 open)
 CONTROL_HZ = 20
 SIZE_SEED = 0  # of the cube's size, which is drawn when the scene is built
 NUM_TRIALS = 2**31  # each a place of the cube and a posture of the arm
-CAMERAS = ("agentview", "robot0_eye_in_hand")
 
 
 class LiftTask:
@@ -41,7 +36,7 @@ class LiftTask:
         self._size = image_size
         rendering.prepare()
         robosuite = _robosuite()
-        with _drawing(SIZE_SEED):
+        with seeded(SIZE_SEED):
             self._env: Any = robosuite.make(
                 "Lift",
                 robots="Panda",
@@ -57,7 +52,7 @@ class LiftTask:
     def reset(self, task_id: int, trial_id: int, seed: int) -> Mapping[str, Any]:
         gripper = self._env.robots[0].gripper
         gripper.current_action = numpy.zeros(gripper.dof)  # which robosuite keeps from the episode before
-        with _drawing(trial_id):
+        with seeded(trial_id):
             return self._observed(self._env.reset())
 
     def step(self, action: Floats) -> tuple[Mapping[str, Any], float, bool]:
@@ -70,23 +65,13 @@ class LiftTask:
         def drawn(camera: str) -> Pictures:  # OpenGL begins at the bottom
             return numpy.ascontiguousarray(sim.render(camera_name=camera, width=size, height=size)[::-1])
 
-        return Seen(drawn, {"state": state_of(raw), "task_description": SENTENCE})
+        pictures = {"full_image": lambda: drawn(CAMERAS[0]), "wrist_image": lambda: drawn(CAMERAS[1])[None]}
+        return Seen(pictures, {"state": state_of(raw), "task_description": SENTENCE})
 
     def close(self) -> None:
         env, self._env = self._env, None
         if env is not None:
             env.close()
-
-
-@contextmanager
-def _drawing(seed: int) -> Iterator[None]:
-    """Inside, robosuite draws from this seed; it takes NumPy's global numbers."""
-    before: Any = numpy.random.get_state()
-    numpy.random.seed(seed)
-    try:
-        yield
-    finally:
-        numpy.random.set_state(before)
 
 
 def _robosuite() -> Any:
@@ -97,35 +82,3 @@ def _robosuite() -> Any:
         if error.name == "robosuite":
             raise missing_package("robosuite", "vla") from error
         raise ConfigError(f"robosuite cannot be imported: {error}. For libGL.so.1: apt-get install libgl1") from error
-
-
-class Seen(Mapping[str, Any]):
-    """An observation whose pictures are drawn when they are looked at: nine tenths of a step's time go into drawing,
-    and of a chunk of actions a policy sees the last picture alone."""
-
-    def __init__(self, drawn: Callable[[str], Pictures], rest: Mapping[str, Any]) -> None:
-        self._drawn, self._rest = drawn, rest
-
-    def __getitem__(self, name: str) -> Any:
-        if name == "full_image":
-            return self._drawn(CAMERAS[0])
-        return self._drawn(CAMERAS[1])[None] if name == "wrist_image" else self._rest[name]
-
-    def __iter__(self) -> Iterator[str]:
-        yield from ("full_image", "wrist_image", *self._rest)
-
-    def __len__(self) -> int:
-        return 2 + len(self._rest)
-
-
-def state_of(raw: Mapping[str, Any]) -> Floats:
-    """Position of the hand (3), its rotation as axis times angle (3), and both fingers (2)."""
-    parts = [raw["robot0_eef_pos"], axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]]
-    return numpy.concatenate(parts).astype(numpy.float32)
-
-
-def axis_angle(quaternion: NDArray[Any]) -> NDArray[numpy.float64]:
-    """The rotation of (x, y, z, w). The sign is not made unique: published statistics have both."""
-    xyz, w = numpy.asarray(quaternion[:3], dtype=numpy.float64), float(numpy.clip(quaternion[3], -1.0, 1.0))
-    sine = numpy.sqrt(1.0 - w * w)
-    return numpy.zeros(3) if sine == 0 else xyz * (2.0 * numpy.arccos(w) / sine)
