@@ -14,6 +14,7 @@ KEYS = {  # of policies, which have the names of world models
 RENAMED = {
     "cosmos_predict2.data.dataset_multiview": "cosmos_predict2.data.dataset_video",
     "cosmos_predict2.data.media": "cosmos_predict2.data.video.media",  # what pages imported, as video_quality below
+    "cosmos_predict2.diffusion.step": "cosmos_predict2.diffusion.solvers",  # what pages imported
     "cosmos_predict2.models.video2world_action_model": "cosmos_predict2.models.video2world_model",
     "cosmos_predict2.pipelines.video_quality": "cosmos_predict2.evaluation.metrics.video_quality",
     "cosmos_predict2.rl.envs.reference": "cosmos_predict2.compat.rlinf.environment",

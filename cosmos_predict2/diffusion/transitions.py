@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from cosmos_predict2.diffusion.exponential import euler, two_point
+from cosmos_predict2.diffusion.solvers import euler, two_point
 
 FLOW_KINDS = ("sde", "cps", "dance", "ddim", "ode")
 KINDS = (*FLOW_KINDS, "churn")

@@ -37,8 +37,7 @@ from cosmos_predict2.diffusion.rectified_flow import (
 )
 from cosmos_predict2.diffusion.rectified_flow import flow_time as time_of
 from cosmos_predict2.diffusion.schedules import karras_sigmas
-from cosmos_predict2.diffusion.solvers import SOLVERS, SameNoise
-from cosmos_predict2.diffusion.step import Denoise, Stepper
+from cosmos_predict2.diffusion.solvers import SOLVERS, Denoise, SameNoise, Stepper
 from cosmos_predict2.nn.dit import DiT, Prepared
 from imaginaire.buildable import resolve, shipped
 from imaginaire.config import lazy_config

@@ -21,8 +21,7 @@ from cosmos_predict2.checkpoints import load_dit, read_card
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.data.sizes import latent_frame, latent_frames, pixel_frames
 from cosmos_predict2.diffusion.rectified_flow import add_noise
-from cosmos_predict2.diffusion.solvers import guide, sample
-from cosmos_predict2.diffusion.step import Step
+from cosmos_predict2.diffusion.solvers import Step, guide, sample
 from cosmos_predict2.interfaces import TextEncoder, VideoTokenizer
 from cosmos_predict2.nn.blocks import KeysValues
 from cosmos_predict2.nn.dit import DiT, Prepared

@@ -9,12 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.diffusion.exponential import AdamsBashforth2
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.diffusion.schedules import flow_sigmas
-from cosmos_predict2.diffusion.solvers import SOLVERS, SameNoise, guide, sample
-from cosmos_predict2.diffusion.step import Step, Stepper
-from cosmos_predict2.diffusion.unipc import UniPC
+from cosmos_predict2.diffusion.solvers import SOLVERS, AdamsBashforth2, SameNoise, Step, Stepper, UniPC, guide, sample
 
 SHAPE = (2, 3, 2, 4, 4)
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS, training_timesteps
 from cosmos_predict2.diffusion.schedules import flow_sigmas, karras_sigmas
-from cosmos_predict2.diffusion.solvers import guide, sample
-from cosmos_predict2.diffusion.step import Step
+from cosmos_predict2.diffusion.solvers import Step, guide, sample
 from tests.goldens import Golden, Value
 from tests.parity.action_files import compare_close
 

@@ -15,8 +15,7 @@ from cosmos_predict2.diffusion.rectified_flow import (
     rectified_flow_weight,
 )
 from cosmos_predict2.diffusion.schedules import flow_sigmas, karras_sigmas
-from cosmos_predict2.diffusion.solvers import sample
-from cosmos_predict2.diffusion.step import Step
+from cosmos_predict2.diffusion.solvers import Step, sample
 from imaginaire.optim.ema import PowerEMA, power_ema_exponent
 from tests.goldens import Golden, Value
 
