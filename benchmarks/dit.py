@@ -25,7 +25,7 @@ from benchmarks import machine
 from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, to_diffusers_name
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.flops import forward_flops
-from cosmos_predict2.nn.linear import product
+from cosmos_predict2.nn.layers import product
 
 LARGEST_DIFFERENCE = 1e-5  # relative to the largest output, in float32
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from cosmos_predict2.nn.linear import processor_name
+from cosmos_predict2.nn.layers import processor_name
 from imaginaire import distributed
 
 RECORD = Path(__file__).with_name("recorded.json")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.nn.linear import Linear
+from cosmos_predict2.nn.layers import Linear
 
 
 class ActionMLP(nn.Module):

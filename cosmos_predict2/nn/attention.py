@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cosmos_predict2.nn.linear import are_plain_float32, product
+from cosmos_predict2.nn.layers import are_plain_float32, product
 
 AttentionOp: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 

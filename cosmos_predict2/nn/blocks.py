@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.nn.attention import AttentionOp, attend
 from cosmos_predict2.nn.embeddings import rotate
-from cosmos_predict2.nn.linear import Linear
-from cosmos_predict2.nn.rms_norm import EPS, RMSNorm
+from cosmos_predict2.nn.layers import EPS, Linear, RMSNorm
 
 Rope: TypeAlias = tuple[Tensor, Tensor]  # cosine and sine, (L, K / 2) each
 KeysValues: TypeAlias = tuple[Tensor, Tensor]  # (B, S, N, K) each

@@ -30,8 +30,7 @@ from cosmos_predict2.nn.embeddings import (
     TimestepEmbedding,
     Timesteps,
 )
-from cosmos_predict2.nn.linear import Linear
-from cosmos_predict2.nn.rms_norm import RMSNorm
+from cosmos_predict2.nn.layers import Linear, RMSNorm
 from cosmos_predict2.nn.start_weights import starts
 
 TimestepPrecision = Literal["float32", "module"]

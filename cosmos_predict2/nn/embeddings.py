@@ -9,7 +9,7 @@ import torch
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from cosmos_predict2.nn.linear import Linear
+from cosmos_predict2.nn.layers import Linear
 from cosmos_predict2.nn.start_weights import Start
 
 RopePrecision = Literal["float32", "module"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.nn.rms_norm import RMSNorm
+from cosmos_predict2.nn.layers import RMSNorm
 
 CUT = 3.0  # standard deviations beyond which nothing is drawn
 

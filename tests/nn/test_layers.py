@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products through oneDNN: the same values and gradients, however the operands lie in memory."""
+"""Products through oneDNN and RMS norms have PyTorch's values and gradients, whatever the dtype and memory layout."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from cosmos_predict2.nn import linear
-from cosmos_predict2.nn.linear import Linear, is_for_onednn, product
+from cosmos_predict2.nn import layers
+from cosmos_predict2.nn.layers import EPS, Linear, RMSNorm, is_for_onednn, product
 
 LARGE, SMALL = (160, 96, 128), (4, 6, 8)  # rows, columns in, columns out
 
@@ -22,7 +23,7 @@ def matrices(sizes: tuple[int, int, int], dtype: torch.dtype = torch.float32) ->
 
 @pytest.mark.parametrize("sizes", [LARGE, SMALL])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_values_and_gradients(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_values_and_gradients_of_products(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     x, weight = matrices(sizes, dtype)
     out = product(x, weight)
     assert out.dtype == dtype
@@ -56,8 +57,8 @@ def test_gaps_in_memory_are_closed_first(monkeypatch: pytest.MonkeyPatch) -> Non
     wide_x, wide_weight = (m[:, None].expand(-1, 3, -1).contiguous()[:, 1] for m in (x, weight))
     assert not wide_weight.is_contiguous()
     assert_close(product(wide_x, wide_weight), product(x, weight), rtol=0, atol=0)
-    assert linear._dense(wide_weight).is_contiguous()
-    assert linear._dense(weight.t()).data_ptr() == weight.data_ptr()
+    assert layers._dense(wide_weight).is_contiguous()
+    assert layers._dense(weight.t()).data_ptr() == weight.data_ptr()
     assert_close(product(x.view(8, 20, 96), weight), product(x, weight).view(8, 20, 128), rtol=0, atol=0)
 
 
@@ -74,12 +75,12 @@ def test_the_layer_is_torchs_own() -> None:
         layer = Linear(96, 128, bias=bias)
         assert isinstance(layer, torch.nn.Linear)
         x = torch.randn(5, 40, 96)
-        assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias), rtol=1e-4, atol=1e-5)
+        assert_close(layer(x), F.linear(x, layer.weight, layer.bias), rtol=1e-4, atol=1e-5)
 
 
 def test_what_onednn_is_not_for() -> None:
     x = torch.zeros(2, 2)
-    assert is_for_onednn(x) == linear._USES_ONEDNN
+    assert is_for_onednn(x) == layers._USES_ONEDNN
     assert not is_for_onednn(x.double()) and not is_for_onednn(x, x.bfloat16()) and not is_for_onednn(x.to("meta"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not is_for_onednn(x)
@@ -97,4 +98,63 @@ def test_what_onednn_is_not_for() -> None:
     ],
 )
 def test_the_processor_decides_which_product_is_taken(processor: str, capability: str, expected: bool) -> None:
-    assert linear.uses_onednn(processor, capability) == expected
+    assert layers.uses_onednn(processor, capability) == expected
+
+
+def norm_and_input(dtype: torch.dtype) -> tuple[RMSNorm, Tensor]:
+    torch.manual_seed(0)
+    norm = RMSNorm(24).to(dtype)
+    torch.nn.init.normal_(norm.weight)
+    return norm, (3 * torch.randn(2, 5, 3, 24)).to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_values_and_gradients_of_norms(dtype: torch.dtype) -> None:
+    norm, x = norm_and_input(dtype)
+    expected = F.rms_norm(x, (24,), norm.weight, EPS)
+    assert_close(norm(x), expected)
+    weight = torch.randn(x.shape, dtype=dtype)
+    found = torch.autograd.grad((norm(x) * weight).sum(), (x, norm.weight))
+    for a, b in zip(found, torch.autograd.grad((expected * weight).sum(), (x, norm.weight))):
+        assert_close(a, b)
+
+
+def test_first_and_second_derivatives() -> None:
+    norm, x = norm_and_input(torch.float64)
+    x = x[:1, :2].detach().requires_grad_()
+
+    def of(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.func.functional_call(norm, {"weight": weight}, x)
+
+    assert torch.autograd.gradcheck(of, (x, norm.weight))
+    assert torch.autograd.gradgradcheck(of, (x, norm.weight))
+
+
+def test_zeros_give_zeros() -> None:
+    """Text past the prompt is zero: its keys must be too, with a gradient that is finite."""
+    norm, _ = norm_and_input(torch.float32)
+    x = torch.zeros(1, 24, requires_grad=True)
+    norm(x).sum().backward()
+    assert not norm(x).any()
+    assert x.grad is not None and bool(x.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_weight"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.float16, torch.bfloat16),
+    ],
+)
+def test_mixed_precision_is_computed_in_the_wider_one(of_x: torch.dtype, of_weight: torch.dtype) -> None:
+    """As under autocast, or with an embedding of time that is kept wide: neither input is rounded before."""
+    torch.manual_seed(0)
+    norm = RMSNorm(24)
+    torch.nn.init.normal_(norm.weight)
+    norm.to(of_weight)
+    x = (3 * torch.randn(64, 24)).to(of_x)
+    expected = F.rms_norm(x.float(), (24,), norm.weight.float(), EPS).to(of_x)
+    found = norm(x)
+    assert found.dtype == of_x and torch.equal(found, expected)
