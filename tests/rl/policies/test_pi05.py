@@ -350,6 +350,17 @@ def test_a_folder_as_lerobot_saves_it_is_read_as_lerobot_reads_it(folder: Path, 
     assert torch.equal(again.action_stats.q01, policy.action_stats.q01) and again.action_stats.epsilon == 0
 
 
+def test_statistics_of_ones_own_leave_lerobots_processors_behind(folder: Path, tmp_path: Path) -> None:
+    """These hold the old ones, by which lerobot would scale the actions."""
+    path = _lerobot_folder(folder, tmp_path / "saved")
+    policy = Pi05Policy(str(path), statistics={"q01": [-4.0] * 3, "q99": [5.0] * 3})
+    policy.save(tmp_path / "out")
+    assert not [file.name for file in (tmp_path / "out").iterdir() if "processor" in file.name]
+    again, _ = read_policy(str(tmp_path / "out"))
+    assert torch.equal(again.action_stats.q01, policy.action_stats.q01) and float(again.action_stats.q01[0]) == -4
+    assert again.config == policy.config and torch.equal(again.state_stats.q99, policy.state_stats.q99)
+
+
 @pytest.mark.parametrize(
     ("mode", "low", "high"),
     [("MEAN_STD", -0.25, 0.75), ("MIN_MAX", -2.0, 3.0), ("QUANTILE10", -0.5, 1.0), ("IDENTITY", -1.0, 1.0)],
