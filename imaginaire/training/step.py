@@ -28,12 +28,12 @@ class StepGuard:
     """Collects what was found in a step, agrees on it with the other ranks, and counts the steps that were left out.
 
     ``trainer.non_finite=stop`` ends the run with a report; ``skip`` leaves the step out, at most
-    ``trainer.max_non_finite`` times in a row. A gradient scaler has its own answer to an overflow: it lowers its scale.
+    ``trainer.max_non_finite`` times in a row. An overflow under a gradient scaler is not reported here: it lowers its
+    scale, and leaves the step out itself.
     """
 
-    def __init__(self, config: TrainerConfig, *, has_scaler: bool) -> None:
+    def __init__(self, config: TrainerConfig) -> None:
         self._config = config
-        self._has_scaler = has_scaler
         self._found: str | None = None
         self.skipped = 0  # in all
         self.in_a_row = 0
@@ -44,7 +44,7 @@ class StepGuard:
 
     def report(self, what: str, value: float) -> None:
         """A callback found something in this step that is not finite; the first finding counts."""
-        if self._found is None and not (self._has_scaler and what == "grad_norm"):
+        if self._found is None:
             self._found = f"{what} is {value}"
 
     def agree(self, loss: float, stop_wanted: bool) -> tuple[bool, bool]:

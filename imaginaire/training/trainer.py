@@ -190,7 +190,7 @@ class ImaginaireTrainer:
         self.callbacks.on_optimizer_init_start()
         self.optimizer, self.scheduler = model.init_optimizer_scheduler(config.optimizer, config.scheduler)
         self.grad_scaler = grad_scaler(self.device, dict(config.trainer.grad_scaler_args))
-        self.guard = StepGuard(config.trainer, has_scaler=self.grad_scaler.is_enabled())
+        self.guard = StepGuard(config.trainer)
         preflight.check_precision(model, has_scaler=self.grad_scaler.is_enabled())
         self.callbacks.on_optimizer_init_end()
         checkpoint_layout.check_plain(self.callbacks.state_dict(), "callbacks")
