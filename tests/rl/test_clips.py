@@ -255,6 +255,8 @@ def test_fresh_noise_is_of_its_own_at_each_level_and_for_each_member_unless_it_i
     samples = one.collect(batch(2)).record.samples
     noises = [noise for forward in samples.forwards.values() for noise in forward.epsilon_B_C_T_H_W]
     assert len({float(noise.sum()) for noise in noises}) == 3 * (2 if is_same else 4)
+    for noise in (forward.epsilon_B_C_T_H_W for forward in samples.forwards.values()):  # of two groups of two
+        assert torch.equal(noise[::2], noise[1::2]) == is_same and not torch.equal(noise[0], noise[2])
     for k, forward in samples.forwards.items():
         assert torch.equal(forward.x0_B_C_T_H_W, samples.final)
         sigma = samples.levels[k]
