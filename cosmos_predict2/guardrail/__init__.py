@@ -5,7 +5,7 @@ from cosmos_predict2.guardrail.runner import (
     create_text_guardrail_runner,
     status_line,
 )
-from cosmos_predict2.text.prompt_refiner import PromptRefinerConfig
+from cosmos_predict2.text.prompts import PromptRefinerConfig
 
 __all__ = [
     "GuardrailConfig",

@@ -9,7 +9,7 @@ import attrs
 
 from cosmos_predict2.guardrail.blocklist import Blocklist
 from cosmos_predict2.interfaces import Guardrail, PromptRefiner, Verdict
-from cosmos_predict2.text.prompt_refiner import PromptRefinerConfig
+from cosmos_predict2.text.prompts import PromptRefinerConfig
 from imaginaire.config.schema import Section
 from imaginaire.errors import ConfigError, UserError
 

@@ -27,7 +27,7 @@ from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.context_parallel import LeadingWorld
 from cosmos_predict2.pipelines.recorded_run import with_trained_text
 from cosmos_predict2.released import download_command
-from cosmos_predict2.text.prompt_refiner import create_prompt_refiner
+from cosmos_predict2.text.prompts import create_prompt_refiner
 from cosmos_predict2.world_model.assembly import check_parts
 from cosmos_predict2.world_model.config import EMAConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.parallelize import ContextParallel

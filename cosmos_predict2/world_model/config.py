@@ -12,7 +12,7 @@ from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
 from cosmos_predict2.diffusion.schedules import FlowSchedule, flow_sigmas
 from cosmos_predict2.guardrail.runner import GuardrailConfig
-from cosmos_predict2.text.prompt_refiner import PromptRefinerConfig
+from cosmos_predict2.text.prompts import PromptRefinerConfig
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
 from imaginaire.optim.ema import check_rate

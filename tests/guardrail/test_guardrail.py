@@ -14,8 +14,7 @@ from cosmos_predict2.guardrail.runner import (
     run_text_guardrail,
 )
 from cosmos_predict2.interfaces import Verdict
-from cosmos_predict2.text.prompt_refiner import create_prompt_refiner
-from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
+from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT, create_prompt_refiner
 from imaginaire.errors import CheckpointError, ConfigError
 
 
