@@ -37,6 +37,7 @@ examples:
   python -m scripts.evaluate_policy --suite libero_spatial --policy RUN --workers 8 --render egl --out outputs/libero
   python -m scripts.evaluate_policy --suite libero_10 --tasks 0 3 --episodes 20 --policy RUN
   python -m scripts.evaluate_policy --suite my_robot:MyEnv --policy RUN      an environment of yours, of my_robot.py
+  python -m scripts.evaluate_policy --suite gym:MODULE:ID --policy RUN --world_model W --reward R.safetensors
 """
 
 
@@ -78,6 +79,12 @@ add(
     metavar="PATH",
     help="compare with a world model: a run or weights; without a path the tiny one that ships",
 )
+add(
+    "--reward",
+    default=None,
+    metavar="REWARD",
+    help="judge of what --world_model imagines: a file of scripts.train_reward_model, or MODULE:CLASS",
+)
 add("--num_steps", type=count, default=None, help="evaluations of --world_model's network for a chunk (default: 1)")
 add("--device", default=None, help="of policy and world model, cpu or cuda (default: a GPU where there is one)")
 add("--out", type=command_line.local_output, default=None, metavar="DIR", help=f"write {FIGURES} there, and the videos")
@@ -102,8 +109,15 @@ def run(args: argparse.Namespace) -> None:
     device = device_of(args.device)
     if args.videos and not args.out:
         raise ConfigError(f"--videos {args.videos} needs --out, the folder that they are written to.")
-    if args.world_model is not None and args.suite != suites.TOY:
-        raise ConfigError(f"--world_model compares with the toy world: it does not go with --suite {args.suite}.")
+    if (args.reward is None) != (args.world_model is None or args.suite == suites.TOY):
+        raise ConfigError(
+            f"--world_model PATH --reward PATH go together in --suite {args.suite}: the reward judges what is imagined"
+            " (scripts.train_reward_model). The toy world has a detector of its own."
+            if args.suite != suites.TOY
+            else "--reward goes with --world_model in other suites: the toy world has a detector of its own."
+        )
+    if args.world_model == "" and args.suite != suites.TOY:
+        raise ConfigError(f"--world_model PATH: the model that ships is of the toy world, not of --suite {args.suite}.")
     if args.num_steps is not None and args.world_model is None:
         raise ConfigError(f"--num_steps {args.num_steps} is of the world model: give --world_model, or leave it out.")
     args.num_steps = args.num_steps or 1
@@ -125,9 +139,9 @@ def run(args: argparse.Namespace) -> None:
     )
     size = min(args.batch_size or args.workers or place.at_once, len(starts))
     imagination = None if args.world_model is None else _imagination(args, policy.action_dim)
-    imagined = None if imagination is None else _imagined_env(args, imagination, size)
-    require_state(imagined, policy)
     env = place.env(size, policy)
+    imagined = None if imagination is None else _imagined_env(args, imagination, size, env)
+    require_state(imagined, policy)
     found = evaluate(policy, env, starts, args.tasks, args.mode, args.execute, lambda _: None)  # with its bar
     for name, rate in found.tasks.items():
         print(f"{name}: {rate.as_text()}")
@@ -190,24 +204,42 @@ def _imagination(args: argparse.Namespace, action_dim: int) -> Any:
     return imagination
 
 
-def _imagined_env(args: argparse.Namespace, imagination: Any, size: int) -> Any:
+def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: Any) -> Any:
     """The world model as an environment with the starts of the simulator."""
+    from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.scoring import Scoring
-    from cosmos_predict2.rl.envs.starts import ToyStarts
+    from cosmos_predict2.rl.envs.starts import SimulatedStarts, ToyStarts
     from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
     from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
-    from cosmos_predict2.toy_world.scene import SETTINGS
 
-    setting = args.setting or "default"
+    if args.suite == suites.TOY:
+        setting = args.setting or "default"
+        starts: Any = ToyStarts(setting, args.tasks, split=args.split or "val")
+        reward: Any = ToyDetectorReward(setting)
+    else:
+        starts, reward = SimulatedStarts(env, len(args.tasks)), _judge(args.reward)
     return WorldModelEnv(
         imagination,
-        ToyStarts(setting, args.tasks, split=args.split or "val"),
-        ToyDetectorReward(setting),
+        starts,
+        reward,
         size,
-        SETTINGS[setting].num_steps,
+        env.metadata["max_steps"],
         scoring=Scoring(judge="last", reward_on="last"),
         sampling=replace(ONE_EVALUATION, num_steps=args.num_steps),
     )
+
+
+def _judge(reward: str) -> Any:
+    """A success classifier's file, or a class of one's own."""
+    from cosmos_predict2.rl.rewards.resnet import ResnetReward
+    from imaginaire.buildable import resolve
+
+    if ":" not in reward or Path(reward).is_file():
+        return ResnetReward(reward)
+    judge = resolve(reward, "reward")()
+    if not hasattr(judge, "judge"):
+        raise ConfigError(f"--reward {reward}: it has no judge(frames, context), as a FrameReward has.")
+    return judge
 
 
 def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, imagination: Any | None) -> list[str]:
@@ -222,7 +254,7 @@ def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, ima
     actions = found.played.actions_M_E_A_D[:, rows]
     films = [film(env, part, actions, args.execute)[0]]
     if imagination is not None:
-        imagined = _imagined_env(args, imagination, num)
+        imagined = _imagined_env(args, imagination, num, env)
         films.append(film(imagined, part, actions, args.execute)[0])
     names = []
     for i in range(num):

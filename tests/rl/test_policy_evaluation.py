@@ -9,11 +9,17 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
+from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.rl.envs import suites
+from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.starts import SimulatedStarts, ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes import policy_evaluation
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, replayed
 from cosmos_predict2.rl.episodes.policy_evaluation import (
@@ -27,10 +33,13 @@ from cosmos_predict2.rl.episodes.policy_evaluation import (
     imagined_along,
     played_along,
 )
+from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies import files
 from cosmos_predict2.rl.policies.files import PolicyCard, write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from scripts import evaluate_policy
+
+BRIGHT = 0.713  # which divides the four episodes
 
 
 @pytest.mark.parametrize(
@@ -223,6 +232,50 @@ def test_the_command_compares_with_the_world_model_that_ships(
     printed = capsys.readouterr().out
     assert "push_puck: " in printed and "actions chosen in imagination: imagined" in printed
     assert "NaN" not in (out / "evaluation.json").read_text()  # shares of nothing
+
+
+class Brightness(FrameRewardDefaults):
+    """A judge of one's own: success is a bright upper half."""
+
+    def judge(self, frames_E_F_H_W_C: Tensor, context: Any) -> Judgement:
+        value_E_F = frames_E_F_H_W_C[:, :, :24].float().mean(dim=(2, 3, 4)) / 255
+        return Judgement(value_E_F, value_E_F > BRIGHT)
+
+
+def test_the_command_compares_in_any_simulator_from_its_own_first_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The toy world as somebody's own simulator is imagined from the same starts, by the same actions."""
+    torch.manual_seed(0)
+    write_policy(tmp_path / "policy", ToyPolicy(width=32), {})
+    out, env = tmp_path / "out", "cosmos_predict2.rl.envs.toy:ToyEnv"
+    words = ("--policy", str(tmp_path / "policy"), "--suite", env, "--episodes", "4", "--out", str(out))
+    reward = f"{__name__}:{Brightness.__name__}"
+    assert _command(*words, "--world_model", tiny_action_path(), "--reward", reward) == 0
+    found = json.loads((out / "evaluation.json").read_text())["world_model"]
+    starts = held_out_starts(4, 1, 0)
+    policy, simulator = files.read_policy(str(tmp_path / "policy"))[0], ToyEnv(4)
+    played = evaluate(policy, simulator, starts, ["push_puck"])
+    judged = Scoring(judge="last", reward_on="last")
+    imagined = WorldModelEnv(imagination_of(), ToyStarts(), Brightness(), 4, 24, scoring=judged)
+    expected = imagined_along(played, imagined).as_dict()
+    assert 0 < expected["imagined_rate"] < 1  # or nothing is compared
+    expected.pop("true_positive_rate")  # nothing succeeds
+    assert found["actions_chosen_in_the_simulator"] == {"true_positive_rate": None} | expected
+    few = SimulatedStarts(ToyEnv(3), 1).starts([0] * 4, [7, 8, 9, 10])  # more than the simulator has places
+    same = ToyStarts().starts([0] * 4, [7, 8, 9, 10])
+    assert torch.equal(few.pictures_E_F_H_W_C, same.pictures_E_F_H_W_C)
+    assert few.task_description == same.task_description
+    capsys.readouterr()
+    for more, message in (
+        (["--world_model", tiny_action_path()], "--world_model PATH --reward PATH go together in --suite"),
+        (["--reward", reward], "go together"),
+        (["--world_model", "--reward", reward], "the model that ships is of the toy world"),
+        (["--world_model", tiny_action_path(), "--reward", "collections:OrderedDict"], "has no judge(frames, context)"),
+        (["--suite", "toy", "--world_model", "--reward", reward], "has a detector of its own"),
+    ):
+        assert _command(*words, *more) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_policy_of_a_run_executes_what_it_did_there(

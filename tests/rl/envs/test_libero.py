@@ -292,7 +292,7 @@ def test_a_policy_is_evaluated_by_the_published_protocol(
         (["--tasks", "5"], "libero_10 has no task '5': its tasks are 0 to 1"),
         (["--tasks", "0", "0"], "names 0 twice"),
         (["--setting", "hard"], "--suite libero_10: --setting has no meaning here"),
-        (["--world_model"], "does not go with --suite libero_10"),
+        (["--world_model", "W"], "--world_model PATH --reward PATH go together in --suite libero_10"),
         (["--suite", "libero_01"], "Did you mean"),
     ):
         assert evaluated(*more) == 2
