@@ -4,6 +4,7 @@ wide as the real one where the real one would lie."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data import sources_agibot, sources_groot, sources_nemo
+from tests.guides import linked
 from tests.programs import HANG_S, python
 from tests.test_documentation import ROOT, blocks
 from tests.text.folders import t5_folder
@@ -24,21 +26,20 @@ PAGES = ROOT / "documentations"
 AGIBOT = "datasets/agibot_head_center_fisheye_color"
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Iterator[Path]:
-    """A folder that looks like a checkout and has no data; HF_ENDPOINT there is the hub below."""
-    for name in ("scripts", "cosmos_predict2", "imaginaire", "examples", "assets", "prompts"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    t5_folder(tmp_path / "checkpoints/google-t5/t5-11b", d_model=1024, num_layers=1, d_ff=32)
-    (tmp_path / "scratch").mkdir()
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that looks like a checkout, whose data the guides make; HF_ENDPOINT there is the hub below."""
+    folder = linked(tmp_path_factory.mktemp("checkout"), "examples", "assets", "prompts")
+    t5_folder(folder / "checkpoints/google-t5/t5-11b", d_model=1024, num_layers=1, d_ff=32)
+    (folder / "scratch").mkdir()
     repositories = {
         "agibot-world/AgiBotWorld-Alpha": agibot_repository(),
-        "nvidia/GR1-100": sources_groot.groot_files(tmp_path / "scratch"),
-        "nvidia/Cosmos-NeMo-Assets": sources_nemo.nemo_files(tmp_path / "scratch"),
+        "nvidia/GR1-100": sources_groot.groot_files(folder / "scratch"),
+        "nvidia/Cosmos-NeMo-Assets": sources_nemo.nemo_files(folder / "scratch"),
     }
     with serve(Hub(repositories)) as hub:
-        (tmp_path / "endpoint").write_text(hub.url)
-        yield tmp_path
+        (folder / "endpoint").write_text(hub.url)
+        yield folder
 
 
 def agibot_repository() -> dict[str, bytes]:
@@ -64,15 +65,34 @@ def run(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
-def follow(checkout: Path, page: str, *numbers: int, replace: tuple[str, str] = ("", "")) -> str:
-    """Run blocks of a page that need a network or weights; what they printed."""
-    needing = [text for language, text in blocks(PAGES / page) if language == "bash" and text.startswith("# needs")]
+def needing(page: str) -> list[str]:
+    """The blocks of a page that need a network or weights."""
+    return [text for language, text in blocks(PAGES / page) if language == "bash" and text.startswith("# needs")]
+
+
+def follow(checkout: Path, *commands: str) -> str:
+    """Run commands, all of which must succeed; what they printed."""
     printed = ""
-    for number in numbers:
-        result = run(checkout, needing[number].replace(*replace))
+    for command in commands:
+        result = run(checkout, command)
         printed += result.stdout + result.stderr
-        assert result.returncode == 0, f"{needing[number]}\n{printed[-4000:]}"
+        assert result.returncode == 0, f"{command}\n{printed[-4000:]}"
     return printed
+
+
+def prepared(folder: Path) -> dict[str, bytes]:
+    """The visible files of a data set before its captions are encoded."""
+    names = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in names.items() if not name.startswith((".", "metas/", "t5_xxl/"))}
+
+
+def assert_same_by_hand(checkout: Path, page: str, folder: Path, made: Path) -> None:
+    """The page's download by hand and the first command of its recipe give the same data set."""
+    recipe, by_hand = needing(page)[:2]
+    expected = prepared(folder)
+    shutil.rmtree(made)
+    follow(checkout, by_hand, recipe.splitlines()[1])
+    assert expected and prepared(folder) == expected
 
 
 def test_the_agibot_guide_from_download_to_samples(checkout: Path) -> None:
@@ -87,7 +107,7 @@ def test_the_agibot_guide_from_download_to_samples(checkout: Path) -> None:
         f"PYTHONPATH=$(pwd) python scripts/get_t5_embeddings.py --dataset_path {AGIBOT}/val",
     ):
         assert f"\n{command}\n" in (PAGES / page).read_text()
-    assert "no faults" in follow(checkout, page, 0, 1)
+    assert "no faults" in follow(checkout, *needing(page)[:2])
     assert not (checkout / "datasets/agibot").exists()  # its last line removes the source
     for split, episode in (("train", "648642"), ("val", "685393")):
         samples = Dataset(str(checkout / AGIBOT / split), 93, (32, 64), text_encoder="t5")
@@ -105,34 +125,30 @@ def test_the_agibot_guide_from_download_to_samples(checkout: Path) -> None:
     assert result.returncode == 2 and f"{AGIBOT}/val/videos/{name}" in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_the_groot_guide(checkout: Path, by_hand: bool) -> None:
+def test_the_groot_guide(checkout: Path) -> None:
     page = "post-training_video2world_gr00t.md"
-    frames = ("--num_frames 93", "--num_frames 9")  # the clips here are short
-    if by_hand:
-        follow(checkout, page, 1)
-    printed = follow(checkout, page, 0, replace=frames)
-    assert "no faults" in printed
+    assert "no faults" in follow(checkout, needing(page)[0].replace("--num_frames 93", "--num_frames 9"))
     folder = checkout / "datasets/benchmark_train/gr1"
     samples = Dataset(str(folder), 9, (32, 48), text_encoder="t5")
     assert len(samples) == len(sources_groot.PROMPTS)
-    texts = {path.stem: path.read_text().strip() for path in (folder / "metas").iterdir()}
     prefix = "The robot arm is performing a task. "
+    texts = {path.stem: path.read_text().strip() for path in (folder / "metas").iterdir()}
     assert texts == {name: prefix + prompt for name, prompt in sources_groot.PROMPTS.items()}
+    assert_same_by_hand(checkout, page, folder, folder.parent)
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_the_nemo_guide(checkout: Path, by_hand: bool) -> None:
+def test_the_nemo_guide(checkout: Path) -> None:
     page = "post-training_video2world_cosmos_nemo_assets.md"
-    if by_hand:
-        follow(checkout, page, 1)
-    assert "no faults" in follow(checkout, page, 0, replace=("--num_frames 93", "--num_frames 12"))
-    samples = Dataset(str(checkout / "datasets/cosmos_nemo_assets"), 12, (32, 48), text_encoder="t5")
+    assert "no faults" in follow(checkout, needing(page)[0].replace("--num_frames 93", "--num_frames 12"))
+    folder = checkout / "datasets/cosmos_nemo_assets"
+    samples = Dataset(str(folder), 12, (32, 48), text_encoder="t5")
     assert len(samples) == len(sources_nemo.STEMS)
+    assert_same_by_hand(checkout, page, folder, folder)
 
 
 def test_the_guide_for_pictures(checkout: Path) -> None:
-    follow(checkout, "post-training_text2image_cosmos_nemo_assets.md", 0, replace=("--stride 30", "--stride 5"))
+    (recipe,) = needing("post-training_text2image_cosmos_nemo_assets.md")[:1]
+    follow(checkout, recipe.replace("--stride 30", "--stride 5"))
     pictures = ImageDataset(str(checkout / "datasets/cosmos_nemo_assets_images"), (32, 48))
     assert len(pictures) == 3 * len(sources_nemo.STEMS)
     assert pictures[0]["images"].shape == (3, 32, 48) and re.search(r"_\d{8}\.jpg$", str(sorted(
