@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ from scripts import prepare_agibot_fisheye_data as command
 from tests.checkpoints.hub_server import Hub
 from tests.data import sources_agibot as sources
 from tests.data.sources_agibot import CAMERA, EPISODES
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S
 from tests.tools.prepare.conftest import names
 
 REPOSITORY = Path(__file__).parents[3]
@@ -435,24 +436,27 @@ def test_another_layout_of_the_description_is_told(content: Any, message: str, t
 
 
 @pytest.mark.slow
-def test_a_killed_split_leaves_whole_windows_and_goes_on(tmp_path: Path) -> None:
+def test_a_killed_split_leaves_whole_windows_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     episodes = tuple(str(i) for i in range(4))
     (tmp_path / "datasets").mkdir()
     files = sources.episode_files(episodes, seconds=10)
     sources.write_tree(tmp_path / "datasets", files, sources.task_info(episodes))
-    flags = ["--split_only", "--window_size", "1", "--min_last_window", "1", "--workers", "2"]
+    flags = ["--split_only", "--window_size", "1", "--min_last_window", "1"]
     script = str(REPOSITORY / "scripts" / "prepare_agibot_fisheye_data.py")
     videos = tmp_path / f"datasets/agibot_{CAMERA}/train/videos"
-    running = subprocess.Popen([sys.executable, script, *flags], cwd=tmp_path, start_new_session=True)
+    running = subprocess.Popen([sys.executable, script, *flags, "--workers", "2"], cwd=tmp_path, start_new_session=True)
     deadline = time.monotonic() + HANG_S
     while not list(videos.glob("*.mp4")) and time.monotonic() < deadline:
         time.sleep(0.01)
+    workers = psutil.Process(running.pid).children(recursive=True)
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
+    psutil.wait_procs(workers, timeout=30)  # the files of one that is still about to end would be left alone
     there = {path: path.stat().st_mtime_ns for path in videos.glob("*.mp4")}
     assert 0 < len(there) < 40
     assert all(probe_video(path).num_frames == 30 for path in there)
-    subprocess.run([python(), script, *flags], cwd=tmp_path, check=True, timeout=HANG_S)
+    monkeypatch.chdir(tmp_path)
+    assert command.run(command.parser.parse_args([*flags, "--workers", "0"])) == 0
     windows = sorted(videos.iterdir())
     assert len(windows) == 40 and all(probe_video(path).num_frames == 30 for path in windows)  # and no temporary file
     assert all(path.stat().st_mtime_ns == when for path, when in there.items())
