@@ -148,6 +148,16 @@ WAITS_OF_A_POLICY: dict[str, set[str]] = {
 IMAGINED_PRECISIONS = ("world_model.config.precision", "refinement.optimizer.precision")
 
 
+DECIDED = [  # two groups of four episodes, one update in two minibatches: an experience is two iterations
+    "trainer.run_validation=true",
+    "trainer.validation_iter=2",
+    "model.config.rl.updates=1",
+    "dataloader_train.batch_size=2",
+    "dataloader_val.dataset.num=4",
+    "dataloader_val.batch_size=4",
+]
+
+
 def _trained(overrides: list[str], resumes: bool, root: Path) -> tuple[Waits, Losses, Losses]:
     """What made the host wait in all steps but those that begin or resume the run, which check it besides; the losses
     of validation there, and those on the CPU."""
@@ -200,9 +210,8 @@ def _decided(root: Path) -> dict[str, tuple[Waits, list[Any], list[Any]]]:
     tiny_pi05.write_tiny(root / "pi05", hold=3, action_horizon=4)
     found = {}
     for policy in WAITS_OF_A_POLICY:
-        options = ["trainer.run_validation=true", "trainer.validation_iter=4"]
         path = [] if policy == "toy" else [f"model.config.policy.path={root / policy}"]
-        found[policy] = _there_and_here(root / f"{policy}_run", f"{policy}_policy", [*options, *path], (4, 8))
+        found[policy] = _there_and_here(root / f"{policy}_run", f"{policy}_policy", [*DECIDED, *path], (2, 4))
     options = [*vla_runs.SMALL, *(f"model.config.{key}=float32" for key in IMAGINED_PRECISIONS)]
     found["imagined"] = _there_and_here(root / "imagined", vla_runs.IMAGINED, options, (4,))
     return found
@@ -224,6 +233,7 @@ def _records(folder: Path) -> list[Any]:
 @pytest.mark.slow
 def test_training_adapters_stays_on_the_device(tmp_path: Path) -> None:
     overrides = [f"experiment={ACTION}", "model.config.train_architecture=lora", "model.config.precision=float32"]
+    overrides.append("trainer.callbacks.action_following.sigmas=[1]")  # at any level it is the same code
     waits, found, expected = _alone(_trained, overrides, False, tmp_path)
     rates = {REPORT: 2}  # those of two groups of parameters
     assert waits == {**WAITS_OF_A_STEP, **WAITS_OF_THE_LAST_STEP, **UNREAD_TEXT, **rates}
