@@ -13,7 +13,6 @@ import numpy
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from cosmos_predict2.toy_world.layout import OBJECT_MARGIN
 from cosmos_predict2.toy_world.physics import GRASP_GAP, action_layout, advance, gap_to_target
 from cosmos_predict2.toy_world.scene import (
     BOX_HALF_SIDE,
@@ -27,7 +26,7 @@ from cosmos_predict2.toy_world.scene import (
     Setting,
     object_position,
 )
-from cosmos_predict2.toy_world.tasks import Task, uses_grip
+from cosmos_predict2.toy_world.tasks import OBJECT_MARGIN, Task, uses_grip
 
 DRIVERS = ("expert", "noisy", "push", "wander")
 

@@ -11,7 +11,6 @@ import numpy
 from numpy.typing import NDArray
 
 from cosmos_predict2.toy_world.drivers import DRIVERS, draw_plan, drive
-from cosmos_predict2.toy_world.layout import episode_generator, lay_table, random_spot
 from cosmos_predict2.toy_world.physics import gap
 from cosmos_predict2.toy_world.rendering import Picture, render
 from cosmos_predict2.toy_world.scene import (
@@ -34,7 +33,10 @@ from cosmos_predict2.toy_world.tasks import (
     Task,
     by_task,
     distance,
+    episode_generator,
     find_tasks,
+    lay_table,
+    random_spot,
     reward,
     success,
     uses_grip,

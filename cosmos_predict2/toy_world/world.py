@@ -7,11 +7,20 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from cosmos_predict2.toy_world.layout import episode_generator, lay_table
 from cosmos_predict2.toy_world.physics import action_layout, advance
 from cosmos_predict2.toy_world.rendering import PAD, Picture, draw_things, table
 from cosmos_predict2.toy_world.scene import STATE_SIZE, Floats, find_setting
-from cosmos_predict2.toy_world.tasks import Task, by_task, distance, find_tasks, reward, success, uses_grip
+from cosmos_predict2.toy_world.tasks import (
+    Task,
+    by_task,
+    distance,
+    episode_generator,
+    find_tasks,
+    lay_table,
+    reward,
+    success,
+    uses_grip,
+)
 
 
 class ToyWorld:

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.interfaces import VecEnv
-from cosmos_predict2.toy_world.layout import episode_generator, lay_table
 from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import GOAL, Floats, find_setting
-from cosmos_predict2.toy_world.tasks import find_tasks
+from cosmos_predict2.toy_world.tasks import episode_generator, find_tasks, lay_table
 from imaginaire.errors import ConfigError, near
 
 NUM_TRIALS = 2**40  # of a split of the toy world

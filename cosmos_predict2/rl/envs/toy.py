@@ -11,7 +11,6 @@ from torch import Tensor
 from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.starts import NUM_TRIALS, Tables
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
-from cosmos_predict2.toy_world.layout import episode_generator, random_spot
 from cosmos_predict2.toy_world.physics import action_layout, advance
 from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import (
@@ -23,7 +22,15 @@ from cosmos_predict2.toy_world.scene import (
     Floats,
     object_position,
 )
-from cosmos_predict2.toy_world.tasks import by_task, distance, reward, success, uses_grip
+from cosmos_predict2.toy_world.tasks import (
+    by_task,
+    distance,
+    episode_generator,
+    random_spot,
+    reward,
+    success,
+    uses_grip,
+)
 from imaginaire.errors import ConfigError, near
 
 CHUNK = 12
