@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page
@@ -35,6 +35,7 @@ IMAGINE = ["-m", "scripts.evaluate_world_model", "--dit_path", os.path.relpath(t
 IMAGINE += ["--num_clips", "32", "--toy_episodes", "0", "--out", str(ACTIONS)]
 # Without refining the world model: what a minute gives, and what exploitation does not yet take back.
 POLICY_EXPERIMENT = "tiny_vla_grpo_world_model_frozen"
+POLICY_LOG = OUTPUT / "policy.log"
 POLICY_RUN = OUTPUT / "posttraining/reinforcement_learning" / POLICY_EXPERIMENT
 LEARN = ["-m", "scripts.train", "--", f"experiment={POLICY_EXPERIMENT}", "trainer.max_iter=320"]
 LEARN += ["trainer.validation_iter=320", "checkpoint.save_iter=320", "model.config.compare=25"]
@@ -46,6 +47,17 @@ def main() -> int:
     argparse.ArgumentParser(prog="python -m scripts.demo", description=__doc__).parse_args()  # --help; no flags
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir(parents=True)
+    with POLICY_LOG.open("wb") as log:  # on a second core from the beginning, as it needs nothing of the others
+        policy = start(LEARN, log)
+    try:
+        return show(policy)
+    finally:
+        policy.terminate()
+        policy.wait()
+
+
+def show(policy: "subprocess.Popen[bytes]") -> int:
+    """All parts after each other; the exit code. The policy of the last one is learning already."""
     say(
         "1. The tiny Video2World model that comes with the code has seen a red puck pushed, never the blue box. Train"
         f" adapters\n    on pushes of the box, and interrupt that after iteration {INTERRUPT_AT} (SIGTERM)."
@@ -92,7 +104,9 @@ def main() -> int:
         "5. A policy was cloned from 20 demonstrations. It decides, the same world model imagines what follows, and\n"
         "    whatever brings the puck nearer to the ring becomes more likely. Success is measured in the simulator."
     )
-    finish(LEARN)
+    print(f"    {command(LEARN)}\n\n    It began with the first part; what it has printed, {POLICY_LOG}:\n", flush=True)
+    if (code := followed(policy)) != 0:
+        return code
     first, *_, last = records("val/greedy_success", POLICY_RUN)
     success = f"Success in the simulator, of 800 held-out starts: {first:.0%} -> {last:.0%}"
     print(f"\n{success}. Videos: {POLICY_RUN / 'samples'}")
@@ -138,22 +152,40 @@ def say(text: str) -> None:
     print(f"\n=== {text}", flush=True)
 
 
-def start(arguments: list[str]) -> "subprocess.Popen[bytes]":
-    """The command, shown as a user would type it, with its results below OUTPUT.
+def settings() -> dict[str, str]:
+    """Results go below OUTPUT, and a command runs on one thread, unless asked otherwise: a second one makes this small
+    model a third faster on an idle machine, and many times slower where another program needs the core."""
+    return {"IMAGINAIRE_OUTPUT_ROOT": str(OUTPUT), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
-    On one thread, unless asked otherwise: a second one makes this small model a third faster on an idle machine, and
-    many times slower where another program needs the core.
-    """
-    settings = {"IMAGINAIRE_OUTPUT_ROOT": str(OUTPUT), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    print(f"    {' '.join(f'{k}={v}' for k, v in settings.items())} python {shlex.join(arguments)}\n", flush=True)
-    environment = {**os.environ, **settings, "WANDB_MODE": "disabled"}
-    return subprocess.Popen([sys.executable, *arguments], env=environment)
+
+def command(arguments: list[str]) -> str:
+    """The command as a user would type it."""
+    return f"{' '.join(f'{k}={v}' for k, v in settings().items())} python {shlex.join(arguments)}"
+
+
+def start(arguments: list[str], log: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
+    """The command, shown as it starts; what it prints goes into a log where there is one."""
+    if log is None:
+        print(f"    {command(arguments)}\n", flush=True)
+    environment = {**os.environ, **settings(), "WANDB_MODE": "disabled"}
+    return subprocess.Popen([sys.executable, *arguments], env=environment, stdout=log, stderr=log)
 
 
 def finish(arguments: list[str]) -> None:
     """Run a command to its end; one that fails ends the demo with its exit code."""
     if (code := start(arguments).wait()) != 0:
         sys.exit(code)
+
+
+def followed(process: "subprocess.Popen[bytes]") -> int:
+    """Print the policy's log until its process ends; the exit code."""
+    with POLICY_LOG.open(errors="replace") as log:
+        while True:
+            code = process.poll()
+            print(log.read(), end="", flush=True)
+            if code is not None:
+                return code
+            time.sleep(0.2)
 
 
 def records(key: str, run: Path = RUN) -> list[float]:
