@@ -29,10 +29,17 @@ from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens
 from cosmos_predict2.world_model.assembly import network_of, other_parts, settle_attention
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
-from cosmos_predict2.world_model.device_memory import activation_bytes, clips_at_once, free_memory
 from cosmos_predict2.world_model.objectives import Predict, SamplingPath, chosen_solver, objective_of
 from cosmos_predict2.world_model.parallelize import ContextParallel, compile_blocks
-from cosmos_predict2.world_model.sampling import GUIDED, UNGUIDED, SamplingOptions, initial_noise
+from cosmos_predict2.world_model.sampling import (
+    GUIDED,
+    UNGUIDED,
+    SamplingOptions,
+    activation_bytes,
+    clips_at_once,
+    free_memory,
+    initial_noise,
+)
 from imaginaire import distributed
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
