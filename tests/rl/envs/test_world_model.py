@@ -335,7 +335,7 @@ def test_what_cannot_be_meant_is_named(imagination: Imagination) -> None:
     env = make(imagination, 1)
     begin(env)
     with pytest.raises(DataError, match="imagines 12 at once"):
-        env.chunk_step(torch.zeros(1, 16, 4))
+        env.chunk_step(torch.zeros(1, 13, 4))
     env.reward = Listed([[float("nan")] * 12])
     with pytest.raises(DataError, match="not finite"):
         env.chunk_step(actions(env))
