@@ -59,8 +59,9 @@ def public_json(address: str, name: str) -> dict[str, Any]:
 def load_weights(policy: nn.Module, path: str, which: str = "auto") -> None:
     """Put the weights of a policy's file, or of a run or checkpoint that trained one, into ``policy``, every name
     accounted for; ``which`` is "net", "net_ema" or "auto"."""
-    source = weights.read(path)
-    if any(name.startswith(_OF_A_RUN) for name in source):  # which may hold a world model besides
-        source = weights.renamed(source, lambda name: name if name.startswith(_OF_A_RUN) else None)
-    source = weights.select(source, which)
-    weights.load_into(policy.state_dict(), source).require(source=path, cure=_CURE)
+    source, state = weights.read(path), policy.state_dict()
+    if which == "net_ema" or set(state) != set(source):  # else the policy's own file, where `net` may be a part of it
+        if any(name.startswith(_OF_A_RUN) for name in source):  # which may hold a world model besides
+            source = weights.renamed(source, lambda name: name if name.startswith(_OF_A_RUN) else None)
+        source = weights.select(source, which)
+    weights.load_into(state, source).require(source=path, cure=_CURE)

@@ -3,10 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from cosmos_predict2.released import EMBODIED
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+from cosmos_predict2.rl.policies.weights import load_weights
 from imaginaire.errors import CheckpointError
 from imaginaire.findings import CheckContext
 
@@ -27,3 +30,21 @@ def test_a_policy_without_weights_is_refused_before_anything_is_built(policy: An
     assert not [*policy.check({"path": str(tmp_path)}, CheckContext()), *policy.check({"path": "a/b"}, CheckContext())]
     with pytest.raises(CheckpointError, match=f"download_checkpoints --embodied {name}"):
         policy("")
+
+
+class WithNet(nn.Module):
+    """A policy's parameters, of which a part has the name that a run gives its whole network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.log_std = nn.Linear(2, 3), nn.Parameter(torch.randn(3))
+
+
+@pytest.mark.parametrize("prefix", ["", "net."])
+def test_a_part_of_a_policy_may_be_called_net(prefix: str, tmp_path: Path) -> None:
+    """In the policy's own file, and in a run's, which has a world model besides."""
+    written, read = WithNet(), WithNet()
+    tensors = {f"{prefix}{name}": value for name, value in written.state_dict().items()}
+    torch.save(tensors | ({"world_model.net.weight": torch.zeros(1)} if prefix else {}), tmp_path / "weights.pt")
+    load_weights(read, str(tmp_path / "weights.pt"))
+    assert all(torch.equal(value, written.state_dict()[name]) for name, value in read.state_dict().items())
