@@ -2,7 +2,9 @@
 """Environments in processes of their own: they keep the contract, and what goes wrong in one is said or mended."""
 
 import itertools
+import os
 import pickle
+import subprocess
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ from cosmos_predict2.rl.interfaces import Decision
 from imaginaire.config import L
 from imaginaire.config.lazy_config import instantiate
 from imaginaire.errors import ConfigError, DataError
+from tests.programs import HANG_S, python
 from tests.rl.envs.task_envs import DEADLY, DIES, HANGS, TellingTask, ToyTask
 
 
@@ -50,6 +53,25 @@ def test_each_worker_has_its_own_seed_and_renderer_and_what_the_environment_was_
     assert torch.equal(reward, chunk[:, :, 0])  # in their order
     assert info["success"].all() and info["executed"].all() and not terminated.any()
     env.close()
+
+
+def test_a_script_without_a_main_guard_ends_at_once_with_the_cure(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv\n"
+        "from tests.rl.envs.task_envs import ToyTask\n"
+        "WorkerEnv(ToyTask, 1).reset()\n"
+    )
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [python(), str(script)],
+        env=os.environ | {"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert done.returncode and "WorkerError: Environment 0: its process ended" in done.stderr
+    assert 'below `if __name__ == "__main__":`' in done.stderr and "it is started again" not in done.stderr
 
 
 def test_an_environment_that_cannot_be_built_says_why() -> None:

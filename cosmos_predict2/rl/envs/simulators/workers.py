@@ -36,6 +36,10 @@ from imaginaire.errors import ConfigError, TrainingError
 
 log = logging.getLogger(__name__)
 
+NO_START = (
+    "its process ended as it began (exit code 1; its output is above). A script of yours that makes a WorkerEnv is"
+    ' imported by each worker, so what it runs goes below `if __name__ == "__main__":`.'
+)
 _PATIENCE = 5.0  # seconds that workers have to end by themselves
 
 Request = tuple[Any, ...] | None  # None: only wait for an answer
@@ -292,6 +296,8 @@ class WorkerEnv(EnvDefaults):
     def _bury(self, env: int, why: str, traceback: str = "") -> list[Exception]:
         """Start another worker in the place of one that is lost; an error where that happens too often."""
         self._workers.pop(env).end()
+        if why == NO_START and not self._deaths[env]:  # nor would another one
+            return [WorkerError(env, why, traceback)]
         self._deaths[env] += 1
         if self._deaths[env] > self.max_deaths:
             text = f"its worker died {self._deaths[env]} times in a row (max_deaths={self.max_deaths}): {why}"
@@ -324,6 +330,8 @@ class _Worker:
             self.process.join(_PATIENCE)
             code = self.process.exitcode
             memory = " (often: memory ran out)" if code == -9 else ""
+            if code == 1 and not self.is_built:
+                return None, NO_START
             return None, f"signal {-code}{memory}" if code is not None and code < 0 else f"exit code {code}"
 
     def end(self) -> None:
