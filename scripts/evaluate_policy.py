@@ -51,7 +51,13 @@ add(
     default="toy",
     help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, or yours: its name, or MODULE:CLASS",
 )
-add("--tasks", nargs="+", default=[], metavar="TASK", help="of LIBERO also numbers (default: push_puck, or all)")
+add(
+    "--tasks",
+    nargs="+",
+    default=[],
+    metavar="TASK",
+    help="of LIBERO also numbers (default: push_puck, or all; of yours the first)",
+)
 add("--setting", default=None, help="difficulty of the toy world (default: default)")
 add("--split", default=None, help="starts of the toy world: val, or those of training, train (default: val)")
 add("--episodes", type=count, default=None, help="starts (default: 800, or 50 of each task of a simulator, 10 of b1k)")

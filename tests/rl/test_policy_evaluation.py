@@ -37,6 +37,7 @@ from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies import files
 from cosmos_predict2.rl.policies.files import PolicyCard, write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
+from imaginaire.errors import ConfigError
 from scripts import evaluate_policy
 
 BRIGHT = 0.713  # which divides the four episodes
@@ -207,6 +208,25 @@ def test_the_toy_suite_has_held_out_starts() -> None:
     begin = dict(task_ids=[0, 1, 1], trial_ids=[0, 1, 2])
     assert torch.equal(*(one.reset(options=begin)[1]["states"] for one in (env, other)))
     assert (place.episodes, place.at_once, place.in_blocks) == (800, 200, False)
+
+
+class TwoTasks(ToyEnv):
+    num_trials = 7
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, tasks=["push_puck", "touch_box"])
+
+
+def test_a_suite_of_ones_own_plays_each_start_once_and_no_task_that_it_lacks(caplog: pytest.LogCaptureFixture) -> None:
+    name, policy = f"{__name__}:TwoTasks", ToyPolicy(width=8)
+    one, two = suites.find(name), suites.find(name, ["first", "second"])
+    assert (one.tasks, one.episodes, two.episodes) == (["TwoTasks"], 7, 14)
+    two.env(1, policy)
+    assert not caplog.records
+    one.env(1, policy)
+    assert "1 of the 2 tasks of TwoTasks" in caplog.text
+    with pytest.raises(ConfigError, match="--tasks names 3, but TwoTasks has 2"):
+        suites.find(name, ["first", "second", "third"]).env(1, policy)
 
 
 def _command(*words: str) -> int:

@@ -8,6 +8,7 @@ env = place.env(8, policy)
 
 import importlib.metadata
 import importlib.util
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from cosmos_predict2.rl.interfaces import VecEnv
 from imaginaire.buildable import buildable, made, resolve
 from imaginaire.config.lazy_config import plain_data
 from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 TOY, LIFT, GYM = "toy", "lift", "gym:"
 TOY_TASK, TOY_EPISODES, TOY_AT_ONCE = "push_puck", 800, 200
@@ -114,13 +117,26 @@ def _gym(text: str, tasks: list[str], render: str = "auto", **settings: Any) -> 
 def _own(cls: type, tasks: list[str]) -> Place:
     """A class that is called with the number of environments and keeps `VecEnv`, or one of a `TaskEnv`."""
     name = cls.__name__
+    names = tasks or [name]
 
     def env(num_envs: int, policy: Any) -> VecEnv:
         found: VecEnv = cls(num_envs) if hasattr(cls, "chunk_step") else WorkerEnv(cls, num_envs, chunk=policy.chunk)
         _require_action_dim(found, policy, name)
+        if len(names) > (num_tasks := found.metadata.get("num_tasks", len(names))):
+            found.close()
+            raise ConfigError(
+                f"--tasks names {len(names)}, but {name} has {num_tasks}: a name for each, in their order."
+            )
+        if len(names) < num_tasks:
+            log.warning(
+                "played: %d of the %d tasks of %s; --tasks with a name for each, in their order, plays all",
+                *(len(names), num_tasks, name),
+            )
         return found
 
-    return Place(tasks or [name], OWN_EPISODES, AT_ONCE, env, False, dict, fps=10.0)
+    num_trials = getattr(cls, "num_trials", None)  # more would be the same starts again
+    episodes = min(OWN_EPISODES, num_trials * len(names)) if isinstance(num_trials, int) else OWN_EPISODES
+    return Place(names, episodes, AT_ONCE, env, False, dict, fps=10.0)
 
 
 def _require_action_dim(env: VecEnv, policy: Any, name: str) -> None:
