@@ -16,6 +16,7 @@ from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Pred
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.rl.advantages import EPSILON, NORMS, group_advantages, groups_within
 from cosmos_predict2.rl.objectives import objective_of
+from imaginaire.config.nodes import fields_of, unknown
 from imaginaire.config.schema import Section, above, at_least, is_text_to_come, one_of
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, error
@@ -219,6 +220,12 @@ def reward_configs(rl: RLConfig) -> dict[str, RewardConfig]:
     for name, value in dict(rl.rewards or {}).items():
         if value is None:
             continue
+        if not isinstance(value, RewardConfig):
+            cure = (
+                f" Arguments of the reward are those of its make: {KEY}.rewards.{name}.make={{_target_: CLASS, ...}}."
+            )
+            for key in set(value) - set(known := fields_of(RewardConfig)):
+                raise unknown(f"{KEY}.rewards.{name}.{key}", RewardConfig.__qualname__, known, cure)
         one = value if isinstance(value, RewardConfig) else RewardConfig(**dict(value))
         if one.make is None:
             raise ConfigError(

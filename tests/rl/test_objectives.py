@@ -318,6 +318,13 @@ def test_what_is_trained_of_each_sample_are_steps_or_levels() -> None:
     assert set(reward_configs(RLConfig(rewards=made | {"off": None}))) == {"some", "less"}
 
 
+def test_an_argument_of_a_reward_beside_its_make_is_refused_with_its_place() -> None:
+    with pytest.raises(
+        ConfigError, match=r"rewards\.some\.scale: .*those of its make: model\.config\.rl\.rewards\.some"
+    ):
+        reward_configs(RLConfig(rewards={"some": dict(make="some:reward", scale=3)}))
+
+
 @pytest.mark.parametrize(
     ("rl", "run", "key"),
     [
