@@ -43,7 +43,10 @@ def buildable(kind: str, name: str = "") -> Callable[[T], T]:
 
 def _add(kind: str, name: str, thing: Any, table: dict[str, Any]) -> None:
     if name in table and path_of(table[name]) != path_of(thing):  # an equal one: its module was imported anew
-        raise ConfigError(f"Two of the kind {kind} are called '{name}': {path_of(table[name])}, {path_of(thing)}.")
+        raise ConfigError(
+            f"Two of the kind {kind} are called '{name}': {path_of(table[name])}, {path_of(thing)}. What ships has"
+            f' names, too: give yours another one, @buildable("{kind}", "my_{name}").'
+        )
     table[name] = thing
 
 
