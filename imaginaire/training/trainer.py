@@ -204,6 +204,7 @@ class ImaginaireTrainer:
         self.iteration = self.resumed_iteration = self.checkpointer.load(self._state)
         if (name := parallel.replicas_equal(model)) is not None:
             raise TrainingError(f"{name} differs between the ranks after loading. Do all of them see the same files?")
+        self.watchdog.beat("preparing the model for its data", long=True)  # its simulators may start
         model.on_data(dataloader_train, *([] if self.dataloader_val is None else [self.dataloader_val]))
         schedules.note_end(self.scheduler, config.trainer.max_iter)
         if distributed.is_rank0() and (self.iteration == 0 or self.iteration < config.trainer.max_iter):
