@@ -257,6 +257,8 @@ def unknown_entry(group: str, name: str) -> ConfigError:
     holding = [other for other in known if len(name) > 2 and name.lower() in other.lower()]
     what = "No experiment is called" if group == "experiment" else f"The group '{group}' has no entry"
     text = f"{what} '{name}'.{near(name, holding or known, limit=5)}"
+    if group == "experiment":
+        text += " One of a file of yours: --config=FILE."
     if group == "experiment" and broken_modules:
         lines = "".join(f"\n  {module}: {cause[:300]}" for module, cause in broken_modules.items())
         text += f"\nThese modules did not import, it may be in one of them:{lines}"
