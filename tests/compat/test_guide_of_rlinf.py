@@ -12,7 +12,12 @@ from tests.checkpoints.hub_server import Hub, serve
 from tests.guides import follow, linked
 from tests.programs import python
 
-NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra rl: Ray's own commands")
+RAYS = [
+    "ray start --head --num-gpus=4 --num-cpus=32",
+    "ray status",
+    "ray stop --force",
+    "ray start --head --num-gpus=4",
+]
 DOWNLOAD = """
 pip install huggingface_hub
 
@@ -43,17 +48,6 @@ TABLE = [  # the command; what is put in place of it here; its exit code; what i
     (LAUNCH, "{}", 2, "download_checkpoints --embodied openvla_oft"),
     (LAUNCH, f"{TINY} --dryrun", 0, "experiment=tiny_vla_grpo_world_model"),
     ("bash ray_utils/start_ray.sh", "{}", 2, "RANK is ''"),
-    pytest.param(
-        *(
-            "ray start --head --num-gpus=4 --num-cpus=32",
-            "{} --dashboard-host=x --help | grep -e num-gpus",
-            0,
-            "num-gpus",
-        ),
-        marks=NEEDS_RAY,
-    ),
-    pytest.param("ray status", "{} --help", 0, "--address", marks=NEEDS_RAY),
-    pytest.param("ray stop --force && ray start --head --num-gpus=4", "ray stop --help", 0, "--force", marks=NEEDS_RAY),
     # Of the machine, not of this project.
     ("kill -9 $(nvidia-smi --query-compute-apps=pid --format=csv,noheader)", "type kill", 0, "kill"),
     # Not needed: a missing package is no error, and the doctor tells which attention runs.
@@ -76,6 +70,16 @@ def checkout(tmp_path: Path) -> Path:
 def test_a_command_of_the_guide(command: str, here: str, code: int, printed: str, checkout: Path) -> None:
     made = follow(checkout, here.format(command), code=code, PYTHON=python())
     assert printed in made
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra rl: Ray's own commands")
+def test_rays_own_commands_of_the_guide_are_there_with_their_flags(checkout: Path) -> None:
+    """One process, as importing Ray is what each takes its time for; a flag that it does not have is an error."""
+    calls = [f"cli.main({[*command.split()[1:], '--help']}, standalone_mode=False)" for command in RAYS]
+    code = "\n".join(["from ray.scripts.scripts import cli", *calls])
+    made = follow(checkout, f"command -v ray && python - <<'END'\n{code}\nEND")
+    assert made.count("Usage:") == len(RAYS)
 
 
 @pytest.mark.slow
