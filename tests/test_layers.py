@@ -2,6 +2,7 @@
 """Rules of imports: every import of the repository is read and checked against the table below."""
 
 import ast
+import graphlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +140,27 @@ def test_every_import_runs_down() -> None:
         for problem in _violations(path.read_text(encoding="utf-8"), _module(path), path.name == "__init__.py")
     ]
     assert not problems, "\n".join(problems)
+
+
+def _circle(sources: dict[str, str]) -> str:
+    """Modules that import each other, also inside functions, or ""."""
+    graph = {
+        module: {name if name in sources else name.rpartition(".")[0] for _, name, _ in _imports(source, module)}
+        for module, source in sources.items()
+    }
+    try:
+        graphlib.TopologicalSorter({module: found & set(graph) - {module} for module, found in graph.items()}).prepare()
+    except graphlib.CycleError as error:
+        return " -> ".join(error.args[1])
+    return ""
+
+
+def test_no_modules_import_each_other() -> None:
+    files = [path for path in _files(*OURS) if path.name != "__init__.py"]
+    sources = {_module(path): path.read_text(encoding="utf-8") for path in files}
+    assert not _circle(sources)
+    sources["imaginaire.errors"] += "\ndef cure():\n    from imaginaire import command_line\n"
+    assert "imaginaire.errors" in _circle(sources)
 
 
 def test_every_module_has_a_row_in_the_table() -> None:

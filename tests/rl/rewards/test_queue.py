@@ -16,7 +16,8 @@ import redis
 
 from cosmos_predict2.rl.rewards.service import queue as queues
 from cosmos_predict2.rl.rewards.service import redis_queue, sqlite_queue
-from cosmos_predict2.rl.rewards.service.queue import Limits, Queue, QueueUnusable, open_queue
+from cosmos_predict2.rl.rewards.service.open_queue import open_queue
+from cosmos_predict2.rl.rewards.service.queue import Limits, Queue, QueueUnusable
 from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from imaginaire.errors import ConfigError

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cosmos_predict2.rl.rewards.service import redis_queue, sqlite_queue
+from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 from cosmos_predict2.rl.rewards.service.queue import (
     LOST_REASON,
     MOST_LEASES,
@@ -21,7 +22,6 @@ from cosmos_predict2.rl.rewards.service.queue import (
     QueueFull,
     Status,
     death_reason,
-    open_queue,
 )
 
 REWARDS, WORKERS = ("a", "b"), ("w0", "w1", "w2")

@@ -13,7 +13,8 @@ from fastapi.testclient import TestClient
 
 from cosmos_predict2.rl.rewards.service import running
 from cosmos_predict2.rl.rewards.service.connections import GuardedProtocol
-from cosmos_predict2.rl.rewards.service.queue import Status, open_queue
+from cosmos_predict2.rl.rewards.service.open_queue import open_queue
+from cosmos_predict2.rl.rewards.service.queue import Status
 from cosmos_predict2.rl.rewards.service.running import listening, serve, sole_owner
 from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
 from imaginaire.errors import ConfigError

@@ -16,7 +16,7 @@ import pytest
 
 from cosmos_predict2.rl.rewards.service import supervisor as supervisors
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
-from cosmos_predict2.rl.rewards.service.queue import open_queue
+from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import (
     BROKEN,
@@ -32,7 +32,8 @@ from tests.programs import HANG_S
 # Without torch, so that a start takes a moment: the lease, the turns and the events are those of a worker.
 WORKER = """
 import json, os, sys, threading, time
-from cosmos_predict2.rl.rewards.service.queue import Limits, open_queue
+from cosmos_predict2.rl.rewards.service.queue import Limits
+from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 
 told = json.loads(sys.stdin.readline())
 threading.Thread(target=lambda: (sys.stdin.readline(), os._exit(0)), daemon=True).start()

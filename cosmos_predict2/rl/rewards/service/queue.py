@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import DataError
 
 STATES = ("queued", "running", "done", "failed", "expired")
 OFTEN, MOST_LEASES = 4, 50  # leases without a result after which a job is a suspect, and fails
@@ -122,19 +122,6 @@ class Queue(Protocol):
         """At the start of a service that has this queue for itself: nothing runs, so what was leased waits again."""
 
     def close(self) -> None: ...
-
-
-def open_queue(place: str, limits: Limits) -> Queue:
-    """The queue at ``place``: redis://HOST:PORT/DB (or rediss://, unix://), else a file of SQLite."""
-    if place.startswith(("redis://", "rediss://", "unix://")):
-        from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
-
-        return RedisQueue(place, limits)
-    if "://" in place:
-        raise ConfigError(f"--queue {place}: expected redis://HOST:PORT/DB, or the path of a file for SQLite.")
-    from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
-
-    return SQLiteQueue(place, limits)
 
 
 def ticket_of(request_id: str | None) -> str:

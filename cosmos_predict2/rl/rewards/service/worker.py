@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_predict2.rl.rewards.local import build
-from cosmos_predict2.rl.rewards.service.queue import Job, Limits, Queue, open_queue
+from cosmos_predict2.rl.rewards.service.open_queue import open_queue
+from cosmos_predict2.rl.rewards.service.queue import Job, Limits, Queue
 from cosmos_predict2.rl.rewards.service.scoring import Decoded, Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
 from imaginaire import log as logs
