@@ -104,7 +104,7 @@ def path_of(name: str) -> tuple[str, str]:
 
 
 def reward_of(make: Any) -> Any:
-    """What a config's ``make`` is: a `Reward`, a `FrameReward`, or a function of (clips, context)."""
+    """The thing that a config's ``make`` names: a `Reward`, a `FrameReward`, or a function of (clips, context)."""
     if isinstance(make, str):
         return _built(make, {})
     if not isinstance(make, Mapping):

@@ -41,7 +41,7 @@ RETRIED = {408, 425, 429, 500, 502, 503, 504, 507}
 
 @dataclass(frozen=True)
 class Address:
-    """Where a service is, and the token for it. The environment counts more than the config."""
+    """The address of a service, and the token for it. The environment counts more than the config."""
 
     enqueue_url: str
     fetch_url: str

@@ -185,8 +185,8 @@ def spec_of(env_id: str) -> Any:
         return gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         raise ConfigError(
-            f"gymnasium has no environment '{env_id}': {error}. The module that registers it goes before it,"
-            " gym:MODULE:ID, or is imported by --import MODULE."
+            f"gymnasium has no environment '{env_id}': {str(error).rstrip('.')}. The module that registers it goes"
+            " before it, gym:MODULE:ID, or is imported by --import MODULE."
         ) from error
 
 

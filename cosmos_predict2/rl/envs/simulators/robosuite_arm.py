@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What policies see of a robot arm in robosuite: two cameras, and the hand's pose."""
+"""A robot arm in robosuite as policies see it: two cameras, and the hand's pose."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What judges that ask a Qwen-VL have in common: a video as it takes it, the question about it, and the batches.
+"""Common parts of judges that ask a Qwen-VL: a video as it takes it, the question about it, and the batches.
 
 Written out here because the processors of transformers need torchvision.
 """
@@ -65,7 +65,7 @@ def size_within(height: int, width: int, least: int, most: int) -> tuple[int, in
 
 
 def conversation(system: str, question: str) -> str:
-    """What the models are asked: the video, then the question; their answer follows."""
+    """The text of a request: the video, then the question; the model's answer follows."""
     turns = [("system", system), ("user", f"<|vision_start|><|video_pad|><|vision_end|>{question}")]
     turns_text = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns if text)
     return f"{turns_text}<|im_start|>assistant\n"
@@ -80,7 +80,7 @@ class Asked:
     seconds: float = 0.0  # between its grid times
 
     def form(self) -> tuple[Any, ...]:
-        """What agrees among questions that pass a network together: none of them is padded."""
+        """Sizes that agree among questions that pass a network together: none of them is padded."""
         return len(self.ids), self.patches.grid, self.seconds
 
 
@@ -92,7 +92,7 @@ def asked_of(tokenizer: Any, text: str, patches: Patches, video_token: int, seco
 
 
 def model_input(batch: Sequence[Asked], video_token: int, model: Any) -> dict[str, Tensor]:
-    """What a network is called with for questions of one form."""
+    """Arguments of the network for questions of one form."""
     ids_B_S = torch.tensor([one.ids for one in batch], device=model.device)
     return dict(
         input_ids=ids_B_S,

@@ -176,7 +176,7 @@ def _newest_checkpoint(model_path: str) -> str:
 
 
 def _settings(model_path: str) -> dict[str, Any]:
-    """What the release records of its data, its adapters and the distribution of its scores."""
+    """Records of the release about its data, its adapters and the distribution of its scores."""
     place = weight_files.below(model_path, "model_config.json")
     try:
         found = foreign_json.load(weight_files.local_file(place))

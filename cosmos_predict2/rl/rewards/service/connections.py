@@ -125,7 +125,7 @@ def room_for_connections() -> int:
 
 
 def network_of(host: str) -> str:
-    """What counts as one address: of IPv6 a network of 64 bits, which one machine has for itself."""
+    """The unit that counts as one address: of IPv6 a network of 64 bits, which one machine has for itself."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -44,7 +44,7 @@ class OtherBody(DataError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a queue holds, and for how long."""
+    """Bounds of a queue: how much it holds, and for how long."""
 
     max_jobs: int = 10_000  # waiting and running, of all rewards
     max_bytes: int = 20 << 30  # bodies of the same

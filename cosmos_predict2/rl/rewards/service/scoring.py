@@ -41,7 +41,7 @@ class Sample:
     is_valid: bool = False
 
     def form(self) -> tuple[Any, ...]:
-        """What must agree for clips to be scored together."""
+        """Properties that must agree for clips to be scored together."""
         sizes = [(name, tuple(v.shape), v.dtype) if isinstance(v, Tensor) else name for name, v in self.context.items()]
         clips = [None if one is None else (tuple(one.shape), one.dtype) for one in (self.latent, self.video)]
         return (self.fps, *clips, *sizes)
@@ -251,7 +251,7 @@ class Scorer:
 
 
 def failed_result(name: str, reason: str, num_clips: int) -> dict[str, Any]:
-    """What a pull gives of a job that failed for good."""
+    """The answer to a pull of a job that failed for good."""
     return {
         "status": "failed",
         "error": reason,
