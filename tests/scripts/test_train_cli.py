@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from imaginaire import log as logs
-from imaginaire.config import compose
+from imaginaire.config import compose, registry
 from imaginaire.config.files import find_config_file, load_config
 from imaginaire.config.lazy_config import save_yaml, to_yaml
 from imaginaire.errors import ConfigError, TrainingError
@@ -77,11 +77,17 @@ def test_the_default_config_is_found_from_any_folder(tmp_path: Path, monkeypatch
     assert "cosmos_predict2.configs.base.config" in sys.modules
 
 
+def _provider(name: str) -> object:
+    return getattr(registry.entry_of("experiment", name), "provider", None)
+
+
 def test_the_long_list_has_a_line_on_each_experiment(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     assert start(MINIMAL, "--list", "--long") == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert list(lines) == compose.experiment_names("examples/minimal/config.py")
-    assert all("model=" in words and "dataloader_train=" in words and words[0] != "(" for words in lines.values())
+    own = [words for name, words in lines.items() if str(_provider(name)).startswith(("cosmos_predict2.", "examples."))]
+    assert "model=MinimalModel" in " ".join(own), "other tests of this process may have registered theirs"
+    assert all("model=" in words and "dataloader_train=" in words and words[0] != "(" for words in own)
     assert lines["minimal"].endswith("(model=MinimalModel, dataloader_train=Waves, trainer.max_iter=400)")
     tiny = "(model=predict2_video2world_fsdp_tiny, dataloader_train=toy, trainer.max_iter=4000)"
     assert lines["predict2_video2world_training_tiny_groot_gr1_480"].endswith(tiny)
