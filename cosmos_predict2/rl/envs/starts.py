@@ -1,45 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts of a world model's episodes: pictures, the task's sentence, and what else is known of a start.
+"""Starts of the toy world's episodes, and of those that a simulator shows."""
 
-`ToyStarts` lays the toy world's tables; `recorded_starts.RecordedStarts` reads those of recordings.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Starts  # noqa: F401  (published here)
 from cosmos_predict2.rl.interfaces import VecEnv
 from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import GOAL, Floats, find_setting
 from cosmos_predict2.toy_world.tasks import episode_generator, find_tasks, lay_table
 from imaginaire.errors import ConfigError, near
-
-NUM_TRIALS = 2**40  # of a split of the toy world
-
-
-@dataclass(frozen=True)
-class FirstFrames:
-    """The starts of E episodes, each F pictures, of which the last one is the present, and what happened between."""
-
-    pictures_E_F_H_W_C: Tensor  # uint8
-    actions_E_A_D: Tensor | None  # the F - 1 raw actions between the pictures; None where F is 1
-    task_description: list[str]
-    context: Mapping[str, Tensor] = field(default_factory=dict)  # by name, a row for each: goal, ...
-
-
-class Starts(Protocol):
-    """Starts by task and trial, both modulo what there is. ``history`` is the number of pictures of each."""
-
-    num_tasks: int
-    history: int
-
-    def __len__(self) -> int: ...
-
-    def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames: ...
 
 
 class Tables:

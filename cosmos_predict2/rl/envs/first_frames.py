@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts of a world model's episodes: pictures, the task's sentence, and what else is known of a start.
+
+`starts.ToyStarts` lays the toy world's tables, `recorded_starts.RecordedStarts` reads those of recordings, and
+`replays.replayed` takes the pictures that it is given.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+NUM_TRIALS = 2**40  # of a task: starts are taken modulo what there is
+
+
+@dataclass(frozen=True)
+class FirstFrames:
+    """The starts of E episodes, each F pictures, of which the last one is the present, and what happened between."""
+
+    pictures_E_F_H_W_C: Tensor  # uint8
+    actions_E_A_D: Tensor | None  # the F - 1 raw actions between the pictures; None where F is 1
+    task_description: list[str]
+    context: Mapping[str, Tensor] = field(default_factory=dict)  # by name, a row for each: goal, ...
+
+
+class Starts(Protocol):
+    """Starts by task and trial, both modulo what there is. ``history`` is the number of pictures of each."""
+
+    num_tasks: int
+    history: int
+
+    def __len__(self) -> int: ...
+
+    def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames: ...

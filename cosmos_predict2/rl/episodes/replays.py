@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded actions, imagined from the first pictures of their episodes: what a reward and a gate are measured on.
+
+    video = replayed(imagination, first_pictures, actions, seeds=range(len(actions)))    # [E, L + 1, H, W, 3]
+
+Pictures are those that a policy learns from with the same seeds and actions: `WorldModelEnv` imagines them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.envs.first_frames import FirstFrames
+from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
+from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire.errors import DataError
+from imaginaire.progress import Progress
+
+BATCH = 32  # episodes that are imagined together
+
+
+class _Pictures:
+    """The given pictures as the starts of one task, by number."""
+
+    history = num_tasks = 1
+
+    def __init__(self, pictures_E_H_W_C: Tensor) -> None:
+        self.pictures_E_1_H_W_C = pictures_E_H_W_C[:, None]
+
+    def __len__(self) -> int:
+        return len(self.pictures_E_1_H_W_C)
+
+    def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
+        return FirstFrames(self.pictures_E_1_H_W_C[list(trial_ids)], None, [""] * len(trial_ids))
+
+
+class _Unjudged(FrameRewardDefaults):
+    """Pictures are wanted, and nothing is paid."""
+
+    def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
+        nothing = torch.zeros(frames_E_F_H_W_C.shape[:2])
+        return Judgement(nothing, nothing.bool())
+
+
+def replayed(
+    imagination: Imagination,
+    pictures_E_H_W_C: Tensor,
+    actions_E_L_D: Tensor,
+    *,
+    seeds: Sequence[int],
+    num_steps: int = 1,
+    batch_size: int = BATCH,
+) -> Tensor:
+    """Whole episodes of raw actions imagined from their first pictures, uint8 [E, L + 1, H, W, 3], the first included.
+
+    An episode's noise follows from its seed. ``num_steps`` evaluations of the network make a chunk; ``batch_size``
+    episodes are imagined together. A last chunk that is short is filled with actions that hold still.
+    """
+    size, length = actions_E_L_D.shape[:2]
+    if not len(pictures_E_H_W_C) == len(seeds) == size > 0 or not length:
+        raise DataError(
+            f"{len(pictures_E_H_W_C)} first pictures, {size} sequences of {length} actions and {len(seeds)} seeds: one"
+            " of each is expected for every episode, of at least one action."
+        )
+    env = WorldModelEnv(
+        imagination,
+        _Pictures(pictures_E_H_W_C),
+        _Unjudged(),
+        min(batch_size, size),
+        length,
+        sampling=replace(ONE_EVALUATION, num_steps=num_steps),
+        clip_actions=False,  # they have the units of the recordings
+        keep_frames=True,
+    )
+    video_E_F_H_W_C = torch.empty(size, 1 + length, *pictures_E_H_W_C.shape[1:], dtype=torch.uint8)
+    with Progress("recorded actions, imagined", size, unit="episode", leave=False) as progress:
+        for numbers in torch.arange(size).split(env.num_envs):
+            ids, trials = list(range(len(numbers))), numbers.tolist()
+            options = dict(env_ids=ids, task_ids=[0] * len(ids), trial_ids=trials, seeds=[seeds[i] for i in trials])
+            env.reset(options=options)
+            video_E_F_H_W_C[numbers, 0] = pictures_E_H_W_C[numbers].cpu()
+            done = 1
+            for actions_E_A_D in actions_E_L_D[numbers].split(env.new_frames, dim=1):
+                info = env.chunk_step(actions_E_A_D, ids)[-1]
+                video_E_F_H_W_C[numbers, done : done + actions_E_A_D.shape[1]] = info["frames"].cpu()
+                done += actions_E_A_D.shape[1]
+            progress.update(len(numbers))
+    return video_E_F_H_W_C

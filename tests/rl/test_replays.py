@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded actions that are imagined, on the tiny weights that ship."""
+
+import pytest
+import torch
+
+from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
+from cosmos_predict2.rl.episodes.replays import replayed
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def imagination() -> Imagination:
+    return imagination_of(device="cpu")
+
+
+def test_replays_are_what_a_policy_learns_from(imagination: Imagination) -> None:
+    """Bit for bit the pictures of an environment with the same starts, seeds and actions, two of three at a time."""
+    starts = held_out_starts(3, 1, seed=0)
+    actions = torch.rand(2, 3, 12, 4, generator=torch.Generator().manual_seed(0)) * 3 - 1.5  # not clipped
+    env = WorldModelEnv(imagination, ToyStarts(), ToyDetectorReward(), 2, 24, clip_actions=False)
+    expected, _ = film(env, starts, actions)
+    first = ToyStarts().starts(starts.task_ids, starts.trial_ids).pictures_E_F_H_W_C[:, 0]
+    whole = actions.transpose(0, 1).flatten(1, 2)
+    video = replayed(imagination, first, whole, seeds=starts.seeds, batch_size=2)
+    assert torch.equal(video.permute(0, 4, 1, 2, 3), expected)
+    assert not torch.equal(replayed(imagination, first, whole, seeds=[0, 1, 2], batch_size=2), video)
+
+
+def test_a_short_last_chunk_holds_still_and_more_evaluations_are_made(imagination: Imagination) -> None:
+    first = ToyStarts().starts([0], [0]).pictures_E_F_H_W_C[:, 0]
+    actions = torch.rand(1, 14, 4, generator=torch.Generator().manual_seed(0))
+    video = replayed(imagination, first, actions, seeds=[5], num_steps=2)
+    assert video.shape == (1, 15, *first.shape[1:]) and torch.equal(video[:, 0], first)
+    still = torch.cat([actions, torch.zeros(1, 10, 4)], dim=1)
+    still[:, 14:, -1] = actions[:, -1:, -1]
+    options = dict(num_steps=2, final_evaluation=False)
+    clip = imagination.rollout(
+        first.permute(0, 3, 1, 2)[:, :, None],
+        imagination.transformed(still.numpy()),
+        [5],
+        type(ONE_EVALUATION)(**options, is_repeatable=True),
+    )
+    assert torch.equal(video[:, 1:], clip.permute(0, 2, 3, 4, 1)[:, 1:15])
+    with pytest.raises(DataError, match="1 first pictures, 1 sequences of 14 actions and 2 seeds"):
+        replayed(imagination, first, actions, seeds=[1, 2])
