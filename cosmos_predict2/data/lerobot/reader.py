@@ -59,13 +59,13 @@ class LeRobotSource:
 
     # ---- numbers -----------------------------------------------------------------------------------------------------
 
-    def columns(self, i: int, names: Sequence[str]) -> dict[str, Numbers]:
-        """Columns of episode i: [F] or [F, d] each."""
+    def columns(self, i: int, names: Sequence[str], *, gaps: bool = False) -> dict[str, Numbers]:
+        """Columns of episode i: [F] or [F, d] each; with ``gaps`` a number that is missing is NaN, not an error."""
         place, length = self.layout.rows(i), int(self.episodes.lengths[i])
         is_all = self.info.version in _PER_EPISODE
         is_numbered = not is_all or _EPISODE in self.info.features
         wanted = [*names, _EPISODE] if is_numbered and _EPISODE not in names else list(names)
-        read = self.tables.read(place.path, wanted, place.first, length, is_all=is_all)
+        read = self.tables.read(place.path, wanted, place.first, length, is_all=is_all, gaps=gaps)
         number = self.episodes.numbers[i]
         if is_numbered and (read[_EPISODE] != number).any():
             other = int(read[_EPISODE][read[_EPISODE] != number][0])
@@ -75,13 +75,14 @@ class LeRobotSource:
             )
         return {name: read[name] for name in names}
 
-    def episode(self, i: int) -> dict[str, Numbers]:
+    def episode(self, i: int, *, gaps: bool = False) -> dict[str, Numbers]:
         """All columns of numbers of episode i."""
-        return self.columns(i, [name for name, feature in self.info.features.items() if _is_numbers(feature)])
+        names = [name for name, feature in self.info.features.items() if _is_numbers(feature)]
+        return self.columns(i, names, gaps=gaps)
 
-    def parts(self, i: int, parts: Sequence[Part]) -> Numbers:
+    def parts(self, i: int, parts: Sequence[Part], *, gaps: bool = False) -> Numbers:
         """[F, d]: these parts side by side."""
-        columns = self.columns(i, list(dict.fromkeys(part.column for part in parts)))
+        columns = self.columns(i, list(dict.fromkeys(part.column for part in parts)), gaps=gaps)
         pieces = []
         for part in parts:
             table = columns[part.column]

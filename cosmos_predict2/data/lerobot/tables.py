@@ -29,7 +29,7 @@ class TableReader:
 
     def __init__(self, most_bytes: int = 64 * 2**20) -> None:
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[tuple[str, int, str], Numbers] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int, str, bool], Numbers] = OrderedDict()
         self._num_bytes = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -39,11 +39,11 @@ class TableReader:
         self.__init__(state["most_bytes"])  # type: ignore[misc]
 
     def read(
-        self, path: Path, columns: Sequence[str], first: int, count: int, *, is_all: bool = False
+        self, path: Path, columns: Sequence[str], first: int, count: int, *, is_all: bool = False, gaps: bool = False
     ) -> dict[str, Numbers]:
         """Each column's rows ``first`` ... ``first + count - 1``: [count], or [count, d] of a column of vectors.
 
-        ``is_all``: the file holds these rows only.
+        ``is_all``: the file holds these rows only. ``gaps``: a number that is missing is NaN, not an error.
         """
         with opened(path) as file:
             if is_all and file.metadata.num_rows != count:
@@ -54,19 +54,18 @@ class TableReader:
                 raise DataError(f"{path} has no column '{absent[0]}'; it has {', '.join(file.schema_arrow.names)}.")
             return {
                 column: numpy.concatenate(
-                    [self._column(file, path, group, column)[start:stop] for group, _, start, stop in groups]
+                    [self._column(file, path, group, column, gaps)[start:stop] for group, _, start, stop in groups]
                 )
                 for column in columns
             }
 
-    def _column(self, file: Any, path: Path, group: int, column: str) -> Numbers:
-        key = (str(path), group, column)
+    def _column(self, file: Any, path: Path, group: int, column: str, gaps: bool) -> Numbers:
+        key = (str(path), group, column, gaps)
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return kept
-        numbers = _numbers(
-            file.read_row_group(group, columns=[column], use_threads=False).column(column), f"{path}: column '{column}'"
-        )
+        read = file.read_row_group(group, columns=[column], use_threads=False).column(column)
+        numbers = _numbers(read, f"{path}: column '{column}'", gaps)
         self._kept[key] = numbers
         self._num_bytes += numbers.nbytes
         while self._num_bytes > self._most_bytes and len(self._kept) > 1:
@@ -136,8 +135,9 @@ def _groups(file: Any, path: Path, first: int, count: int) -> list[tuple[int, in
     return groups
 
 
-def _numbers(column: Any, what: str) -> Numbers:
-    """A column as an array [n] or [n, d, ...]; rows of different lengths, or without a value, are an error."""
+def _numbers(column: Any, what: str, gaps: bool) -> Numbers:
+    """A column as an array [n] or [n, d, ...]; rows of different lengths are an error, and without ``gaps`` also rows
+    without a value."""
     import pyarrow
     from pyarrow import compute, types
 
@@ -147,11 +147,12 @@ def _numbers(column: Any, what: str) -> Numbers:
         if isinstance(values, pyarrow.ExtensionArray):
             values = values.storage
             continue
-        if values.null_count:
-            raise DataError(f"{what} has rows without a value.")
-        if not (
+        is_list = (
             types.is_list(values.type) or types.is_large_list(values.type) or types.is_fixed_size_list(values.type)
-        ):
+        )
+        if values.null_count and (is_list or not gaps):
+            raise DataError(f"{what} has rows without a value.")
+        if not is_list:
             break
         lengths = numpy.unique(compute.list_value_length(values).to_numpy(zero_copy_only=False))
         if len(lengths) != 1:
@@ -160,6 +161,8 @@ def _numbers(column: Any, what: str) -> Numbers:
         shape.append(int(lengths[0]))
     if not (types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type)):
         raise DataError(f"{what} holds {values.type}, not numbers.")
+    if values.null_count:
+        values = values.cast("float64")
     numbers = values.to_numpy(zero_copy_only=False)
     return numpy.ascontiguousarray(numbers).reshape(shape)
 

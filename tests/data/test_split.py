@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.data.split import PARTS, make_split, read_split, recorded_outcomes, write_split
+from imaginaire.errors import DataError
+from scripts import split_recordings
+
+LENGTH = 3
+
+
+def written(folder: Path, outcomes: list[bool], **changes: Any) -> Path:
+    """Episodes with these outcomes, the first half of them of another task."""
+    writer = Writer(folder, 10.0)
+    for i, outcome in enumerate(outcomes):
+        success = numpy.zeros(LENGTH, dtype=numpy.float32)
+        success[1] = outcome  # not on the last frame
+        action = numpy.full((LENGTH, 2), i, dtype=numpy.float32)
+        columns = {"action": action, "next.success": success, **changes.get("columns", {})}
+        cameras = [f"observation.images.{name}" for name in changes.get("cameras", ("front",))]
+        videos = {camera: torch.zeros(3, LENGTH, 16, 16, dtype=torch.uint8) for camera in cameras}
+        task = f"task {2 * i // len(outcomes)}"
+        writer.add(Recording(columns, videos, task))
+    writer.finish()
+    return folder
+
+
+def rewritten(folder: Path, episode: int, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / f"data/chunk-000/episode_{episode:06d}.parquet"
+    table = pyarrow.parquet.read_table(path)
+    content = table.to_pydict()
+    change(content)
+    pyarrow.parquet.write_table(pyarrow.table(content, schema=table.schema), path)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("recordings") / "mixed", [i % 3 == 0 for i in range(36)])
+
+
+def test_every_episode_is_in_one_part_and_both_outcomes_in_each(mixed: Path, tmp_path: Path) -> None:
+    split = make_split(mixed, held_out=0.3, seed=1)
+    assert sorted((*split.train, *split.calibrate, *split.test)) == list(range(36))
+    assert split.held_out == tuple(sorted((*split.calibrate, *split.test)))
+    assert split.outcomes == tuple(i % 3 == 0 for i in range(36))
+    counts = {part: (split.count(part, True), split.count(part, False)) for part in PARTS}
+    assert counts == {"train": (8, 17), "calibrate": (2, 4), "test": (2, 3)}
+    for outcome in (True, False):
+        early = sum(i < 18 for i in split.held_out if split.outcomes[i] is outcome)
+        assert 2 * early == pytest.approx(split.count("held_out", outcome), abs=1)  # half of them of each task
+    assert make_split(mixed, seed=1) == split != make_split(mixed, seed=2)
+    write_split(tmp_path / "split.json", split)
+    assert read_split(tmp_path / "split.json") == split
+    split.require(LeRobotSource.open(mixed))
+
+
+def test_what_is_not_recorded_is_unknown_and_never_held_out(tmp_path: Path) -> None:
+    folder = written(tmp_path / "gaps", [i < 8 for i in range(16)])
+    rewritten(folder, 9, lambda columns: columns.update({"next.success": [0.0, 0.0, None]}))
+    rewritten(folder, 3, lambda columns: columns.update({"next.success": [None, 1.0, None]}))
+    rewritten(folder, 10, lambda columns: columns.update({"next.success": [float("nan")] * 3}))
+    outcomes = recorded_outcomes(LeRobotSource.open(folder), "next.success")
+    assert outcomes == [True] * 8 + [False, None, None] + [False] * 5
+    split = make_split(folder)
+    assert {9, 10} <= set(split.train) and split.count("train", None) == 2
+    last = recorded_outcomes(LeRobotSource.open(folder), "next.success", last=True)
+    assert last[0] is False and last[3] is None and last[9] is None
+
+
+def test_a_split_of_other_recordings_is_refused(mixed: Path, tmp_path: Path) -> None:
+    split = make_split(mixed)
+    fewer = written(tmp_path / "fewer", [True] * 4)
+    with pytest.raises(DataError, match="has 4 episodes, but the split is of 36"):
+        split.require(LeRobotSource.open(fewer))
+    other = written(tmp_path / "other", [i % 3 == 1 for i in range(36)])
+    with pytest.raises(DataError, match="other numbers in them"):
+        split.require(LeRobotSource.open(other))
+    write_split(tmp_path / "split.json", split)
+    content = json.loads((tmp_path / "split.json").read_text())
+    moved = {**content, "train": content["train"][1:], "test": [*content["test"], content["train"][0]]}
+    (tmp_path / "moved.json").write_text(json.dumps(moved))
+    for text, named in [
+        ((tmp_path / "moved.json").read_text(), "was changed"),
+        ("{}", "another format"),
+        ("[", "cannot be read"),
+        (json.dumps({"format": content["format"]}), "has no 'data'"),
+    ]:
+        (tmp_path / "broken.json").write_text(text)
+        with pytest.raises(DataError, match=named):
+            read_split(tmp_path / "broken.json")
+    with pytest.raises(DataError, match="split_recordings DATA --out"):
+        read_split(tmp_path / "absent.json")
+
+
+def _command(*words: str) -> int:
+    return split_recordings.command_line.main(split_recordings.parser, split_recordings.run, words)
+
+
+def _bad(folder: Path, name: str) -> Path:
+    if name == "nan":
+        columns = {"action": numpy.array([[0, numpy.nan]] * LENGTH, dtype=numpy.float32)}
+        return written(folder, [True, False] * 8, columns=columns)
+    outcomes = {"one": [True], "no failures": [True] * 16, "no successes": [False] * 16, "few": [True] * 12 + [False]}
+    return written(folder, outcomes.get(name, [True, False] * 8), cameras=("a", "b") if name == "cameras" else ("a",))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "named"),
+    [
+        ("one", [], "has 1 episode"),
+        ("no failures", [], "16 succeeded and 0 failed, but 6 of each.*Record 6 more that failed.*imagined failure"),
+        ("no successes", [], "0 succeeded and 16 failed.*Record 6 more that succeeded"),
+        ("few", [], "12 succeeded and 1 failed.*Record 5 more that failed"),
+        ("nan", [], r"actions that are not finite: number 1 of row 0 is nan"),
+        ("cameras", [], "2 cameras.*--camera.*observation.images.a, observation.images.b"),
+        ("good", ["--success_column", "next.sucess"], "no column 'next.sucess'.*Did you mean next.success"),
+        ("good", ["--held_out", "1"], "--held_out 1"),
+    ],
+)
+def test_recordings_that_cannot_be_split_are_named(
+    name: str, words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _command(str(_bad(tmp_path / "data", name)), *words, "--out", str(tmp_path / "split.json")) == 2
+    assert re.search(named, capsys.readouterr().err) and not (tmp_path / "split.json").exists()
+
+
+def test_the_command_writes_one_file_and_counts(
+    mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "split.json")
+    assert _command(str(mixed), "--out", out) == 0
+    text = capsys.readouterr().out
+    assert "train" in text and "Only 4 of one outcome are among the 11 held-out episodes" in text
+    assert read_split(out).digest in text
+    assert _command(str(mixed), "--out", out) == 2 and "--overwrite" in capsys.readouterr().err
+    assert _command(str(mixed), "--out", out, "--overwrite", "--held_out", "0.9") == 0
+    assert "Both outcomes are in every part" in capsys.readouterr().out
