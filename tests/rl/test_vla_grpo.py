@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
@@ -34,6 +35,7 @@ from cosmos_predict2.rl.episodes.refinement import Refinement, Windows, chosen_w
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
+from cosmos_predict2.rl.trust import Card, digest, write_card
 from cosmos_predict2.tokenizers.tiny import SHIPPED
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed
@@ -314,10 +316,18 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
     write_starts(tmp_path / "starts" / FILE, [RecordedStart(n, "go", one) for n, one in zip(names, pictures)])
     write_tiny(tmp_path / "policy", sentences=["go"], action_chunk=4, action_dim=4, hold=3)
     write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {"threshold": 0.5})
+    paths = {
+        "world_model": tiny_action_path(),
+        "reward": tmp_path / "reward.safetensors",
+        "policy": tmp_path / "policy",
+    }
+    inputs = {name: digest(str(path)) for name, path in paths.items()}
+    write_card(tmp_path / "card.json", Card("go", (), {}, inputs, "learn"))
     records = run(
         tmp_path,
         *SMALL[:3],
         f"model.config.policy.path={tmp_path / 'policy'}",
+        f"model.config.card={tmp_path / 'card.json'}",
         "model.config.env.imagination.dit_path=''",
         f"model.config.env.starts.path={tmp_path / 'starts'}",
         f"model.config.env.reward.path={tmp_path / 'reward.safetensors'}",

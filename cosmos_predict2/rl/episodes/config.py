@@ -105,6 +105,8 @@ class VLAGRPOConfig(Section):
     true_env: Any = None  # of the one that counts, with the same starts: what a world model is refined by
     eval_env: Any = None  # of the one of validation; null: ``true_env``, or ``env``
     world_model: Any = None  # of a `Video2WorldModel`: ``env`` is given its `Imagination` as ``imagination``
+    card: Any = None  # of scripts.check_imagination, on these very inputs; null: none is asked for
+    allow_unchecked: bool = False  # to learn without a card that fits, which each line of success says
     rollout: Any = None  # of a `RolloutSource`, given policy, env and execute; null: in this process
     compare: int = attrs.field(default=200, validator=at_least(0))  # validation starts imagined beside true ones
     # episodes of each start of validation; null: 1, or 4 of a policy whose greedy decisions begin with noise

@@ -50,6 +50,7 @@ from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, V
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.policies.contract import tolerance_of
 from cosmos_predict2.rl.policies.network import cast, deciding, gathered, parallelize_policy
+from cosmos_predict2.rl.trust import PROGRAM, UNCHECKED, learning_inputs, require_card
 from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
@@ -108,6 +109,7 @@ class VLAGRPOModel(RLModel):
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
         if config.policy is None or config.env is None:
             raise ConfigError(f"{KEY}.policy and {KEY}.env must be set: what decides, and where.")
+        is_checked = config.card is not None and self._is_checked(config)
         self.precision = PRECISIONS[config.precision]
         self.net: nn.Module = lazy_config.instantiate(config.policy)
         # before it is moved: no device needs memory for weights that are wider than trained ones
@@ -123,7 +125,9 @@ class VLAGRPOModel(RLModel):
         eval_env: VecEnv | None = completed(lazy_config.instantiate(config.eval_env), EnvDefaults)
         self.eval_env = eval_env or self.true_env or self.env
         self.validation_metric = "greedy_success" if self.eval_env.imagination is None else "imagined_greedy_success"
-        if self.eval_env is self.env and self.env.imagination is not None:
+        is_imagined = self.eval_env is self.env and self.env.imagination is not None
+        self.validation_note = "" if is_checked or (config.card is None and not is_imagined) else UNCHECKED
+        if is_imagined:
             log.warning("there is neither eval_env nor true_env: validation is imagined, too (imagined_greedy_success)")
         if config.refinement is not None:
             self.refinement = self._build_refinement()
@@ -141,6 +145,16 @@ class VLAGRPOModel(RLModel):
         self._dims = ParallelDims()
 
     # --- parts
+
+    def _is_checked(self, config: VLAGRPOConfig) -> bool:
+        """True where nothing is imagined, or the card is of what is; raises without ``allow_unchecked``."""
+        inputs, places = learning_inputs(config)
+        if not inputs:
+            return True
+        flags = " ".join(f"--{name} {place}" for name, place in places.items())
+        command = f"{PROGRAM} --data my_data {flags} --out {config.card}"
+        required = require_card(config.card, inputs, config.allow_unchecked, key=f"{KEY}.card", made_by=command)
+        return required is not None
 
     def _build_world_model(self, config: VLAGRPOConfig) -> Imagination:
         typed = model_config(config.world_model.config)

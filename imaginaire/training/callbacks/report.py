@@ -154,7 +154,8 @@ class LossLog(Callback):
             self._also_call("val", means)
             self.trainer.metrics.log({f"val/{name}": value for name, value in means.items()}, iteration)
             if (value := means.get(shown)) is not None:
-                log.info("iter %d validation %s %.6g", iteration, shown.replace("_", " "), value)
+                note = f" ({note})" if (note := self.trainer.model.validation_note) else ""
+                log.info("iter %d validation %s %.6g%s", iteration, shown.replace("_", " "), value, note)
 
     def _also_call(self, section: str, means: Mapping[str, Any], suffix: str = "") -> None:
         """Have trackers show metrics under their published names, too."""

@@ -43,6 +43,7 @@ def recordings(name: str, label: str) -> dict[str, Any]:
             config=VLAGRPOConfig(
                 policy=seeing_policy(label, "outputs/my_policy"),
                 env=env,
+                card="outputs/my_card.json",
                 rl=VLARLConfig(
                     group_size=MEMBERS,
                     minibatches=MINIBATCHES,

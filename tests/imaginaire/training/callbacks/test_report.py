@@ -76,7 +76,7 @@ def test_a_run_shorter_than_logging_iter_has_its_first_and_last_row(
 
 
 class Player(Model):
-    validation_metric = "greedy_success"
+    validation_metric, validation_note = "greedy_success", "unchecked"
 
 
 def test_a_model_may_log_something_better_than_its_validation_loss(
@@ -91,7 +91,7 @@ def test_a_model_may_log_something_better_than_its_validation_loss(
         trainer.callbacks.on_validation_end(trainer.model, 0)
     trainer.metrics.close()
     assert records(tmp_path) == [{"iteration": 0, "val/greedy_success": 0.75}]
-    assert "iter 0 validation greedy success 0.75" in caplog.text
+    assert "iter 0 validation greedy success 0.75 (unchecked)" in caplog.text
 
 
 _WEIGHTS = [torch.tensor(counted) for counted in ([1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0])]

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The card of `scripts.check_imagination`: a verdict on a world model and a reward, for the inputs that it measured.
+
+    card = Card("go", reasons, figures, inputs={"world_model": digest(path), "reward": digest(reward), ...}, next_step)
+    write_card(path, card)
+    require_card(path, inputs)        # raises for another input, for "no", and where there is no card
+
+A digest is of the weights that would be loaded and of what decides how they are used: in a run its newest checkpoint
+and its ``model`` section, in a folder of a policy the weights, sizes, statistics and tokenizer. Other files of the
+folder (figures, pages, logs) and the place where it lies do not count.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
+from imaginaire import foreign_json, storage
+from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, latest
+from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.storage.absent_files import absent
+
+log = logging.getLogger(__name__)
+
+Verdict = Literal["go", "doubtful", "no"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+PROGRAM = "python -m scripts.check_imagination"
+UNCHECKED = "unchecked imagination"  # beside each success that is shown without a card that fits
+
+WORLD_MODEL_OPTIONS = ("action_transform", "chunk_size", "tokenizer_path", "load_ema")  # arguments that count
+
+# Files that decide how a folder's weights are used; not figures, pages and logs that lie beside.
+_DECIDES = re.compile(
+    r"(config|card|statist|stats|token|vocab|merges|processor|index)[^/]*\.(json|txt|model)$|\.model$"
+)
+_BLOCK = 2**22
+
+
+@dataclass(frozen=True)
+class Card:
+    """Verdict, its reasons in sentences, figures by name, digests of the inputs by name, and the one thing to do next.
+
+    Names of inputs are ``world_model``, ``tokenizer``, ``reward``, ``split`` and, for each policy, ``policy`` or
+    ``policy/NAME``; ``places`` says where they lay.
+    """
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    figures: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    next_step: str
+    places: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""  # that made it
+
+
+def write_card(path: Path, card: Card) -> None:
+    """Write the card, complete or not at all."""
+    text = json.dumps({"format": "imagination card 1", **asdict(card)}, indent=1, allow_nan=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def read_card(path: str) -> Card:
+    """The card of a file."""
+    if not storage.exists(path):
+        raise absent(path)
+    try:
+        content = foreign_json.load_object(storage.local_copy(path))
+        if content["verdict"] not in VERDICTS:
+            raise ValueError(f"its verdict is '{content['verdict']}'{near(content['verdict'], VERDICTS)}")
+        names = ("verdict", "figures", "inputs", "next_step", "places", "command")
+        return Card(reasons=tuple(content["reasons"]), **{name: content[name] for name in names})
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} is no card of {PROGRAM}: {error}. Make it anew.") from error
+
+
+def require_card(
+    path: str, inputs: Mapping[str, str], allow_unchecked: bool = False, *, key: str = "card", made_by: str = PROGRAM
+) -> Card | None:
+    """The card of a path, where it is of these inputs and does not say "no"; else an error that names the problem and
+    the command ``made_by``, or with ``allow_unchecked`` a warning, and None."""
+    problem, card = "", None
+    if not path or not storage.exists(path):
+        problem = f"{key}={path or 'null'} is no file: nothing has shown that the success which is imagined is true"
+    else:
+        card = read_card(path)
+        problem = next(_problems(card, inputs, f"{key}={path}"), "")
+    if not problem:
+        if card is not None and card.verdict == "doubtful":
+            log.warning('%s: verdict "doubtful": %s. Next: %s', path, "; ".join(card.reasons), card.next_step)
+        return card
+    if not allow_unchecked:
+        beside = f"{key.rpartition('.')[0]}.allow_unchecked".lstrip(".")
+        raise ConfigError(f"{problem}. Run\n  {made_by}\nor learn at your own risk: {beside}=true.")
+    log.warning("%s. allow_unchecked=true: each success is shown as one of an %s", problem, UNCHECKED)
+    return None
+
+
+def _problems(card: Card, inputs: Mapping[str, str], where: str) -> Iterator[str]:
+    for name, found in inputs.items():
+        known = {other: value for other, value in card.inputs.items() if other.partition("/")[0] == name}
+        if not known:
+            yield f"{where} says nothing of the {name.replace('_', ' ')}: it was made without one"
+        elif found not in known.values():
+            place = " or ".join(card.places.get(other, other) for other in known)
+            yield (
+                f"{where} was made for another {name.replace('_', ' ')}: digest {' or '.join(known.values())}"
+                f" ({place}), but this run's is {found}"
+            )
+    if card.verdict == "no":
+        yield f'{where} has the verdict "no": {"; ".join(card.reasons)}. Next: {card.next_step}'
+
+
+def learning_inputs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """Digests and places of what a ``model.config`` of a policy learns in, by their names in a card; ({}, {}) where no
+    world model imagines."""
+    node, held = config.env.get("imagination"), config.world_model
+    if node is None and held is None:
+        return {}, {}
+    node = node or {}
+    path = node.get("dit_path") if held is None else held.config.model_manager_config.dit_path
+    places = {"world_model": str(path or tiny_action_path())}
+    options = {name: value for name, value in node.items() if name in WORLD_MODEL_OPTIONS}
+    for name, part in (("reward", config.env.get("reward")), ("policy", config.policy)):
+        if part is not None:
+            places[name] = part.get("path") or ":".join(str(part["_target_"]).rsplit(".", 1))
+    found = {name: digest(place, **(options if name == "world_model" else {})) for name, place in places.items()}
+    return found, places
+
+
+# Digests --------------------------------------------------------------------------------------------------------------
+
+
+def digest(address: str, **options: Any) -> str:
+    """16 hexadecimal digits of the weights at an address (a file, a folder, a run or one of its checkpoints) and of
+    what decides how they are used; ``options`` that are set count too. Of a hub's repository the name alone counts.
+    Of no path, a class that is named ``module:Class``, likewise the name."""
+    found = hashlib.sha256()
+    for name, value in sorted(options.items()):
+        if value not in (None, "", False):
+            found.update(f"{name}={value}\n".encode())
+    if is_hub(address) or (":" in address and not storage.exists(address)):
+        found.update(address.encode())
+        return found.hexdigest()[:16]
+    place = latest(address)
+    if not storage.exists(place) and not storage.is_folder(place):
+        raise absent(place)
+    for name, file in _files(place):
+        found.update(f"{name}\n".encode())
+        with storage.open(file) as content:
+            while block := content.read(_BLOCK):
+                found.update(block)
+    if folder := run_folder(place):
+        model = run_tree(folder).get("model", {})
+        found.update(json.dumps(model, sort_keys=True, default=str).encode())
+    return found.hexdigest()[:16]
+
+
+def _files(place: str) -> Iterator[tuple[str, str]]:
+    """Names and addresses of the files that count, in order; a single one has no name, as the file itself."""
+    if not storage.is_folder(place):
+        yield "", place
+        return
+    waiting, found = [""], {}
+    while waiting:
+        inner = waiting.pop()
+        for name in storage.listdir(storage.join(place, inner) if inner else place):
+            whole = f"{inner}/{name}" if inner else name
+            address = storage.join(place, whole)
+            if storage.is_folder(address):
+                waiting.append(whole)
+            elif name.endswith((*TENSOR_SUFFIXES, ".distcp", ".metadata")) or _DECIDES.search(name):
+                found[whole] = address
+    if not any(name.endswith((*TENSOR_SUFFIXES, ".distcp")) for name in found):
+        raise CheckpointError(f"{place} holds no weights: give a file, a run's folder or a policy's folder.")
+    yield from sorted(found.items()) if len(found) > 1 else (("", file) for file in found.values())
