@@ -9,7 +9,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
-from cosmos_predict2.rl.envs.recorded_starts import BEFORE, FILE, GRIPPER, RecordedStarts, starts_of, write_starts
+from cosmos_predict2.rl.envs.recorded_starts import (
+    BEFORE,
+    FILE,
+    GRIPPER,
+    RecordedStarts,
+    facts_of,
+    starts_of,
+    write_starts,
+)
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
@@ -66,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--out {args.out} holds published reset states (*.npy), which are read in place of {FILE}.")
     num = min(args.num or len(episodes), len(episodes))
     chosen = [episodes[i * len(episodes) // num] for i in range(num)]
-    count = write_starts(path, starts_of(chosen, args.keyframes, args.before))
+    count = write_starts(path, starts_of(chosen, args.keyframes, args.before), recorded=facts_of(chosen))
     starts = RecordedStarts(str(path))
     keyframes = count - len(RecordedStarts(str(path), keyframes=False))
     log.info("%s: %d starts of %d tasks, %d of them keyframes", path, count, starts.num_tasks, keyframes)

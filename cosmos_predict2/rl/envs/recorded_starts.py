@@ -13,7 +13,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from cosmos_predict2.actions.statistics import column_statistics
 from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode
-from cosmos_predict2.rl.envs.first_frames import FirstFrames
+from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, read_arrays
 from imaginaire.checkpoint.weights import not_finite
@@ -39,6 +40,7 @@ KEYFRAME_MARK = "_kir"  # in the name of a file whose episode begins in the midd
 NUM_LAST = 4  # pictures before the moment, and actions
 Keyframes = float | str | None  # a fraction of the episode, GRIPPER, or none
 GRIPPER = "gripper"
+HELD_OUT_EVERY = 5  # episodes
 BEFORE = 4  # frames between a keyframe and the moment that it is taken for
 FILE = "starts.safetensors"
 _FORMAT = "starts 1"
@@ -60,7 +62,22 @@ class RecordedStart:
         return len(self.pictures_F_H_W_C) > 1
 
 
-def write_starts(path: Path, starts: Iterable[RecordedStart], sources: Mapping[str, int] | None = None) -> int:
+def facts_of(episodes: Iterable[RecordedEpisode]) -> Recorded:
+    """Length and actions of recordings."""
+    tables = [episode.actions()[: episode.num_frames - 1] for episode in episodes if episode.num_frames > 1]
+    if not tables:
+        raise DataError("No recording has two pictures, and an action between them.")
+    columns = column_statistics(numpy.concatenate(tables))
+    length = round(float(numpy.median([len(rows) for rows in tables])))
+    return Recorded(length, columns.min.tolist(), columns.max.tolist())
+
+
+def write_starts(
+    path: Path,
+    starts: Iterable[RecordedStart],
+    sources: Mapping[str, int] | None = None,
+    recorded: Recorded | None = None,
+) -> int:
     """Write starts to one file, complete or not at all; gives their number. ``sources`` are the files they are of."""
     tensors: dict[str, NDArray[Any]] = {}
     rows: list[dict[str, Any]] = []
@@ -73,6 +90,8 @@ def write_starts(path: Path, starts: Iterable[RecordedStart], sources: Mapping[s
             tensors[f"{i}.{name}"] = numpy.ascontiguousarray(value, dtype=numpy.float32)
         rows.append({"name": start.name, "task": start.task, "is_keyframe": start.is_keyframe})
     header = {"format": _FORMAT, "starts": json.dumps(rows), "sources": json.dumps(sources or {})}
+    if recorded is not None:
+        header["recorded"] = json.dumps(asdict(recorded))
     content = save(tensors, metadata=header)
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.write_atomically(path, lambda file: file.write(content))
@@ -136,6 +155,32 @@ class RecordedStarts:
             {name: torch.stack([context[name] for context in contexts]) for name in self._known},
         )
 
+    def numbers(self, part: str) -> list[int]:
+        """The numbers of starts of a part of the recordings, "train" or "held_out", where number n is trial
+        n // num_tasks of task n % num_tasks. Of a file that records no parts every fifth episode is held out."""
+        episode, is_held_out = -1, {}
+        for i, row in enumerate(self._header):
+            episode += not row["is_keyframe"]
+            is_held_out[i] = row["part"] != "train" if row["part"] else episode % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+        wanted = part == "held_out"
+        return sorted(
+            trial * self.num_tasks + task
+            for task, rows in enumerate(self._trials)
+            for trial, i in enumerate(rows)
+            if is_held_out[i] == wanted
+        )
+
+    @cached_property
+    def recorded(self) -> Recorded | None:
+        """Facts of the recordings; None of published starts and of files that older versions wrote."""
+        text = _metadata(self.path).get("recorded")
+        try:
+            return None if text is None else Recorded(**foreign_json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"{self.path}: its facts of the recordings are damaged: {error!r}. Write it again."
+            ) from error
+
     def _known_of_all(self) -> list[str]:
         """The names of what is known of every start, in one shape; others would keep the values of old episodes."""
         shapes: dict[str, list[tuple[int, ...]]] = {}
@@ -158,7 +203,8 @@ class RecordedStarts:
             raise DataError(f"{self.path} is no file of starts: python -m scripts.make_reset_states writes them.")
         try:
             rows = foreign_json.loads(metadata["starts"])
-            return [{key: row[key] for key in ("name", "task", "is_keyframe")} for row in rows]
+            keys = ("name", "task", "is_keyframe")
+            return [{**{key: row[key] for key in keys}, "part": row.get("part", "")} for row in rows]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{self.path}: its list of starts is damaged: {error!r}. Write the starts again."
