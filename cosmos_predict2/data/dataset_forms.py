@@ -20,6 +20,8 @@ _KNOWN = """\
   meta/info.json                      a LeRobot data set, with data/ and videos/
   train/, val/ or test/               any of these in each"""
 
+TOY_STATES = "states-*.npz"  # of the toy world: compact states, drawn when they are wanted
+
 
 def form_of(folder: Path) -> str:
     """ "video", "image", "latents", "bridge", "lerobot", or "splits" for a folder of such folders."""

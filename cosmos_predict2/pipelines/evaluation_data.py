@@ -23,11 +23,11 @@ from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditi
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY, ClipDataset
-from cosmos_predict2.data.dataset_forms import ANNOTATIONS, SPLITS
+from cosmos_predict2.data.dataset_forms import ANNOTATIONS, SPLITS, TOY_STATES
 from cosmos_predict2.data.samples import evenly
 from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
-from cosmos_predict2.data.toy.videos import PATTERN, ToyWorldStates
 from cosmos_predict2.data.toy.videos import SPLITS as TOY_SPLITS
+from cosmos_predict2.data.toy.videos import ToyWorldStates
 from cosmos_predict2.pipelines.recorded_run import HELD_OUT, described_dataset, own_arguments
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS
@@ -101,19 +101,16 @@ def read_recordings(
     size: tuple[int, int] | None = None,
     seed: int = 0,
     trained: Mapping[str, Any] | None = None,
-    split_file: str = "",
 ) -> Recordings:
     """Recordings of ``toy`` (``toy:hard``: another setting) or of a folder, evenly spread over what it holds.
 
     ``size`` is (height, width) of the frames. A folder is read like ``trained``, the data set of the model's run as
-    plain data, where that is of the same class: stride, keys, camera. ``split_file`` takes the part test of a split.
+    plain data, where that is of the same class: stride, keys, camera.
     """
     name, _, setting = source.partition(":")
     if name == TOY and not Path(source).exists():
-        if split_file:
-            raise ConfigError(f"--split {split_file} is of recordings: --data {source} has its own held-out episodes.")
         return toy_recordings(setting or "default", transform, num=num, num_actions=num_actions, seed=seed)
-    dataset = _dataset_of_folder(Path(source), transform, num_actions + 1, size, trained or {}, split_file)
+    dataset = _dataset_of_folder(Path(source), transform, num_actions + 1, size, trained or {})
     return of_dataset(source, dataset, transform, num)
 
 
@@ -264,7 +261,6 @@ def _dataset_of_folder(
     num_frames: int,
     size: tuple[int, int] | None,
     trained: Mapping[str, Any],
-    split_file: str,
 ) -> Any:
     """The data set of clips with actions that lies in a folder: its held-out split where it has one."""
     if not folder.is_dir():
@@ -272,14 +268,11 @@ def _dataset_of_folder(
     shape: dict[str, Any] = {} if size is None else {"video_size": list(size)}
     if (folder / "meta" / "info.json").is_file():
         own = own_arguments(LeRobotActionDataset, trained, shape)
-        held_out: dict[str, Any] = dict(data_split="test", split_file=split_file) if split_file else {}
         return LeRobotActionDataset(
-            str(folder), num_frames=num_frames, action_transform=transform, **{"data_split": "val", **held_out, **own}
+            str(folder), num_frames=num_frames, data_split="val", action_transform=transform, **own
         )
-    if split_file:
-        raise ConfigError(f"--split {split_file} is of a LeRobot data set, but {folder} has no meta/info.json.")
     for part in (folder, *(folder / name for name in SPLITS)):
-        if any(part.glob(PATTERN)) and part.name != "train":
+        if any(part.glob(TOY_STATES)) and part.name != "train":
             return ToyWorldStates(str(part), num_frames=num_frames, start=0)
     annotations = next((folder / name for name in ANNOTATIONS if (folder / name).is_dir()), None)
     if annotations is None and trained.get("_target_") == LIBERO:
@@ -288,7 +281,7 @@ def _dataset_of_folder(
     if annotations is None:
         raise DataError(
             f"--data {folder} is no folder of clips with actions: neither meta/info.json (LeRobot) nor"
-            f" {ANNOTATIONS[0]}/ (Bridge's layout) nor val/{PATTERN} lies in it."
+            f" {ANNOTATIONS[0]}/ (Bridge's layout) nor val/{TOY_STATES} lies in it."
         )
     if transform.kind != "relative_pose":
         raise DataError(f"--data {folder} has pose differences, but the model was trained with {transform}. {OTHER}")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tiny tokenizer: the contract of the large one, and pictures that come back."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from torch import Tensor
 from cosmos_predict2.data.video.media import read_image, resize_and_crop
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyAutoencoder, TinyTokenizer
+from cosmos_predict2.tokenizers.tiny_fit import Frames, Length, coders, fit, load, psnr, write
+from cosmos_predict2.tokenizers.tiny_toy_world import ToyFrames, components, make_textures, psnr_of_fresh_clips
 from cosmos_predict2.toy_world import make_episodes
 from cosmos_predict2.toy_world.tasks import TASKS
 from imaginaire.errors import CheckpointError
@@ -109,13 +113,49 @@ def test_weights_of_other_sizes_load_and_foreign_ones_are_named(tmp_path: Path) 
 
 
 def test_principal_components_are_the_best_linear_codes() -> None:
-    from scripts.fit_tiny_tokenizer import ToyFrames, coders, make_textures, psnr_of_fresh_clips, start_from_components
-
     draws = np.random.default_rng(0)
     worlds = {48: ToyFrames.make(48, 0, num=64)}
     net = TinyAutoencoder(width=8, num_blocks=1)
-    start_from_components(net, worlds, make_textures(draws, num=2), draws, num=24)
+    components(net, worlds, make_textures(draws, num=2), draws, num=24)
     for coder, num_frames in coders(net):
         basis = coder.linear_in.weight.flatten(1) * num_frames**0.5
         torch.testing.assert_close(basis @ basis.T, torch.eye(16), rtol=0, atol=1e-4)
     assert psnr_of_fresh_clips(net, 48) > 23
+
+
+def _other_pictures(num: int, seed: int) -> np.ndarray:
+    """uint8 [num, 5, 32, 32, 3]: a bright bar moves over stripes; the shipped tokenizer has seen nothing like it."""
+    draws = np.random.default_rng(seed)
+    stripes = 20 + 15 * (np.arange(32) // 2 % 2)
+    pictures = np.broadcast_to(stripes[:, None], (num, 5, 32, 32)).copy()
+    for clip, start in zip(pictures, draws.integers(0, 20, num), strict=True):
+        for k, frame in enumerate(clip):
+            frame[:, start + 2 * k : start + 2 * k + 4] = 220
+    return np.stack([pictures, pictures // 2, 90 + pictures // 3], axis=-1).astype(np.uint8)
+
+
+def test_a_fit_to_other_pictures_is_nearer_centred_and_the_same_again(tmp_path: Path) -> None:
+    learnt, fresh = Frames(_other_pictures(24, 0)), _video(_other_pictures(8, 1))
+    net, began, steps = fit(learnt, Length(steps=12), seed=0, start=str(SHIPPED))
+    write(str(tmp_path / "fitted.safetensors"), net, {"steps": str(steps)})
+    tokenizer = TinyTokenizer(str(tmp_path / "fitted.safetensors"))
+    latent = tokenizer.encode(fresh)
+    assert steps == 12 and began == "principal components"
+    assert psnr(tokenizer.net, fresh) > psnr(load(str(SHIPPED)), fresh) + 3
+    assert latent.mean((0, 2, 3, 4)).abs().max() < 1 and 0.7 < latent.std() < 1.4
+    again, _, _ = fit(learnt, Length(steps=12), seed=0, start=str(SHIPPED))
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in net.state_dict().items())
+    assert not torch.equal(latent, TinyTokenizer().encode(fresh))
+
+
+def test_nothing_of_the_toy_world_is_read_for_recordings() -> None:
+    modules = (
+        "scripts.fit_tiny_tokenizer",
+        "cosmos_predict2.tokenizers.tiny_fit",
+        "cosmos_predict2.data.action_conditioned.recorded_episodes",
+        "cosmos_predict2.evaluation.metrics.tokenizer_quality",
+    )
+    code = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]"
+    code += "; print(any(name.startswith('cosmos_predict2.toy_world') for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
+import torch
 from numpy.typing import NDArray
 
 from cosmos_predict2.actions.transforms import pose_differences
 from cosmos_predict2.data.action_conditioned import dataset_libero
 from cosmos_predict2.data.action_conditioned.recordings import Recordings, read_recordings
-from cosmos_predict2.data.dataset_forms import annotation_folders, form_of
+from cosmos_predict2.data.clip_dataset import Windows
+from cosmos_predict2.data.dataset_forms import TOY_STATES, annotation_folders, form_of
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.toy.videos import PATTERN, read_states
-from cosmos_predict2.data.video.clips import read_frames
-from cosmos_predict2.toy_world.scene import CLOSED, GOAL
+from cosmos_predict2.data.samples import evenly
+from cosmos_predict2.data.sizes import small_size
+from cosmos_predict2.data.video.clips import read_frames, stretch
 from imaginaire.errors import DataError
 
 Pictures = NDArray[numpy.uint8]
@@ -52,7 +54,7 @@ def open_episodes(
     is the gripper's.
     """
     for toy_folder in (folder, folder / "train"):
-        if any(toy_folder.glob(PATTERN)):
+        if any(toy_folder.glob(TOY_STATES)):
             return list(_toy(toy_folder))
     if folder.is_dir() and any(folder.glob(f"*/*{dataset_libero.SUFFIX}")):
         return list(_libero(folder, camera or LIBERO_CAMERA, gripper_dim))
@@ -63,8 +65,58 @@ def open_episodes(
         return list(_bridge(folder, camera))
     raise DataError(
         f"{folder} holds no recordings of a robot, but data of the form '{form}'. Episodes with actions: a LeRobot data"
-        f" set, annotation/<split>/*.json, <suite>/*{dataset_libero.SUFFIX}, or {PATTERN} of the toy world."
+        f" set, annotation/<split>/*.json, <suite>/*{dataset_libero.SUFFIX}, or {TOY_STATES} of the toy world."
     )
+
+
+@dataclass(frozen=True)
+class RecordedWindows:
+    """Windows of successive pictures, at one size, with the actions that lead from each picture to the next."""
+
+    pictures: Pictures  # [N, F, H, W, 3]
+    actions: Numbers  # [N, F - 1, d], unscaled
+    episodes: list[int]  # of each window the number of its episode
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def evenly(self, num: int) -> "RecordedWindows":
+        """At most so many of them, evenly apart."""
+        rows = evenly(len(self), num)
+        return RecordedWindows(self.pictures[rows], self.actions[rows], [self.episodes[i] for i in rows])
+
+
+def read_windows(
+    episodes: Sequence[RecordedEpisode],
+    chosen: Sequence[int],
+    *,
+    num: int,
+    num_frames: int,
+    size: tuple[int, int] | None = None,
+    what: str = "recordings",
+) -> RecordedWindows:
+    """At most ``num`` windows of as many of the ``chosen`` episodes as can be, evenly apart in each.
+
+    ``size`` is (height, width); without it, that which `small_size` makes of the first picture.
+    """
+    windows = Windows([episodes[i].num_frames for i in chosen], num_frames, what=what)
+    size = size or small_size(*episodes[chosen[0]].pictures([0]).shape[1:3])
+    of_episode: dict[int, list[NDArray[numpy.int64]]] = {}
+    for place in windows.spread(num):
+        row, frames = windows[place]
+        of_episode.setdefault(chosen[row], []).append(frames)
+    pictures, actions, origins = [], [], []
+    for number, found in of_episode.items():
+        episode, rows = episodes[number], episodes[number].actions()
+        shown = numpy.unique(numpy.concatenate(found))  # each of them is read once
+        read = stretch(torch.from_numpy(episode.pictures(shown.tolist())).permute(3, 0, 1, 2), size)
+        for frames in found:
+            pictures.append(read[:, numpy.searchsorted(shown, frames)].permute(1, 2, 3, 0).numpy())
+            actions.append(rows[frames[0] : frames[-1]])
+            origins.append(number)
+        if not all(numpy.isfinite(part).all() for part in actions[-len(found) :]):
+            raise DataError(f"{episode.path}: {episode.name} has actions that are not finite.")
+    return RecordedWindows(numpy.stack(pictures), numpy.stack(actions), origins)
 
 
 def _lerobot(
@@ -148,6 +200,9 @@ def _libero(root: Path, camera: str, gripper_dim: int) -> Iterator[RecordedEpiso
 
 
 def _toy(folder: Path) -> Iterator[RecordedEpisode]:
+    from cosmos_predict2.data.toy.videos import read_states  # of recordings of a robot nothing of the toy world is used
+    from cosmos_predict2.toy_world.scene import CLOSED, GOAL
+
     episodes, _ = read_states(folder)
 
     def episode(i: int) -> RecordedEpisode:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller
 from cosmos_predict2.data.clip_dataset import ClipDataset, FramesOf, Source, Text
+from cosmos_predict2.data.dataset_forms import TOY_STATES
 from cosmos_predict2.data.video.clips import Clip, Fit
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import NO_TEXT
@@ -35,7 +36,6 @@ from imaginaire.findings import CheckContext, Finding, error, errors
 
 # Where each split's episodes begin in the endless series of a seed: far enough apart that none is in both.
 SPLITS = {"train": 0, "val": 2**40}
-PATTERN = "states-*.npz"
 _ROWS = ("states", "actions", "rewards", "success", "ever", "captions", "tasks", "drivers", "skill")
 _SAME = ("size", "setting", "seed")  # in all files of a folder
 
@@ -226,9 +226,10 @@ class ToyWorldStates(EpisodeVideos):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """Findings about the arguments; the files are not read."""
         folder = Path(arguments.get("folder", ""))
-        if not folder.is_dir() or not any(folder.glob(PATTERN)):
+        if not folder.is_dir() or not any(folder.glob(TOY_STATES)):
             yield error(
-                context.key, f"{folder} holds no {PATTERN}: python -m scripts.make_toy_world --form states writes them"
+                context.key,
+                f"{folder} holds no {TOY_STATES}: python -m scripts.make_toy_world --form states writes them",
             )
 
     @classmethod
@@ -272,10 +273,10 @@ def write_states(path: Path, episodes: Episodes, rows: slice, fps: float) -> Non
 
 def read_states(folder: Path) -> tuple[Episodes, float]:
     """All episodes of a folder in order, and their frames per second."""
-    paths = sorted(folder.glob(PATTERN)) if folder.is_dir() else []
+    paths = sorted(folder.glob(TOY_STATES)) if folder.is_dir() else []
     if not paths:
         raise DataError(
-            f"{folder} holds no {PATTERN}; python -m scripts.make_toy_world --form states writes them to OUT/train."
+            f"{folder} holds no {TOY_STATES}; python -m scripts.make_toy_world --form states writes them to OUT/train."
         )
     parts = [_read(path) for path in paths]
     first = parts[0][1]
@@ -295,7 +296,7 @@ def read_states(folder: Path) -> tuple[Episodes, float]:
 
 def action_width(folder: Path) -> int:
     """Numbers of an action in a folder's episodes, by its first file."""
-    path = next(iter(sorted(folder.glob(PATTERN))), path_of(folder, 0))
+    path = next(iter(sorted(folder.glob(TOY_STATES))), path_of(folder, 0))
     return int(_read(path)[0]["actions"].shape[2])
 
 

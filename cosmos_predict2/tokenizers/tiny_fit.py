@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fitting the weights of the tiny tokenizer to pictures: principal components first, then the rest by gradient descent.
+
+    net = start(pictures, draws)                                     # or from weights that are there
+    train(net, pictures.turn, pictures, draws, Length(steps=800))
+    set_scale(net, pictures, draws)                                  # latents of mean 0 and deviation 1
+
+Latents are centred for each channel and divided by one deviation, which is the contract of `TinyAutoencoder`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save
+from torch import Tensor
+
+from cosmos_predict2.tokenizers.tiny import (
+    GROUP,
+    LATENT_CHANNELS,
+    PATCH,
+    PatchCoder,
+    TinyAutoencoder,
+    sizes_of,
+)
+from imaginaire import storage
+from imaginaire.checkpoint import weights as weight_sources
+
+BATCH = 32
+LEARNING_RATE = 3e-3
+CODE_NOISE = 0.03  # of latents with unit variance: what a model generates is never exact
+REPORT_EVERY = 200  # steps, after which latents are centred and scaled anew
+
+Share = tuple[Tensor, float]  # pictures [N, frames * 3, H, W] in [-1, 1], and their weight in the loss
+Turn = Callable[[int, int], Sequence[Share]]  # of a step and of how many frames are coded together
+
+
+class Source(Protocol):
+    """Clips to learn from."""
+
+    def batch(self, num: int, num_frames: int, draws: np.random.Generator) -> Tensor:
+        """[num, num_frames * 3, H, W] in [-1, 1]: consecutive frames from anywhere."""
+        ...
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Windows of recordings in memory."""
+
+    pictures_N_F_H_W_C: np.ndarray  # uint8
+
+    def batch(self, num: int, num_frames: int, draws: np.random.Generator) -> Tensor:
+        count, length = self.pictures_N_F_H_W_C.shape[:2]
+        rows = draws.integers(count, size=num)
+        starts = draws.integers(length - num_frames + 1, size=num)
+        return packed(self.pictures_N_F_H_W_C[rows[:, None], starts[:, None] + np.arange(num_frames)])
+
+
+def packed(pictures_N_F_H_W_C: np.ndarray) -> Tensor:
+    """[N, F * 3, H, W] in [-1, 1]."""
+    frames = torch.from_numpy(pictures_N_F_H_W_C).permute(0, 1, 4, 2, 3)
+    return frames.flatten(1, 2).float().div_(127.5).sub_(1)
+
+
+@dataclass(frozen=True)
+class Length:
+    """Steps, which are the same on every machine; or a time by a clock that gives seconds."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    def begin(self) -> Callable[[int], float]:
+        """The part of the way that is done, by the number of steps that were taken."""
+        began = self.clock()
+        return lambda step: (self.clock() - began) / self.seconds if self.seconds else step / self.steps
+
+
+def coders(net: TinyAutoencoder) -> list[tuple[PatchCoder, int]]:
+    return [(net.frame, 1), (net.group, GROUP)]
+
+
+@torch.no_grad()
+def start_from_components(
+    net: TinyAutoencoder, draw: Callable[[int], tuple[Sequence[Tensor], Sequence[Tensor]]]
+) -> None:
+    """Principal components of patches. ``draw`` gives pictures of so many frames: those about whose mean the codes
+    are, and others; each kind counts by its own variance."""
+    for coder, num_frames in coders(net):
+        own, others = ([_patches(pictures) for pictures in kind] for kind in draw(num_frames))
+        mean = torch.cat([part.mean(0, keepdim=True) for part in own]).mean(0)
+        covariance = torch.zeros(mean.shape[0], mean.shape[0], dtype=torch.float64)
+        for part in (*own, *others):
+            centred = part - mean
+            covariance += centred.T @ centred / centred.square().sum()
+        components = torch.linalg.eigh(covariance).eigenvectors[:, -LATENT_CHANNELS:].flip(1).T
+        # A still group has twice the length of its frame as a vector: the gain makes both kinds of codes alike.
+        coder.set_linear(mean.float(), components.float(), gain=num_frames**-0.5)
+
+
+def _patches(pictures_N_C_H_W: Tensor) -> Tensor:
+    return F.pixel_unshuffle(pictures_N_C_H_W, PATCH).permute(0, 2, 3, 1).flatten(0, 2).double()
+
+
+def train(
+    net: TinyAutoencoder,
+    turn: Turn,
+    scaled_by: Source,
+    draws: np.random.Generator,
+    length: Length,
+    report: Callable[[int, float, list[float]], None],
+) -> int:
+    """Number of steps taken; the learning rate falls to zero at the end.
+
+    Now and then ``report`` gets the step, the part of the way, and decibels of each kind of pictures.
+    """
+    optimizer = torch.optim.Adam(net.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99))
+    set_scale(net, scaled_by, draws)
+    part_of, step = length.begin(), 0
+    while (part := part_of(step)) < 1:
+        warm = min(1.0, (step + 1) / 100)
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * warm * (0.5 + 0.5 * math.cos(math.pi * part))
+        loss, decibels = torch.zeros(()), []
+        for coder, num_frames in coders(net):
+            for pictures, share in turn(step, num_frames):
+                codes = coder.encode(pictures)
+                noisy = codes + torch.randn_like(codes) * CODE_NOISE * net.scale
+                error = (coder.decode(noisy) - pictures).square().mean()
+                # The logarithm weighs decibels alike, whether a kind of picture is easy or hard.
+                loss = loss + share * error.log()
+                decibels.append(10 * math.log10(4 / error.item()))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+        optimizer.step()
+        if step % REPORT_EVERY == 0:
+            set_scale(net, scaled_by, draws)
+            report(step, part, decibels)
+        step += 1
+    return step
+
+
+@torch.no_grad()
+def set_scale(net: TinyAutoencoder, source: Source, draws: np.random.Generator) -> None:
+    """Centre each channel of the codes, and give all of them together unit variance on these pictures."""
+    spreads = []
+    for i, (coder, num_frames) in enumerate(coders(net)):
+        codes = coder.encode(source.batch(256, num_frames, draws)).permute(0, 2, 3, 1).flatten(0, 2)
+        net.centre[i] = codes.mean(0)
+        spreads.append(codes.var(0).mean())
+    net.scale.copy_(torch.stack(spreads).mean().sqrt())
+
+
+@torch.no_grad()
+def psnr(net: TinyAutoencoder, video_B_C_F_H_W: Tensor) -> float:
+    """Mean decibels over clips."""
+    back = net.decode(net.encode(video_B_C_F_H_W)).clamp(-1, 1)
+    return float((10 * torch.log10(4 / (back - video_B_C_F_H_W).square().mean((1, 2, 3, 4)))).mean())
+
+
+def load(path: str) -> TinyAutoencoder:
+    """The network of some weights, of their sizes."""
+    source = weight_sources.read(path)
+    net = TinyAutoencoder(**sizes_of(source))
+    weight_sources.load_into(net.state_dict(), source).require(source=path)
+    return net
+
+
+def write(path: str, net: TinyAutoencoder, metadata: dict[str, str]) -> None:
+    """The weights in half precision, with a record of how they were made."""
+    state = {name: tensor.half().contiguous() for name, tensor in net.state_dict().items()}
+    storage.write_atomically(path, lambda file: file.write(save(state, metadata)))
+
+
+# ---- recordings ------------------------------------------------------------------------------------------------------
+
+
+def fit(
+    frames: Frames,
+    length: Length,
+    *,
+    seed: int,
+    start: str,
+    report: Callable[[int, float, list[float]], None] = lambda step, part, decibels: None,
+) -> tuple[TinyAutoencoder, str, int]:
+    """The tokenizer of these pictures, what it began with, and the number of steps.
+
+    ``start`` is a file of weights. Principal components of the pictures take its place where they are nearer.
+    """
+    draws = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    net, began = load(start), start
+    components = TinyAutoencoder(**sizes_of(net.state_dict()))
+    start_from_components(components, lambda num_frames: ([frames.batch(512, num_frames, draws)], []))
+    video = frames.batch(64, 1 + GROUP, draws).unflatten(1, (1 + GROUP, 3)).transpose(1, 2)
+    if psnr(components, video) > psnr(net, video):
+        net, began = components, "principal components"
+    net.requires_grad_(True)
+    steps = train(net, lambda step, n: [(frames.batch(BATCH, n, draws), 1.0)], frames, draws, length, report)
+    set_scale(net, frames, draws)
+    return net.requires_grad_(False), began, steps
