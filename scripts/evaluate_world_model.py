@@ -63,6 +63,7 @@ add(
 )
 add("--json", type=command_line.local_output, metavar="FILE", help="write the figures to this file too")
 actions = parser.add_argument_group(WITH_ACTIONS).add_argument
+actions("--split", default="", metavar="FILE", help="of --data: the part test of scripts.split_recordings")
 actions("--num_chunks", type=count, default=2, help="chunks of a rollout, each from the last imagined frame")
 actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")
 actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
@@ -244,7 +245,9 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
         trained = loader.get("dataset")
         size = tuple(args.size) if args.size else choice.video_size
         size = size or size_of_world(trained or {}, choice.config.resolution)
-        return read_recordings(args.data, transform, size=size, trained=trained, **wanted)
+        return read_recordings(args.data, transform, size=size, trained=trained, split_file=args.split, **wanted)
+    if args.split:
+        raise ConfigError(f"--split {args.split} is of recordings: give their folder, --data.")
     if not loader.get("dataset"):
         raise ConfigError("No run records what these weights were validated on: give --data toy, toy:hard or a folder.")
     return recordings_of_run(loader["dataset"], transform, **wanted)

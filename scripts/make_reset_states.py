@@ -9,7 +9,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
-from cosmos_predict2.rl.envs.recorded_starts import BEFORE, FILE, GRIPPER, RecordedStarts, starts_of, write_starts
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.split import PARTS, split_of
+from cosmos_predict2.rl.envs.recorded_starts import (
+    BEFORE,
+    FILE,
+    GRIPPER,
+    RecordedStarts,
+    facts_of,
+    starts_of,
+    write_starts,
+)
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
@@ -20,7 +30,7 @@ Recordings: a LeRobot data set, annotation/<split>/*.json (Bridge), <suite>/*_de
 world. OUT/{FILE} is what cosmos_predict2.rl.envs.recorded_starts.RecordedStarts reads, of an environment's starts.
 
 examples:
-  python -m scripts.make_reset_states --dataset datasets/my_robot --out datasets/my_starts
+  python -m scripts.make_reset_states --dataset datasets/my_robot --split split.json --out datasets/my_starts
   python -m scripts.make_reset_states --dataset datasets/my_robot --camera front --keyframes gripper --out my_starts
   python -m scripts.make_reset_states --dataset datasets/my_robot --keyframes 0.5 --num 100 --out my_starts
 """
@@ -53,6 +63,7 @@ add(
     help=f"starts in mid-episode, besides: '{GRIPPER}' where it opens or closes, or a fraction (default: none)",
 )
 add("--before", type=command_line.at_least(0), default=BEFORE, metavar="N", help="frames from a keyframe to there")
+add("--split", default="", metavar="FILE", help="of a LeRobot data set: training gets starts of its part train alone")
 add("--overwrite", action="store_true", help="replace starts that are there")
 add("--num", type=command_line.at_least(1), metavar="N", help="so many episodes, evenly taken (default: all)")
 
@@ -66,7 +77,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--out {args.out} holds published reset states (*.npy), which are read in place of {FILE}.")
     num = min(args.num or len(episodes), len(episodes))
     chosen = [episodes[i * len(episodes) // num] for i in range(num)]
-    count = write_starts(path, starts_of(chosen, args.keyframes, args.before))
+    digest, parts = "", {}
+    if args.split:
+        source = LeRobotSource.open(dataset)
+        split = split_of(args.split, source)
+        digest, parts = split.digest, {source.name(i): part for part in PARTS for i in split.of(part)}
+    found = starts_of(chosen, args.keyframes, args.before, parts)
+    count = write_starts(path, found, recorded=facts_of(chosen), split=digest)
     starts = RecordedStarts(str(path))
     keyframes = count - len(RecordedStarts(str(path), keyframes=False))
     log.info("%s: %d starts of %d tasks, %d of them keyframes", path, count, starts.num_tasks, keyframes)

@@ -87,6 +87,7 @@ add(
     help="how many; the first ones of --data (default: the policy's `cloning`)",
 )
 add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
+add("--split", default="", metavar="FILE", help="of --data: clone the successes of its part train alone")
 add("--camera", metavar="NAME", help="of --data, whose pictures (default: the only one; LIBERO: agentview_rgb)")
 add("--action_keys", nargs="+", metavar="COLUMN", help="what makes an action of a LeRobot data set (default: action)")
 add("--setting", default="default", help="difficulty of the toy world, where its expert demonstrates")
@@ -136,10 +137,10 @@ def run(args: argparse.Namespace) -> None:
         if args.action_dim is not None:
             raise ConfigError(f"--action_dim {args.action_dim} is of the toy world's expert: leave it out with --data.")
         demonstrations = cloning.recorded_demonstrations(
-            Path(args.data), args.demonstrations, args.camera, args.action_keys
+            Path(args.data), args.demonstrations, args.camera, args.action_keys, args.split
         )
-    elif args.camera or args.action_keys:
-        raise ConfigError("--camera and --action_keys are of recordings: give --data, or leave them out.")
+    elif args.camera or args.action_keys or args.split:
+        raise ConfigError("--camera, --action_keys and --split are of recordings: give --data, or leave them out.")
     else:
         demonstrations = cloning.toy_demonstrations(args.demonstrations, args.seed, args.setting, args.action_dim or 4)
     windows = demonstrations.windows(args.chunk, starts)

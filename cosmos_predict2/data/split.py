@@ -27,6 +27,7 @@ from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.random import derive_seed
 
 PARTS = ("train", "calibrate", "test")
+ANY_PART = (*PARTS, "held_out")
 SUCCESS_COLUMN = "next.success"
 HELD_OUT = 0.3
 LEAST_IN_PART = 2  # episodes of either outcome: one alone gives no area under a curve and no spread
@@ -61,8 +62,8 @@ class Split:
 
     def of(self, part: str) -> tuple[int, ...]:
         """The episodes of a part: train, calibrate, test, or held_out, the last two together."""
-        if part not in (*PARTS, "held_out"):
-            raise ConfigError(f"There is no part '{part}' of a split.{near(part, (*PARTS, 'held_out'))}")
+        if part not in ANY_PART:
+            raise ConfigError(f"There is no part '{part}' of a split.{near(part, ANY_PART)}")
         numbers: tuple[int, ...] = getattr(self, part)
         return numbers
 
@@ -198,11 +199,11 @@ def read_split(path: Path | str) -> Split:
     return split
 
 
-def episodes_of(path: Path | str, part: str, source: LeRobotSource) -> numpy.ndarray[Any, numpy.dtype[numpy.int64]]:
-    """The episodes of a part of the split in a file, which must be of this data set."""
+def split_of(path: Path | str, source: LeRobotSource) -> Split:
+    """The split of a file, which must be of this data set."""
     split = read_split(path)
     split.require(source)
-    return numpy.array(split.of(part), dtype=numpy.int64)
+    return split
 
 
 def _plain(value: Any) -> Any:

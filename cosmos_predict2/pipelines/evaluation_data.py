@@ -101,16 +101,19 @@ def read_recordings(
     size: tuple[int, int] | None = None,
     seed: int = 0,
     trained: Mapping[str, Any] | None = None,
+    split_file: str = "",
 ) -> Recordings:
     """Recordings of ``toy`` (``toy:hard``: another setting) or of a folder, evenly spread over what it holds.
 
     ``size`` is (height, width) of the frames. A folder is read like ``trained``, the data set of the model's run as
-    plain data, where that is of the same class: stride, keys, camera.
+    plain data, where that is of the same class: stride, keys, camera. ``split_file`` takes the part test of a split.
     """
     name, _, setting = source.partition(":")
     if name == TOY and not Path(source).exists():
+        if split_file:
+            raise ConfigError(f"--split {split_file} is of recordings: --data {source} has its own held-out episodes.")
         return toy_recordings(setting or "default", transform, num=num, num_actions=num_actions, seed=seed)
-    dataset = _dataset_of_folder(Path(source), transform, num_actions + 1, size, trained or {})
+    dataset = _dataset_of_folder(Path(source), transform, num_actions + 1, size, trained or {}, split_file)
     return of_dataset(source, dataset, transform, num)
 
 
@@ -261,6 +264,7 @@ def _dataset_of_folder(
     num_frames: int,
     size: tuple[int, int] | None,
     trained: Mapping[str, Any],
+    split_file: str,
 ) -> Any:
     """The data set of clips with actions that lies in a folder: its held-out split where it has one."""
     if not folder.is_dir():
@@ -268,9 +272,12 @@ def _dataset_of_folder(
     shape: dict[str, Any] = {} if size is None else {"video_size": list(size)}
     if (folder / "meta" / "info.json").is_file():
         own = own_arguments(LeRobotActionDataset, trained, shape)
+        held_out: dict[str, Any] = dict(data_split="test", split_file=split_file) if split_file else {}
         return LeRobotActionDataset(
-            str(folder), num_frames=num_frames, data_split="val", action_transform=transform, **own
+            str(folder), num_frames=num_frames, action_transform=transform, **{"data_split": "val", **held_out, **own}
         )
+    if split_file:
+        raise ConfigError(f"--split {split_file} is of a LeRobot data set, but {folder} has no meta/info.json.")
     for part in (folder, *(folder / name for name in SPLITS)):
         if any(part.glob(TOY_STATES)) and part.name != "train":
             return ToyWorldStates(str(part), num_frames=num_frames, start=0)

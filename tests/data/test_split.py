@@ -11,11 +11,16 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from cosmos_predict2.actions.transforms import controller
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import PARTS, make_split, read_split, recorded_outcomes, write_split
+from cosmos_predict2.pipelines.evaluation_data import read_recordings
+from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
+from cosmos_predict2.rl.policies.cloning import recorded_demonstrations
 from imaginaire.errors import DataError
-from scripts import split_recordings
+from scripts import make_reset_states, split_recordings
 
 LENGTH = 3
 
@@ -76,6 +81,38 @@ def test_what_is_not_recorded_is_unknown_and_never_held_out(tmp_path: Path) -> N
     assert {9, 10} <= set(split.train) and split.count("train", None) == 2
     last = recorded_outcomes(LeRobotSource.open(folder), "next.success", last=True)
     assert last[0] is False and last[3] is None and last[9] is None
+
+
+def test_programs_take_their_part_of_a_split(mixed: Path, tmp_path: Path) -> None:
+    split, out = make_split(mixed), tmp_path / "starts"
+    file = str(tmp_path / "split.json")
+    write_split(file, split)
+    for data_split, numbers in (("train", split.train), ("val", split.calibrate), ("test", split.test)):
+        data = LeRobotActionDataset(
+            str(mixed), num_frames=2, video_size=(16, 16), data_split=data_split, split_file=file, text_width=8
+        )
+        assert tuple(data.recordings.tolist()) == numbers
+    held_out = read_recordings(
+        str(mixed), controller(2, scale=1.0), num=9, num_actions=1, size=(16, 16), split_file=file
+    )
+    assert {int(name.split("_")[1]) for name in held_out.origins} == set(split.test)
+    cloned = recorded_demonstrations(mixed, split_file=file)
+    assert [int(rows[0, 0]) for rows in cloned.actions] == list(split.successes("train"))
+    assert make_reset_states.run(
+        make_reset_states.parser.parse_args(["--dataset", str(mixed), "--split", file, "--out", str(out)])
+    ) == 0  # fmt: skip
+    starts = RecordedStarts(str(out), by_task=False)
+    assert starts.split == split.digest
+    assert tuple(starts.numbers("train")) == split.train
+    assert tuple(starts.numbers("held_out")) == split.held_out
+    for part, numbers in (("held_out", split.held_out), ("test", split.test)):
+        alone = RecordedStarts(str(out), part=part)
+        assert {int(name.split("_")[1]) for name in alone.names.values()} == set(numbers)
+    make_reset_states.run(
+        make_reset_states.parser.parse_args(["--dataset", str(mixed), "--out", str(tmp_path / "whole")])
+    )
+    with pytest.raises(DataError, match="no starts of the part 'test'"):
+        RecordedStarts(str(tmp_path / "whole"), part="test")
 
 
 def test_a_split_of_other_recordings_is_refused(mixed: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.config import GroupAdvantageConfig
+from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
@@ -311,9 +312,9 @@ def test_two_processes_play_what_one_does_and_end_together(tmp_path: Path) -> No
 def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pictures = ToyStarts().starts([0] * 3, [0, 1, 2]).pictures_E_F_H_W_C.numpy()
-    names = ("a", "b", "c")
-    write_starts(tmp_path / "starts" / FILE, [RecordedStart(n, "go", one) for n, one in zip(names, pictures)])
+    pictures = ToyStarts().starts([0] * 6, range(6)).pictures_E_F_H_W_C.numpy()
+    cut = [RecordedStart(f"episode {i}", "go", one) for i, one in enumerate(pictures)]
+    write_starts(tmp_path / "starts" / FILE, cut, recorded=Recorded(4, [-0.1] * 4, [0.1] * 4))
     write_tiny(tmp_path / "policy", sentences=["go"], action_chunk=4, action_dim=4, hold=3)
     write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {"threshold": 0.5})
     paths = {
@@ -335,12 +336,11 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
         f"{RL}.group_size=2",
         f"{RL}.minibatches=1",
         "dataloader_train.batch_size=2",
-        "dataloader_val.batch_size=2",
-        "dataloader_val.dataset.num=2",
         "trainer.max_iter=1",
         "trainer.logging_iter=1",
         name="vla_grpo_recordings",
     )
+    assert records[-1]["train/episode_len"] == 4, "as the recordings"
     assert "validation is imagined, too (imagined_greedy_success)" in caplog.text
     assert f"validation imagined greedy success {records[-1]['val/imagined_greedy_success']:.6g}" in caplog.text
     assert "val/loss" not in records[-1] and records[-1]["train/valid_rate"] == 1

@@ -53,7 +53,10 @@ def test_decisions_without_an_advantage_are_not_computed_and_stay_in_the_divisor
 def test_terms_that_need_no_advantage_are_of_all_decisions(options: dict[str, Any]) -> None:
     one, played = collected(**options)
     (part,) = experience(one, played, torch.zeros(3, 4))
-    assert len(part.advantage_B) == 24 and part.mask_B_A.all() and part.teaches
+    assert len(part.advantage_B) == 24 and part.mask_B_A.all()
+    assert part.teaches is ("loss" in options), "the distance alone takes no step"
+    (part,) = experience(one, played, ADVANTAGE)
+    assert len(part.advantage_B) == 24 and part.teaches
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

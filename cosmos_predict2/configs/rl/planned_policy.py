@@ -27,6 +27,7 @@ PI05 = "cosmos_predict2.rl.policies.pi05.policy:Pi05Policy"
 LIBERO = "cosmos_predict2.rl.envs.simulators.libero:LiberoTask"
 BEHAVIOR = "cosmos_predict2.rl.envs.simulators.behavior:BehaviorEnv"
 IMAGINED_CHUNK, IMAGINED_SIZE = 12, (256, 320)  # of the published world model of LIBERO, where nothing else is said
+RECORDED_STEPS = 240  # of an episode that is as long as recordings, which are not read here; as RLinf's of LIBERO
 
 
 def is_policy_run(config: Config) -> bool:
@@ -52,7 +53,8 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
     precision: dict[str, Any] = dict(bytes_each=each, optimizer_bytes=kept, accumulates=rl.micro_batches > 1)
     if place is WorldModelEnv:
         chunk = int(env.get("chunk") or IMAGINED_CHUNK)
-        decisions = -(-int(env.max_steps) // int(rl.execute or model.policy.get("action_chunk") or chunk))
+        executed = int(rl.execute or model.policy.get("action_chunk") or chunk)
+        decisions = -(-int(env.max_steps or RECORDED_STEPS) // executed)
         return EmbodiedRun(
             policy=SIZES[policy],
             gpus=num_gpus,

@@ -38,6 +38,7 @@ from cosmos_predict2.data.lerobot.info import (
     read_modality,
 )
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
+from cosmos_predict2.data.split import read_split, split_of
 from cosmos_predict2.data.video.clips import Clip, Fit, choose_decoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
@@ -48,6 +49,7 @@ from imaginaire.findings import CheckContext, Finding, errors, refusals
 log = logging.getLogger(__name__)
 
 HELD_OUT = ("val", "test")
+PART_OF = {"train": "train", "val": "calibrate", "test": "test"}  # of a split file, by data_split
 
 
 class LeRobotActionDataset(ClipDataset):
@@ -62,6 +64,9 @@ class LeRobotActionDataset(ClipDataset):
     gripper's, of the last row; "first" and "last" take one row, as is right for absolute targets; a list has a word for
     each number. By default it is "last" or "sum" as modality.json has "absolute" for each number, else it is required.
     ``frame_rate`` gives the stride by frames per second.
+
+    ``split_file`` of scripts.split_recordings holds episodes out in place of ``val_fraction`` and of the data set's own
+    splits: train, val, which is its part calibrate, and test.
 
     ``load_t5_embeddings`` reads the text from episode_000000.pickle and so on in ``embedding_dir`` (ROOT/t5_xxl by
     default); without it the text is zeros. ``fps`` is the label in the items, whatever the rate of the recording.
@@ -80,6 +85,7 @@ class LeRobotActionDataset(ClipDataset):
         *,
         data_split: str = "train",
         val_fraction: float = VAL_FRACTION,
+        split_file: str | None = None,
         action_keys: str | Sequence[str] | None = None,
         embodiment: str | None = None,
         action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
@@ -122,7 +128,10 @@ class LeRobotActionDataset(ClipDataset):
             log.warning(
                 "%s: %s. An embedding is of a whole episode, so the later tasks have the text of the first", root, note
             )
-        episodes = choose_episodes(files.info.splits, len(files), data_split, val_fraction)
+        if split_file is None or data_split not in PART_OF:
+            episodes = choose_episodes(files.info.splits, len(files), data_split, val_fraction)
+        else:
+            episodes = numpy.array(split_of(split_file, files).of(PART_OF[data_split]), dtype=numpy.int64)
         episodes = _with_files(source, episodes, skip_bad_samples)
         if not len(episodes):
             raise DataError(f"{root} has no episode for data_split='{data_split}' with val_fraction={val_fraction}.")
@@ -166,6 +175,8 @@ class LeRobotActionDataset(ClipDataset):
             _combination(combine, _stride(info.fps, stride, options["frame_rate"]), info, parts)
             choose_camera(info, options["camera"])
             sum(part_width(info, part) for part in parts)
+            if options["split_file"] is not None:
+                read_split(options["split_file"])
 
         yield from refusals(context.key, look, lambda: _declared_transform(options["action_transform"]))
 

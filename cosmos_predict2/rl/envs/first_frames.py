@@ -24,6 +24,16 @@ class FirstFrames:
     context: Mapping[str, Tensor] = field(default_factory=dict)  # by name, a row for each: goal, ...
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """Facts of the recordings that starts are of: the median number of actions, and the range of each of their numbers,
+    outside of which a world model of them has seen nothing."""
+
+    num_actions: int
+    low: Sequence[float]
+    high: Sequence[float]
+
+
 class Starts(Protocol):
     """Starts by task and trial, both modulo what there is. ``history`` is the number of pictures of each."""
 

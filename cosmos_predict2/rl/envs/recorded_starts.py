@@ -13,7 +13,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from cosmos_predict2.actions.statistics import column_statistics
 from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode
-from cosmos_predict2.rl.envs.first_frames import FirstFrames
+from cosmos_predict2.data.split import ANY_PART
+from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, read_arrays
 from imaginaire.checkpoint.weights import not_finite
-from imaginaire.errors import ConfigError, DataError, disk_fault
+from imaginaire.errors import ConfigError, DataError, disk_fault, near
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ KEYFRAME_MARK = "_kir"  # in the name of a file whose episode begins in the midd
 NUM_LAST = 4  # pictures before the moment, and actions
 Keyframes = float | str | None  # a fraction of the episode, GRIPPER, or none
 GRIPPER = "gripper"
+HELD_OUT_EVERY = 5  # episodes
 BEFORE = 4  # frames between a keyframe and the moment that it is taken for
 FILE = "starts.safetensors"
 _FORMAT = "starts 1"
@@ -54,14 +57,32 @@ class RecordedStart:
     pictures_F_H_W_C: NDArray[numpy.uint8]
     actions_A_D: NDArray[numpy.float32] | None = None
     context: Mapping[str, NDArray[numpy.float32]] = field(default_factory=dict)  # what else is known then
+    part: str = ""  # of a split
 
     @property
     def is_keyframe(self) -> bool:
         return len(self.pictures_F_H_W_C) > 1
 
 
-def write_starts(path: Path, starts: Iterable[RecordedStart], sources: Mapping[str, int] | None = None) -> int:
-    """Write starts to one file, complete or not at all; gives their number. ``sources`` are the files they are of."""
+def facts_of(episodes: Iterable[RecordedEpisode]) -> Recorded:
+    """Length and actions of recordings."""
+    tables = [episode.actions()[: episode.num_frames - 1] for episode in episodes if episode.num_frames > 1]
+    if not tables:
+        raise DataError("No recording has two pictures, and an action between them.")
+    columns = column_statistics(numpy.concatenate(tables))
+    length = round(float(numpy.median([len(rows) for rows in tables])))
+    return Recorded(length, columns.min.tolist(), columns.max.tolist())
+
+
+def write_starts(
+    path: Path,
+    starts: Iterable[RecordedStart],
+    sources: Mapping[str, int] | None = None,
+    recorded: Recorded | None = None,
+    split: str = "",
+) -> int:
+    """Write starts to one file, complete or not at all; gives their number. ``sources`` are the files they are of,
+    ``split`` is the digest of the split that their parts are of."""
     tensors: dict[str, NDArray[Any]] = {}
     rows: list[dict[str, Any]] = []
     for i, start in enumerate(starts):
@@ -71,8 +92,13 @@ def write_starts(path: Path, starts: Iterable[RecordedStart], sources: Mapping[s
             known["actions"] = start.actions_A_D
         for name, value in known.items():
             tensors[f"{i}.{name}"] = numpy.ascontiguousarray(value, dtype=numpy.float32)
-        rows.append({"name": start.name, "task": start.task, "is_keyframe": start.is_keyframe})
+        of_split = {"part": start.part} if start.part else {}
+        rows.append({"name": start.name, "task": start.task, "is_keyframe": start.is_keyframe, **of_split})
     header = {"format": _FORMAT, "starts": json.dumps(rows), "sources": json.dumps(sources or {})}
+    if recorded is not None:
+        header["recorded"] = json.dumps(asdict(recorded))
+    if split:
+        header["split"] = split
     content = save(tensors, metadata=header)
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.write_atomically(path, lambda file: file.write(content))
@@ -85,7 +111,8 @@ class RecordedStarts:
     Published files are converted once, into a `starts.safetensors` beside them or in ``cache_dir``. Trials are counted
     within a task, or with ``by_task`` off over all starts as one task. ``history`` pictures are given of each start:
     1, or 5, where a start that has one repeats it with actions of zeros. Without ``keyframes`` their starts are left
-    out. ``size`` is what pictures are stretched to, (height, width); without it all must be alike.
+    out. ``part`` of a split takes its starts alone. ``size`` is what pictures are stretched to, (height, width);
+    without it all must be alike.
     """
 
     def __init__(
@@ -95,6 +122,7 @@ class RecordedStarts:
         history: int = 1,
         keyframes: bool = True,
         by_task: bool = True,
+        part: str | None = None,
         size: Sequence[int] | None = None,
         cache_dir: str | None = None,
     ) -> None:
@@ -105,6 +133,9 @@ class RecordedStarts:
         rows = [(i, row) for i, row in enumerate(self._header) if keyframes or not row["is_keyframe"]]
         if not rows:
             raise DataError(f"{self.path} has no starts{'' if keyframes else ' but keyframes, and keyframes=false'}.")
+        self.split = _metadata(self.path).get("split", "")  # its digest; empty where recordings were not split
+        if part is not None:
+            rows = self._of_part(rows, part)
         tasks: dict[str, list[int]] = {}
         for i, row in rows:
             tasks.setdefault(row["task"] if by_task else "", []).append(i)
@@ -136,6 +167,43 @@ class RecordedStarts:
             {name: torch.stack([context[name] for context in contexts]) for name in self._known},
         )
 
+    def numbers(self, part: str) -> list[int]:
+        """The numbers of starts of a part of the recordings, "train" or "held_out", where number n is trial
+        n // num_tasks of task n % num_tasks. Of a file that records no parts every fifth episode is held out."""
+        episode, is_held_out = -1, {}
+        for i, row in enumerate(self._header):
+            episode += not row["is_keyframe"]
+            is_held_out[i] = row["part"] != "train" if row["part"] else episode % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+        wanted = part == "held_out"
+        return sorted(
+            trial * self.num_tasks + task
+            for task, rows in enumerate(self._trials)
+            for trial, i in enumerate(rows)
+            if is_held_out[i] == wanted
+        )
+
+    @cached_property
+    def recorded(self) -> Recorded | None:
+        """Facts of the recordings; None of published starts and of files that older versions wrote."""
+        text = _metadata(self.path).get("recorded")
+        try:
+            return None if text is None else Recorded(**foreign_json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"{self.path}: its facts of the recordings are damaged: {error!r}. Write it again."
+            ) from error
+
+    def _of_part(self, rows: list[tuple[int, dict[str, Any]]], part: str) -> list[tuple[int, dict[str, Any]]]:
+        if part not in ANY_PART:
+            raise ConfigError(f"part='{part}' of recorded starts.{near(part, ANY_PART)}")
+        wanted = ("calibrate", "test") if part == "held_out" else (part,)
+        if not (chosen := [(i, row) for i, row in rows if row["part"] in wanted]):
+            raise DataError(
+                f"{self.path} has no starts of the part '{part}'. Write them with a split: python -m"
+                " scripts.make_reset_states --split FILE."
+            )
+        return chosen
+
     def _known_of_all(self) -> list[str]:
         """The names of what is known of every start, in one shape; others would keep the values of old episodes."""
         shapes: dict[str, list[tuple[int, ...]]] = {}
@@ -158,7 +226,8 @@ class RecordedStarts:
             raise DataError(f"{self.path} is no file of starts: python -m scripts.make_reset_states writes them.")
         try:
             rows = foreign_json.loads(metadata["starts"])
-            return [{key: row[key] for key in ("name", "task", "is_keyframe")} for row in rows]
+            keys = ("name", "task", "is_keyframe")
+            return [{**{key: row[key] for key in keys}, "part": row.get("part", "")} for row in rows]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{self.path}: its list of starts is damaged: {error!r}. Write the starts again."
@@ -227,18 +296,24 @@ def _file_of(path: Path, cache_dir: Path | None) -> Path:
 
 
 def starts_of(
-    episodes: Iterable[RecordedEpisode], keyframes: Keyframes = None, before: int = BEFORE
+    episodes: Iterable[RecordedEpisode],
+    keyframes: Keyframes = None,
+    before: int = BEFORE,
+    parts: Mapping[str, str] | None = None,
 ) -> Iterator[RecordedStart]:
-    """The first picture of each episode, and with ``keyframes`` a start ``before`` frames ahead of each moment."""
+    """The first picture of each episode, and with ``keyframes`` a start ``before`` frames ahead of each moment; with
+    the part of each episode's name, where recordings were split."""
+    parts = parts or {}
     found, early = 0, 0
     for episode in episodes:
-        yield _start(episode, [0])
+        part = parts.get(episode.name, "")
+        yield _start(episode, [0], part=part)
         for number, moment in enumerate(moments_of(episode, keyframes)):
             if (frame := moment - before) < NUM_LAST:
                 early += 1
                 continue
             found += 1
-            yield _start(episode, [0, *range(frame - NUM_LAST + 1, frame + 1)], f"_{number}{KEYFRAME_MARK}")
+            yield _start(episode, [0, *range(frame - NUM_LAST + 1, frame + 1)], f"_{number}{KEYFRAME_MARK}", part)
     if keyframes is not None and not found:
         raise DataError(
             f"No episode has a keyframe (--keyframes {keyframes})."
@@ -267,7 +342,7 @@ def gripper_changes(gripper: NDArray[numpy.float64]) -> list[int]:
     return (numpy.flatnonzero(is_high[1:] != is_high[:-1]) + 1).tolist()
 
 
-def _start(episode: RecordedEpisode, frames: list[int], suffix: str = "") -> RecordedStart:
+def _start(episode: RecordedEpisode, frames: list[int], suffix: str = "", part: str = "") -> RecordedStart:
     """The start that ends at the last of these frames."""
     if episode.num_frames < 1:
         raise DataError(f"{episode.path} has no picture.")
@@ -282,6 +357,7 @@ def _start(episode: RecordedEpisode, frames: list[int], suffix: str = "") -> Rec
         episode.pictures(frames),
         actions.astype(numpy.float32),
         {name: value.astype(numpy.float32) for name, value in episode.known(frames[-1]).items()},
+        part,
     )
 
 

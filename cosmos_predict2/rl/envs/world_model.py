@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
-from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Starts
+from cosmos_predict2.rl.envs.book import Book, Bounds, Chunk, Ids
+from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Recorded, Starts
 from cosmos_predict2.rl.envs.scoring import Scored, Scoring, merged, score
 from cosmos_predict2.rl.interfaces import (
     EnvDefaults,
@@ -65,12 +65,13 @@ def require_state(env: Any, policy: Policy) -> None:
 
 
 class WorldModelEnv(EnvDefaults):
-    """``num_envs`` imagined episodes of at most ``max_steps`` actions; see `VecEnv`.
+    """``num_envs`` imagined episodes of at most ``max_steps`` actions; see `VecEnv`. None: as long as recorded ones.
 
-    ``chunk`` actions are imagined at once, as the weights were trained for unless it is given. A shorter chunk of a
-    policy is filled up: with actions that do not move and keep ``gripper_dims`` ("hold"), or with zeros. ``text`` is
-    "none" or the task's sentence. An end is handed on in bytes or as it was decoded ("float"), and with starts of five
-    pictures the last five; with ``keep_first`` the episode's first picture stands before the last four.
+    Actions are clipped to [-1, 1] with ``clip_actions``, or "recorded" to the range of the recordings that ``starts``
+    are of. ``chunk`` of them are imagined at once, as the weights were trained for unless it is given. A shorter chunk
+    of a policy is filled up: with actions that do not move and keep ``gripper_dims`` ("hold"), or with zeros. ``text``
+    is "none" or the task's sentence. An end is handed on in bytes or as it was decoded ("float"), and with starts of
+    five pictures the last five; with ``keep_first`` the episode's first picture stands before the last four.
     ``batch_size`` are imagined together. With ``num_noises`` 2 each chunk is imagined twice, by two noises, each going
     on from its own end; the policy sees the first, and the worst one is paid. ``offload`` "phase" lets `offload` move
     everything to the host. ``state_size`` zeros stand for proprioception, of which a world model knows nothing.
@@ -84,7 +85,7 @@ class WorldModelEnv(EnvDefaults):
         starts: Starts,
         reward: FrameReward,
         num_envs: int,
-        max_steps: int,
+        max_steps: int | None,
         *,
         scoring: Scoring | None = None,
         sampling: SamplingOptions = ONE_EVALUATION,
@@ -92,7 +93,7 @@ class WorldModelEnv(EnvDefaults):
         chunk: int | None = None,
         padding: str = "hold",
         gripper_dims: Sequence[int] = (-1,),
-        clip_actions: bool = True,
+        clip_actions: bool | str = True,
         text: str = "none",
         hand_over: str = "uint8",
         keep_first: bool = False,
@@ -118,7 +119,8 @@ class WorldModelEnv(EnvDefaults):
         self.scoring, self.batch_size = scoring or Scoring(), batch_size
         self.padding, self.gripper_dims, self.text, self.hand_over = padding, tuple(gripper_dims), text, hand_over
         self.keep_first, self.num_noises, self.keep_frames = keep_first, num_noises, keep_frames
-        self.clip_actions = clip_actions
+        recorded = getattr(starts, "recorded", None)
+        max_steps = _settled_steps(max_steps, recorded)
         self.state_size, self.offload_policy = state_size, offload
         self.chunk = chunk or imagination.config.chunk_size
         self.new_frames = self.chunk - (starts.history - 1)
@@ -129,6 +131,11 @@ class WorldModelEnv(EnvDefaults):
         if keep_first and starts.history == 1:
             raise ConfigError("keep_first keeps the first picture beside the last four: starts.history must be 5.")
         self.action_dim = imagination.transform.dim
+        self.bounds: Bounds | None = (-1.0, 1.0) if clip_actions is True else None
+        if clip_actions == "recorded":
+            self.bounds = _recorded_bounds(recorded, self.action_dim)
+        elif not isinstance(clip_actions, bool):
+            raise ConfigError(f"clip_actions={clip_actions!r}: true, false or 'recorded'.")
         self.num_envs = num_envs
         self.metadata: Mapping[str, Any] = dict(
             suite="world_model",
@@ -137,6 +144,8 @@ class WorldModelEnv(EnvDefaults):
             max_steps=max_steps,
             num_tasks=starts.num_tasks,
         )
+        if clip_actions == "recorded" and self.bounds is not None:
+            self.metadata = {**self.metadata, "action_low": self.bounds[0], "action_high": self.bounds[1]}
         self._book = Book(num_envs, num_tasks=starts.num_tasks, num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed)
         self._previous = numpy.zeros(num_envs, dtype=numpy.float32)
         self._streak = numpy.zeros(num_envs, dtype=numpy.int64)
@@ -168,8 +177,7 @@ class WorldModelEnv(EnvDefaults):
         """Imagine what the actions lead to; see `VecEnv.chunk_step`. Terminations stand at a chunk's last action."""
         self.onload()
         book, ids = self._book, self._book.ids(env_ids)
-        bounds = (-1.0, 1.0) if self.clip_actions else None
-        actions, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute, bounds=bounds)
+        actions, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute, bounds=self.bounds)
         if count > self.new_frames:
             raise DataError(
                 f"{count} actions are to be executed, but this world model imagines {self.new_frames} at once: give"
@@ -441,6 +449,30 @@ class WorldModelEnv(EnvDefaults):
     def close(self) -> None:
         """Forget the pictures; the world model is not this environment's own."""
         self._frames = self._first = self._actions = None
+
+
+def _settled_steps(max_steps: int | None, recorded: Recorded | None) -> int:
+    if max_steps is not None:
+        return max_steps
+    if recorded is None:
+        raise ConfigError(
+            "env.max_steps=null is the length of recorded episodes, which these starts do not record: set the number of"
+            " actions, or write the starts anew: python -m scripts.make_reset_states."
+        )
+    return recorded.num_actions
+
+
+def _recorded_bounds(recorded: Recorded | None, action_dim: int) -> Bounds | None:
+    """Lowest and highest recorded value of each number; None with a warning where the starts do not record them."""
+    if recorded is None:
+        log.warning("the starts do not record the range of actions: none is clipped (clip_actions=recorded)")
+        return None
+    if len(recorded.low) != action_dim:
+        raise DataError(
+            f"The starts are of recordings with actions of {len(recorded.low)} numbers, but the model's have"
+            f" {action_dim}."
+        )
+    return recorded.low, recorded.high
 
 
 def _picked(video_N_E_C_F_H_W: Tensor, frames_E_F: NDArray[numpy.int64]) -> Tensor:

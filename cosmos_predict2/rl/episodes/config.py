@@ -53,7 +53,13 @@ class VLARLConfig(LearnerConfig):
     @property
     def teaches_without_advantage(self) -> bool:
         """Decisions with an advantage of 0 may have a gradient; one's own objective may have any."""
-        return bool(self.kl_beta or self.loss.entropy_bonus) or self.objective not in ("grpo", "guard", "dppo")
+        return bool(self.kl_beta) or self.teaches_without_spread
+
+    @property
+    def teaches_without_spread(self) -> bool:
+        """Steps are taken of a rollout in which no group has an advantage: not of the distance to the reference alone,
+        by which only what the optimizer remembers would move the policy."""
+        return bool(self.loss.entropy_bonus) or self.objective not in ("grpo", "guard", "dppo")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()

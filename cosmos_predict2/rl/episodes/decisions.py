@@ -146,11 +146,12 @@ def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, f
     for update in range(rl.updates):
         order = torch.randperm(len(rows), generator=random.generator(seed, first, f"order{update}"))
         parts += list(rows[order].tensor_split(rl.minibatches))
-    every = _counted(whole, rl.loss.ratio_level).sum()
+    every, advantages = _counted(whole, rl.loss.ratio_level).sum(), whole.advantage_B.count_nonzero()
     whole = replace(whole, mask_B_A=whole.mask_B_A & taught(whole, rl)[:, None])
     counted_B = _counted(whole, rl.loss.ratio_level)
-    counts = torch.stack([*(counted_B[part].sum() for part in parts), counted_B.sum(), every]).double()
-    *of_all, computed, every = distributed.all_reduce_(counts) / distributed.world_size()
+    counts = torch.stack([*(counted_B[part].sum() for part in parts), counted_B.sum(), every, advantages]).double()
+    *of_all, computed, every, advantages = distributed.all_reduce_(counts) / distributed.world_size()
+    takes_steps = bool(advantages > 0) or rl.teaches_without_spread
     facts = whole.facts
     for number, part in enumerate(parts):
         for micro in part.tensor_split(rl.micro_batches):
@@ -161,7 +162,7 @@ def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, f
                 whole.rows(micro),
                 share=1.0 if is_of_episodes else share,
                 is_before_update=number == 0,
-                teaches=bool(of_all[number] > 0),
+                teaches=takes_steps and bool(of_all[number] > 0),
                 facts=facts,
             )
             facts = {}

@@ -6,10 +6,13 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from cosmos_predict2.rl.envs.recorded_starts import HELD_OUT_EVERY, RecordedStarts
 from cosmos_predict2.rl.episodes.episodes import release
 from cosmos_predict2.rl.interfaces import VecEnv
 from imaginaire.data.stream import data_sets
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError, near
+
+PARTS = ("train", "held_out")
 
 
 class EpisodeStarts(Dataset[dict[str, int]]):
@@ -27,10 +30,36 @@ class EpisodeStarts(Dataset[dict[str, int]]):
         return self.num
 
     def __getitem__(self, index: int) -> dict[str, int]:
+        return self.of_number(self.first + index)
+
+    def of_number(self, number: int) -> dict[str, int]:
         if self.num_tasks is None:
             raise ConfigError("EpisodeStarts.num_tasks is null, and no model has said how many its environment has.")
-        number = self.first + index
         return {"task_id": number % self.num_tasks, "trial_id": number // self.num_tasks}
+
+
+class RecordedEpisodeStarts(EpisodeStarts):
+    """The starts of recordings that are of a part, "train" or "held_out": all, or the first ``num`` of them.
+
+    ``starts`` are those of the environment; null of one that has others, such as a simulator, whose first ``num`` are
+    taken.
+    """
+
+    def __init__(self, starts: RecordedStarts | None, part: str = "train", num: int | None = None) -> None:
+        if part not in PARTS:
+            raise ConfigError(f"part '{part}' of starts.{near(part, PARTS)}")
+        self.numbers: Sequence[int] = range(num or 0) if starts is None else starts.numbers(part)[:num]
+        if not self.numbers:
+            raise DataError(
+                "RecordedEpisodeStarts(starts=null) needs num, the number of starts of the environment."
+                if starts is None
+                else f"{starts.path}: none of its {len(starts)} starts is of the part '{part}'. Without a split every"
+                f" {HELD_OUT_EVERY}th recording is held out, so that {HELD_OUT_EVERY} are needed at least."
+            )
+        super().__init__(len(self.numbers), None if starts is None else starts.num_tasks)
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return self.of_number(self.numbers[index])
 
 
 def settle_num_tasks(loaders: Iterable[Any], envs: Sequence[VecEnv], *, is_remote: bool) -> None:

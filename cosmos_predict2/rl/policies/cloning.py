@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.split import split_of
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.toy_world.episodes import make_episodes
@@ -158,12 +160,20 @@ def toy_demonstrations(num: int, seed: int, setting: str = "default", action_dim
 
 
 def recorded_demonstrations(
-    folder: Path, num: int | None = None, camera: str | None = None, action_keys: Sequence[str] | None = None
+    folder: Path,
+    num: int | None = None,
+    camera: str | None = None,
+    action_keys: Sequence[str] | None = None,
+    split_file: str = "",
 ) -> Demonstrations:
-    """The first episodes of a folder of recordings, with their own sentences; see `open_episodes`."""
+    """The first episodes of a folder of recordings, with their own sentences; see `open_episodes`. With a split, of the
+    successes that are for training."""
     if not folder.is_dir():
         raise DataError(f"{folder} does not exist: give the folder of the recordings to clone.")
-    episodes = open_episodes(folder, camera=camera, action_keys=action_keys)[:num]
+    episodes = open_episodes(folder, camera=camera, action_keys=action_keys)
+    if split_file:
+        episodes = [episodes[i] for i in split_of(split_file, LeRobotSource.open(folder)).successes("train")]
+    episodes = episodes[:num]
     if nameless := [episode.path for episode in episodes if not episode.task]:
         raise DataError(f"{nameless[0]} names no task: its sentence is what a policy is asked for.")
     return Demonstrations(

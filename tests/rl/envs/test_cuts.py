@@ -12,9 +12,18 @@ import torch
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
 from cosmos_predict2.data.toy.videos import path_of, write_states
-from cosmos_predict2.rl.envs.recorded_starts import FILE, GRIPPER, RecordedStarts, gripper_changes, starts_of
+from cosmos_predict2.rl.envs.recorded_starts import (
+    FILE,
+    GRIPPER,
+    RecordedStart,
+    RecordedStarts,
+    gripper_changes,
+    starts_of,
+    write_starts,
+)
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.episodes.episode_starts import RecordedEpisodeStarts, settle_num_tasks
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire.errors import ConfigError, DataError
@@ -98,6 +107,47 @@ def test_starts_that_are_there_are_not_replaced_in_silence(toy: Path, tmp_path: 
     with pytest.raises(ConfigError, match="holds starts: give another folder, or --overwrite"):
         make(*words)
     assert make(*words, "--overwrite", "--num", 2) == 0 and len(RecordedStarts(str(tmp_path / "starts"))) == 2
+
+
+def test_length_and_range_of_recordings_are_those_of_imagined_episodes(toy: Path, tmp_path: Path) -> None:
+    make("--dataset", toy, "--out", tmp_path)
+    starts, episodes = RecordedStarts(str(tmp_path), by_task=False), open_episodes(toy)
+    env = WorldModelEnv(imagination_of(device="cpu"), starts, ToyDetectorReward(), 2, None, clip_actions="recorded")
+    actions = numpy.concatenate([episode.actions()[: episode.num_frames - 1] for episode in episodes])
+    assert env.metadata["max_steps"] == episodes[0].num_frames - 1
+    assert numpy.allclose([env.metadata["action_low"], env.metadata["action_high"]], [actions.min(0), actions.max(0)])
+    env.reset(options={"trial_ids": [0, 0], "seeds": [0, 0]})
+    far = torch.stack([torch.full((8, 4), 9.0), torch.tensor(actions.max(0)).float().expand(8, 4)])
+    pictures = env.chunk_step(far)[0]["full_image"]
+    assert torch.equal(*pictures), "the world model is not asked for what was never recorded"
+    write_starts(tmp_path / "old" / FILE, starts_of(episodes))
+    with pytest.raises(ConfigError, match=r"max_steps=null .*make_reset_states"):
+        WorldModelEnv(env.imagination, RecordedStarts(str(tmp_path / "old")), ToyDetectorReward(), 2, None)
+
+
+def cut_starts(path: Path, num: int) -> RecordedStarts:
+    """Each recording gives its first picture and a keyframe."""
+    picture = numpy.zeros((1, 8, 8, 3), numpy.uint8)
+    rows = [
+        RecordedStart(f"{i}{suffix}", "go", picture.repeat(count, 0), numpy.zeros((count - 1, 2), numpy.float32))
+        for i in range(num)
+        for suffix, count in (("", 1), ("_0_kir", 5))
+    ]
+    write_starts(path / FILE, rows)
+    return RecordedStarts(str(path), by_task=False)
+
+
+def test_training_and_validation_share_no_recording(tmp_path: Path) -> None:
+    starts = cut_starts(tmp_path, 10)
+    train, held_out = RecordedEpisodeStarts(starts), RecordedEpisodeStarts(starts, "held_out")
+    names = [{list(starts.names.values())[row["trial_id"]].split("_")[0] for row in data} for data in (train, held_out)]
+    assert names == [{*"01235678"}, {"4", "9"}] and (len(train), len(held_out)) == (16, 4)
+    assert len(RecordedEpisodeStarts(starts, num=3)) == 3
+    simulated = RecordedEpisodeStarts(None, "held_out", num=7)
+    settle_num_tasks([SimpleNamespace(dataset=simulated)], [SimpleNamespace(metadata={})], is_remote=False)
+    assert [row["trial_id"] for row in simulated] == list(range(7))
+    with pytest.raises(DataError, match="none of its 8 starts is of the part 'held_out'"):
+        RecordedEpisodeStarts(cut_starts(tmp_path / "few", 4), "held_out")
 
 
 def test_recordings_of_bridge_and_libero_are_read(tmp_path: Path) -> None:
