@@ -4,6 +4,8 @@
 Groups are rows, [N, G]. Invalid samples are excluded from means and deviations, and have advantage 0.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -53,6 +55,20 @@ def group_advantages(
     elif norm != "none":
         raise ValueError(f"There is no normalisation '{norm}' of advantages; there are {', '.join(NORMS)}.")
     return torch.where(counts, centred, 0.0)
+
+
+def chosen(
+    kind: str, rewards_N_G: Tensor, is_valid_N_G: Tensor, generators: Sequence[torch.Generator], min_std: float = 0.0
+) -> Tensor:
+    """1 for one valid sample of each row, the first "best" one or a "random" one, which its generator draws; 0 for the
+    others, and in rows without spread, of which none is better."""
+    score_N_G = rewards_N_G
+    if kind == "random":
+        size = rewards_N_G.shape[1]
+        score_N_G = torch.stack([torch.rand(size, generator=each) for each in generators]).to(rewards_N_G)
+    one_N_1 = score_N_G.masked_fill(~is_valid_N_G, -torch.inf).argmax(dim=1, keepdim=True)
+    weights_N_G = torch.zeros_like(rewards_N_G).scatter(1, one_N_1, 1.0)
+    return weights_N_G * has_spread(rewards_N_G, is_valid_N_G, min_std)[:, None]
 
 
 def has_spread(rewards_N_G: Tensor, is_valid_N_G: Tensor, min_std: float = 0.0) -> Tensor:

@@ -22,7 +22,7 @@ from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, error
 
 KEY = "model.config.rl"
-UNCLIPPED = ("dppo", "nft")  # objectives without a limit of ratios
+UNCLIPPED = ("dppo", "nft", "best_of_n", "random_of_n")  # objectives without a limit of ratios
 ANY = -1  # in train_on: a step drawn for each rollout
 
 
@@ -172,6 +172,11 @@ class RLConfig(LearnerConfig):
         yield from super().problems()
         if (high := self.clip_ratio_high) is not None and self.objective in UNCLIPPED:
             yield "clip_ratio_high", f"{high}, but {self.objective} clips no ratios: set it to null"
+        if objective_of(self.objective).imitates:
+            text = (
+                f"{self.objective} chooses an episode of a policy; of clips advantage.norm=sft teaches the best alone"
+            )
+            yield "objective", text
         if self.is_ratio:
             yield from self._ratio_problems()
         elif self.num_timesteps > self.sample_steps:

@@ -17,7 +17,7 @@ the level of a ratio leaves of them. Of decisions, what is called _B below is [B
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -96,11 +96,16 @@ class WithoutRatio:
 
 @dataclass(frozen=True)
 class Objective:
-    """``function`` of a `RatioStep`, or of `FreshNoise`. ``needs_step``: noise and length of a sampler's step."""
+    """``function`` of a `RatioStep`, or of `FreshNoise`. ``needs_step``: noise and length of a sampler's step.
+
+    ``imitates``: the advantage of one episode of a group is 1, and 0 of the others; of the "best" one, or of a "random"
+    one, by which cloning the best is compared with cloning more.
+    """
 
     function: Callable[[Any], Any]
     is_ratio: bool
     needs_step: bool = False
+    imitates: Literal["", "best", "random"] = ""
 
 
 def ratio_objective(function: Callable[[RatioStep], Clipped]) -> Objective:
@@ -159,6 +164,12 @@ def dppo(step: RatioStep) -> Clipped:
     leads_away = torch.where(advantage_B > 0, ratio > 1, ratio < 1)
     counted = (~(is_far & leads_away)).to(ratio.dtype).detach()
     return Clipped(-advantage_B * ratio * counted, ratio, is_far & (ratio > 1), is_far & (ratio < 1))
+
+
+def imitation(step: RatioStep) -> Clipped:
+    """-A log rho, whose gradient is that of -A log pi: what has an advantage becomes likelier, without a limit."""
+    none = torch.zeros_like(step.log_ratio_B, dtype=torch.bool)
+    return Clipped(-step.advantage_B * step.log_ratio_B, step.log_ratio_B.exp(), none, none)
 
 
 def noised(x0: Tensor, epsilon: Tensor, t_B: Tensor) -> Tensor:
@@ -323,6 +334,8 @@ OBJECTIVES = shipped(
         "grpo": ratio_objective(grpo),
         "guard": Objective(guard, is_ratio=True, needs_step=True),
         "dppo": ratio_objective(dppo),
+        "best_of_n": Objective(imitation, is_ratio=True, imitates="best"),
+        "random_of_n": Objective(imitation, is_ratio=True, imitates="random"),
         "nft": forward_objective(nft),
         "awm": forward_objective(awm),
     },

@@ -13,6 +13,14 @@ from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
 
+BY_ADVANTAGE = (
+    "grpo",
+    "guard",
+    "dppo",
+    "best_of_n",
+    "random_of_n",
+)  # objectives that an advantage of 0 teaches nothing
+
 
 @attrs.define(kw_only=True, slots=False)
 class PolicyLossConfig(Section):
@@ -59,7 +67,7 @@ class VLARLConfig(LearnerConfig):
     def teaches_without_spread(self) -> bool:
         """Steps are taken of a rollout in which no group has an advantage: not of the distance to the reference alone,
         by which only what the optimizer remembers would move the policy."""
-        return bool(self.loss.entropy_bonus) or self.objective not in ("grpo", "guard", "dppo")
+        return bool(self.loss.entropy_bonus) or self.objective not in BY_ADVANTAGE
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()

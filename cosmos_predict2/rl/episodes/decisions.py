@@ -196,6 +196,18 @@ def _counted(whole: Decisions, level: str) -> Tensor:
 # --- the loss
 
 
+def cloning_loss(policy: Any, part: Decisions, generator: torch.Generator) -> Tensor | None:
+    """The policy's own loss of cloning the decisions with an advantage, as a mean over all that count; None of none."""
+    counts_B = part.mask_B_A.any(dim=1)
+    rows = (counts_B & (part.advantage_B > 0)).nonzero().flatten()
+    if not len(rows):
+        return None
+    record = {name: value[rows] for name, value in part.record.items()}
+    if hasattr(policy, "demonstrated"):
+        record = policy.demonstrated(record)
+    return policy.cloning_loss(record, generator) * (len(rows) / counts_B.sum())  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class PolicyLoss:
     """The loss, and what to watch: name -> number without a gradient."""
@@ -215,8 +227,11 @@ def policy_loss(
     reference_B_K_N: Tensor | None = None,
     episode_sum_B: Tensor | None = None,
     num_episodes: float | None = None,
+    cloning: Tensor | None = None,
 ) -> PolicyLoss:
     """The objective of decisions, with entropy bonus and the distance to a reference where they are asked for.
+
+    ``cloning`` stands for the mean of the objective, where a policy has a loss of its own for it.
 
     ``valid_B_A`` marks actions that were executed before their episode ended. ``episode_sum_B`` and ``num_episodes``
     are what `aggregate` needs of whole episodes.
@@ -247,7 +262,7 @@ def policy_loss(
     def mean(value: Tensor) -> Tensor:
         return aggregate(value, mask, config.aggregation, episode_sum_B, num_episodes)
 
-    loss = mean(terms.loss_B)
+    loss = mean(terms.loss_B) if cloning is None else cloning
     is_clipped = (terms.is_above_B & (advantage > 0)) | (terms.is_below_B & (advantage < 0))
     fraction = token_mean if config.aggregation == "token-mean" else element_mean
     ratio = terms.ratio_B.detach()

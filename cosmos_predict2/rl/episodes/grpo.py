@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
+from cosmos_predict2.rl.advantages import chosen
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.world_model import require_state
 from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.decisions import (
     Decisions,
+    cloning_loss,
     decisions_of,
     in_minibatches,
     log_probs,
@@ -48,6 +50,7 @@ from cosmos_predict2.rl.episodes.policy_evaluation import Comparison, Rate, draw
 from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
+from cosmos_predict2.rl.objectives import objective_of
 from cosmos_predict2.rl.policies.contract import tolerance_of
 from cosmos_predict2.rl.policies.network import cast, deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.trust import PROGRAM, UNCHECKED, learning_inputs, require_card
@@ -100,6 +103,7 @@ class VLAGRPOModel(RLModel):
     rl: VLARLConfig
     rl_key = f"{KEY}.rl"
     progress_counts: Tensor
+    _draws: torch.Generator  # of `cloning_loss`, anew for each experience
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -291,8 +295,10 @@ class VLAGRPOModel(RLModel):
 
     def collect(self, batch: Mapping[str, Any], first: Trajectories | None = None) -> Experience:
         with self.phase("rollout"), nullcontext() if self.source.is_elsewhere else deciding(self.net):
-            played = self.source.collect(self.starts(batch), "sample", self.progress)
-        advantage = self._advantages(played)
+            played = self.source.collect(starts := self.starts(batch), "sample", self.progress)
+        advantage = (
+            self._imitated(played, starts) if objective_of(self.rl.objective).imitates else self._advantages(played)
+        )
         return Experience(played, advantage, (advantage != 0).any(dim=1), self._facts(played))
 
     def starts(self, batch: Mapping[str, Any]) -> Starts:
@@ -312,6 +318,13 @@ class VLAGRPOModel(RLModel):
         """[G, M]; zeros of groups that teach nothing."""
         advantage = self.rl.advantage.limited(self.rl.advantage.of(*self._by_group(played)))
         return torch.where(self.rl.within_bounds(*self._by_group(played))[:, None], advantage, 0.0)
+
+    def _imitated(self, played: Trajectories, starts: Starts) -> Tensor:
+        """[G, M]: 1 for the episode of each group that is cloned."""
+        draws = [random.generator(first, 0, "imitated") for first in starts.draws[:: self.rl.group_size]]
+        kind, min_std = objective_of(self.rl.objective).imitates, self.rl.advantage.min_std
+        found = chosen(kind, *self._by_group(played), draws, min_std)
+        return torch.where(self.rl.within_bounds(*self._by_group(played))[:, None], found, 0.0)
 
     def _by_group(self, played: Trajectories) -> tuple[Tensor, Tensor]:
         """Returns and whether they are valid, a group in each row."""
@@ -351,6 +364,7 @@ class VLAGRPOModel(RLModel):
                 whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, *part)[0])
         whole = with_episodes(whole, played, rl)
         first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
+        self._draws = random.generator(self.seed, first, "cloning")
         return rl.updates * rl.minibatches * rl.micro_batches, in_minibatches(whole, rows, rl, self.seed, first)
 
     def at_end_of_experience(self) -> None:
@@ -412,6 +426,7 @@ class VLAGRPOModel(RLModel):
         return {"edm_loss": output["edm_loss"]}, loss
 
     def part_loss(self, part: Decisions) -> tuple[dict[str, Any], Tensor]:
+        is_cloned = bool(objective_of(self.rl.objective).imitates) and hasattr(self.net, "cloning_loss")
         found = policy_loss(
             self.policy.log_prob(part.record),
             part.old_log_prob_B_K_N,
@@ -422,6 +437,7 @@ class VLAGRPOModel(RLModel):
             reference_B_K_N=part.reference_log_prob_B_K_N,
             episode_sum_B=part.episode_sum_B,
             num_episodes=part.num_episodes,
+            cloning=cloning_loss(self.policy, part, self._draws) if is_cloned else None,
         )
         if part.is_before_update:
             away = torch.stack([1 - found.watched["ratio_min"], found.watched["ratio_max"] - 1]).max()

@@ -280,6 +280,10 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         padded[..., : known.shape[2]] = known
         return {**self.seen(observation), "actions": padded.to(self.network.action_in_proj.weight.device)}
 
+    def demonstrated(self, record: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The record of decisions as that of a demonstrator who did the same."""
+        return {**record, "actions": record["chains"][:, -1].float()}
+
     def shares_outside(self, actions_B_A_D: Tensor) -> Tensor:
         """The share of each number of demonstrated actions [D] that the model would have to give beyond -1 and 1."""
         return (self.action_stats.normalised(actions_B_A_D).abs() > 1 + 2e-3).double().mean(dim=(0, 1))
