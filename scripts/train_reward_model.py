@@ -3,8 +3,8 @@
 
 Of the toy world, rollouts are made with success known: of drivers of all skills and of the policy that will be judged,
 in the simulator and imagined by a world model. Of recordings (--data), a LeRobot data set with a column that says for
-each frame whether the task is done. Half of the held-out episodes calibrate probabilities and threshold, the other
-half measures.
+each frame whether the task is done: with --world_model their own actions are imagined, too, and what truly happened is
+the label. Half of the held-out episodes calibrate probabilities and threshold, the other half measures.
 """
 
 import argparse
@@ -12,6 +12,8 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,13 @@ _EPILOG = """\
 writes OUT/reward_model.safetensors (its header records the threshold), quality.json and reliability.svg. Use it as
 L(ResnetReward)(path="OUT/reward_model.safetensors").
 
-"imagined" pictures are labelled by what they show, "imagined, by the outcome" by how the simulator's episode of the
-same actions stood: the second also counts what the world model imagines wrongly, which no judge of pictures sees.
+"imagined" pictures are labelled by what they show, "imagined, by the outcome" by how the true episode of the same
+actions stood: the second also counts what the world model imagines wrongly, which no judge of pictures sees. A reward
+for recordings is refused where it tells imagined ends of successes and failures apart no better than chance.
 
 examples:
   python -m scripts.train_reward_model --data toy --policy policy --out reward_model
-  python -m scripts.train_reward_model --data datasets/my_robot --success_column next.success --size published \\
+  python -m scripts.train_reward_model --data datasets/my_robot --split split.json --world_model my_world_model \\
     --out reward_model
 """
 
@@ -45,6 +48,8 @@ parser = command_line.parser("scripts.train_reward_model", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
 add("--out", required=True, type=command_line.local_output, metavar="DIR", help="a new folder")
 add("--data", default="toy", metavar="DATA", help="toy, or the folder of a LeRobot data set")
+world_model = "that imagines (default: of the toy world the tiny one that ships, of recordings none)"
+add("--world_model", default="", metavar="PATH", help=world_model)
 add("--overwrite", action="store_true", help="replace a reward model that is there")
 add("--size", choices=tuple(SIZES), default="tiny", help="of the network: tiny, or that of the published weights")
 add("--steps", type=count, default=800, help="of the optimizer")
@@ -59,32 +64,35 @@ add("--precision", type=float, default=0.98, help="share of judged successes tha
 below = "below it on held-out pictures the reward model is not written (default: {}; 0: any is)"
 add("--least_precision", type=float, default=0.8, help=below.format(0.8))
 add("--least_recall", type=float, default=0.5, help=below.format(0.5))
+least_area = "of recordings: area under the curve of ends, likewise (default: more than chance gives; 0: any)"
+add("--least_area", type=float, default=None, metavar="AREA", help=least_area)
 add("--seed", type=command_line.at_least(0), default=0, help="of weights, batches and draws")
 add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
 toy = parser.add_argument_group("the toy world").add_argument
 toy("--policy", default="", metavar="PATH", help="also of this policy's rollouts, which the reward will judge")
 toy("--episodes", type=count, default=200, help="of the drivers, and as many of the policy; a third more held out")
 toy("--setting", default="default", help="difficulty")
-toy("--world_model", default="", metavar="PATH", help="that imagines (default: the tiny one that ships)")
 toy("--no_imagined", action="store_true", help="true pictures only")
 own = parser.add_argument_group("recordings").add_argument
 own("--success_column", default="next.success", help="1 on frames that show success")
 own("--camera", default=None, help="of several, the one to look at")
 own("--near", type=command_line.at_least(0), default=8, help="frames before a success that count as near misses")
-own("--val_fraction", type=float, default=0.25, help="share of the episodes that is held out")
+own(
+    "--split", default="", metavar="FILE", help="of scripts.split_recordings: learn, calibrate and measure by its parts"
+)
+own("--val_fraction", type=float, default=0.25, help="without --split: share of the episodes that is held out")
 
 
 def run(args: argparse.Namespace) -> None:
     import torch
 
     from cosmos_predict2.evaluation.reports.evaluation_page import write_json
-    from cosmos_predict2.rl.rewards.resnet import THRESHOLD, SuccessClassifier, write_classifier
+    from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
+    from cosmos_predict2.rl.rewards.success_quality import measure, measure_ends, reliability_svg
     from cosmos_predict2.rl.rewards.success_training import (
         LabelledPictures,
         TrainingOptions,
-        calibrated_threshold,
-        measure,
-        reliability_svg,
+        middle_threshold,
         scale_to,
         train,
     )
@@ -100,63 +108,130 @@ def run(args: argparse.Namespace) -> None:
     for flag in ("least_precision", "least_recall"):
         if not 0 <= getattr(args, flag) < 1:
             raise ConfigError(f"--{flag} {getattr(args, flag)}: 0 or more and below 1.")
+    if args.least_area is not None and not 0 <= args.least_area < 1:
+        raise ConfigError(f"--least_area {args.least_area}: 0 or more and below 1.")
     device = device_of(args.device)
-    learnt, calibrating, measured = _toy_pictures(args, device) if args.data == "toy" else _recorded_pictures(args)
+    is_toy = args.data == "toy"
+    shown = _toy_pictures(args, device) if is_toy else _recorded_pictures(args, device)
     with random.preserved():
         torch.manual_seed(random.derive_seed(args.seed, 0, "success classifier"))
-        model = SuccessClassifier(SIZES[args.size])
-    calibrating.require_both("of held-out episodes, by which probabilities are calibrated,")
-    pictures = LabelledPictures.joined(learnt)
+        model = SuccessClassifier(SIZES[args.size], progress=not is_toy)
+    shown.calibrating.require_both("of held-out episodes, by which probabilities are calibrated,")
+    pictures = LabelledPictures.joined(shown.learnt)
     log.info("%d pictures to learn from, %d with success", len(pictures), int(pictures.success_N.sum()))
-    options = TrainingOptions(args.steps, args.lr, args.batch_size, mirror=args.data == "toy")
+    options = TrainingOptions(args.steps, args.lr, args.batch_size, mirror=is_toy)
     losses = train(model, pictures, options, args.seed, device)
-    scale, offset = scale_to(model, calibrating)
-    threshold = calibrated_threshold(model, calibrating, args.precision)
-    if threshold is None:
-        log.warning("no threshold reaches --precision %g on held-out pictures: %g is taken", args.precision, THRESHOLD)
-        threshold = THRESHOLD
-    qualities = {name: measure(model, part, threshold) for name, part in measured.items()}
+    scales = scale_to(model, shown.calibrating)
+    threshold = middle_threshold(model, shown.calibrating, args.precision, args.least_recall)
+    if not threshold.is_precise:
+        log.warning(
+            "no threshold reaches --precision %g and --least_recall %g on held-out pictures: one is taken that tells"
+            " success and failure apart nearly best",
+            args.precision,
+            args.least_recall,
+        )
+    qualities = {name: measure(model, part, threshold.value) for name, part in shown.measured.items()}
+    ends = {name: measure_ends(model, part, threshold.value) for name, part in shown.ends.items()}
     for name, quality in qualities.items():
         print(f"{name}: {quality.as_text()}")
+    for name, found in ends.items():
+        print(f"{name}: {found.as_text()}")
     about: dict[str, Any] = dict(
-        threshold=threshold,
+        threshold=threshold.value,
+        threshold_range=[threshold.low, threshold.high],
+        outputs=["success", "progress"][: len(model.heads)],
         precision_asked=args.precision,
         data=args.data,
         policy=args.policy,
+        world_model=args.world_model,
         seed=args.seed,
         steps=args.steps,
         loss=sum(losses[-50:]) / len(losses[-50:]),
-        scale=scale,
-        offset=offset,
+        scale=scales[0][0],
+        offset=scales[0][1],
         command=shlex.join(["python", "-m", "scripts.train_reward_model", *sys.argv[1:]]),
+        **shown.about,
     )
-    content = {**about, "versions": run_record(), "quality": {name: q.as_dict() for name, q in qualities.items()}}
+    content = {
+        **about,
+        "versions": run_record(),
+        "quality": {name: q.as_dict() for name, q in qualities.items()},
+        "ends": {name: found.as_dict() for name, found in ends.items()},
+    }
     write_json(out / FIGURES, content)
     (out / PICTURE).write_text(reliability_svg(qualities), encoding="utf-8")
-    if problem := _below_limit(args, qualities):
+    if problem := _below_limit(args, qualities) or _too_small_area(args, ends):
         raise DataError(
-            f"{problem}: a policy would learn from wrong rewards, so no {FILE} is written. {out / FIGURES} has all"
-            " figures. Train longer (--steps), on more episodes with success, or with another --precision; to write"
-            " it nevertheless: --least_precision 0 --least_recall 0."
+            f"{problem} A policy would learn from wrong rewards, so no {FILE} is written; {out / FIGURES} has all"
+            " figures. To write it nevertheless: --least_precision 0 --least_recall 0"
+            f"{' --least_area 0' if ends else ''}."
         )
     write_classifier(out / FILE, model, about)
-    print(f"reward model: {out / FILE}, threshold {threshold:.3f}; {out / FIGURES}, {out / PICTURE}")
+    print(
+        f"reward model: {out / FILE}, threshold {threshold.value:.3f} in the middle of {threshold.low:.3f} to"
+        f" {threshold.high:.3f}; {out / FIGURES}, {out / PICTURE}"
+    )
 
 
 def _below_limit(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
     """The first figure below its limit, in words, or "": of pictures labelled by what they show. NaN is too low."""
-    from cosmos_predict2.rl.episodes.labelled_rollouts import OUTCOME
+    from cosmos_predict2.rl.rewards.success_quality import OUTCOME
 
     for kind, quality in qualities.items():
         for name in ("precision", "recall"):
             least, found = getattr(args, f"least_{name}"), getattr(quality, name)
             if kind != OUTCOME and least and not found >= least:
-                return f"{kind}: {name} {found:.3f} on held-out pictures, but --least_{name} is {least:g}"
+                return (
+                    f"{kind}: {name} {found:.3f} on held-out pictures, but --least_{name} is {least:g}. Train longer"
+                    " (--steps), on more episodes with success, or with another --precision."
+                )
     return ""
 
 
-def _toy_pictures(args: argparse.Namespace, device: str) -> tuple[list[Any], Any, Mapping[str, Any]]:
-    """(Pictures to learn from, pictures for calibration, held-out pictures by their source) of the toy world."""
+def _too_small_area(args: argparse.Namespace, ends: Mapping[str, Any]) -> str:
+    """The first kind of ends that are valued no better than by chance, in words, or ""; true ones come first."""
+    from cosmos_predict2.rl.rewards.success_quality import OUTCOME
+
+    for kind, found in ends.items():
+        least = found.chance if args.least_area is None else args.least_area
+        if args.least_area != 0 and not found.area_under_curve > least:
+            limit = "chance alone gives up to" if args.least_area is None else "--least_area is"
+            cure = "Train the reward longer (--steps), or record more episodes."
+            if kind == OUTCOME:
+                cure = (
+                    "True ends are told apart, so the world model limits: train it longer, on recordings with failures,"
+                    " and with a tokenizer fitted to them."
+                )
+            return (
+                f"{kind}: the area under the curve of {found.episodes} ends is {found.area_under_curve:.3f}, but"
+                f" {limit} {least:.3f}. {cure}"
+            )
+    return ""
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Labelled pictures: to learn from, to calibrate with, held-out ones by their kind, and the ends among those."""
+
+    learnt: list[Any]
+    calibrating: Any
+    measured: Mapping[str, Any]
+    ends: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _no_better_than_chance(ends: Mapping[str, Any]) -> str:
+    """The kind of ends that a reward values no better than by chance, in words, or ""."""
+    for kind, found in ends.items():
+        if not found.is_above_chance:
+            return (
+                f"{kind}: the area under the curve of {found.episodes} ends is {found.area_under_curve:.3f}, which"
+                f" chance reaches, too (up to {found.chance:.3f})"
+            )
+    return ""
+
+
+def _toy_pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.configs.rl.imagination import imagination_of
     from cosmos_predict2.rl.episodes import labelled_rollouts
     from cosmos_predict2.rl.policies.files import read_policy
@@ -182,24 +257,54 @@ def _toy_pictures(args: argparse.Namespace, device: str) -> tuple[list[Any], Any
     names = [name for name in learnt[0] if name != labelled_rollouts.OUTCOME]
     judged = labelled_rollouts.SIMULATOR if imagination is None else labelled_rollouts.SHOWN
     measured = {name: LabelledPictures.joined([part[name] for part in halves[1]]) for name in learnt[0]}
-    return (
+    return _Shown(
         [part[name] for part in learnt for name in names],
         LabelledPictures.joined([part[judged] for part in halves[0]]),
         measured,
     )
 
 
-def _recorded_pictures(args: argparse.Namespace) -> tuple[list[Any], Any, Mapping[str, Any]]:
-    """The same three of a LeRobot data set, whose episodes are held out as its readers do."""
-    from cosmos_predict2.rl.rewards.success_training import LabelledPictures, recorded_successes
+def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
+    from cosmos_predict2.checkpoints.card import read_card
+    from cosmos_predict2.configs.rl.imagination import imagination_of
+    from cosmos_predict2.data.lerobot.reader import LeRobotSource
+    from cosmos_predict2.data.split import require_usable
+    from cosmos_predict2.data.video.clips import CROPS
+    from cosmos_predict2.rl.episodes.labelled_recordings import LabelledRecordings, parts_of
+    from cosmos_predict2.rl.rewards.success_quality import OUTCOME, TRUE
+    from cosmos_predict2.rl.rewards.success_training import LabelledPictures
 
     if not 0 < args.val_fraction < 1:
         raise ConfigError(f"--val_fraction {args.val_fraction}: above 0 and below 1.")
-    learnt, held_out = recorded_successes(
-        Path(args.data), args.success_column, args.camera, near=args.near, val_fraction=args.val_fraction
+    source = LeRobotSource.open(Path(args.data))
+    parts = parts_of(source, args.split, args.val_fraction)
+    imagination, fit = None, None
+    if args.world_model:
+        require_usable(source, args.camera)
+        imagination = imagination_of(args.world_model, device=device)
+        card = read_card(args.world_model)
+        if (size := card.video_size) is not None:
+            fit = partial(CROPS[card.input_crop or "stretch"], size=size)
+    recordings = LabelledRecordings(
+        source, args.success_column, args.camera, parts.train, near_misses=args.near, fit=fit
     )
-    calibrating, measured = held_out[::2], held_out[1::2]
-    return learnt, LabelledPictures.joined(calibrating), {"held out": LabelledPictures.joined(measured)}
+    if imagination is not None:
+        recordings.require_actions_of(imagination)
+    learnt, calibrating, measured = (
+        recordings.labelled(part, imagination, args.seed) for part in (parts.train, parts.calibrate, parts.test)
+    )
+    judged = [TRUE] if imagination is None else [TRUE, OUTCOME]
+    last = slice(-1, None)
+    return _Shown(
+        [one for kind in learnt.values() for one in kind],
+        LabelledPictures.joined([one for kind in judged for one in calibrating[kind]]),
+        {kind: LabelledPictures.joined(episodes) for kind, episodes in measured.items()},
+        {
+            kind: LabelledPictures.joined([one.rows(last) for one in (*calibrating[kind], *measured[kind])])
+            for kind in judged
+        },
+        dict(split=args.split, discount=recordings.discount),
+    )
 
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.episodes import Starts
 from cosmos_predict2.rl.episodes.policy_evaluation import evaluate, film, held_out_starts
+from cosmos_predict2.rl.episodes.replays import round_trip
 from cosmos_predict2.rl.interfaces import Policy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.rewards.success_quality import OUTCOME, ROUND_TRIP
 from cosmos_predict2.rl.rewards.success_training import LabelledPictures
 from cosmos_predict2.toy_world.episodes import Mix, make_episodes
 from cosmos_predict2.toy_world.tasks import REWARD_RANGE
 from cosmos_predict2.world_model.imagination import Imagination
-from cosmos_predict2.world_model.sampling import to_uint8
 
 DRIVERS = Mix(
     {"expert": 0.4, "noisy": 0.35, "push": 0.25},
@@ -32,7 +33,7 @@ DRIVERS = Mix(
     ring_elsewhere=0.0,
 )
 TASK = "push_puck"
-SIMULATOR, ROUND_TRIP, SHOWN, OUTCOME = "simulator", "tokenizer round trip", "imagined", "imagined, by the outcome"
+SIMULATOR, SHOWN = "simulator", "imagined"
 
 _NEAR_PX = 8.0  # a puck this near to the goal that is not there is a near miss
 _TOGETHER = 100  # episodes
@@ -76,11 +77,8 @@ def labelled(
     found = {SIMULATOR: _pictures(true[:, :, 1:], reward_E_F)}
     if imagination is None:
         return found
-    world, chunk = imagination.world, imagination.config.chunk_size
-    starts = [k for k in range(0, true.shape[2] - 1, chunk) if k + chunk < true.shape[2]]
-    clips = [to_uint8(world.decode(world.encode(true[:, :, k : k + chunk + 1]))).cpu()[:, :, 1:] for k in starts]
-    rewards = [reward_E_F[:, k : k + chunk] for k in starts]
-    found[ROUND_TRIP] = _pictures(torch.cat(clips, dim=2), torch.cat(rewards, dim=1))
+    coded = round_trip(imagination, true.permute(0, 2, 3, 4, 1), batch_size=len(true))
+    found[ROUND_TRIP] = _pictures(coded.permute(0, 4, 1, 2, 3), reward_E_F)
     judge, toy_starts = ToyDetectorReward(setting), ToyStarts(setting, split=split)
     imagined_env = WorldModelEnv(
         imagination,

@@ -17,6 +17,7 @@ from cosmos_predict2.rl.envs.first_frames import FirstFrames
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire.errors import DataError
 from imaginaire.progress import Progress
 
@@ -90,3 +91,18 @@ def replayed(
                 done += actions_E_A_D.shape[1]
             progress.update(len(numbers))
     return video_E_F_H_W_C
+
+
+@torch.no_grad()
+def round_trip(imagination: Imagination, pictures_E_F_H_W_C: Tensor, batch_size: int = BATCH) -> Tensor:
+    """Pictures as the tokenizer leaves them, clip by clip as they are imagined: all but the first, on the host."""
+    world, chunk = imagination.world, imagination.config.chunk_size
+    count = pictures_E_F_H_W_C.shape[1] - 1
+    coded_E_F_H_W_C = torch.empty_like(pictures_E_F_H_W_C[:, 1:], device="cpu")
+    for rows in torch.arange(len(pictures_E_F_H_W_C)).split(batch_size):
+        for k in range(0, count, chunk):
+            clip = pictures_E_F_H_W_C[rows, k : k + chunk + 1].permute(0, 4, 1, 2, 3)
+            rest = clip[:, :, -1:].expand(-1, -1, chunk + 1 - clip.shape[2], -1, -1)
+            video = to_uint8(world.decode(world.encode(torch.cat([clip, rest], dim=2)))).cpu()
+            coded_E_F_H_W_C[rows, k : k + chunk] = video.permute(0, 2, 3, 4, 1)[:, 1 : clip.shape[2]]
+    return coded_E_F_H_W_C

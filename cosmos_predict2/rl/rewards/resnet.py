@@ -2,7 +2,8 @@
 """The success classifier of world-model environments: a residual network that looks at one picture.
 
 Names of its weights are the published ones (`resnet_rm.pth`), so that such a file is read as it is. It resembles a
-ResNet-18, but every convolution has a bias and a shortcut has no normalisation.
+ResNet-18, but every convolution has a bias and a shortcut has no normalisation. Files of ours may have a second output,
+progress, which differs between failures.
 """
 
 import itertools
@@ -20,10 +21,11 @@ from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import shape_of
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import CheckpointError, ConfigError, near
 
 WIDTHS = (64, 64, 128, 256, 512)  # of the stem and the four stages
 THRESHOLD = 0.5
+VALUES = ("success", "progress")  # what a classifier may say of a picture
 KEY = "success_classifier"  # in the header of a file of ours: what it was trained on, and its threshold
 
 _AT_ONCE = 256  # pictures
@@ -47,9 +49,12 @@ class Residual(nn.Module):
 
 
 class SuccessClassifier(nn.Module):
-    """Pictures [B, 3, H, W] in [-1, 1] of any size -> the probability that the task is done, [B, 1]."""
+    """Pictures [B, 3, H, W] in [-1, 1] of any size -> the probability that the task is done, [B, 1].
 
-    def __init__(self, widths: Sequence[int] = WIDTHS) -> None:
+    With ``progress`` it has a second output of the same features: how soon the task will be done, 1 where it is.
+    """
+
+    def __init__(self, widths: Sequence[int] = WIDTHS, progress: bool = False) -> None:
         super().__init__()
         if len(widths) != len(WIDTHS) or min(widths) < 1:
             raise ConfigError(f"widths={list(widths)}: 5 numbers of channels are expected, of stem and stages.")
@@ -63,21 +68,30 @@ class SuccessClassifier(nn.Module):
         ]
         head = nn.Linear(widths[-1], 1)
         self.net = nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head, nn.Sigmoid())
+        self.progress = nn.Linear(widths[-1], 1) if progress else None
+
+    @property
+    def heads(self) -> list[nn.Linear]:
+        """The last layers: of success, and of progress where there is one."""
+        success = self.net[-2]
+        assert isinstance(success, nn.Linear)
+        return [success] if self.progress is None else [success, self.progress]
 
     def forward(self, images_B_C_H_W: Tensor) -> Tensor:
-        return torch.sigmoid(self.logits(images_B_C_H_W))
+        return torch.sigmoid(self.logits(images_B_C_H_W)[:, :1])
 
     def logits(self, images_B_C_H_W: Tensor) -> Tensor:
-        """Log-odds [B, 1], as training needs them."""
-        logits: Tensor = self.net[:-1](images_B_C_H_W.clamp(-1, 1))
-        return logits
+        """Log-odds [B, 1], or [B, 2] with those of progress, as training needs them."""
+        features_B_D: Tensor = self.net[:-2](images_B_C_H_W.clamp(-1, 1))
+        return torch.cat([head(features_B_D) for head in self.heads], dim=1)
 
 
 class ResnetReward(FrameRewardDefaults):
     """Judges pictures one by one with a `SuccessClassifier`; see `FrameReward`.
 
-    The value is the probability of success, or with ``rounded`` 0 or 1 by the threshold; success is a probability of at
-    least ``threshold``, by default the one that the file was calibrated to, or 0.5.
+    Success is a probability of at least ``threshold``, by default the one that the file was calibrated to, or 0.5. The
+    value is progress of a file that has it, else the probability of success: ``value`` "progress" or "success" says so
+    itself. With ``rounded`` it is 0 or 1 by the threshold.
     """
 
     def __init__(
@@ -87,6 +101,7 @@ class ResnetReward(FrameRewardDefaults):
         model: SuccessClassifier | None = None,
         threshold: float | None = None,
         rounded: bool = False,
+        value: str | None = None,
         device: str | None = None,
     ) -> None:
         if (model is None) == (not path):
@@ -99,7 +114,10 @@ class ResnetReward(FrameRewardDefaults):
         self.threshold = float(recorded.get("threshold", THRESHOLD)) if threshold is None else threshold
         if not 0 < self.threshold <= 1:
             raise ConfigError(f"threshold={self.threshold} of ResnetReward: above 0 and at most 1.")
-        self.rounded = rounded
+        known = VALUES[: len(self.model.heads)]
+        if value is not None and value not in known:
+            raise ConfigError(f"value is '{value}', but this classifier has {' and '.join(known)}.{near(value, known)}")
+        self.rounded, self._column = rounded, known.index(value) if value else len(known) - 1
 
     def to(self, device: torch.device | str) -> "ResnetReward":
         """Move the weights, as an environment does that leaves the GPU to others by phases; gives itself."""
@@ -107,16 +125,21 @@ class ResnetReward(FrameRewardDefaults):
         return self
 
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
-        probability_E_F = self.probabilities(frames_E_F_H_W_C)
-        is_success_E_F = probability_E_F >= self.threshold
-        return Judgement(is_success_E_F.float() if self.rounded else probability_E_F, is_success_E_F)
+        outputs_E_F_K = self.outputs(frames_E_F_H_W_C)
+        is_success_E_F = outputs_E_F_K[:, :, 0] >= self.threshold
+        value_E_F = is_success_E_F.float() if self.rounded else outputs_E_F_K[:, :, self._column]
+        return Judgement(value_E_F, is_success_E_F)
 
-    @torch.no_grad()
     def probabilities(self, frames_E_F_H_W_C: Tensor) -> Tensor:
         """Of success, [E, F], of uint8 pictures."""
+        return self.outputs(frames_E_F_H_W_C)[:, :, 0]
+
+    @torch.no_grad()
+    def outputs(self, frames_E_F_H_W_C: Tensor) -> Tensor:
+        """The probability of success, and progress where the classifier has it, [E, F, K], of uint8 pictures."""
         device = next(self.model.parameters()).device
         pictures = frames_E_F_H_W_C.flatten(0, 1)
-        found = [self.model(to_unit(part.to(device)))[:, 0] for part in pictures.split(_AT_ONCE)]
+        found = [self.model.logits(to_unit(part.to(device))).sigmoid() for part in pictures.split(_AT_ONCE)]
         return torch.cat(found).unflatten(0, frames_E_F_H_W_C.shape[:2])
 
 
@@ -145,7 +168,7 @@ def read_classifier(path: str) -> tuple[SuccessClassifier, Mapping[str, Any]]:
             f"{path} is no success classifier: it has no '{missing[0]}'. A published resnet_rm.pth is expected, or a"
             " file of scripts.train_reward_model."
         )
-    model = SuccessClassifier([shape_of(source, name)[0] for name in first])
+    model = SuccessClassifier([shape_of(source, name)[0] for name in first], progress="progress.weight" in source)
     weights.load_into(model.state_dict(), source).require(
         ["*.num_batches_tracked"], source=path, cure="Give the classifier's own file."
     )

@@ -87,6 +87,23 @@ def test_our_files_record_their_threshold(tmp_path: Path) -> None:
     assert read_classifier(str(path))[1]["data"] == "toy"
 
 
+def test_progress_is_paid_where_a_file_has_it_and_success_stays_the_same(tmp_path: Path) -> None:
+    """A classifier without it judges bit for bit as it did: the second output adds a layer and changes none."""
+    old, path, frames = narrow(), tmp_path / "reward_model.safetensors", pictures(2, 5, 24, 32)
+    torch.manual_seed(0)
+    model = SuccessClassifier(NARROW, progress=True).eval()
+    write_classifier(path, model, {"outputs": ["success", "progress"]})
+    expected = old(frames.flatten(0, 1).permute(0, 3, 1, 2) / 127.5 - 1)[:, 0].reshape(2, 5).detach()
+    paid = ResnetReward(str(path), device="cpu").judge(frames, {})
+    rounded = ResnetReward(str(path), device="cpu", value="success").judge(frames, {})
+    assert torch.equal(ResnetReward(model=old, device="cpu").judge(frames, {}).value_E_F, expected)
+    assert torch.equal(rounded.value_E_F, expected)
+    assert torch.equal(paid.success_E_F, rounded.success_E_F) and not torch.equal(paid.value_E_F, rounded.value_E_F)
+    assert ((paid.value_E_F > 0) & (paid.value_E_F < 1)).all()
+    with pytest.raises(ConfigError, match="value is 'progress', but this classifier has success"):
+        ResnetReward(model=narrow(), value="progress")
+
+
 def test_what_is_no_classifier_is_refused_by_name(tmp_path: Path) -> None:
     save_file({"net.0.weight": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(CheckpointError, match=r"other.safetensors is no success classifier: it has no 'net\.0\.0"):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,17 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.rl.rewards import success_training
+from cosmos_predict2.rl.episodes.labelled_recordings import LabelledRecordings, parts_of
+from cosmos_predict2.rl.rewards import success_quality, success_training
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
+from cosmos_predict2.rl.rewards.success_quality import area_under_curve, measure, measure_ends, reliability_svg
 from cosmos_predict2.rl.rewards.success_training import (
     LabelledPictures,
     TrainingOptions,
     augmented,
-    calibrated_threshold,
-    measure,
-    recorded_successes,
-    reliability_svg,
+    middle_threshold,
     scale_to,
     train,
 )
@@ -86,21 +88,39 @@ def test_probabilities_are_scaled_to_what_is_true() -> None:
     success = torch.rand(4000, generator=draws) < true.sigmoid()
     model, pictures = Said(), said(success, level)
     before = measure(model, pictures, 0.5).calibration_error
-    scale, offset = scale_to(model, pictures)
+    [(scale, offset)] = scale_to(model, pictures)
     assert scale == pytest.approx(0.5, abs=0.05) and offset == pytest.approx(-1.0, abs=0.1)
     assert measure(model, pictures, 0.5).calibration_error < 0.03 < before
 
 
-def test_the_threshold_is_the_lowest_that_is_precise_enough() -> None:
+def test_the_threshold_is_the_middle_of_the_widest_range_that_is_precise_and_finds_enough() -> None:
+    """Both edges by hand: below the range a failure too many is taken, above it a success too few."""
     level = torch.tensor([250, 240, 230, 220, 210, 210, 200, 190])
     success = torch.tensor([1, 1, 1, 0, 1, 0, 0, 0], dtype=torch.bool)
     model, pictures = Said(), said(success, level)
-    chosen = {p: calibrated_threshold(model, pictures, p) for p in (0.6, 0.75, 0.9)}
-    taken = {p: sum(success_training.log_odds(model, pictures.pictures_N_H_W_C).double().sigmoid() >= t).item()
-             for p, t in chosen.items() if t is not None}  # fmt: skip
-    assert taken == {0.6: 6, 0.75: 4, 0.9: 3}  # the two of level 210 go together
-    assert calibrated_threshold(model, said(~success, 255 - level), 0.99) is not None
-    assert calibrated_threshold(model, said(torch.tensor([False, True]), torch.tensor([200, 200])), 0.9) is None
+    probability = (4 * (level / 127.5 - 1)).double().sigmoid()
+
+    def logit(value: float) -> float:
+        return math.log(value / (1 - value))
+
+    for precision, recall, low, high in [(0.9, 0.5, 3, 1), (0.9, 0.7, 3, 2), (0.6, 0.5, 6, 1), (0.75, 0.75, 4, 2)]:
+        found = middle_threshold(model, pictures, precision, recall)
+        assert found.is_precise
+        assert (found.low, found.high) == pytest.approx((float(probability[low]), float(probability[high])))
+        assert logit(found.value) == pytest.approx((logit(found.low) + logit(found.high)) / 2)
+        taken = probability >= found.value
+        assert success[taken].double().mean() >= precision
+        assert taken[success].double().mean() >= recall
+
+
+def test_a_range_without_a_precise_threshold_is_that_of_the_best_ones() -> None:
+    """Taking four pictures or six is best, 3/4 - 1/4 or 4/4 - 2/4; the range of the six is wider."""
+    level = torch.tensor([250, 240, 230, 220, 210, 200, 180, 170])
+    success = torch.tensor([0, 1, 1, 1, 0, 1, 0, 0], dtype=torch.bool)
+    found = middle_threshold(Said(), said(success, level), 0.9, 0.5)
+    probability = (4 * (level / 127.5 - 1)).double().sigmoid()
+    assert not found.is_precise
+    assert (found.low, found.high) == pytest.approx((float(probability[6]), float(probability[5])))
 
 
 def test_quality_counts_what_is_judged() -> None:
@@ -118,7 +138,7 @@ def test_a_quality_is_of_all_pictures_each_in_its_bin() -> None:
     success = torch.tensor([True, True, False, True, False, True, False])
     model = Said()
     model.net[7].weight.data.fill_(100.0)  # so sure that a probability is 1
-    probability = success_training.log_odds(model, said(success, level).pictures_N_H_W_C).double().sigmoid()
+    probability = success_training.log_odds(model, said(success, level).pictures_N_H_W_C)[:, 0].double().sigmoid()
     found = measure(model, said(success, level), 1.0)
     assert (found.precision, found.recall, found.accuracy) == (0.75, 0.75, 5 / 7)
     facts = [(one.low, one.high, one.count, one.rate) for one in found.bins]
@@ -131,9 +151,25 @@ def test_a_threshold_is_that_of_more_than_a_few_lucky_pictures() -> None:
     level = torch.cat([torch.full((2,), 250), torch.full((1,), 240), torch.full((197,), 100)])
     success = torch.ones(200, dtype=torch.bool)
     success[2] = success[50:] = False  # the first two are right, of 49
-    assert calibrated_threshold(Said(), said(success, level), 0.9) is not None
+    assert middle_threshold(Said(), said(success, level), 0.9, 0.0).is_precise
     success = torch.cat([success, torch.ones(151, dtype=torch.bool)])  # of 200: at least 4
-    assert calibrated_threshold(Said(), said(success, torch.cat([level, torch.full((151,), 90)])), 0.99) is None
+    pictures = said(success, torch.cat([level, torch.full((151,), 90)]))
+    assert not middle_threshold(Said(), pictures, 0.99, 0.0).is_precise
+
+
+def test_ends_are_compared_by_what_is_paid_and_with_what_chance_gives() -> None:
+    value = torch.tensor([0.9, 0.5, 0.5, 0.1])
+    assert area_under_curve(value, torch.tensor([True, True, False, False])) == 0.875  # the equal pair is half
+    assert math.isnan(area_under_curve(value, torch.ones(4, dtype=torch.bool)))
+    level, success = torch.tensor([250, 200, 60, 20, 10]), torch.tensor([True, False, True, False, False])
+    found = measure_ends(Said(), said(success, level), 0.5)
+    assert (found.episodes, found.successes, found.area_under_curve) == (5, 2, 5 / 6)
+    assert (found.true_positive_rate, found.false_positive_rate) == (0.5, 1 / 3)
+    draws = torch.Generator().manual_seed(0)
+    success = torch.arange(60) < 20
+    by_chance = [area_under_curve(torch.rand(60, generator=draws), success) for _ in range(1000)]
+    chance = measure_ends(Said(), said(success, torch.arange(60)), 0.5).chance
+    assert numpy.mean(numpy.array(by_chance) > chance) == pytest.approx(0.05, abs=0.015)
 
 
 def test_scaled_log_odds_are_in_the_last_layer_and_stay_moderate_where_kinds_are_apart(
@@ -144,8 +180,8 @@ def test_scaled_log_odds_are_in_the_last_layer_and_stay_moderate_where_kinds_are
     model, pictures = Said(), said(level > 100, level)
     model.net[7].bias.data.fill_(0.5)
     before = success_training.log_odds(model, pictures.pictures_N_H_W_C)
-    torch.testing.assert_close(before, 4 * (level / 127.5 - 1) + 0.5)
-    scale, offset = scale_to(model, pictures)
+    torch.testing.assert_close(before[:, 0], 4 * (level / 127.5 - 1) + 0.5)
+    [(scale, offset)] = scale_to(model, pictures)
     torch.testing.assert_close(success_training.log_odds(model, pictures.pictures_N_H_W_C), scale * before + offset)
     assert 2 < scale < 3
 
@@ -233,34 +269,45 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_recordings_have_their_successes_and_what_came_just_before(recordings: Path) -> None:
-    learnt, held_out = recorded_successes(recordings, "next.done", None, near=3, val_fraction=0.34)
-    assert (len(learnt), len(held_out)) == (4, 2)
-    for part in (*learnt, *held_out):
+def recorded(folder: Path, column: str, **options: Any) -> tuple[LabelledRecordings, Any]:
+    source = LeRobotSource.open(folder)
+    parts = parts_of(source, "", options.pop("val_fraction", 0.34))
+    return LabelledRecordings(source, column, None, parts.train, near_misses=options.pop("near", 3), **options), parts
+
+
+def test_recordings_have_their_successes_what_came_just_before_and_how_far_it_was(recordings: Path) -> None:
+    found, parts = recorded(recordings, "next.done")
+    assert (len(parts.train), len(parts.calibrate), len(parts.test)) == (4, 1, 1)
+    assert found.discount == pytest.approx(0.1 ** (1 / 12))  # the usual recording begins at 0.1
+    for part in found.labelled([*parts.train, *parts.test])["held out"]:
         assert part.pictures_N_H_W_C.shape == (13, 48, 48, 3) and part.pictures_N_H_W_C.dtype == torch.uint8
         assert part.success_N.nonzero().flatten().tolist() == [12]
         assert part.near_N.nonzero().flatten().tolist() == [9, 10, 11]
+        torch.testing.assert_close(part.progress_N, found.discount ** torch.arange(12.0, -1, -1))
     with pytest.raises(DataError, match=r"no column 'next\.success'"):
-        recorded_successes(recordings, "next.success", None, near=3, val_fraction=0.34)
+        recorded(recordings, "next.success")
     with pytest.raises(DataError, match="1 of 6 episodes are held out, but 2"):
-        recorded_successes(recordings, "next.done", None, near=3, val_fraction=0.1)
+        recorded(recordings, "next.done", val_fraction=0.1)
 
 
 def test_success_is_more_than_half_and_pictures_are_upright(monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = torch.arange(3 * 4 * 5 * 6).reshape(3, 4, 5, 6).to(torch.uint8)  # channels, frames, height, width
+    frames = torch.arange(3 * 7 * 5 * 6).reshape(3, 7, 5, 6).to(torch.uint8)  # channels, frames, height, width
+    done = numpy.array([[0.0], [0.4], [0.5], [0.6], [0.9], [0.0], [0.0]])
 
     class Source(list):
-        info = SimpleNamespace(features={"done": {}})
+        info = SimpleNamespace(features={"done": {}}, root="x")
         camera = staticmethod(lambda name: name)
-        columns = staticmethod(lambda i, names: {"done": numpy.array([[0.0], [0.4], [0.5], [0.6]])})
-        frames = staticmethod(lambda i, place, rows: frames[:, list(rows)])
+        columns = staticmethod(lambda i, names: {"done": done * (i < 3)})
+        frames = staticmethod(lambda i, place, rows, fit: frames[:, list(rows)])
 
-    monkeypatch.setattr(LeRobotSource, "open", lambda folder: Source(range(4)))
-    learnt, held_out = recorded_successes(Path("x"), "done", None, near=2, val_fraction=0.5)
-    for part in (*learnt, *held_out):
-        assert torch.equal(part.pictures_N_H_W_C, frames.permute(1, 2, 3, 0))
-        assert part.success_N.tolist() == [False, False, False, True]
-        assert part.near_N.tolist() == [False, True, True, False]
+    found = LabelledRecordings(Source(range(4)), "done", None, [0, 3], near_misses=2)  # type: ignore[arg-type]
+    part, failure = found.labelled([0, 3])["held out"]
+    assert torch.equal(part.pictures_N_H_W_C, frames.permute(1, 2, 3, 0))
+    assert part.success_N.tolist() == [False, False, False, True, True, False, False]
+    assert part.near_N.tolist() == [False, True, True, False, False, False, False]
+    d = 0.1 ** (1 / 3)
+    assert part.progress_N.tolist() == pytest.approx([d**3, d**2, d, 1, 1, 0, 0])  # it went away, and did not return
+    assert not failure.success_N.any() and not failure.progress_N.any()
 
 
 def test_recordings_are_held_out_with_success_and_are_not_mirrored(
@@ -278,7 +325,43 @@ def test_recordings_are_held_out_with_success_and_are_not_mirrored(
     assert "calibrated, 0 show success" in capsys.readouterr().err
 
 
-ANY = ("--least_precision", "0", "--least_recall", "0")
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("cosmos_predict2.toy_world"):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+from scripts import train_reward_model
+
+sys.exit(train_reward_model.command_line.main(train_reward_model.parser, train_reward_model.run, sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_reward_of_recordings_learns_what_a_world_model_imagines_of_them_without_the_toy_world(
+    recordings: Path, tmp_path: Path
+) -> None:
+    words = ["--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.67", "--steps", "2"]
+    words += ["--world_model", tiny_action_path(), *ANY, "--out", str(tmp_path)]
+    subprocess.run([sys.executable, "-c", BLOCKED, *words], check=True, cwd=Path(__file__).parents[3])
+    found = json.loads((tmp_path / "quality.json").read_text())
+    assert {kind: one["count"] for kind, one in found["quality"].items()} == {
+        "held out": 26,
+        "tokenizer round trip": 24,
+        "imagined, by the outcome": 24,
+    }
+    assert {kind: one["episodes"] for kind, one in found["ends"].items()} == {
+        "held out": 4,
+        "imagined, by the outcome": 4,
+    }
+    assert found["outputs"] == ["success", "progress"]
+    assert ResnetReward(str(tmp_path / "reward_model.safetensors"), device="cpu").threshold == found["threshold"]
+
+
+ANY = ("--least_precision", "0", "--least_recall", "0", "--least_area", "0")
 
 
 def _command(*words: str) -> int:
@@ -312,9 +395,9 @@ def test_a_reward_model_that_finds_few_successes_is_not_written(
     def measured(*given: Any) -> Any:
         return replace(measure(*given), precision=precision, recall=recall)
 
-    monkeypatch.setattr(success_training, "measure", measured)
+    monkeypatch.setattr(success_quality, "measure", measured)
     parts = [squares(12, seed) for seed in range(3)]
-    made = lambda args, device: (parts[:1], parts[1], {"simulator": parts[2]})  # noqa: E731
+    made = lambda args, device: train_reward_model._Shown(parts[:1], parts[1], {"simulator": parts[2]})  # noqa: E731
     monkeypatch.setattr(train_reward_model, "_toy_pictures", made)
     words = ("--data", "toy", "--steps", "1", "--batch_size", "8", "--out", str(tmp_path))
     assert _command(*words) == (2 if named else 0)
