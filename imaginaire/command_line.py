@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from imaginaire import log as logs
-from imaginaire.errors import UserError, disk_fault, first_line, near
+from imaginaire.errors import ConfigError, UserError, disk_fault, first_line, near
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +126,19 @@ def at_least(least: int, most: float = MOST_OF["seed"]) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def key_values(words: Sequence[str], flag: str) -> dict[str, Any]:
+    """The values of a flag that takes KEY=VALUE words, as YAML has them."""
+    from imaginaire.config.lazy_config import plain_data
+
+    found = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or not name.isidentifier():
+            raise ConfigError(f"{flag} {word}: expected KEY=VALUE, such as unnorm_key=libero_10_no_noops.")
+        found[name] = plain_data(value, f"{flag} {word}")
+    return found
 
 
 def above_zero(text: str) -> float:

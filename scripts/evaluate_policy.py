@@ -2,14 +2,14 @@
 """Measure how often a policy succeeds, on starts that training never has; and with --world_model, whether what is
 imagined of the same actions is true.
 
-A policy is a file or folder of scripts.train_policy, or a run that trained one by reinforcement learning.
+A policy is a file or folder of scripts.train_policy, a run that trained one by reinforcement learning, or a driver of
+yours, MODULE:CLASS, with act, action_dim and chunk.
 """
 
 import argparse
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ examples:
 
 parser = command_line.parser("scripts.evaluate_policy", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
-add("--policy", required=True, metavar="PATH", help="a policy's file or folder, or a run that trained one")
+add("--policy", required=True, metavar="PATH", help="a policy's file or folder, a run, or MODULE:CLASS")
 add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
 add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of a run")
 add(
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
         imagined_along,
         played_along,
     )
-    from cosmos_predict2.rl.policies.files import read_policy
+    from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.world_model.assembly import device_of
 
     device = device_of(args.device)
@@ -134,8 +134,10 @@ def run(args: argparse.Namespace) -> None:
             f"--workers {args.workers} has no meaning for --suite {args.suite}, or beside --batch_size: leave it out."
         )
     args.tasks, args.episodes, args.fps = place.tasks, args.episodes or place.episodes, args.fps or place.fps
-    policy, card = read_policy(args.policy, "net_ema" if args.load_ema else "auto", _options(args.options))
-    policy.to(device)
+    options = command_line.key_values(args.options, "--options")
+    policy, card = find_policy(args.policy, "net_ema" if args.load_ema else "auto", options)
+    if hasattr(policy, "to"):
+        policy.to(device)
     if args.execute is None and (execute := card.about.get("execute")):
         args.execute = execute
         print(f"--execute {execute}, as the policy's run had it")
@@ -173,19 +175,6 @@ def run(args: argparse.Namespace) -> None:
         write_json(out / FIGURES, content)
         print(f"figures: {out / FIGURES}")
     env.close()
-
-
-def _options(words: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE, values as YAML has them."""
-    from imaginaire.config.lazy_config import plain_data
-
-    found = {}
-    for word in words:
-        name, sign, value = word.partition("=")
-        if not sign or not name.isidentifier():
-            raise ConfigError(f"--options {word}: expected KEY=VALUE, such as unnorm_key=libero_10_no_noops.")
-        found[name] = plain_data(value, f"--options {word}")
-    return found
 
 
 def _conditions(args: argparse.Namespace, place: Any) -> dict[str, Any]:

@@ -59,6 +59,7 @@ MISTAKES = [
     *(
         (program, [*words, "--device", device], device)
         for program, words in {
+            "collect": ["--suite", "toy", "--policy", "x", "--episodes", "1", "--out", "{out}"],
             "cache_latents": ["--data", "x", "--tokenizer", "tiny"],
             "encode_prompts": ["--prompt", "x", "--text_encoder", "bytes", "--out", "{out}.safetensors"],
             "evaluate_policy": ["--policy", "x"],
@@ -72,6 +73,8 @@ MISTAKES = [
         (program, [*words, flag, place], flag)
         for program, flag, words in (
             ("check_dataset", "--json", ["x"]),
+            ("collect", "--out", ["--suite", "toy", "--policy", "x", "--episodes", "1"]),
+            ("split_recordings", "--out", ["x"]),
             ("encode_prompts", "--out", ["--prompt", "x", "--text_encoder", "bytes"]),
             ("evaluate_policy", "--out", ["--policy", "x"]),
             ("evaluate_world_model", "--out", ["--data", "toy"]),

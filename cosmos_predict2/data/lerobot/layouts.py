@@ -150,7 +150,7 @@ class LayoutV2:
         self._info = info
         self._where = info.root / "meta" / "info.json"
         path = info.root / "meta" / "episodes.jsonl"
-        entries = list(_lines(path))
+        entries = list(read_lines(path))
         try:
             numbers = [int(entry["episode_index"]) for entry in entries]
             lengths = [int(entry["length"]) for entry in entries]
@@ -179,12 +179,12 @@ def _tasks_v2(root: Path) -> dict[int, str]:
     if not path.is_file():
         return {}
     try:
-        return {int(entry["task_index"]): str(entry["task"]).strip() for entry in _lines(path)}
+        return {int(entry["task_index"]): str(entry["task"]).strip() for entry in read_lines(path)}
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: a line lacks 'task_index' or 'task' ({error}).") from error
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file with one per line."""
     try:
         with path.open(encoding="utf-8") as file:

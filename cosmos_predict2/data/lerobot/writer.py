@@ -2,6 +2,7 @@
 """Writes episodes as a LeRobot data set of version 2.1, which the lerobot and GR00T packages read.
 
 Files that are there are kept, so that writing the same episodes again goes on where it stopped; the index comes last.
+`Writer.after` adds other episodes to a data set.
 """
 
 import json
@@ -15,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cosmos_predict2.data.lerobot.info import read_info
+from cosmos_predict2.data.lerobot.layouts import read_lines
 from cosmos_predict2.data.video.media import write_video
 from imaginaire import storage
-from imaginaire.errors import missing_package
+from imaginaire.errors import DataError, missing_package
 
 VERSION = "v2.1"
 CHUNK = 1000  # episodes in a folder
@@ -51,11 +54,45 @@ class Writer:
         self._statistics: list[dict[str, Any]] = []
         self._features: dict[str, dict[str, Any]] = {}
 
+    @classmethod
+    def after(cls, root: Path) -> "Writer":
+        """A writer of the episodes that follow those of a data set of this layout, which is as it was until `finish`.
+
+        What an interrupted writer left behind the last episode of the index is removed.
+        """
+        info = read_info(root)
+        if info.version != VERSION or info.data_path != DATA_PATH or info.chunks_size != CHUNK:
+            raise DataError(
+                f"{root} is a data set of version {info.version} that another program wrote: episodes are added to"
+                f" those of this one alone ({VERSION}, {DATA_PATH})."
+            )
+        writer = cls(root, info.fps, info.robot)
+        meta = root / "meta"
+        writer._tasks = {str(row["task"]): int(row["task_index"]) for row in read_lines(meta / "tasks.jsonl")}
+        writer._episodes = list(read_lines(meta / "episodes.jsonl"))
+        writer._statistics = list(read_lines(meta / "episodes_stats.jsonl"))
+        writer._lengths = [int(row["length"]) for row in writer._episodes]
+        writer._features = {name: dict(feature) for name, feature in info.features.items()}
+        for path in (*root.glob("data/*/episode_*.parquet"), *root.glob("videos/*/*/episode_*.mp4")):
+            if int(path.stem.removeprefix("episode_")) >= len(writer):
+                path.unlink()
+        return writer
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
     def add(self, recording: Recording) -> None:
         """The next episode: its videos and its table, where they are not there yet."""
         number = len(self._lengths)
         task = self._tasks.setdefault(recording.task, len(self._tasks))
-        self._features = self._features or _features(recording, self.fps)
+        features = _features(recording, self.fps)
+        if self._features and features != self._features:
+            names = [name for name in {**features, **self._features} if features.get(name) != self._features.get(name)]
+            raise DataError(
+                f"{self.root}: episode {number} has '{names[0]}' as {features.get(names[0])}, but the others as"
+                f" {self._features.get(names[0])}: episodes of a data set have the same columns and cameras."
+            )
+        self._features = features
         columns = {**recording.columns, **self._counters(number, len(recording), task)}
         table = self.root / DATA_PATH.format(episode_chunk=number // CHUNK, episode_index=number)
         for camera, video in recording.videos.items():

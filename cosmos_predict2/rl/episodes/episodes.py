@@ -139,7 +139,7 @@ class RolloutDefaults:
 class LocalRollout(RolloutDefaults):
     """Plays in this process, as many episodes at once as the environment has places.
 
-    An environment whose episode is over takes the next start while others go on; see `_Places`. Evaluations do without
+    An environment whose episode is over takes the next start while others go on; see `Places`. Evaluations do without
     the record of the decisions (``keep_record``), most of which are pictures.
     """
 
@@ -158,7 +158,7 @@ class LocalRollout(RolloutDefaults):
 
     @torch.no_grad()
     def collect(self, starts: Starts, mode: Mode = "sample", on_progress: Any = None) -> Trajectories:
-        places, played = _Places(self.env, starts), _Played(len(starts), int(self.env.metadata["max_steps"]), self)
+        places, played = Places(self.env, starts), _Played(len(starts), int(self.env.metadata["max_steps"]), self)
         is_shown = on_progress is not None and distributed.is_rank0()
         with Progress(BAR, len(starts), unit="episode", is_shown=is_shown, leave=False, as_bar=True) as progress:
             while not places.are_done:
@@ -178,7 +178,7 @@ class LocalRollout(RolloutDefaults):
         return played.trajectories()
 
 
-class _Places:
+class Places:
     """The episode that each environment plays.
 
     An idle environment takes the next start at once. Where others would have to wait for its reset (``reset_chunks`` of

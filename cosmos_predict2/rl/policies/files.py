@@ -8,6 +8,7 @@ is recorded of it lies beside. Nothing that a file names is imported; only regis
 
 import importlib.metadata
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
 from cosmos_predict2.rl.policies.network import trained_adapter
 from cosmos_predict2.rl.policies.weights import PUBLIC_CONFIG, load_weights
 from imaginaire import foreign_json, storage
-from imaginaire.buildable import path_of, recorded, shipped
+from imaginaire.buildable import made, path_of, recorded, resolve, shipped
 from imaginaire.checkpoint.weight_files import below, latest, local_file, names_at, open_address
 from imaginaire.errors import CheckpointError, ConfigError, near
 
@@ -118,6 +119,19 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
     if not card.is_public:  # else it has read its folder
         load_weights(policy, address, which)
     return completed(policy.eval(), PolicyDefaults), card
+
+
+def find_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:
+    """The same, or a driver of one's own that is no file, MODULE:CLASS, which is built with ``options``."""
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", address) or Path(address).exists():
+        return read_policy(address, which, options)
+    driver = made(resolve(address, "policy"), options or {}, f"{address}: ")
+    if missing := [name for name in ("act", "action_dim", "chunk") if not hasattr(driver, name)]:
+        raise ConfigError(
+            f"{address} has no '{missing[0]}': a policy has act(observation, *, mode, generators, temperature), which"
+            " gives a Decision, action_dim (numbers of an action) and chunk (actions of a decision)."
+        )
+    return completed(driver, PolicyDefaults), PolicyCard(address, dict(options or {}))
 
 
 def policy_adapter(address: str, which: str = "auto", alpha: float | None = None) -> Adapter | None:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes of a policy in an environment as recordings, one at a time: what a world model, a reward and a clone learn
+from.
+
+    for recording, succeeded in recorded_episodes(policy, env, starts):
+        writer.add(recording)
+
+Only episodes that are being played are in memory. They are stepped action by action, so that every picture has its own
+success, and come in the order in which they end.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data.lerobot.writer import Recording
+from cosmos_predict2.data.split import SUCCESS_COLUMN
+from cosmos_predict2.rl.episodes.episodes import Mode, Places, Starts
+from cosmos_predict2.rl.interfaces import EnvDefaults, Observation, Policy, VecEnv, completed
+from imaginaire import random
+
+CAMERA, WRIST = "observation.images.front", "observation.images.wrist"
+_PICTURES, _WRISTS, _STATE, _TASK = "full_image", "wrist_image", "state", "task_description"
+
+
+@dataclass
+class _Episode:
+    """An episode up to now: what was seen, before each action and after the last one, and what was done."""
+
+    task: str
+    seen: dict[str, list[Tensor]] = field(default_factory=lambda: {_PICTURES: [], _WRISTS: [], _STATE: []})
+    actions: list[Tensor] = field(default_factory=list)
+    success: list[bool] = field(default_factory=lambda: [False])  # of each picture
+    num_decisions: int = 0
+
+    def see(self, observation: Observation, row: int) -> None:
+        for name, values in self.seen.items():
+            values.append(observation[name][row].cpu().clone())
+
+    def recording(self) -> Recording:
+        """A row for each picture; row k's action leads from picture k to the next one, the last row repeats it."""
+        actions = [*self.actions, self.actions[-1]]
+        columns = {"action": torch.stack(actions).numpy(), SUCCESS_COLUMN: numpy.array(self.success)}
+        if self.seen[_STATE][0].numel():
+            columns["observation.state"] = torch.stack(self.seen[_STATE]).float().numpy()
+        cameras = {CAMERA: torch.stack(self.seen[_PICTURES])}
+        for k, wrist in enumerate(torch.stack(self.seen[_WRISTS]).unbind(1)):
+            cameras[WRIST + (f"_{k + 1}" if k else "")] = wrist
+        return Recording(columns, {name: film.permute(3, 0, 1, 2) for name, film in cameras.items()}, self.task)
+
+
+@torch.no_grad()
+def recorded_episodes(
+    policy: Policy, env: VecEnv, starts: Starts, mode: Mode = "sample", execute: int | None = None
+) -> Iterator[tuple[Recording | None, bool]]:
+    """The recording of each episode, and its success on any picture; None of one that was lost with its simulator."""
+    completed(env, EnvDefaults)
+    places, playing = Places(env, starts), dict[int, _Episode]()
+    bounds = {"action_low": -1.0, "action_high": 1.0}
+    low, high = (torch.as_tensor(env.metadata.get(name, usual)) for name, usual in bounds.items())
+    while not places.are_done:
+        if places.are_due:
+            begun, observation = places.begin()
+            for row, number in enumerate(begun):
+                playing[number] = _Episode(observation[_TASK][row])
+                playing[number].see(observation, row)
+        episodes = [playing[number] for number in places.episodes]
+        generators = [
+            random.generator(starts.draws[number], episode.num_decisions, "decision")
+            for number, episode in zip(places.episodes, episodes, strict=True)
+        ]
+        decided = policy.act(places.observation, mode=mode, generators=generators).actions_E_A_D.cpu()
+        active_E = torch.ones(len(episodes), dtype=torch.bool)
+        for actions_E_D in decided[:, :execute].unbind(1):
+            if not active_E.any():
+                break
+            observation, _, _, _, info = env.chunk_step(actions_E_D[:, None], places.ids)
+            for row in info["executed"][:, 0].nonzero().flatten().tolist():
+                episodes[row].actions.append(actions_E_D[row].float().clamp(low, high))
+                episodes[row].success.append(bool(info["success"][row]))
+                episodes[row].see(observation, row)
+            active_E = info["active"].cpu()
+        is_over_E, is_valid_E = ~active_E, info.get("valid", torch.ones_like(active_E))
+        for row, (number, episode) in enumerate(zip(places.episodes, episodes, strict=True)):
+            episode.num_decisions += 1
+            if is_over_E[row]:
+                del playing[number]
+                is_whole = bool(is_valid_E[row])
+                yield (episode.recording() if is_whole else None), is_whole and any(episode.success)
+        places.go_on(observation, is_over_E)

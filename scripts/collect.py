@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record what a policy does in an environment, as a LeRobot data set that every program here reads.
+
+Each row has the picture, the action that was executed then, and next.success, 1 on pictures that show success. An
+episode goes on after a success, as long as the environment lets it, so that it is seen whether the success lasts.
+"""
+
+import argparse
+import logging
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
+
+from imaginaire import command_line
+from imaginaire.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+RECORD = "collection.json"
+FIRST = 10_000  # scripts.evaluate_policy begins at 0
+
+_EPILOG = """\
+A policy is a file or folder of scripts.train_policy, a run that trained one, or a driver of yours, MODULE:CLASS, with
+act(observation, ...) as cosmos_predict2.rl.interfaces.Policy has it, action_dim and chunk. Starts are numbered: those
+from 0 on are what scripts.evaluate_policy measures.
+
+examples:
+  python -m scripts.collect --suite gym:gym_pusht:gym_pusht/PushT-v0 --policy runs/pusht --episodes 100 --out my_data
+  python -m scripts.collect --suite gym:MT1-reach --import metaworld_setup --policy drivers:Expert --episodes 50 \\
+    --out my_data
+  python -m scripts.collect --suite gym:MT1-reach --import metaworld_setup --policy drivers:Clumsy --episodes 50 \\
+    --first 20000 --out my_data --append
+"""
+
+
+parser = command_line.parser("scripts.collect", __doc__, _EPILOG)
+add, count = parser.add_argument, command_line.at_least(1)
+add("--suite", required=True, help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, or MODULE:CLASS")
+add("--policy", required=True, metavar="PATH", help="a policy, a run that trained one, or MODULE:CLASS")
+add("--episodes", required=True, type=count, metavar="N", help="starts, each played once")
+add("--out", required=True, type=command_line.local_output, metavar="DIR", help="the data set")
+add("--append", action="store_true", help="add the episodes to the data set that is at --out")
+add("--mode", choices=["sample", "greedy"], default="sample", help="an action that is drawn, or the likeliest one")
+add("--first", type=command_line.at_least(0), default=FIRST, metavar="N", help="number of the first start")
+add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn")
+add("--execute", type=count, default=None, help="so many actions of each decision (default: all, or as its run had it)")
+add("--until_success", action="store_true", help="end an episode at its first success")
+add("--tasks", nargs="+", default=[], metavar="TASK", help="of a suite with several (default: all)")
+add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
+add("--max_steps", type=count, default=None, help="of an episode in a simulator (default: as published)")
+add("--image_size", type=count, default=None, help="of a simulator's pictures (default: 256, of lift 128)")
+add("--render", default=None, help="how a simulator draws: auto, egl, osmesa, glx (default: auto)")
+add("--batch_size", type=count, default=None, help="episodes that are played together (default: 8)")
+add("--fps", type=command_line.above_zero, default=None, help="of the videos (default: the environment's)")
+add("--device", default=None, help="of the policy, cpu or cuda (default: a GPU where there is one)")
+
+
+def run(args: argparse.Namespace) -> None:
+    from cosmos_predict2.data.lerobot.writer import Writer
+    from cosmos_predict2.evaluation.reports.evaluation_page import write_json
+    from cosmos_predict2.rl.envs import suites
+    from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
+    from cosmos_predict2.rl.episodes.recording import recorded_episodes
+    from cosmos_predict2.rl.policies.files import find_policy
+    from cosmos_predict2.world_model.assembly import device_of
+    from imaginaire import foreign_json
+    from imaginaire.progress import Progress
+    from imaginaire.training.provenance import run_record
+
+    out, device = Path(args.out), device_of(args.device)
+    if not args.append and out.exists() and any(out.iterdir()):
+        raise ConfigError(f"--out {out} holds files: give another folder, or --append to add to its data set.")
+    given = {name: getattr(args, name) for name in ("max_steps", "image_size", "render")}
+    suite = suites.find(args.suite, args.tasks, **given, **({"split": "train"} if args.suite == suites.TOY else {}))
+    policy, card = find_policy(args.policy, options=command_line.key_values(args.options, "--options"))
+    if hasattr(policy, "to"):
+        policy.to(device)
+    execute = args.execute or card.about.get("execute")
+    starts = held_out_starts(args.episodes, len(suite.tasks), args.seed, args.first, in_blocks=suite.in_blocks)
+    env = suite.env(min(args.batch_size or suite.at_once, args.episodes), policy)
+    if hasattr(env, "terminate_on_success"):
+        env.terminate_on_success = args.until_success
+    elif args.until_success:
+        raise ConfigError(f"--until_success: {type(env).__name__} ends its episodes by itself. Leave it out.")
+    fps = args.fps or float(env.metadata.get("control_hz", suite.fps))
+    place = out if args.append else out.with_name(f"{out.name}.unfinished")  # until its index is written
+    if args.append:
+        writer = Writer.after(out)
+    else:
+        shutil.rmtree(place, ignore_errors=True)
+        writer = Writer(place, fps, robot=str(env.metadata.get("suite", args.suite)))
+    before = len(writer)
+    if abs(writer.fps - fps) > 1e-6:
+        raise DataError(f"--append: {out} has {writer.fps:g} frames per second, these episodes {fps:g} (--fps).")
+    successes = lost = 0
+    with Progress("recording", args.episodes, unit="episode") as progress:
+        for recording, is_success in recorded_episodes(policy, env, starts, args.mode, execute):
+            successes, lost = successes + is_success, lost + (recording is None)
+            if recording is not None:
+                writer.add(recording)
+            progress.update()
+    env.close()
+    if len(writer) == before:
+        raise DataError(f"None of {args.episodes} episodes was played to its end: the log has the simulators' errors.")
+    writer.finish()
+    record = place / RECORD
+    names = ("suite", "policy", "mode", "first", "seed")
+    figures: dict[str, Any] = {name: getattr(args, name) for name in names}
+    figures |= dict(execute=execute, episodes=len(writer) - before, from_episode=before, successes=successes, lost=lost)
+    figures["command"] = shlex.join(["python", "-m", "scripts.collect", *sys.argv[1:]])
+    earlier = foreign_json.load_object(record)["collections"] if args.append and record.is_file() else []
+    write_json(record, {"collections": [*earlier, {**figures, **suite.conditions(), "versions": run_record()}]})
+    if not args.append:
+        place.replace(out)
+    if lost:
+        log.warning("%d of %d episodes were lost with their simulators and are not recorded", lost, args.episodes)
+    played = len(writer) - before
+    print(f"{played} episodes, {successes} with success ({successes / played:.3f}); {len(writer)} in {out}")
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.main(parser, run))

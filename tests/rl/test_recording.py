@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts
+from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
+from cosmos_predict2.rl.episodes.recording import CAMERA, WRIST, recorded_episodes
+from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
+from scripts import collect
+
+
+class Wanderer(PolicyDefaults):
+    """A driver of one's own: draws motions, some of them beyond the bounds."""
+
+    action_dim, chunk = 4, 3
+
+    def act(self, observation: Any, *, mode: Any, generators: Any, temperature: float = 1.0) -> Decision:
+        draws = [torch.randn(self.chunk, self.action_dim, generator=generator) for generator in generators]
+        return Decision(torch.stack(draws), {})
+
+
+class Counting:
+    """Pictures show the trial and how many actions were executed; trial t ends after t + 2 of them, and is lost if it
+    is 3. A success lasts for one action, the second."""
+
+    num_envs = 2
+
+    def __init__(self) -> None:
+        self.metadata = {"max_steps": 6, "action_dim": 4, "action_high": 0.5}
+        self.trials: dict[int, int] = {}
+        self.steps: dict[int, int] = {}
+
+    def _seen(self, ids: list[int]) -> dict[str, Any]:
+        shown = torch.tensor([[self.trials[i], self.steps[i], 0] for i in ids], dtype=torch.uint8)
+        pictures = shown[:, None, None].expand(-1, 4, 4, -1)
+        wrists = pictures[:, None].expand(-1, 2, -1, -1, -1)
+        return dict(full_image=pictures, wrist_image=wrists, state=shown.float(), task_description=["go"] * len(ids))
+
+    def reset(self, *, options: Any) -> tuple[Any, Any]:
+        ids = options["env_ids"]
+        self.trials |= dict(zip(ids, options["trial_ids"], strict=True))
+        self.steps |= dict.fromkeys(ids, 0)
+        return self._seen(ids), {}
+
+    def chunk_step(self, actions: Tensor, env_ids: list[int], execute: int | None = None) -> tuple[Any, ...]:
+        executed = torch.tensor([[self.steps[i] < self.trials[i] + 2] for i in env_ids])
+        for i, one in zip(env_ids, executed, strict=True):
+            self.steps[i] += int(one)
+        info = {
+            "executed": executed,
+            "success": torch.tensor([self.steps[i] == 2 for i in env_ids]),
+            "active": torch.tensor([self.steps[i] < self.trials[i] + 2 for i in env_ids]),
+            "valid": torch.tensor([self.trials[i] != 3 for i in env_ids]),
+        }
+        zeros = torch.zeros(len(env_ids), 1)
+        return self._seen(env_ids), zeros, zeros.bool(), zeros.bool(), info
+
+
+def test_rows_of_a_recording_match_its_pictures() -> None:
+    numbers = list(range(5))
+    starts = Starts([0] * 5, numbers, numbers, [100 + i for i in numbers])
+    found = list(recorded_episodes(Wanderer(), Counting(), starts))  # type: ignore[arg-type]
+    assert [recording is None for recording, _ in found].count(True) == 1 and len(found) == 5
+    played = {}
+    for recording, is_success in found:
+        if recording is None:
+            assert not is_success
+            continue
+        film = recording.videos[CAMERA]
+        trial = int(film[0, 0, 0, 0])
+        played[trial], length = recording, trial + 3
+        assert film.shape == (3, length, 4, 4) and film[1, :, 0, 0].tolist() == list(range(length))
+        assert recording.columns["observation.state"][:, 1].tolist() == list(range(length))
+        assert recording.columns["next.success"].nonzero()[0].tolist() == [2] and is_success
+        actions = recording.columns["action"]
+        assert actions.shape == (length, 4) and actions.max() <= 0.5 and actions.min() >= -1.0
+        assert numpy.array_equal(actions[-1], actions[-2])
+        assert sorted(recording.videos) == [CAMERA, WRIST, f"{WRIST}_2"] and recording.task == "go"
+    assert sorted(played) == [0, 1, 2, 4]
+
+
+def test_what_is_recorded_is_what_an_evaluation_plays() -> None:
+    starts = held_out_starts(3, 1, seed=5, first=7)
+    played = LocalRollout(Wanderer(), ToyEnv(3), keep_record=False).collect(starts, "sample")
+    found = [recording for recording, _ in recorded_episodes(Wanderer(), ToyEnv(3), starts)]
+    assert float(played.actions_M_E_A_D.abs().max()) > 1
+    for i, recording in enumerate(found):
+        assert recording is not None
+        actions = played.actions_M_E_A_D[:, i].flatten(0, 1).clamp(-1, 1)
+        assert torch.equal(torch.from_numpy(recording.columns["action"][:-1]), actions)
+        assert bool(recording.columns["next.success"][-1]) == bool(played.success_E[i])
+
+
+def _command(*words: object) -> int:
+    return collect.command_line.main(collect.parser, collect.run, [str(word) for word in words])
+
+
+def test_the_command_writes_a_data_set_and_adds_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "data"
+    words = ("--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", 3, "--out", out, "--batch_size", 2)
+    (tmp_path / "data.unfinished").mkdir()
+    (tmp_path / "data.unfinished" / "left").write_text("by a collection that was killed")
+    assert _command(*words) == 0
+    assert "3 episodes" in capsys.readouterr().out and not (tmp_path / "data.unfinished").exists()
+    assert not (out / "left").exists()
+    assert _command(*words) == 2 and "--append" in capsys.readouterr().err
+    before = LeRobotSource.open(out)
+    rows = [before.columns(i, ["action"])["action"] for i in range(3)]
+    stray = out / "data" / "chunk-000" / "episode_000003.parquet"
+    stray.write_bytes(b"of a collection that was killed")
+    assert _command(*words, "--append", "--first", 20_000) == 0
+    after = LeRobotSource.open(out)
+    assert len(after) == 6 and after.info.splits == {"train": "0:6"}
+    for i, table in enumerate(rows):
+        assert numpy.array_equal(after.columns(i, ["action"])["action"], table)
+    assert not numpy.array_equal(after.columns(3, ["action"])["action"], rows[0])
+    assert after.columns(5, ["index"])["index"][-1] == sum(after.episodes.lengths) - 1
+    assert after.frames(4, CAMERA, [0, 1]).shape == (3, 2, 48, 48)
+    record = json.loads((out / "collection.json").read_text())["collections"]
+    assert [(one["from_episode"], one["episodes"], one["first"]) for one in record] == [(0, 3, 10_000), (3, 3, 20_000)]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--policy", f"{__name__}:Counting"], "has no 'act'"),
+        (["--until_success"], None),
+        (["--append"], "no meta/info.json"),
+        (["--options", "chunk"], "KEY=VALUE"),
+    ],
+)
+def test_wrong_flags_are_named(
+    words: list[str], named: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", "1", "--out", str(tmp_path / "x")]
+    assert _command(*given, *words) == (0 if named is None else 2)
+    assert named is None or named in capsys.readouterr().err
