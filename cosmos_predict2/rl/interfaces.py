@@ -120,6 +120,19 @@ class LogProb:
     step: DrawnStep | None = None
 
 
+@dataclass(frozen=True)
+class Velocities:
+    """Predictions of a flow for what a record holds, with fresh noise at L times: x_t = (1 - t) x0 + t noise.
+
+    The velocity has gradients; it is right where it is noise - x0, in units of the policy's own. Rows and elements are
+    those of `LogProb`: of the actions that are executed.
+    """
+
+    x0_B_K_N: Tensor
+    noise_B_L_K_N: Tensor
+    velocity_B_L_K_N: Tensor
+
+
 class ContractError(AssertionError):
     """A policy or an environment that does not keep its contract: which rule, and what was found."""
 
@@ -128,8 +141,9 @@ class Policy(Protocol):
     """Decides on chunks of actions. A policy that is trained is a module besides.
 
     Optional: ``reads_state`` (decisions need ``state``), ``draws_when_greedy`` (greedy decisions draw noise, too) and
-    ``on_trainer_step(iteration)``, called after each optimizer step. `cosmos_predict2.rl.policies.contract` checks a
-    policy against what is written here.
+    ``on_trainer_step(iteration)``, called after each optimizer step. For nft and awm a flow has ``velocities``, and
+    ``flow_times``: the times at which its sampler asks the network, from 1, where all is noise, towards 0.
+    `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
 
     @property
@@ -137,6 +151,13 @@ class Policy(Protocol):
 
     @property
     def draws_when_greedy(self) -> bool: ...
+
+    @property
+    def flow_times(self) -> Sequence[float]: ...
+
+    @property
+    def velocities(self) -> Callable[[Mapping[str, Tensor], Tensor, Sequence[torch.Generator]], Velocities] | None:
+        """Called with a record, times [B, L] and generators, ``generators[b]`` of all noise of row b."""
 
     def on_trainer_step(self, iteration: int) -> None: ...
 
@@ -160,6 +181,8 @@ class Policy(Protocol):
 class PolicyDefaults:
     reads_state: bool = False
     draws_when_greedy: bool = False
+    flow_times: Sequence[float] = ()
+    velocities: Callable[[Mapping[str, Tensor], Tensor, Sequence[torch.Generator]], Velocities] | None = None
 
     def on_trainer_step(self, iteration: int) -> None: ...
 

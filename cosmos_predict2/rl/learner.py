@@ -8,7 +8,7 @@ the reward. Each kind defines `collect`, `minibatches` and `part_loss`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.config import LearnerConfig
+from cosmos_predict2.rl.objectives import old_policy_decay
 from imaginaire import distributed
 from imaginaire.distributed.parallel import reshard, to_local
 from imaginaire.errors import TrainingError
@@ -105,6 +106,8 @@ class RLModel(ImaginaireModel, ABC):
     rl_key = ""  # of ``rl`` in the configuration
 
     _reference: WeightCopy | None = None
+    _old: WeightCopy | None = None  # the sampling policy of nft, where it follows slowly
+    _old_decay_type = 0
     _left = 0  # micro-batches of the present experience that are still to come
     _is_open = False  # from the beginning of an experience to its last update
     _has_gradient = False  # of the present update
@@ -184,6 +187,8 @@ class RLModel(ImaginaireModel, ABC):
         every = self.rl.update_ref_every_iter
         if self._reference is not None and every and (iteration + 1) % every == 0:
             self._reference.follow(self.net)
+        if self._old is not None:
+            self._old.follow(self.net, old_policy_decay(self._old_decay_type, iteration + 1))
 
     def at_boundary(self) -> bool:
         return not self._is_open
@@ -191,7 +196,7 @@ class RLModel(ImaginaireModel, ABC):
     def has_gradient(self) -> bool:
         return self._has_gradient
 
-    # --- the reference
+    # --- weights beside the trained ones
 
     def keep_reference(self) -> None:
         """The present weights are the reference; of adapters, where they alone are trained."""
@@ -202,9 +207,20 @@ class RLModel(ImaginaireModel, ABC):
         assert self._reference is not None
         return self._reference.scope(self.net)
 
-    def reference_weights(self) -> dict[str, Tensor]:
+    def keep_old(self, decay_type: int) -> None:
+        """What rolls out has the present weights, and follows those that are trained; 0: it is what is trained."""
+        self._old_decay_type = decay_type
+        if decay_type:
+            self._old = WeightCopy(self.net)
+
+    def sampling_policy(self) -> AbstractContextManager[Any]:
+        """Inside, the network is what rolls out."""
+        return nullcontext() if self._old is None else self._old.scope(self.net)
+
+    def copied_weights(self) -> dict[str, Tensor]:
         """As checkpoints have them."""
-        return {} if self._reference is None else {f"net_ref.{n}": w for n, w in self._reference.weights.items()}
+        copies = {"net_ref": self._reference, "net_old": self._old}
+        return {f"{key}.{n}": w for key, copy in copies.items() if copy is not None for n, w in copy.weights.items()}
 
     # --- checks
 

@@ -3,7 +3,8 @@
 
 A ratio objective ("grpo", "guard", "dppo") takes the log-ratio of new to old probability: of a stochastic step of a
 world model's sampler, or of a policy's decision. A forward-process objective ("nft", "awm") takes predictions at
-generated clips with fresh noise, whatever sampler made them. Advantages are clamped by the caller.
+generated clips, or executed actions, with fresh noise, whatever sampler made them. Advantages are clamped by the
+caller.
 
 # my_objectives.py:  model.config.rl.objective=my_objectives:better_or_worse
 @ratio_objective
@@ -26,6 +27,8 @@ from imaginaire.buildable import resolve, shipped
 from imaginaire.errors import ConfigError
 
 SMALLEST_ERROR = 1e-5  # nft divides by a sample's error
+SMALLEST_TIME = 1e-3  # forward-process objectives divide by nothing, but a sample without noise teaches nothing
+LARGEST_ADVANTAGE = 5.0  # of nft where nothing is said, as published
 # What one ratio of a decision stands for, and the published name of that.
 RATIO_LEVELS = {"element": "token_level", "action": "action_level", "chunk": "chunk_level"}
 OF_EPISODES = ("episode-mean", "slice-mean", "token-mean-of-steps")  # aggregations that need whole episodes
@@ -70,6 +73,8 @@ class FreshNoise:
     """Generated clips with fresh noise at times t, and the velocities there: the network's, and that which sampled.
 
     Under context parallelism frames are this rank's; ``of_clip`` takes means over them, [B], to those of whole clips.
+    Of policies what is called _B_C_T_H_W is [B, K, N], a decision at one of its times. Actions that were not executed
+    are 0 in all tensors, and ``of_clip`` takes means over all to means over those that were.
     """
 
     x0_B_C_T_H_W: Tensor

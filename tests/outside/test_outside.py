@@ -16,6 +16,7 @@ from tests.test_documentation import ROOT, blocks
 PAGE = ROOT / "documentations/extending.md"
 RUNS = "checkpoints/posttraining"
 NETWORK, POLICY = f"{RUNS}/video2world/my_network", f"{RUNS}/reinforcement_learning/my_policy"
+FRESH_NOISE = ROOT / "documentations/rl_options.md"
 TOY = "cosmos_predict2.rl.envs.toy:ToyEnv"  # an environment by its path
 PROGRAM = """
 import runpy, sys
@@ -92,3 +93,13 @@ def test_what_is_added_is_trained_and_read_again_by_every_program(tmp_path: Path
         assert (tmp_path / file).is_file(), file
     figures = json.loads((tmp_path / "outputs/evaluation/evaluation.json").read_text())
     assert figures["suite"] == "my_robot"
+
+
+@pytest.mark.slow
+def test_a_flow_of_ones_own_learns_at_fresh_noise(tmp_path: Path) -> None:
+    (flow,) = (block for _, block in blocks(FRESH_NOISE) if block.startswith("# needs its place: my_flow.py"))
+    (tmp_path / "my_flow.py").write_text(flow)
+    (chosen,) = re.findall("`(experiment=tiny_vla_grpo_simulator .*MyFlow})`", FRESH_NOISE.read_text())
+    options = f"{chosen} job.name=my_flow model.config.rl.objective=nft {SHORT_POLICY}"
+    play(tmp_path, [["scripts.train", "--", *options.split()]])
+    assert "train/good_share" in next(tmp_path.rglob("my_flow/metrics.jsonl")).read_text()

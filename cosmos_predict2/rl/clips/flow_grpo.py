@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
 from cosmos_predict2.models.config import LATEST_TIME, model_config
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.clips.rollout import Losses, chain_path, check_chain, judge, roll_out
 from cosmos_predict2.rl.clips.samples import (
     Conditions,
@@ -36,7 +35,8 @@ from cosmos_predict2.rl.clips.samples import (
 from cosmos_predict2.rl.clips.scoring import Groups, Scoring, check_data
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, RLConfig, check_steps, passes_of, rl_of
 from cosmos_predict2.rl.interfaces import Clips, Ticket
-from cosmos_predict2.rl.learner import Experience, Facts, RLModel, WeightCopy
+from cosmos_predict2.rl.learner import Experience, Facts, RLModel
+from cosmos_predict2.rl.objectives import SMALLEST_TIME
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, objective_of
 from cosmos_predict2.world_model.sampling import to_uint8
@@ -48,7 +48,6 @@ from imaginaire.findings import CheckContext, Finding, error
 
 # Trackers show these, and those of the rewards, as the public trainer does: GRPO/reward_mean
 PUBLISHED_METRICS = {"reward_mean", "log_prob_ratio", "kl_loss", "policy_loss", "data_loss"}
-SMALLEST_TIME = 1e-3  # forward-process objectives divide by nothing, but a clip without noise teaches nothing
 
 
 class FlowGRPOModel(RLModel, Video2WorldModel):
@@ -69,7 +68,6 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         self.groups = Groups(self.rl.num_rollout, self.rl.ranks_per_group)
         self.ranks_per_sample = self.rl.ranks_per_group
         self.losses = Losses(self.world, self.rl)
-        self._old: WeightCopy | None = None
         self._has_checked_states = False  # of the first clips of this start
         self._num_groups = 0  # of each batch, once one has come
 
@@ -112,23 +110,13 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         self.groups = replace(self.groups, dims=dims)
         if self.rl.kl_beta > 0 or not self.rl.on_policy:
             self.keep_reference()
-        if self.rl.weight_copy_decay_type:
-            self._old = WeightCopy(self.net)
+        self.keep_old(self.rl.weight_copy_decay_type)
 
     def saved_weights(self) -> dict[str, Tensor]:
-        old = {} if self._old is None else self._old.weights
-        return {**super().saved_weights(), **self.reference_weights(), **{f"net_old.{n}": w for n, w in old.items()}}
+        return {**super().saved_weights(), **self.copied_weights()}
 
     def sampling_policy(self) -> AbstractContextManager[Any]:
-        """Inside, the network is what rolls out."""
-        if not self.rl.on_policy:
-            return self.reference()
-        return nullcontext() if self._old is None else self._old.scope(self.net)
-
-    def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
-        super().on_before_zero_grad(optimizer, scheduler, iteration)
-        if self._old is not None:
-            self._old.follow(self.net, objectives.old_policy_decay(self.rl.weight_copy_decay_type, iteration + 1))
+        return super().sampling_policy() if self.rl.on_policy else self.reference()
 
     # --- experience
 

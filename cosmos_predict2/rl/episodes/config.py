@@ -8,18 +8,13 @@ from typing import Any
 import attrs
 
 from cosmos_predict2.rl.config import GroupAdvantageConfig, LearnerConfig
-from cosmos_predict2.rl.objectives import AGGREGATIONS, KL_KINDS, RATIO_LEVELS, objective_of
+from cosmos_predict2.rl.objectives import AGGREGATIONS, KL_KINDS, RATIO_LEVELS, level_of, objective_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
 
-BY_ADVANTAGE = (
-    "grpo",
-    "guard",
-    "dppo",
-    "best_of_n",
-    "random_of_n",
-)  # objectives that an advantage of 0 teaches nothing
+# objectives that take no step where no group has an advantage
+BY_ADVANTAGE = ("grpo", "guard", "dppo", "nft", "awm", "best_of_n", "random_of_n")
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -58,10 +53,17 @@ class VLARLConfig(LearnerConfig):
     # of what was drawn with and log_prob, in nats an element; null: by the precision
     draw_tolerance: Any = attrs.field(default=None, validator=above(0))
 
+    # forward-process objectives
+    nft_beta: float = attrs.field(default=1.0, validator=above(0))
+    num_timesteps: int = attrs.field(default=0, validator=at_least(0))  # of the policy's own, for a decision; 0: all
+    use_same_forward_noise: bool = False  # decisions of a group with the same number get the same fresh noise
+    weight_copy_decay_type: int = attrs.field(default=0, validator=at_least(0, at_most=2))
+
     @property
     def teaches_without_advantage(self) -> bool:
-        """Decisions with an advantage of 0 may have a gradient; one's own objective may have any."""
-        return bool(self.kl_beta) or self.teaches_without_spread
+        """Decisions with an advantage of 0 may have a gradient: nft draws them to the policy that sampled; one's own
+        objective may have any."""
+        return bool(self.kl_beta) or self.objective == "nft" or self.teaches_without_spread
 
     @property
     def teaches_without_spread(self) -> bool:
@@ -71,12 +73,18 @@ class VLARLConfig(LearnerConfig):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
-        if not objective_of(self.objective).is_ratio:
-            text = (
-                f"{self.objective} needs velocities at fresh noise: most policies have none, and those of PI0.5 are not"
-                " served yet. Take grpo, guard, dppo, or a ratio objective of your own"
-            )
-            yield "objective", text
+        if objective_of(self.objective).is_ratio:
+            if self.weight_copy_decay_type:
+                yield "weight_copy_decay_type", f"it belongs to nft, not to {self.objective}"
+            return
+        if level_of(self.loss.ratio_level) != "chunk":
+            text = f"{self.loss.ratio_level}, but {self.objective} is of whole decisions: set it to chunk"
+            yield "loss.ratio_level", text
+        if self.loss.entropy_bonus:
+            text = f"{self.loss.entropy_bonus}, but {self.objective} computes no entropy: set it to 0"
+            yield "loss.entropy_bonus", text
+        if self.loss.sums_unexecuted:
+            yield "loss.sums_unexecuted", f"true, but {self.objective} counts executed actions alone"
 
 
 @attrs.define(kw_only=True, slots=False)

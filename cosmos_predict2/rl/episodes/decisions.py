@@ -6,8 +6,8 @@
 Letters: those of `objectives`; A actions of a decision; decision b of a rollout is decision b // E of episode b % E.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 from cosmos_predict2.rl.clips.samples import mapped
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import Trajectories
-from cosmos_predict2.rl.interfaces import LogProb, Policy
+from cosmos_predict2.rl.episodes.fresh_noise import FreshDraws, judged_at, predicted
+from cosmos_predict2.rl.interfaces import LogProb, Policy, Velocities
 from cosmos_predict2.rl.learner import Facts
 from cosmos_predict2.rl.objectives import (
     OF_EPISODES,
+    Clipped,
     RatioStep,
     aggregate,
     at_level,
@@ -37,15 +39,16 @@ from imaginaire.errors import ConfigError, TrainingError
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions that are trained on together, with the probabilities that they were drawn with."""
+    """Decisions that are trained on together, with the probabilities that they were drawn with, or ``fresh`` noise."""
 
     record: dict[str, Tensor]  # [B, ...]
-    old_log_prob_B_K_N: Tensor
+    old_log_prob_B_K_N: Tensor | None
     advantage_B: Tensor
     mask_B_A: Tensor  # bool, the actions that were executed
     share: float = 1.0  # of the optimizer step's decisions, times the micro-batches
     old_mean_B_K_N: Tensor | None = None  # of a `DrawnStep`
     reference_log_prob_B_K_N: Tensor | None = None
+    fresh: FreshDraws | None = None
     episode_sum_B: Tensor | None = None  # terms of the loss in the decision's episode or slice, which they divide
     num_episodes: float | None = None  # a micro-batch's part of them
     is_before_update: bool = False  # no step was taken since the rollout, so that ratios are 1
@@ -63,7 +66,7 @@ def decisions_of(played: Trajectories, advantage_G_M: Tensor) -> Decisions:
     mask_B_A = (played.executed_M_E_A & played.is_valid_E[None, :, None]).flatten(0, 1)
     return Decisions(
         record={key: value.flatten(0, 1) for key, value in played.record.items()},
-        old_log_prob_B_K_N=mask_B_A.new_empty(0),
+        old_log_prob_B_K_N=None,
         advantage_B=advantage_G_M.flatten().repeat(num_decisions),
         mask_B_A=mask_B_A,
     )
@@ -97,6 +100,7 @@ def require_drawn(drawn_M_E_K_N: Tensor | None, whole: Decisions, rows: Tensor, 
             " taken where it draws and not by log_prob, with which it is compared. check_policy of"
             " cosmos_predict2.rl.policies.contract checks the rest."
         )
+    assert whole.old_log_prob_B_K_N is not None
     rows = rows[whole.mask_B_A.any(dim=1)[rows]]
     drawn, computed = drawn_M_E_K_N.flatten(0, 1)[rows], whole.old_log_prob_B_K_N[rows]
     away = difference(drawn, computed) if len(rows) else 0.0
@@ -123,17 +127,29 @@ def log_probs(
 
     Of ``size`` decisions at a time on the device, as training computes them: all at once may not fit.
     """
-
-    def whole(parts: Sequence[Tensor]) -> Tensor:
-        found = torch.cat(list(parts))
-        return found.new_zeros(len(next(iter(record.values()))), *found.shape[1:]).index_copy(0, rows, found)
-
-    found = []
+    num, found = len(next(iter(record.values()))), []
     for some in rows.split(size):
         part = policy.log_prob({key: value[some].to(device) for key, value in record.items()})
         found.append((part.log_prob_B_K_N.cpu(), None if part.step is None else part.step.mean_B_K_N.cpu()))
     log_prob, means = zip(*found, strict=True)
-    return whole(log_prob), None if means[0] is None else whole(means)
+    return _in_rows(rows, log_prob, num), None if means[0] is None else _in_rows(rows, means, num)
+
+
+@torch.no_grad()
+def velocities(policy: Policy, whole: Decisions, rows: Tensor, size: int, device: torch.device) -> Tensor:
+    """The same of velocities at the fresh noise of decisions, [B, L, K, N]."""
+    assert whole.fresh is not None
+    found = []
+    for some in rows.split(size):
+        record = {key: value[some].to(device) for key, value in whole.record.items()}
+        found.append(predicted(policy, record, whole.fresh.rows(some)).velocity_B_L_K_N.cpu())
+    return _in_rows(rows, found, len(whole.advantage_B))
+
+
+def _in_rows(rows: Tensor, parts: Sequence[Tensor], num: int) -> Tensor:
+    """Those of some rows, one after the other, in their places among zeros."""
+    found = torch.cat(list(parts))
+    return found.new_zeros(num, *found.shape[1:]).index_copy(0, rows, found)
 
 
 def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, first: int) -> Iterator[Decisions]:
@@ -146,9 +162,9 @@ def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, f
     for update in range(rl.updates):
         order = torch.randperm(len(rows), generator=random.generator(seed, first, f"order{update}"))
         parts += list(rows[order].tensor_split(rl.minibatches))
-    every, advantages = _counted(whole, rl.loss.ratio_level).sum(), whole.advantage_B.count_nonzero()
+    every, advantages = _terms(whole, rl.loss.ratio_level).sum(), whole.advantage_B.count_nonzero()
     whole = replace(whole, mask_B_A=whole.mask_B_A & taught(whole, rl)[:, None])
-    counted_B = _counted(whole, rl.loss.ratio_level)
+    counted_B = _terms(whole, rl.loss.ratio_level)
     counts = torch.stack([*(counted_B[part].sum() for part in parts), counted_B.sum(), every, advantages]).double()
     *of_all, computed, every, advantages = distributed.all_reduce_(counts) / distributed.world_size()
     takes_steps = bool(advantages > 0) or rl.teaches_without_spread
@@ -173,10 +189,10 @@ def with_episodes(whole: Decisions, played: Trajectories, rl: VLARLConfig) -> De
     loss, num = rl.loss, len(played)
     if loss.aggregation not in OF_EPISODES:
         return whole
-    rows, elements = whole.old_log_prob_B_K_N.shape[1:]
-    level = level_of(loss.ratio_level)
+    old, level = whole.old_log_prob_B_K_N, level_of(loss.ratio_level)
+    rows, elements = (1, 1) if old is None else old.shape[1:]
     elements = elements if level == "element" else 1
-    terms_M_E = (_counted(whole, level) * elements).unflatten(0, (-1, num))
+    terms_M_E = (_terms(whole, level) * elements).unflatten(0, (-1, num))
     size = loss.slice_decisions if loss.aggregation == "slice-mean" else len(terms_M_E)
     sums = [part.sum(dim=0, keepdim=True).expand_as(part) for part in terms_M_E.split(size)]
     count = max(1, int(played.is_valid_E.sum()))
@@ -187,10 +203,11 @@ def with_episodes(whole: Decisions, played: Trajectories, rl: VLARLConfig) -> De
     return replace(whole, episode_sum_B=torch.cat(sums).flatten(), num_episodes=count / parts)
 
 
-def _counted(whole: Decisions, level: str) -> Tensor:
+def _terms(whole: Decisions, level: str) -> Tensor:
     """How many rows of each decision count, or whether any does, by the level of the ratios, [B]."""
-    rows = rows_of_actions(whole.mask_B_A, whole.old_log_prob_B_K_N.shape[1])
-    return rows.any(dim=1).long() if level_of(level) == "chunk" else rows.sum(dim=1)
+    if level_of(level) == "chunk" or whole.old_log_prob_B_K_N is None:
+        return whole.mask_B_A.any(dim=1).long()
+    return rows_of_actions(whole.mask_B_A, whole.old_log_prob_B_K_N.shape[1]).sum(dim=1)
 
 
 # --- the loss
@@ -263,21 +280,8 @@ def policy_loss(
         return aggregate(value, mask, config.aggregation, episode_sum_B, num_episodes)
 
     loss = mean(terms.loss_B) if cloning is None else cloning
-    is_clipped = (terms.is_above_B & (advantage > 0)) | (terms.is_below_B & (advantage < 0))
     fraction = token_mean if config.aggregation == "token-mean" else element_mean
-    ratio = terms.ratio_B.detach()
-    of_valid = torch.where(mask, ratio, 1.0)
-    watched = {
-        "policy_loss": loss.detach(),
-        "clip_fraction": fraction(is_clipped.to(loss), mask),
-        "approx_kl": element_mean(-log_ratio.detach(), mask),
-        "ratio_mean": 1 + element_mean(ratio - 1, mask),  # 1 where nothing counts, as the others below
-        "ratio_min": of_valid.min(),
-        "ratio_max": of_valid.max(),
-    }
-    if rl.dual_clip is not None:
-        is_dual = (ratio > rl.dual_clip) & (advantage < 0)
-        watched["dual_clip_fraction"] = element_mean(is_dual.to(loss), mask)
+    watched = {"policy_loss": loss.detach(), **_ratio_facts(terms, log_ratio, advantage, mask, rl, fraction)}
     if log_prob.entropy_B_K_N is not None:
         entropy = element_mean(log_prob.entropy_B_K_N, rows_B_K[..., None])
         watched["entropy"] = entropy.detach()
@@ -292,3 +296,65 @@ def policy_loss(
     elif rl.kl_beta:
         raise ConfigError(f"kl_beta={rl.kl_beta} needs log-probabilities of a reference policy, but got none.")
     return PolicyLoss(loss, watched)
+
+
+def forward_loss(
+    found: Velocities,
+    fresh: FreshDraws,
+    advantage_B: Tensor,
+    valid_B_A: Tensor,
+    rl: VLARLConfig,
+    *,
+    episode_sum_B: Tensor | None = None,
+    num_episodes: float | None = None,
+) -> PolicyLoss:
+    """The same of an objective of fresh noise: a decision counts by the mean over its times.
+
+    The distance to a reference is the mean of (v - v_reference)^2, as of clips.
+    """
+    rows_B_K = rows_of_actions(valid_B_A, found.velocity_B_L_K_N.shape[2])
+    terms, drift = judged_at(found, fresh, advantage_B, rows_B_K, rl)
+    mask, by_time = rows_B_K.any(dim=1)[:, None, None], (-1, 1, fresh.time_B_L.shape[1])
+
+    def mean(value: Tensor) -> Tensor:
+        each = value.reshape(by_time).mean(dim=2, keepdim=True)
+        return aggregate(each, mask, rl.loss.aggregation, episode_sum_B, num_episodes)
+
+    loss = mean(terms.loss_B)
+    watched = {"policy_loss": loss.detach()}
+    if isinstance(terms, Clipped):
+        terms = Clipped(*(getattr(terms, field.name).reshape(by_time) for field in fields(terms)))
+        advantage = advantage_B.to(loss)[:, None, None]
+        watched |= _ratio_facts(terms, terms.ratio_B.log(), advantage, mask, rl, element_mean)
+    else:
+        watched |= terms.watched
+    if drift is not None:
+        kl = mean(drift)
+        watched["kl_to_reference"] = kl.detach()
+        loss = loss + rl.kl_beta * kl
+    return PolicyLoss(loss, watched)
+
+
+def _ratio_facts(
+    terms: Clipped,
+    log_ratio: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
+    rl: VLARLConfig,
+    fraction: Callable[[Tensor, Tensor], Tensor],
+) -> dict[str, Tensor]:
+    """Numbers to watch of the ratios that count; 1 and 0 where none does."""
+    is_clipped = (terms.is_above_B & (advantage > 0)) | (terms.is_below_B & (advantage < 0))
+    ratio = terms.ratio_B.detach()
+    of_valid = torch.where(mask, ratio, 1.0)
+    facts = {
+        "clip_fraction": fraction(is_clipped.to(ratio), mask),
+        "approx_kl": element_mean(-log_ratio.detach(), mask),
+        "ratio_mean": 1 + element_mean(ratio - 1, mask),
+        "ratio_min": of_valid.min(),
+        "ratio_max": of_valid.max(),
+    }
+    if rl.dual_clip is not None:
+        is_dual = (ratio > rl.dual_clip) & (advantage < 0)
+        facts["dual_clip_fraction"] = element_mean(is_dual.to(ratio), mask)
+    return facts

@@ -27,11 +27,13 @@ from cosmos_predict2.rl.episodes.decisions import (
     Decisions,
     cloning_loss,
     decisions_of,
+    forward_loss,
     in_minibatches,
     log_probs,
     policy_loss,
     require_drawn,
     rows_that_count,
+    velocities,
     with_episodes,
 )
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts, settle_num_tasks
@@ -46,6 +48,7 @@ from cosmos_predict2.rl.episodes.episodes import (
     replayed,
     validation_starts,
 )
+from cosmos_predict2.rl.episodes.fresh_noise import fresh_draws, misfits, predicted
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison, Rate, draws_of
 from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed
@@ -59,6 +62,7 @@ from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipe
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import random
 from imaginaire.config import lazy_config
+from imaginaire.config.names import target_of
 from imaginaire.config.nodes import as_config
 from imaginaire.data.stream import POSITION_KEY, data_sets
 from imaginaire.distributed.parallel import ParallelDims
@@ -109,13 +113,15 @@ class VLAGRPOModel(RLModel):
         super().__init__()
         self.config = config = as_config(VLAGRPOConfig, config, KEY)
         self.rl = config.rl
-        for field_name, text in self.rl.problems():
-            raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
         if config.policy is None or config.env is None:
             raise ConfigError(f"{KEY}.policy and {KEY}.env must be set: what decides, and where.")
+        for field_name, text in _problems(config):
+            raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
         is_checked = config.card is not None and self._is_checked(config)
         self.precision = PRECISIONS[config.precision]
         self.net: nn.Module = lazy_config.instantiate(config.policy)
+        for field_name, text in misfits(completed(self.policy, PolicyDefaults), self.rl):
+            raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
         # before it is moved: no device needs memory for weights that are wider than trained ones
         cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
         self._held: dict[str, Any] = {}  # no modules of this one: what is only held is in no checkpoint
@@ -124,7 +130,7 @@ class VLAGRPOModel(RLModel):
         if config.world_model is not None:
             env_arguments["imagination"] = self._build_world_model(config)
         self.env: VecEnv = completed(lazy_config.instantiate(config.env, **env_arguments), EnvDefaults)
-        require_state(self.env, completed(self.policy, PolicyDefaults))
+        require_state(self.env, self.policy)
         self.true_env: VecEnv | None = completed(lazy_config.instantiate(config.true_env), EnvDefaults)
         eval_env: VecEnv | None = completed(lazy_config.instantiate(config.eval_env), EnvDefaults)
         self.eval_env = eval_env or self.true_env or self.env
@@ -204,7 +210,7 @@ class VLAGRPOModel(RLModel):
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         config = as_config(VLAGRPOConfig, arguments["config"], KEY)
-        for field_name, text in config.rl.problems():
+        for field_name, text in _problems(config):
             yield error(f"{KEY}.rl.{field_name}", text)
         if (run := context.config) is not None and run.trainer.grad_accum_iter != config.rl.micro_batches:
             wanted = config.rl.micro_batches
@@ -241,6 +247,7 @@ class VLAGRPOModel(RLModel):
         parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
         if self.rl.kl_beta:
             self.keep_reference()
+        self.keep_old(self.rl.weight_copy_decay_type)
 
     def on_data(self, *loaders: Any) -> None:
         if self.refinement is not None:
@@ -262,7 +269,7 @@ class VLAGRPOModel(RLModel):
         return optimizers, PartsScheduler(optimizers, {POLICY: schedule, WORLD_MODEL: repeated})
 
     def checkpoint_state(self) -> dict[str, Tensor]:
-        return {**super().checkpoint_state(), **self.reference_weights()}
+        return {**super().checkpoint_state(), **self.copied_weights()}
 
     def published_name(self, name: str) -> str | None:
         return PUBLISHED_METRICS.get(name)
@@ -287,14 +294,15 @@ class VLAGRPOModel(RLModel):
             release(*(one for one in (self.eval_env, self.true_env) if one is not self.env))
         if self.source.is_elsewhere:
             self.env.offload()
-        with self.phase("rollout"):
+        with self.phase("rollout"), self.sampling_policy():
             self.source.sync(self.policy)
         found = super().experience(batch, batches)
         self.env.offload()  # leaves the GPU to the policy, where it is asked to
         return found
 
     def collect(self, batch: Mapping[str, Any], first: Trajectories | None = None) -> Experience:
-        with self.phase("rollout"), nullcontext() if self.source.is_elsewhere else deciding(self.net):
+        is_elsewhere = self.source.is_elsewhere
+        with self.phase("rollout"), self.sampling_policy(), nullcontext() if is_elsewhere else deciding(self.net):
             played = self.source.collect(starts := self.starts(batch), "sample", self.progress)
         advantage = (
             self._imitated(played, starts) if objective_of(self.rl.objective).imitates else self._advantages(played)
@@ -351,21 +359,45 @@ class VLAGRPOModel(RLModel):
         played = replace(played, is_valid_E=played.is_valid_E & is_within_E)  # out of bounds, as if they were lost
         whole = decisions_of(played, experience.advantage_G_M)
         rows = rows_that_count(whole, rl)
-        size, device = -(-len(rows) // (rl.minibatches * rl.micro_batches)), next(self.net.parameters()).device
+        whole = replace(whole, facts={**experience.facts, **experience.group_facts})
+        first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
+        part = (rows, -(-len(rows) // (rl.minibatches * rl.micro_batches)), next(self.net.parameters()).device)
+        if objective_of(rl.objective).is_ratio:
+            whole = self._with_log_probs(whole, played, *part)
+        else:
+            draws = fresh_draws(self.policy.flow_times, rl, len(played.reward_M_E_A), len(played), self.seed, first)
+            whole = self._with_velocities(replace(whole, fresh=draws), *part)
+        whole = with_episodes(whole, played, rl)
+        self._draws = random.generator(self.seed, first, "cloning")
+        return rl.updates * rl.minibatches * rl.micro_batches, in_minibatches(whole, rows, rl, self.seed, first)
+
+    def _with_log_probs(
+        self, whole: Decisions, played: Trajectories, rows: Tensor, size: int, device: torch.device
+    ) -> Decisions:
+        """The decisions with what they were drawn with, and the log-probabilities of a reference."""
         part = (whole.record, rows, size, device)
         with deciding(self.net):
             old, mean = log_probs(self.policy, *part)
             whole = replace(whole, old_log_prob_B_K_N=old, old_mean_B_K_N=mean)
-        tolerance = tolerance_of(self.net) if rl.draw_tolerance is None else rl.draw_tolerance
+        tolerance = tolerance_of(self.net) if self.rl.draw_tolerance is None else self.rl.draw_tolerance
         away = require_drawn(played.log_prob_M_E_K_N, whole, rows, tolerance)
-        whole = replace(whole, facts={**experience.facts, **experience.group_facts, "draw_difference": away})
+        whole = replace(whole, facts={**whole.facts, "draw_difference": away})
         if self._reference is not None:
             with self.reference(), deciding(self.net):
                 whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, *part)[0])
-        whole = with_episodes(whole, played, rl)
-        first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
-        self._draws = random.generator(self.seed, first, "cloning")
-        return rl.updates * rl.minibatches * rl.micro_batches, in_minibatches(whole, rows, rl, self.seed, first)
+        return whole
+
+    def _with_velocities(self, whole: Decisions, rows: Tensor, size: int, device: torch.device) -> Decisions:
+        """The decisions with the velocities of the weights that decided, and of a reference."""
+        part, fresh = (self.policy, whole, rows, size, device), whole.fresh
+        assert fresh is not None
+        if self.rl.updates * self.rl.minibatches > 1 or self._old is not None:
+            with self.sampling_policy(), deciding(self.net):
+                fresh = replace(fresh, v_old_B_L_K_N=velocities(*part))
+        if self._reference is not None:
+            with self.reference(), deciding(self.net):
+                fresh = replace(fresh, v_reference_B_L_K_N=velocities(*part))
+        return replace(whole, fresh=fresh)
 
     def at_end_of_experience(self) -> None:
         self.progress_counts.copy_(torch.tensor([int(self.progress_counts[0]) + 1, 0]))
@@ -426,20 +458,23 @@ class VLAGRPOModel(RLModel):
         return {"edm_loss": output["edm_loss"]}, loss
 
     def part_loss(self, part: Decisions) -> tuple[dict[str, Any], Tensor]:
-        is_cloned = bool(objective_of(self.rl.objective).imitates) and hasattr(self.net, "cloning_loss")
-        found = policy_loss(
-            self.policy.log_prob(part.record),
-            part.old_log_prob_B_K_N,
-            part.advantage_B,
-            part.mask_B_A,
-            self.rl,
-            old_mean_B_K_N=part.old_mean_B_K_N,
-            reference_B_K_N=part.reference_log_prob_B_K_N,
-            episode_sum_B=part.episode_sum_B,
-            num_episodes=part.num_episodes,
-            cloning=cloning_loss(self.policy, part, self._draws) if is_cloned else None,
-        )
-        if part.is_before_update:
+        given = (part.advantage_B, part.mask_B_A, self.rl)
+        by_episodes: Any = dict(episode_sum_B=part.episode_sum_B, num_episodes=part.num_episodes)
+        if part.fresh is not None:
+            found = forward_loss(predicted(self.policy, part.record, part.fresh), part.fresh, *given, **by_episodes)
+        else:
+            assert part.old_log_prob_B_K_N is not None
+            is_cloned = bool(objective_of(self.rl.objective).imitates) and hasattr(self.net, "cloning_loss")
+            found = policy_loss(
+                self.policy.log_prob(part.record),
+                part.old_log_prob_B_K_N,
+                *given,
+                old_mean_B_K_N=part.old_mean_B_K_N,
+                reference_B_K_N=part.reference_log_prob_B_K_N,
+                cloning=cloning_loss(self.policy, part, self._draws) if is_cloned else None,
+                **by_episodes,
+            )
+        if part.is_before_update and "ratio_min" in found.watched:
             away = torch.stack([1 - found.watched["ratio_min"], found.watched["ratio_max"] - 1]).max()
             why = (
                 "the policy's log_prob does not compute what it decided by. Look for dropout, for state that act"
@@ -496,3 +531,10 @@ class VLAGRPOModel(RLModel):
         gap = found.imagined_rate - found.true_rate
         shares = {name: getattr(found, name) for name in ("agreement", "true_positive_rate", "false_positive_rate")}
         return {"imagined_success": found.imagined_rate, "true_success": found.true_rate, "gap": gap, **shares}
+
+
+def _problems(config: VLAGRPOConfig) -> Iterator[tuple[str, str]]:
+    """(field of ``rl``, sentence) of what does not fit together, as far as it is known before anything is built."""
+    yield from config.rl.problems()
+    if isinstance(policy := target_of(config.policy, f"{KEY}.policy"), type):
+        yield from misfits(policy, config.rl)

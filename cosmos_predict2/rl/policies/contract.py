@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.interfaces import ContractError, Decision, Observation, Policy
+from cosmos_predict2.rl.interfaces import ContractError, Decision, Observation, Policy, Velocities
 
 # How far two log-probabilities of an element may be apart on average, in nats: the same formula, rounded otherwise in
 # batches of other sizes. By the precision of the weights. On CPUs the tiny policies differ by 2e-7 in both precisions;
@@ -219,23 +219,68 @@ def check_spread(case: _Case) -> None:
 
 def check_gradients(case: _Case) -> None:
     """The gradient of log_prob reaches every weight that is trained, and is finite."""
+    record = case.act().record
+    _require_gradients(case, "log_prob", lambda: case.policy.log_prob(record).log_prob_B_K_N)
+
+
+def check_velocities(case: _Case) -> None:
+    """The velocities of a flow have the rows and elements of log_prob, unit noise from the given generators alone, and
+    do not depend on a row's company or the mode of a module; their gradient is that of `check_gradients`."""
+    velocities = getattr(case.policy, "velocities", None)
+    if velocities is None or not case.policy.flow_times:
+        return
+    times, record = torch.tensor(tuple(case.policy.flow_times), dtype=torch.float32), case.act().record
+    _require(bool(((times > 0) & (times <= 1)).all()), f"flow_times are {times.tolist()}, but lie above 0, up to 1")
+
+    def found(rows: list[int], *, is_training: bool = False) -> Velocities:
+        some = {name: value[rows] for name, value in record.items()}
+        generators = [torch.Generator().manual_seed(i) for i in rows]
+        with _mode(case.policy, is_training=is_training):
+            return velocities(some, times.expand(len(rows), -1), generators)
+
+    every = list(range(case.num))
+    with torch.no_grad():
+        whole = found(every)
+        shape = case.policy.log_prob(record).log_prob_B_K_N.shape
+        of_times = (shape[0], len(times), *shape[1:])
+        for name, value, wanted in (
+            ("x0_B_K_N", whole.x0_B_K_N, shape),
+            ("noise_B_L_K_N", whole.noise_B_L_K_N, of_times),
+            ("velocity_B_L_K_N", whole.velocity_B_L_K_N, of_times),
+        ):
+            _require(value.shape == wanted, f"{name} has the shape {list(value.shape)}, expected {list(wanted)}")
+            _require(bool(value.isfinite().all()), f"{name} has numbers that are not finite")
+        square, limit = float(whole.noise_B_L_K_N.square().mean()), SIGMAS * (2 / whole.noise_B_L_K_N.numel()) ** 0.5
+        _require(abs(square - 1) <= limit, f"the mean square of the noise is {square:.3g}, and of unit noise 1")
+        again, last, training = found(every), found(every[-1:]), found(every, is_training=True)
+    _require(torch.equal(again.noise_B_L_K_N, whole.noise_B_L_K_N), "the same generators gave other noise")
+    _require(torch.equal(last.noise_B_L_K_N, whole.noise_B_L_K_N[-1:]), "a row alone has other noise than among others")
+    case.require_close("velocities of a row alone and among others", last.velocity_B_L_K_N, whole.velocity_B_L_K_N[-1:])
+    case.require_close(
+        "velocities in evaluation and in training mode", training.velocity_B_L_K_N, whole.velocity_B_L_K_N
+    )
+    _require_gradients(case, "velocities", lambda: found(every, is_training=True).velocity_B_L_K_N)
+
+
+def _require_gradients(case: _Case, name: str, of: Callable[[], Tensor]) -> None:
+    """The gradient of what a policy computes reaches every weight that is trained, and is finite."""
     if not isinstance(case.policy, nn.Module):
         return
-    record, weights = case.act().record, dict(case.policy.named_parameters())
+    weights = dict(case.policy.named_parameters())
     trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
     _require(bool(trained), "no parameter requires a gradient: there is nothing to train")
     with torch.enable_grad(), _mode(case.policy, is_training=True):
-        total = case.policy.log_prob(record).log_prob_B_K_N.sum()
-        _require(total.requires_grad, "log_prob carries no gradient")
+        total = of().sum()
+        _require(total.requires_grad, f"{name} carries no gradient")
         found: list[Tensor | None] = [*torch.autograd.grad(total, list(trained.values()), allow_unused=True)]
-    gradients = {name: gradient for name, gradient in zip(trained, found) if gradient is not None}
-    missing = [name for name in trained if name not in gradients]
-    missing = [name for name in missing if not any(fnmatch.fnmatchcase(name, one) for one in case.unreached)]
+    gradients = {weight: gradient for weight, gradient in zip(trained, found) if gradient is not None}
+    missing = [weight for weight in trained if weight not in gradients]
+    missing = [weight for weight in missing if not any(fnmatch.fnmatchcase(weight, one) for one in case.unreached)]
     text = "does not reach {}: train them, freeze them, or name them in unreached"
-    _require(not missing, f"the gradient of log_prob {text.format(', '.join(missing[:3]))}")
-    bad = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
-    _require(not bad, f"the gradient of log_prob is not finite in {', '.join(bad[:3])}")
-    _require(any(bool(gradient.any()) for gradient in gradients.values()), "the gradient of log_prob is 0 everywhere")
+    _require(not missing, f"the gradient of {name} {text.format(', '.join(missing[:3]))}")
+    bad = [weight for weight, gradient in gradients.items() if not gradient.isfinite().all()]
+    _require(not bad, f"the gradient of {name} is not finite in {', '.join(bad[:3])}")
+    _require(any(bool(gradient.any()) for gradient in gradients.values()), f"the gradient of {name} is 0 everywhere")
 
 
 RULES: list[Callable[[_Case], None]] = [
@@ -247,6 +292,7 @@ RULES: list[Callable[[_Case], None]] = [
     check_training_mode,
     check_spread,
     check_gradients,
+    check_velocities,
 ]
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cosmos_predict2.rl.interfaces import Decision, DrawnStep, LogProb, Observation, PolicyDefaults
+from cosmos_predict2.rl.interfaces import Decision, DrawnStep, LogProb, Observation, PolicyDefaults, Velocities
 from cosmos_predict2.rl.policies.cloning import Beginning
 from cosmos_predict2.rl.policies.network import add_adapters, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
@@ -60,6 +60,8 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         self.path, self.options, self.augment = path, options, augment
         self.config = read_config(layout.settings(path), path, options)
         self.reads_state = self.config.discrete_state_input
+        if self.config.noise_method != "flow_noise":  # its head learns from log-probabilities alone
+            self.flow_times = tuple(flow.step_times(self.config.num_steps)[:-1].tolist())
         if load:
             with torch.device("meta"):
                 pretrained.refuse_larger(Pi05Network(self.config), layout.tensors_of(path), path)
@@ -202,6 +204,18 @@ class Pi05Policy(nn.Module, PolicyDefaults):
             terms.insert(0, flow.start_log_prob(chains[:, 0]))
             entropies.insert(0, flow.step_entropy(torch.ones_like(chains[:, 0])))
         return torch.stack(terms, dim=1), torch.stack(entropies, dim=1), mean, std
+
+    def velocities(
+        self, record: Mapping[str, Tensor], time_B_L: Tensor, generators: Sequence[torch.Generator]
+    ) -> Velocities:
+        """Noise is added to the whole horizon, with what is not executed."""
+        config, x0 = self.config, record["chains"][:, -1].float()
+        noise = self._drawn(generators, (time_B_L.shape[1], *x0.shape[1:]))
+        t, cache = time_B_L[:, :, None, None].to(x0), self._prefix(record)
+        x_t = (1 - t) * x0[:, None] + t * noise
+        found = [self.network.velocity(cache, x_t[:, k], t[:, k, 0, 0])[0] for k in range(t.shape[1])]
+        part = (..., slice(0, config.executed), slice(0, config.env_dim))
+        return Velocities(x0[part], noise[part], torch.stack(found, dim=1)[part])
 
     def _step(
         self, method: str, index: Tensor, x: Tensor, v: Tensor, hidden: Tensor, record: Mapping[str, Tensor]
