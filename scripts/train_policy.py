@@ -105,14 +105,12 @@ add("--overwrite", action="store_true", help="replace a policy that is there")
 
 
 def run(args: argparse.Namespace) -> None:
-    import torch
 
     from cosmos_predict2.rl.policies import cloning, files
     from cosmos_predict2.rl.policies.weights import require_public
     from cosmos_predict2.toy_world.scene import SETTINGS
     from cosmos_predict2.world_model.assembly import device_of
-    from imaginaire import random
-    from imaginaire.buildable import made, require_taken, resolve
+    from imaginaire.buildable import require_taken, resolve
     from imaginaire.errors import near
 
     device = device_of(args.device)
@@ -147,13 +145,8 @@ def run(args: argparse.Namespace) -> None:
     args.action_dim = windows.actions_B_A_D.shape[2]
     log.info("%s: %d windows", demonstrations.source, len(windows))
     with tempfile.TemporaryDirectory() as beginning:  # nothing is at --out before it is trained
-        with random.preserved():
-            torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
-            sizes = dict(action_dim=args.action_dim, chunk=args.chunk, num_knots=args.knots, noise=args.noise)
-            start = cloning.Beginning(windows, Path(beginning), args.seed, args.chunk, args.knots)
-            policy = made(build, own_arguments, where, start=start, **sizes)
-        if args.keep_statistics:
-            cloning.warn_of_outside(policy, windows, args.base)
+        start = cloning.Beginning(windows, Path(beginning), args.seed, args.chunk, args.knots)
+        policy = cloning.begin(args.policy, start, own_arguments, where, args.noise)
         policy.to(device)
         options = cloning.CloningOptions(args.steps, args.lr, args.batch_size)
         losses = cloning.clone(policy, windows, options, args.seed)

@@ -21,12 +21,15 @@ from torch import Tensor, nn
 
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
+from cosmos_predict2.data.lerobot.info import held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import split_of
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.toy_world.tasks import find_tasks
+from imaginaire import random
+from imaginaire.buildable import made, resolve
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from imaginaire.progress import Progress
 from imaginaire.random import generator
@@ -76,32 +79,45 @@ class Demonstrations:
     picture: Callable[[int, Sequence[int]], Tensor]  # (episode, frames) -> uint8 [F, H, W, 3]
     source: str
 
-    def windows(self, chunk: int, starts: Sequence[int] | None = None) -> "Windows":
-        """The windows that begin at these steps; None means at every step."""
+    def places(self, chunk: int, starts: Sequence[int] | None = None) -> list[tuple[int, int]]:
+        """(episode, step) of the windows that begin at these steps; None means at every step."""
         longest = max(len(of_episode) for of_episode in self.actions)
         if late := [start for start in starts or () if not 0 <= start <= longest - chunk]:
             raise DataError(
                 f"{self.source}: no demonstration holds a window of {chunk} actions that begins at {late}; the longest"
                 f" has {longest} actions."
             )
-        pictures, actions, tasks = [], [], []
+        found = []
         for i, of_episode in enumerate(self.actions):
             last = len(of_episode) - chunk
-            own = [start for start in (range(last + 1) if starts is None else starts) if 0 <= start <= last]
-            if own:
-                pictures.append(self.picture(i, own))
-                actions.append(numpy.stack([of_episode[start : start + chunk] for start in own]))
-                tasks += [self.tasks[i]] * len(own)
-        if not pictures:
+            found += [(i, k) for k in (range(last + 1) if starts is None else starts) if 0 <= k <= last]
+        if not found:
             lengths = sorted({len(of_episode) for of_episode in self.actions})
             raise DataError(
                 f"{self.source}: {len(self.actions)} demonstrations of {lengths} actions hold no window of {chunk}"
                 f" actions that begins at {'any step' if starts is None else list(starts)}."
             )
+        return found
+
+    def windows(self, chunk: int, starts: Sequence[int] | None = None) -> "Windows":
+        """The windows that begin at these steps, with their pictures; None means at every step."""
+        places = self.places(chunk, starts)
+        own: dict[int, list[int]] = {}
+        for i, start in places:
+            own.setdefault(i, []).append(start)
+        pictures = [self.picture(i, some) for i, some in own.items()]
         shapes = sorted({tuple(part.shape[1:3]) for part in pictures})
         if len(shapes) > 1:
             raise DataError(f"{self.source}: pictures of different sizes, {shapes}: clone recordings of one size.")
-        return Windows(torch.cat(pictures), torch.from_numpy(numpy.concatenate(actions)).float(), tasks)
+        return self.without_pictures(chunk, places, torch.cat(pictures))
+
+    def without_pictures(
+        self, chunk: int, places: Sequence[tuple[int, int]], pictures_B_H_W_C: Tensor | None = None
+    ) -> "Windows":
+        """The windows at these places, of whose pictures none is read."""
+        actions = numpy.stack([self.actions[i][start : start + chunk] for i, start in places])
+        pictures = torch.empty(0, 0, 0, 3, dtype=torch.uint8) if pictures_B_H_W_C is None else pictures_B_H_W_C
+        return Windows(pictures, torch.from_numpy(actions).float(), [self.tasks[i] for i, _ in places])
 
 
 @dataclass(frozen=True)
@@ -113,7 +129,7 @@ class Windows:
     tasks: list[str]
 
     def __len__(self) -> int:
-        return len(self.pictures_B_H_W_C)
+        return len(self.actions_B_A_D)
 
     @property
     def observation(self) -> Observation:
@@ -149,6 +165,23 @@ class Beginning:
         return dict(action_dim=self.windows.actions_B_A_D.shape[2], hold=self.chunk // self.num_knots)
 
 
+def begin(policy: str, start: Beginning, arguments: Mapping[str, Any], where: str, noise: float | None = None) -> Any:
+    """A `Cloneable` policy, with weights of a base or drawn ones; ``where`` comes before a wrong argument."""
+    cls = resolve(policy, "policy")
+    windows = start.windows
+    offered: dict[str, Any] = dict(
+        action_dim=windows.actions_B_A_D.shape[2], chunk=start.chunk, num_knots=start.num_knots, start=start
+    )
+    if noise is not None:
+        offered["noise"] = noise
+    with random.preserved():
+        torch.manual_seed(random.derive_seed(start.seed, 0, "policy"))
+        begun: Any = made(getattr(cls, "to_clone", cls), arguments, where, **offered)
+    if arguments.get("keep_statistics"):
+        warn_of_outside(begun, windows, str(arguments.get("base")))
+    return begun
+
+
 def toy_demonstrations(num: int, seed: int, setting: str = "default", action_dim: int = 4) -> Demonstrations:
     """Episodes of the toy world's expert, of the part of the series that training has."""
     episodes = make_episodes(num, seed, mix=MIX, setting=setting, action_dim=action_dim, first=SPLITS["train"])
@@ -166,20 +199,31 @@ def recorded_demonstrations(
     camera: str | None = None,
     action_keys: Sequence[str] | None = None,
     split_file: str = "",
+    part: str = "train",
+    held_out_share: float = 0.0,
 ) -> Demonstrations:
     """The first episodes of a folder of recordings, with their own sentences; see `open_episodes`. With a split, of the
-    successes that are for training."""
+    part's successes; without, of all but a share, or of this share."""
     if not folder.is_dir():
         raise DataError(f"{folder} does not exist: give the folder of the recordings to clone.")
-    episodes = open_episodes(folder, camera=camera, action_keys=action_keys)
+    everything = open_episodes(folder, camera=camera, action_keys=action_keys)
     if split_file:
-        episodes = [episodes[i] for i in split_of(split_file, LeRobotSource.open(folder)).successes("train")]
-    episodes = episodes[:num]
+        numbers = split_of(split_file, LeRobotSource.open(folder)).successes(part)
+    else:
+        numbers = tuple(numpy.flatnonzero(held_out(len(everything), held_out_share) == (part != "train")).tolist())
+    episodes = [everything[i] for i in numbers][:num]
     if nameless := [episode.path for episode in episodes if not episode.task]:
         raise DataError(f"{nameless[0]} names no task: its sentence is what a policy is asked for.")
+    # a table may have a row for each picture: the last one's action leads nowhere
+    actions = [episode.actions()[: episode.num_frames - 1].astype(numpy.float32) for episode in episodes]
+    for episode, of_episode in zip(episodes, actions, strict=True):
+        if not numpy.isfinite(of_episode).all():
+            row = int(numpy.flatnonzero(~numpy.isfinite(of_episode).all(axis=1))[0])
+            raise DataError(
+                f"{episode.path} ({episode.name}): action {row} is not finite: mend the recording or leave it out."
+            )
     return Demonstrations(
-        # a table may have a row for each picture: the last one's action leads nowhere
-        [episode.actions()[: episode.num_frames - 1].astype(numpy.float32) for episode in episodes],
+        actions,
         [episode.task for episode in episodes],
         lambda i, frames: torch.from_numpy(episodes[i].pictures(frames)),
         str(folder),

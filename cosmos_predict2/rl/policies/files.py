@@ -2,15 +2,16 @@
 """Policies as files: safetensors whose header records the class, its arguments, and what the weights were trained on.
 
 A policy is also read from the folder or the checkpoint of a run that trained one: its config.yaml names the class, its
-weights are below ``net.``. A published policy is a folder in its public layout, and stays one when it is written; what
-is recorded of it lies beside. Nothing that a file names is imported; only registered classes are built.
+weights are below ``net.``; a run that cloned one has its best policy in the folder ``policy``. A published policy is a
+folder in its public layout, and stays one when it is written; what is recorded of it lies beside. Nothing that a file
+names is imported; only registered classes are built.
 """
 
 import importlib.metadata
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from cosmos_predict2.checkpoints.card import name_of, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
 from cosmos_predict2.rl.policies.network import trained_adapter
-from cosmos_predict2.rl.policies.weights import PUBLIC_CONFIG, load_weights
+from cosmos_predict2.rl.policies.null import ADDRESS, null_policy
+from cosmos_predict2.rl.policies.weights import PUBLIC_CONFIG, load_weights, result_of
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import made, path_of, recorded, resolve, shipped
 from imaginaire.checkpoint.weight_files import below, latest, local_file, names_at, open_address
@@ -91,7 +93,9 @@ def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> Path:
 
 def holds_policy(address: str) -> bool:
     """True for a file, a folder or a run that a policy can be read from; raises where there is nothing."""
-    address = latest(address)
+    if address.startswith(ADDRESS):
+        return True
+    address = latest(result_of(address))
     try:
         return recorded(_card(address).policy, "policy") is not None
     except CheckpointError:
@@ -102,9 +106,13 @@ def holds_policy(address: str) -> bool:
 def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:
     """The policy of a file, a folder or a run, and what is recorded of it; ``which`` is "net", "net_ema" or "auto".
 
-    ``options`` are arguments of its class that replace the recorded ones.
+    ``options`` are arguments of its class that replace the recorded ones. The folder of a run that cloned a policy is
+    its best one; null:KIND:FOLDER is one that sees nothing (`null_policy`).
     """
-    address = latest(address)  # once: a run may save another checkpoint meanwhile
+    if address.startswith(ADDRESS):
+        found = null_policy(address, **(options or {}))
+        return found.eval(), PolicyCard(name_of(type(found)), {"address": address})
+    address = latest(result_of(address))  # once: a run may save another checkpoint meanwhile
     card = _card(address)
     if (cls := recorded(card.policy, "policy")) is None:
         raise CheckpointError(
@@ -139,7 +147,7 @@ def policy_adapter(address: str, which: str = "auto", alpha: float | None = None
 
     ``alpha`` is an error where it is another one than the run's.
     """
-    address = latest(address)
+    address = latest(result_of(address))
     tree = run_tree(folder) if (folder := run_folder(address)) else {}
     if "_target_" not in _section(tree, "model", "config", "policy"):
         return None
@@ -177,6 +185,8 @@ def _card(address: str) -> PolicyCard:
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(f"{address}: its {KEY} cannot be read: {error}") from error
     folder = run_folder(address)
+    if folder and (result := result_of(folder)) != folder:  # another checkpoint of a clone
+        return replace(_card(result), is_public=False)
     config = _section(run_tree(folder) if folder else {}, "model", "config")
     tree = _section(config, "policy")
     if "_target_" not in tree:

@@ -7,16 +7,25 @@ from typing import Any
 from torch import nn
 
 from cosmos_predict2.released import EMBODIED, EMBODIED_DIR
-from imaginaire import foreign_json
+from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, is_hub, local_file, names_at
 from imaginaire.errors import CheckpointError, UserError
 from imaginaire.findings import CheckContext, Finding, error
 
 PUBLIC_CONFIG = "config.json"  # of a folder in a public layout
+RESULT = "policy"  # in the folder of a run that cloned one
 _LABELS = {"openvla_oft": "OpenVLA", "pi05": "PI0.5"}  # by the policy's name in programs
 _OF_A_RUN = ("net.", "net_ema.")
 _CURE = "Give the policy's own file, or the run that trained it."
+
+
+def result_of(address: str) -> str:
+    """The policy of a run that cloned one, for the run's folder; other addresses unchanged."""
+    if is_hub(address) or not storage.exists(storage.join(address, "config.yaml")):
+        return address
+    folder = storage.join(address, RESULT)
+    return folder if storage.is_folder(folder) else address
 
 
 def require_public(path: str, name: str) -> None:
@@ -27,7 +36,7 @@ def require_public(path: str, name: str) -> None:
             f" model.config.policy.path={EMBODIED_DIR}/{EMBODIED[name][1]}, which this fetches:\n"
             f"  python -m scripts.download_checkpoints --embodied {name}"
         )
-    if PUBLIC_CONFIG not in names_at(path):
+    if PUBLIC_CONFIG not in names_at(result_of(path)):
         raise CheckpointError(
             f"{path} has no {PUBLIC_CONFIG}: a folder or hub id in {_LABELS[name]}'s public layout is expected. A tiny"
             " one (of recordings: --data FOLDER; of a robot with 7 numbers per action: --action_dim 7):\n"

@@ -33,7 +33,7 @@ from cosmos_predict2.rl.policies.openvla.inputs import (
 from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, from_public, to_public, write_folder
 from cosmos_predict2.rl.policies.openvla.model import MODEL_TYPE, OpenVLAModel, OpenVLASizes
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
-from cosmos_predict2.rl.policies.weights import check_public, public_json, require_public
+from cosmos_predict2.rl.policies.weights import check_public, public_json, require_public, result_of
 from cosmos_predict2.text import pretrained
 from imaginaire import storage
 from imaginaire.checkpoint.weight_files import below
@@ -95,6 +95,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         if temperature <= 0:
             raise ConfigError(f"policy.temperature={temperature} must be above 0; evaluation is greedy by --mode.")
         require_public(path, "openvla_oft")
+        path = result_of(path)
         self.folder = Folder(path)
         config = public_json(path, CONFIG)
         if not (kind := str(config.get("model_type", MODEL_TYPE))).startswith(MODEL_TYPE):

@@ -22,7 +22,7 @@ from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
 from cosmos_predict2.rl.policies.pi05.tiny import STATISTICS, write_tiny
-from cosmos_predict2.rl.policies.weights import check_public, require_public
+from cosmos_predict2.rl.policies.weights import check_public, require_public, result_of
 from cosmos_predict2.text import pretrained
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding
@@ -57,6 +57,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
     ) -> None:
         super().__init__()
         require_public(path, "pi05")
+        path = result_of(path)
         self.path, self.options, self.augment = path, options, augment
         self.config = read_config(layout.settings(path), path, options)
         self.reads_state = self.config.discrete_state_input

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A policy is cloned by the trainer: recorded actions become likelier.
+
+The policy of the lowest held-out loss is in the run's folder ``policy``, and its figures in ``clone.json``.
+"""
+
+import hashlib
+import json
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.data.lerobot.writer import write_json
+from cosmos_predict2.rl.policies import files
+from cosmos_predict2.rl.policies.cloning import Beginning, Windows, begin
+from cosmos_predict2.rl.policies.network import cast, deciding, merged_state, network_of, parallelize_policy
+from cosmos_predict2.rl.policies.null import Constant, by_errors, decision_errors
+from cosmos_predict2.rl.policies.weights import RESULT
+from cosmos_predict2.world_model.config import PRECISIONS, EMAConfig
+from imaginaire import distributed, random
+from imaginaire.checkpoint import weights
+from imaginaire.config import lazy_config
+from imaginaire.config.nodes import as_config
+from imaginaire.config.schema import Section, at_least, one_of
+from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
+from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.optim import schedules
+from imaginaire.optim.ema import PowerEMA
+from imaginaire.training.callbacks import Callback
+from imaginaire.training.model import ImaginaireModel
+
+log = logging.getLogger(__name__)
+
+KEY = "model.config"
+FIGURES = "clone.json"
+
+
+@attrs.define(kw_only=True, slots=False)
+class CloningConfig(Section):
+    """A policy, and how it is trained."""
+
+    policy: str = "pi05"  # of the registry, or module:Class
+    data: Any = None  # the data set of training
+    base: str = ""  # published weights to begin with, or those of a clone; empty: tiny random ones
+    lora_rank: int = attrs.field(default=0, validator=at_least(0))  # 0: the weights themselves are trained
+    arguments: Any = attrs.field(factory=dict)  # others of the policy's ``to_clone``, such as augment or variant
+    num_knots: int = attrs.field(default=4, validator=at_least(1))  # motions of a chunk, each held for equally long
+    seed: int = attrs.field(default=0, validator=at_least(0))  # of drawn weights
+    precision: str = attrs.field(default="float32", validator=one_of(*PRECISIONS))
+    fsdp_shard_size: int = 0  # processes that the policy is sharded over; -1: all, 0: each has it whole
+    recompute: bool = False  # blocks are computed anew in backward, which saves memory
+    ema: EMAConfig = attrs.field(factory=EMAConfig)
+
+
+class CloningModel(ImaginaireModel):
+    """A `Cloneable` policy in ``net``."""
+
+    memory_advice = (
+        "Try model.config.precision=bfloat16, model.config.recompute=true, model.config.lora_rank=32, a smaller"
+        " dataloader_train.batch_size with more trainer.grad_accum_iter, or several GPUs with"
+        " model.config.fsdp_shard_size=-1."
+    )
+    beginning: Tensor
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config = as_config(CloningConfig, config, KEY)
+        if config.data is None:
+            raise ConfigError(f"{KEY}.data must be set: the data set of training, ${{dataloader_train.dataset}}.")
+        self.precision = PRECISIONS[config.precision]
+        data = lazy_config.instantiate(config.data)
+        windows: Windows = data.windows
+        self._folder = tempfile.TemporaryDirectory(prefix="clone")  # of drawn weights, and what is written beside them
+        start = Beginning(windows, Path(self._folder.name), config.seed, data.chunk, config.num_knots)
+        own = {"base": config.base, "lora_rank": config.lora_rank, **dict(config.arguments)}
+        given = {name: value for name, value in own.items() if value}
+        self.net: nn.Module = begin(config.policy, start, given, f"{KEY}, policy {config.policy}: ")
+        cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
+        self.constant = Constant.of(windows)
+        known = json.dumps([windows.statistics(), sorted(set(windows.tasks))], sort_keys=True)
+        digest = hashlib.blake2b(known.encode(), digest_size=7).digest()
+        self.register_buffer("beginning", torch.tensor(int.from_bytes(digest, "little")))
+        self._expected = int(self.beginning)
+
+    # --- set-up
+
+    def parallelize(self, dims: ParallelDims) -> None:
+        if dims.context_parallel_size > 1:
+            raise ConfigError("model_parallel.context_parallel_size must be 1: policies are trained data-parallel.")
+        parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
+        if (ema := self.config.ema).enabled:
+            self.ema = PowerEMA(self.net, rate=ema.rate, iteration_shift=ema.iteration_shift)
+
+    def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> Any:
+        optimizer = lazy_config.instantiate(optimizer_cfg, model=self.net)
+        return optimizer, schedules.build_scheduler(optimizer, lazy_config.instantiate(scheduler_cfg))
+
+    def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
+        report = super().load_checkpoint_state(state)
+        self._require_same_data()
+        return report
+
+    def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
+        self._require_same_data()
+        return super().account_checkpoint_state(state)
+
+    def _require_same_data(self) -> None:
+        if int(self.beginning) != self._expected:
+            raise CheckpointError(
+                "The checkpoint is of a clone of other recordings, whose actions have other statistics or sentences."
+                f" Give another job.name, and to go on from its policy {KEY}.base=RUN/policy."
+            )
+
+    def close(self) -> None:
+        """Remove what it began with: nothing is written from now on."""
+        self._folder.cleanup()
+
+    # --- steps
+
+    def training_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
+        return {}, self._loss(_windows(batch), batch, "cloning")
+
+    def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
+        windows = _windows(batch)
+        loss = self._loss(windows, batch, "cloning validation")
+        with deciding(self.net):
+            error_B = decision_errors(self.net, windows, self.constant, self.seed, batch[POSITION_KEY].tolist())  # type: ignore[arg-type]
+        constant_B = self.constant.errors(windows.actions_B_A_D.double())
+        rows = {"error": error_B, "constant": constant_B, "episode": batch["episode"].cpu()}
+        return {"action_error": error_B.mean(), "constant_error": constant_B.mean(), "rows": rows}, loss
+
+    def _loss(self, windows: Windows, batch: Mapping[str, Any], purpose: str) -> Tensor:
+        policy: Any = self.net
+        draws = random.generator(self.seed, int(batch[POSITION_KEY][0]), purpose)
+        return policy.cloning_loss(policy.record_of(windows.observation, windows.actions_B_A_D), draws)
+
+
+def _windows(batch: Mapping[str, Any]) -> Windows:
+    """Policies take recorded actions on the host."""
+    return Windows(batch["full_image"], batch["actions"].cpu(), batch["task"])
+
+
+class KeepBestPolicy(Callback):
+    """Writes the policy of the lowest held-out loss, and what it is worth. Without validation it is the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best: dict[str, Any] = {}
+        self.history: list[dict[str, float]] = []
+        self._losses: list[tuple[float, float]] = []
+        self._rows: list[dict[str, Tensor]] = []
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        if "://" in self.trainer.run_dir:
+            raise ConfigError(
+                f"{self.trainer.run_dir}: a clone's policy is a local folder: set IMAGINAIRE_OUTPUT_ROOT."
+            )
+
+    def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
+        self._losses, self._rows = [], []
+
+    def on_validation_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        rows = output["rows"]
+        counts = batch.get(WEIGHT_KEY, torch.ones(len(rows["episode"]))).cpu() > 0
+        self._losses.append((float(loss), float(counts.sum())))
+        self._rows.append({name: value[counts] for name, value in rows.items()})
+
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
+        gathered = distributed.all_gather_object((self._losses, self._rows))
+        losses = [pair for of_rank, _ in gathered for pair in of_rank]
+        loss = sum(one * count for one, count in losses) / sum(count for _, count in losses)
+        rows = {name: torch.cat([part[name] for _, of_rank in gathered for part in of_rank]) for name in self._rows[0]}
+        figures, verdict = by_errors(rows["error"], rows["constant"], rows["episode"])
+        now = {"iteration": iteration, "loss": loss, **figures}
+        self.history.append({"iteration": iteration, "loss": loss, "error": figures["error"]})
+        if not self.best or loss < self.best["loss"]:
+            self.best = {**now, "verdict": verdict.as_dict()}
+            self._write(model)
+        if distributed.is_rank0():
+            write_json(Path(self.trainer.run_dir) / FIGURES, self.figures(model, iteration))
+
+    def on_train_end(self, model: Any, iteration: int = 0) -> None:
+        if not self.best:
+            self.best = {"iteration": iteration}
+            self._write(model)
+        folder = Path(self.trainer.run_dir) / RESULT
+        if distributed.is_rank0():
+            write_json(Path(self.trainer.run_dir) / FIGURES, self.figures(model, iteration))
+            verdict = self.best.get("verdict", {"text": "Nothing was held out.", "next_step": ""})
+            log.info("policy of iteration %d: %s", self.best["iteration"], folder)
+            log.info("%s %s", verdict["text"], verdict["next_step"])
+        model.close()
+
+    def figures(self, model: CloningModel, iteration: int) -> dict[str, Any]:
+        """The content of clone.json."""
+        run = self.config
+        return {
+            "policy": model.config.policy,
+            "iterations": iteration,
+            "best": self.best,
+            "history": self.history,
+            "data": {key: value for key, value in dict(run.dataloader_train.dataset).items() if key != "_target_"},
+            "run": self.trainer.run_dir,
+        }
+
+    def _write(self, model: CloningModel) -> None:
+        """Sharded weights are gathered by all ranks, and the first one writes them."""
+        with model.ema_scope(), torch.no_grad():
+            if distributed.is_rank0():
+                about = {"data": str(self.config.dataloader_train.dataset.path), **self.best, "seed": model.seed}
+                files.write_policy(Path(self.trainer.run_dir) / RESULT, model.net, about)
+            elif (network := network_of(model.net)) is not None:
+                merged_state(network)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "history": self.history}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.history = dict(state["best"]), list(state["history"])

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.data.split import make_split, write_split
+from cosmos_predict2.rl.episodes.policy_evaluation import Rate
+from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
+from cosmos_predict2.rl.policies.cloning import Windows
+from cosmos_predict2.rl.policies.files import read_policy
+from cosmos_predict2.rl.policies.null import Constant, by_errors, by_success, decision_errors
+from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
+from imaginaire.errors import ConfigError, DataError
+from scripts import train
+
+FRAMES, SIDE = 9, 16
+RUN = "checkpoints/posttraining/cloning/clone_recordings"
+
+
+def record(folder: Path, num: int = 24, **changed: Any) -> Path:
+    """Episodes whose pictures are as bright as their actions are large; every third one fails, and is still."""
+    writer = Writer(folder, fps=5, robot="own")
+    for episode in range(num):
+        success = episode % 3 > 0
+        level = (episode % 8) / 8 if success else 0.0
+        video = torch.full((3, FRAMES, SIDE, SIDE), int(30 + 200 * level), dtype=torch.uint8)
+        actions = numpy.full((FRAMES, 2), level, numpy.float32)
+        actions[:, 1] = numpy.linspace(-1, 1, FRAMES)
+        columns = {"action": actions, "next.success": numpy.full(FRAMES, success, numpy.float32), **changed}
+        writer.add(Recording(columns, {"observation.images.top": video}, "go"))
+    writer.finish()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recordings")
+    record(folder / "my_data")
+    write_split(folder / "split.json", make_split(folder / "my_data"))
+    return folder
+
+
+def command(recordings: Path, *overrides: str) -> int:
+    data = [f"dataloader_train.dataset.{key}" for key in ("path", "split_file", "chunk")]
+    values = (recordings / "my_data", recordings / "split.json", 4)
+    given = [f"{key}={value}" for key, value in zip(data, values, strict=True)]
+    few = ["trainer.validation_iter=2", "checkpoint.save_iter=2", "dataloader_train.batch_size=4"]
+    return train.main(["--", "experiment=clone_recordings", "model.config.num_knots=2", *given, *few, *overrides])
+
+
+def test_windows_are_of_the_successes_of_a_part(recordings: Path) -> None:
+    split = make_split(recordings / "my_data")
+    paths = (str(recordings / "my_data"), str(recordings / "split.json"))
+    found = RecordedWindows(*paths, chunk=4)
+    assert len(found) == 5 * sum(bool(split.outcomes[i]) for i in split.train) == 5 * len(found.demonstrations.actions)
+    assert len(RecordedWindows(paths[0], chunk=4)) + len(RecordedWindows(paths[0], part="val", chunk=4)) == 24 * 5
+    episode = next(i for i in split.train if split.outcomes[i])
+    window = found[3]
+    assert float(window["actions"][0, 0]) == (episode % 8) / 8 and window["task"] == "go"
+    assert abs(float(window["full_image"].float().mean()) - (30 + 200 * (episode % 8) / 8)) < 8
+    few = RecordedWindows(*paths, chunk=4, most=4)
+    assert few.places == [found.places[k * len(found) // 4] for k in range(4)]
+
+
+def test_pictures_are_kept_while_there_is_room(recordings: Path) -> None:
+    size = SIDE * SIDE * 3 / 2**20
+    data = RecordedWindows(str(recordings / "my_data"), chunk=4, cache_mib=7 * size)  # of one episode's five
+    pictures = [data[k]["full_image"] for k in range(10)]
+    assert list(data._kept) == [0] and data._room < 5 * SIDE * SIDE * 3
+    others = RecordedWindows(str(recordings / "my_data"), chunk=4, cache_mib=0)
+    assert all(torch.equal(others[k]["full_image"], picture) for k, picture in enumerate(pictures)) and not others._kept
+
+
+@pytest.mark.parametrize("policy", ["pi05", "openvla_oft"])
+def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    own = [f"model.config.policy={policy}", "trainer.max_iter=4", "model.config.ema.enabled=true"]
+    for folder, lengths in ((whole, (4,)), (parts, (2, 4))):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        for length in lengths:
+            assert command(recordings, *own, f"trainer.max_iter={length}", "scheduler.cycle_lengths=[4]") == 0
+    states = [torch.load(folder / RUN / "checkpoints/model/iter_000000004.pt") for folder in (whole, parts)]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    figures = [json.loads((folder / RUN / "clone.json").read_text()) for folder in (whole, parts)]
+    assert figures[0]["best"] == figures[1]["best"] and figures[0]["history"] == figures[1]["history"]
+    assert figures[0]["best"]["loss"] == min(one["loss"] for one in figures[0]["history"])
+    assert figures[0]["best"]["iteration"] == 4 and len(figures[0]["history"]) == 3
+    best, card = read_policy(str(whole / RUN))
+    averaged, _ = read_policy(str(whole / RUN / "checkpoints/model/iter_000000004.pt"), "net_ema")
+    assert card.about["iteration"] == 4 and best.action_dim == 2
+    seen = Windows(torch.full((1, SIDE, SIDE, 3), 99, dtype=torch.uint8), torch.zeros(1, 4, 2), ["go"]).observation
+    decided = [
+        each.act(seen, mode="greedy", generators=[torch.Generator().manual_seed(0)]).actions_E_A_D
+        for each in (best, averaged)
+    ]
+    torch.testing.assert_close(*decided)
+
+
+def test_another_clone_of_other_recordings_is_not_resumed(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command(recordings, "trainer.max_iter=1") == 0
+    assert command(recordings, "trainer.max_iter=2", "dataloader_train.dataset.num=5") == 2
+    assert "is of a clone of other recordings" in capsys.readouterr().err
+    gc.collect()  # the refused model has a folder
+
+
+def test_actions_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    record(tmp_path / "my_data", action=numpy.full((FRAMES, 2), numpy.nan, numpy.float32))
+    with pytest.raises(DataError, match=r"episode_000000.*action 0 is not finite"):
+        RecordedWindows(str(tmp_path / "my_data"), chunk=4)
+
+
+def windows_of(pictures_B: torch.Tensor, actions_B: torch.Tensor) -> Windows:
+    pictures = pictures_B.mul(255).byte()[:, None, None, None].expand(-1, 8, 8, 3)
+    return Windows(pictures, actions_B[:, None, None].expand(-1, 4, 2), ["go"] * len(actions_B))
+
+
+class Sees(PolicyDefaults):
+    """Its decision is the picture's brightness, with noise of this deviation."""
+
+    draws_when_greedy = True
+
+    def __init__(self, noise: float, blind: bool = False) -> None:
+        self.noise, self.blind = noise, blind
+
+    def act(self, observation: Any, *, generators: Any, **others: Any) -> Decision:
+        mean = observation["full_image"].float().mean(dim=(1, 2, 3))[:, None, None].expand(-1, 4, 2) / 255
+        mean = torch.full_like(mean, 0.5) if self.blind else mean
+        draws = torch.stack([torch.randn(4, 2, generator=each) for each in generators])
+        return Decision(mean + self.noise * draws, {})
+
+
+@pytest.mark.parametrize(("noise", "blind", "is_better"), [(0.0, False, True), (0.3, False, True), (0.3, True, False)])
+def test_a_clone_must_see_more_than_the_mean_action_does(noise: float, blind: bool, is_better: bool) -> None:
+    levels = torch.linspace(0, 1, 200)
+    windows = windows_of(levels, levels)
+    constant = Constant.of(windows)
+    errors = decision_errors(Sees(noise, blind), windows, constant, 0, range(200))  # type: ignore[arg-type]
+    figures, verdict = by_errors(errors, constant.errors(windows.actions_B_A_D), torch.arange(200) // 10)
+    assert verdict.is_better is is_better and figures["constant_error"] == pytest.approx(1)
+    assert figures["explained"] == pytest.approx(0 if blind else 1, abs=0.15)  # the noise of a draw is no error
+    if is_better:
+        verdict.require()
+    else:
+        with pytest.raises(ConfigError, match=r"no better than the mean action.*Record more"):
+            verdict.require()
+
+
+def test_few_episodes_tell_nothing() -> None:
+    rows = torch.rand(20, generator=torch.Generator().manual_seed(0))
+    assert by_errors(rows, rows + 1, torch.arange(20) // 10)[1].is_better is None
+
+
+@pytest.mark.parametrize(("clone", "null", "is_better"), [(60, 10, True), (12, 10, False), (8, 20, False)])
+def test_success_is_compared_with_that_of_null_policies(clone: int, null: int, is_better: bool) -> None:
+    found = by_success(Rate(clone, 200), {"still": Rate(0, 200), "random": Rate(null, 200)})
+    assert found.is_better is is_better and (is_better or "'random'" in found.text)
+
+
+def test_null_policies_do_not_look(recordings: Path) -> None:
+    seen = windows_of(torch.tensor([0.1, 0.9]), torch.zeros(2)).observation
+    folder = recordings / "my_data"
+    recorded = RecordedWindows(str(folder), chunk=4, held_out_share=0.0).windows.actions_B_A_D
+    decided = {}
+    for kind in ("still", "mean", "random"):
+        policy, _ = read_policy(f"null:{kind}:{folder}", options={"chunk": 4})
+        generators = [torch.Generator().manual_seed(k) for k in range(2)]
+        decided[kind] = policy.act(seen, mode="greedy", generators=generators).actions_E_A_D
+        assert policy.action_dim == 2 and decided[kind].shape == (2, 4, 2)
+    assert not decided["still"].any() and torch.equal(decided["mean"][1], recorded.mean(dim=0))
+    assert all((recorded == one).all(dim=(1, 2)).any() for one in decided["random"])
+    with pytest.raises(ConfigError, match="null:still:FOLDER"):
+        read_policy("null:stil:my_data")
