@@ -44,6 +44,8 @@ add("--policy", required=True, metavar="PATH", help="a policy, a run that traine
 add("--episodes", required=True, type=count, metavar="N", help="starts, each played once")
 add("--out", required=True, type=command_line.local_output, metavar="DIR", help="the data set")
 add("--append", action="store_true", help="add the episodes to the data set that is at --out")
+add("--base", default="", metavar="DATA", help="begin --out with a copy of this data set, which stays as it is")
+add("--camera", default=None, metavar="NAME", help="of the pictures (default: observation.images.front)")
 add("--mode", choices=["sample", "greedy"], default="sample", help="an action that is drawn, or the likeliest one")
 add("--first", type=command_line.at_least(0), default=FIRST, metavar="N", help="number of the first start")
 add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn")
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
-    from cosmos_predict2.rl.episodes.recording import recorded_episodes
+    from cosmos_predict2.rl.episodes.recording import CAMERA, recorded_episodes
     from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire import foreign_json
@@ -74,6 +76,8 @@ def run(args: argparse.Namespace) -> None:
     out, device = Path(args.out), device_of(args.device)
     if not args.append and out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out {out} holds files: give another folder, or --append to add to its data set.")
+    if args.append and args.base:
+        raise ConfigError(f"--base {args.base} begins a new data set: leave it out, or --append.")
     given = {name: getattr(args, name) for name in ("max_steps", "image_size", "render")}
     suite = suites.find(args.suite, args.tasks, **given, **({"split": "train"} if args.suite == suites.TOY else {}))
     policy, card = find_policy(args.policy, options=command_line.key_values(args.options, "--options"))
@@ -92,16 +96,21 @@ def run(args: argparse.Namespace) -> None:
         writer = Writer.after(out)
     else:
         shutil.rmtree(place, ignore_errors=True)
-        writer = Writer(place, fps, robot=str(env.metadata.get("suite", args.suite)))
+        if args.base:
+            shutil.copytree(args.base, place)
+            writer = Writer.after(place)
+        else:
+            writer = Writer(place, fps, robot=str(env.metadata.get("suite", args.suite)))
     before = len(writer)
     if abs(writer.fps - fps) > 1e-6:
-        raise DataError(f"--append: {out} has {writer.fps:g} frames per second, these episodes {fps:g} (--fps).")
+        where = args.base or out
+        raise DataError(f"{where} has {writer.fps:g} frames per second, these episodes {fps:g}: give --fps.")
     successes = lost = 0
     with Progress("recording", args.episodes, unit="episode") as progress:
-        for recording, is_success in recorded_episodes(policy, env, starts, args.mode, execute):
+        for recording, is_success in recorded_episodes(policy, env, starts, args.mode, execute, args.camera or CAMERA):
             successes, lost = successes + is_success, lost + (recording is None)
             if recording is not None:
-                writer.add(recording)
+                writer.add(recording.with_only(writer.names) if args.base else recording)
             progress.update()
     env.close()
     if len(writer) == before:
@@ -112,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
     figures: dict[str, Any] = {name: getattr(args, name) for name in names}
     figures |= dict(execute=execute, episodes=len(writer) - before, from_episode=before, successes=successes, lost=lost)
     figures["command"] = shlex.join(["python", "-m", "scripts.collect", *sys.argv[1:]])
-    earlier = foreign_json.load_object(record)["collections"] if args.append and record.is_file() else []
+    earlier = foreign_json.load_object(record)["collections"] if record.is_file() else []
     write_json(record, {"collections": [*earlier, {**figures, **suite.conditions(), "versions": run_record()}]})
     if not args.append:
         place.replace(out)

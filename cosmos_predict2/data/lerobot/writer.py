@@ -6,8 +6,8 @@ Files that are there are kept, so that writing the same episodes again goes on w
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ VERSION = "v2.1"
 CHUNK = 1000  # episodes in a folder
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+_NUMBERS = ("bool", "int32", "int64", "float32", "float64")
 _COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 
 
@@ -39,6 +40,12 @@ class Recording:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    def with_only(self, names: Collection[str]) -> "Recording":
+        """The same without columns and cameras of other names."""
+        columns = {name: values for name, values in self.columns.items() if name in names}
+        videos = {name: video for name, video in self.videos.items() if name in names}
+        return Recording(columns, videos, self.task)
 
 
 class Writer:
@@ -81,10 +88,17 @@ class Writer:
     def __len__(self) -> int:
         return len(self._lengths)
 
+    @property
+    def names(self) -> Collection[str]:
+        """Columns and cameras of the episodes that were added."""
+        return self._features
+
     def add(self, recording: Recording) -> None:
         """The next episode: its videos and its table, where they are not there yet."""
         number = len(self._lengths)
         task = self._tasks.setdefault(recording.task, len(self._tasks))
+        columns = {name: self._as_before(name, values) for name, values in recording.columns.items()}
+        recording = replace(recording, columns=columns)
         features = _features(recording, self.fps)
         if self._features and features != self._features:
             names = [name for name in {**features, **self._features} if features.get(name) != self._features.get(name)]
@@ -133,6 +147,11 @@ class Writer:
             "features": self._features,
         }
         write_json(meta / "info.json", info)
+
+    def _as_before(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """A column in the type of those before it: success may be recorded as a truth or as a number."""
+        known = self._features.get(name, {}).get("dtype", "")
+        return values.astype(known) if known in _NUMBERS else values
 
     def _counters(self, number: int, length: int, task: int) -> dict[str, NDArray[Any]]:
         frames = numpy.arange(length)

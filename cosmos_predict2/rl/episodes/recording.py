@@ -40,13 +40,13 @@ class _Episode:
         for name, values in self.seen.items():
             values.append(observation[name][row].cpu().clone())
 
-    def recording(self) -> Recording:
+    def recording(self, camera: str) -> Recording:
         """A row for each picture; row k's action leads from picture k to the next one, the last row repeats it."""
         actions = [*self.actions, self.actions[-1]]
         columns = {"action": torch.stack(actions).numpy(), SUCCESS_COLUMN: numpy.array(self.success)}
         if self.seen[_STATE][0].numel():
             columns["observation.state"] = torch.stack(self.seen[_STATE]).float().numpy()
-        cameras = {CAMERA: torch.stack(self.seen[_PICTURES])}
+        cameras = {camera: torch.stack(self.seen[_PICTURES])}
         for k, wrist in enumerate(torch.stack(self.seen[_WRISTS]).unbind(1)):
             cameras[WRIST + (f"_{k + 1}" if k else "")] = wrist
         return Recording(columns, {name: film.permute(3, 0, 1, 2) for name, film in cameras.items()}, self.task)
@@ -54,7 +54,12 @@ class _Episode:
 
 @torch.no_grad()
 def recorded_episodes(
-    policy: Policy, env: VecEnv, starts: Starts, mode: Mode = "sample", execute: int | None = None
+    policy: Policy,
+    env: VecEnv,
+    starts: Starts,
+    mode: Mode = "sample",
+    execute: int | None = None,
+    camera: str = CAMERA,
 ) -> Iterator[tuple[Recording | None, bool]]:
     """The recording of each episode, and its success on any picture; None of one that was lost with its simulator."""
     completed(env, EnvDefaults)
@@ -89,5 +94,5 @@ def recorded_episodes(
             if is_over_E[row]:
                 del playing[number]
                 is_whole = bool(is_valid_E[row])
-                yield (episode.recording() if is_whole else None), is_whole and any(episode.success)
+                yield (episode.recording(camera) if is_whole else None), is_whole and any(episode.success)
         places.go_on(observation, is_over_E)
