@@ -37,6 +37,7 @@ class ImaginaireModel(nn.Module):
     ema: PowerEMA | None = None
     precision: torch.dtype = torch.float32
     seed: int = 0  # the run's; the trainer sets it before training
+    run_dir: str = ""  # likewise: where its checkpoints lie
 
     ranks_per_sample: int = 1  # neighbouring data-parallel ranks that get the same training batches; it divides them
     validation_metric: str = "loss"  # of a validation's output: what the log shows; another one replaces the loss

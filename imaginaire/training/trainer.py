@@ -124,6 +124,7 @@ class ImaginaireTrainer:
         self.model = model
         self.dataloader_val = dataloader_val  # callbacks take their fixed samples from it
         model.seed = self.config.trainer.seed
+        model.run_dir = str(self.run_dir)
         model.progress = self._report_progress
         model.phase = self.timers
         try:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.episodes.recording import CAMERA, WRIST, recorded_episodes
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
+from imaginaire.errors import DataError
 from scripts import collect
+from tests.rl.vla_runs import SMALL, run
+from tests.training import difference, run_dir, saved
 
 
 class Wanderer(PolicyDefaults):
@@ -160,3 +164,38 @@ def test_wrong_flags_are_named(
     given = ["--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", "1", "--out", str(tmp_path / "x")]
     assert _command(*given, *words) == (0 if named is None else 2)
     assert named is None or named in capsys.readouterr().err
+
+
+def _played(folder: Path, first: int) -> None:
+    writer = Writer(folder, 8.0)
+    for recording, _ in recorded_episodes(Wanderer(), ToyEnv(4), held_out_starts(4, 1, seed=0, first=first)):
+        assert recording is not None
+        success = numpy.arange(len(recording)) == len(recording) - 1 + len(writer) % 2  # of every second one
+        writer.add(Recording({**recording.columns, "next.success": success}, recording.videos, recording.task))
+    writer.finish()
+
+
+@pytest.mark.slow
+def test_a_refinement_waits_for_the_robot_and_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    """An experience, a phase of two steps, an experience and another phase; one run has all episodes from the start."""
+    robot, waiting = tmp_path / "robot", tmp_path / "robot of the other"
+
+    def go(root: Path, folder: Path) -> list[dict[str, Any]]:
+        own = [f"model.config.refinement.recordings={folder}", "trainer.max_iter=8"]
+        return run(root, *SMALL, *own, name="of_recordings")
+
+    for phase in (1, 2):
+        _played(robot / f"phase_{phase:03d}", first=100 * phase)
+    records = go(tmp_path / "whole", robot)
+    kinds = ["world_model" if "train/world_model_loss" in record else "policy" for record in records[:8]]
+    assert kinds == (["policy"] * 2 + ["world_model"] * 2) * 2
+    assert records[2]["train/robot_success"] == 0.5 and 0 <= records[2]["train/robot_area"] <= 1
+    assert records[2]["train/robot_imagined_success"] == 1 and "train/robot_success" not in records[3]
+    for phase in (1, 2):
+        with pytest.raises(DataError, match=rf"Phase {phase} .*phase_00{phase} has 0 of 4.*scripts.collect") as waited:
+            go(tmp_path / "parts", waiting)
+        assert str(run_dir(tmp_path / "parts", "vla")) in str(waited.value)
+        assert saved(tmp_path / "parts", "vla")["trainer"]["iteration"] == 4 * phase - 2
+        shutil.copytree(robot / f"phase_{phase:03d}", waiting / f"phase_{phase:03d}")
+    go(tmp_path / "parts", waiting)
+    assert difference(saved(tmp_path / "whole", "vla"), saved(tmp_path / "parts", "vla")) is None

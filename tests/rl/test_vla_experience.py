@@ -150,7 +150,8 @@ def test_actions_that_were_drawn_in_imagination_are_played_again_truly() -> None
 
 def test_a_step_of_the_world_model_has_a_gradient_where_that_has_one() -> None:
     for has_gradient in (True, False):
-        ours: Any = mock.MagicMock(_has_gradient=not has_gradient)
+        ours: Any = mock.MagicMock(_has_gradient=not has_gradient, progress_counts=torch.zeros(2))
+        ours.rl, ours._figures_of_phase = VLARLConfig(), {}
         ours.world_model.training_step.return_value = ({"edm_loss": 3.0, "x": 1}, torch.ones(()))
         ours.world_model.has_gradient.return_value = has_gradient
         assert VLAGRPOModel.training_step(ours, {"video": 0}, 5)[0] == {"edm_loss": 3.0}
@@ -421,7 +422,7 @@ def test_an_experience_is_open_from_its_rollout_to_its_last_update() -> None:
 def refined(counts: torch.Tensor, stop_after: int) -> tuple[list[Any], torch.Tensor]:
     """Plays and draws of a run of four experiences with a refinement before every other, up to its stop."""
     found: list[Any] = []
-    config = SimpleNamespace(every=2, steps=3, newest=2, earlier=1, old=1)
+    config = RefinementConfig(every=2, steps=3, newest=2, earlier=1, old=1)
     refinement = mock.Mock(
         config=config,
         batch=lambda seed, first: ("batch", first),

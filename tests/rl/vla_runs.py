@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.configs.base.config import make_config as base
+from cosmos_predict2.configs.rl.experiment import policy_toy_world
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.interfaces import LogProb
+from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement, LogProb
 from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
@@ -84,11 +85,27 @@ SMALL = [  # of tiny_vla_grpo_world_model: two groups of two, a refinement of tw
 IMAGINED = "tiny_vla_grpo_world_model"
 
 
+class Brightness(FrameRewardDefaults):
+    """The brighter the better, and success above 100."""
+
+    def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
+        value_E_F = frames_E_F_H_W_C.float().mean(dim=(2, 3, 4))
+        return Judgement(value_E_F / 255, value_E_F > 100)
+
+
+def of_recordings() -> dict[str, Any]:
+    """The small world model, refined by what lies in a folder; its reward needs nothing but pictures."""
+    found = policy_toy_world.refined("of_recordings")
+    found["model"].config.env.reward = L(Brightness)()
+    return found
+
+
 def make_config() -> Any:
     config = base()
     register_experiment("toy_policy", experiment(L(ToyPolicy)(width=16, noise=1.0)))
     register_experiment("openvla_policy", experiment(L(OpenVLAPolicy)(path="")))
     register_experiment("pi05_policy", experiment(L(Pi05Policy)(path="")))
+    register_experiment("of_recordings", of_recordings)
     register_experiment("forgetful_policy", experiment(L(ForgetfulPolicy)(width=16, noise=1.0)))
     return config
 

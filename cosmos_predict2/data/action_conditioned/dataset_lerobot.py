@@ -201,6 +201,11 @@ class LeRobotActionDataset(ClipDataset):
             read_rate=rate,
         )
 
+    def first_picture(self, i: int) -> Tensor:
+        """The first picture of episode i as samples show it, uint8 [H, W, 3]."""
+        with self.source.open(i) as clip:
+            return clip.read([0], self._fit)[:, 0].permute(1, 2, 0).contiguous()
+
     def _rows(self, i: int) -> NDArray[Any]:
         if not self.source.files.layout.rows(i).path.is_file():  # of a split that was not fetched
             return numpy.empty((0, 1))

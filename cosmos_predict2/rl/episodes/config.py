@@ -92,6 +92,8 @@ class RefinementConfig(Section):
     """Phases in which the world model is trained on what the policy really does; its rewards are not used there."""
 
     every: int = attrs.field(default=6, validator=at_least(1))  # experiences of the policy between two refinements
+    recordings: Any = None  # in place of the true environment: a folder with phase_001 and so on, which a robot plays
+    success_column: str = "next.success"  # of these recordings
     episodes: int = attrs.field(default=600, validator=at_least(1))  # in the true environment, of all ranks
     temperatures: list[float] = attrs.field(factory=lambda: [1.0])  # of the policy, in equal shares of the episodes
     steps: int = attrs.field(default=150, validator=at_least(1))  # of the optimizer

@@ -21,7 +21,8 @@ from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.advantages import chosen
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.envs.world_model import require_state
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
+from cosmos_predict2.rl.episodes import recorded_phases
 from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.decisions import (
     Decisions,
@@ -60,7 +61,7 @@ from cosmos_predict2.rl.trust import PROGRAM, UNCHECKED, learning_inputs, requir
 from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
-from imaginaire import random
+from imaginaire import distributed, random
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
 from imaginaire.config.nodes import as_config
@@ -152,6 +153,7 @@ class VLAGRPOModel(RLModel):
         self.register_buffer("progress_counts", torch.zeros(2, dtype=torch.int64))
         self._train_starts: Any = None  # the data set of training, from `on_data`
         self._num_held_out = 0  # starts of validation, likewise
+        self._figures_of_phase: dict[str, float] = {}
         self._dims = ParallelDims()
 
     # --- parts
@@ -182,9 +184,14 @@ class VLAGRPOModel(RLModel):
 
     def _build_refinement(self) -> Refinement:
         config = as_config(RefinementConfig, self.config.refinement, f"{KEY}.refinement")
-        model, env = self.held_world_model, self.true_env
+        model, env = self.held_world_model, self.true_env if config.recordings is None else self.env
         if model is None or env is None:
-            raise ConfigError(f"{KEY}.refinement needs {KEY}.world_model and {KEY}.true_env: what it refines, and by.")
+            raise ConfigError(
+                f"{KEY}.refinement needs {KEY}.world_model and {KEY}.true_env: what it refines, and by. In place of the"
+                f" latter {KEY}.refinement.recordings is a folder of what a robot plays."
+            )
+        if config.recordings is not None and not isinstance(self.env, WorldModelEnv):
+            raise ConfigError(f"{KEY}.refinement.recordings are compared in imagination: {KEY}.env is a WorldModelEnv.")
         if config.optimizer is None:
             raise ConfigError(f"{KEY}.refinement.optimizer must be set, such as L(muon)(lr=0.015).")
         if (offload := self.env.offload_policy) != "never":
@@ -410,18 +417,37 @@ class VLAGRPOModel(RLModel):
             return
         config = refinement.config
         experiences, steps = self.progress_counts.tolist()
-        if experiences % config.every:
-            return
         phase = experiences // config.every
+        # a world model of recordings is refined when the policy has changed, by what the new one does
+        if experiences % config.every or (config.recordings is not None and phase == 0):
+            return
         if steps == 0:
             with self.phase("true_rollout"):
-                refinement.add(self._true_episodes(config, phase), self.seed, phase)
+                if config.recordings is None:
+                    refinement.add(self._true_episodes(config, phase), self.seed, phase)
+                else:
+                    self._add_recordings(config, phase)
         size = config.newest + config.earlier + config.old
         for step in range(steps, config.steps):
             self._is_open, self._left = True, 0
             self.progress_counts[1] = step + 1
             number = (phase * config.steps + step) * self._dims.dp_size + self._dims.dp_rank
             yield from self.world_model.train_batches([refinement.batch(self.seed, number * size)])
+
+    def _add_recordings(self, config: RefinementConfig, phase: int) -> None:
+        """The episodes of a phase that the robot played, after a comparison with what is imagined of their actions."""
+        assert self.refinement is not None and isinstance(self.env, WorldModelEnv)
+        refinement, rank, num_ranks = self.refinement, self._dims.dp_rank, self._dims.dp_size
+        of_model = (refinement.num_frames, refinement.picture, self.env.imagination.transform)
+        data = recorded_phases.open_phase(config, phase, self.run_dir or "this run", *of_model)
+        episodes = range(rank, len(data.source), num_ranks)
+        seed = random.derive_seed(self.seed, phase, "recorded") % 2**31
+        found = [*recorded_phases.outcomes(data, self.env, config.success_column, seed, episodes)]
+        of_ranks = [one for part in distributed.all_gather_object(found) for one in part]
+        self._figures_of_phase = recorded_phases.figures(of_ranks)
+        listed = ", ".join(f"{name} {value:.3f}" for name, value in self._figures_of_phase.items())
+        log.info("phase %d: %d episodes of the robot, %s", phase, len(data.source), listed)
+        refinement.add_recorded(data, rank, num_ranks)
 
     def _true_episodes(self, config: RefinementConfig, phase: int) -> Iterator[Trajectories]:
         """This rank's share of a phase's episodes in the true environment, from starts of training; as many at a time
@@ -453,9 +479,11 @@ class VLAGRPOModel(RLModel):
             return super().training_step(batch, iteration)
         output, loss = self.world_model.training_step(batch, iteration)
         self._has_gradient = self.world_model.has_gradient()
+        is_first = int(self.progress_counts[1]) <= self.rl.micro_batches
+        figures = self._figures_of_phase if is_first else {}  # logged once a phase
         if isinstance(self.world_model, FlowGRPOModel):
-            return {f"refinement_{name}": value for name, value in output.items()}, loss
-        return {"edm_loss": output["edm_loss"]}, loss
+            return {**{f"refinement_{name}": value for name, value in output.items()}, **figures}, loss
+        return {"edm_loss": output["edm_loss"], **figures}, loss
 
     def part_loss(self, part: Decisions) -> tuple[dict[str, Any], Tensor]:
         given = (part.advantage_B, part.mask_B_A, self.rl)

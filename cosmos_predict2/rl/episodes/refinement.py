@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data that refine a world model: windows of the policy's true episodes, kept as latents, beside older data.
+"""Data that refine a world model: windows of the policy's true episodes, played here or recorded, beside older data.
 
-The windows are state: a resumed run draws from the same ones. Every process keeps all of them.
+Windows are kept as latents. They are state: a resumed run draws from the same ones. Every process keeps all of them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.conditioner import ACTION_KEY
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY, PROBE_KEY, probe
 from cosmos_predict2.data.samples import frame_item, text_item
@@ -91,6 +92,11 @@ class Refinement(nn.Module):
         )
 
     @property
+    def num_frames(self) -> int:
+        """Pictures of a window."""
+        return self._num_frames
+
+    @property
     def _model(self) -> Video2WorldModel:
         return self._held[0]
 
@@ -112,16 +118,25 @@ class Refinement(nn.Module):
             if moves == has_moved:
                 for first in range(0, len(places), CLIPS_AT_ONCE):
                     found.append(self._kept(played, places[first : first + CLIPS_AT_ONCE]))
-        latents, rows = zip(*found, strict=True)
-        of_ranks = distributed.all_gather_object((torch.cat(latents), torch.cat(rows)))
-        all_latents, all_rows = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
-        if not len(all_rows):  # on all ranks
-            raise DataError(
-                f"None of the true episodes is valid and has the {span} executed actions of a window: the world model"
-                " cannot be refined. See the log for episodes that failed; let the others run on"
-                " (terminate_on_success=False)."
-            )
-        self.windows.begin_phase(all_latents, all_rows)
+        _begin(
+            self.windows,
+            found,
+            f"None of the true episodes is valid and has the {span} executed actions of a window: the world model"
+            " cannot be refined. See the log for episodes that failed; let the others run on"
+            " (terminate_on_success=False).",
+        )
+
+    @torch.no_grad()
+    def add_recorded(self, data: LeRobotActionDataset, rank: int, num_ranks: int) -> None:
+        """Windows of recorded episodes, of all ranks, evenly spread over them: the newest from now on."""
+        assert data.windows is not None
+        chosen = data.windows.spread(len(self.windows.newest_latents))[rank::num_ranks]
+        found = [(self.windows.newest_latents[:0].cpu(), self.windows.newest_actions[:0].cpu())]
+        for first in range(0, len(chosen), CLIPS_AT_ONCE):
+            items = [data[i] for i in chosen[first : first + CLIPS_AT_ONCE]]
+            actions = torch.stack([item[ACTION_KEY] for item in items])
+            found.append((_encoded(self._model, torch.stack([item["video"] for item in items])), actions))
+        _begin(self.windows, found, f"{data.source} holds no window.")
 
     def _kept(self, played: Trajectories, places: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """Latents and scaled actions of some windows."""
@@ -129,9 +144,8 @@ class Refinement(nn.Module):
         assert frames is not None
         raw_E_L_D = _by_step(played.actions_M_E_A_D, frames.shape[1] - 1)
         video = torch.stack([frames[i, start : start + self._num_frames] for i, start in places])
-        scaled = self._model.world.encode(video.permute(0, 4, 1, 2, 3)) / self._model.pipe_config.sigma_data
         raw = torch.stack([raw_E_L_D[i, start : start + self._num_frames - 1] for i, start in places])
-        return scaled.to(KEPT_DTYPE).cpu(), self._imagination.transformed(raw.cpu().numpy())
+        return _encoded(self._model, video.permute(0, 4, 1, 2, 3)), self._imagination.transformed(raw.cpu().numpy())
 
     def batch(self, seed: int, position: int) -> dict[str, Any]:
         """A batch of supervised training; ``position`` is the place of its first window among all that are drawn."""
@@ -177,6 +191,22 @@ class Refinement(nn.Module):
             world = self._model.world
             latents = world.encode(torch.stack([item["video"] for item in items])) / world.config.sigma_data
         return latents.to(device).float(), torch.stack([item[ACTION_KEY] for item in items]).to(device)
+
+
+def _encoded(model: Video2WorldModel, video_B_C_F_H_W: Tensor) -> Tensor:
+    """Latents as they are kept."""
+    scaled = model.world.encode(video_B_C_F_H_W) / model.pipe_config.sigma_data
+    return scaled.to(KEPT_DTYPE).cpu()
+
+
+def _begin(windows: Windows, found: list[tuple[Tensor, Tensor]], problem: str) -> None:
+    """The windows that all ranks have found are the newest."""
+    latents, rows = zip(*found, strict=True)
+    of_ranks = distributed.all_gather_object((torch.cat(latents), torch.cat(rows)))
+    all_latents, all_rows = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
+    if not len(all_rows):  # on all ranks
+        raise DataError(problem)
+    windows.begin_phase(all_latents, all_rows)
 
 
 def require_refinable(model: Video2WorldModel, config: RefinementConfig, micro_batches: int) -> None:
