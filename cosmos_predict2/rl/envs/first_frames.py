@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts of a world model's episodes: pictures, the task's sentence, and what else is known of a start.
 
-`starts.ToyStarts` lays the toy world's tables, `recorded_starts.RecordedStarts` reads those of recordings, and
+`SimulatedStarts` asks a simulator, `starts.ToyStarts` lays tables, `recorded_starts.RecordedStarts` reads them, and
 `replays.replayed` takes the pictures that it is given.
 """
 
@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from cosmos_predict2.rl.interfaces import VecEnv
 
 NUM_TRIALS = 2**40  # of a task: starts are taken modulo what there is
 
@@ -43,3 +46,25 @@ class Starts(Protocol):
     def __len__(self) -> int: ...
 
     def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames: ...
+
+
+class SimulatedStarts:
+    """The starts of a simulator: the pictures and sentences that it shows after a reset to them."""
+
+    history = 1
+
+    def __init__(self, env: VecEnv, num_tasks: int) -> None:
+        self.env, self.num_tasks = env, num_tasks
+
+    def __len__(self) -> int:
+        return NUM_TRIALS
+
+    def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
+        pictures, sentences = [], []
+        for first in range(0, len(trial_ids), self.env.num_envs):
+            part = slice(first, first + self.env.num_envs)
+            options = dict(task_ids=task_ids[part], trial_ids=trial_ids[part], env_ids=range(len(trial_ids[part])))
+            observed, _ = self.env.reset(options=options)
+            pictures.append(observed["full_image"].cpu())
+            sentences += list(observed["task_description"])
+        return FirstFrames(torch.cat(pictures)[:, None], None, sentences)

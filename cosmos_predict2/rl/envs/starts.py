@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts of the toy world's episodes, and of those that a simulator shows."""
+"""Starts of the toy world's episodes."""
 
 from collections.abc import Sequence
 
 import torch
 
 from cosmos_predict2.data.toy.videos import SPLITS
-from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Starts  # noqa: F401  (published here)
-from cosmos_predict2.rl.interfaces import VecEnv
+from cosmos_predict2.rl.envs.first_frames import (  # noqa: F401  (published here)
+    NUM_TRIALS,
+    FirstFrames,
+    SimulatedStarts,
+    Starts,
+)
 from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import GOAL, Floats, find_setting
 from cosmos_predict2.toy_world.tasks import episode_generator, find_tasks, lay_table
@@ -68,25 +72,3 @@ class ToyStarts:
             self.tables.sentences(task_ids),
             {"goal": torch.from_numpy(states[:, GOAL].copy()), "states": torch.from_numpy(states)},
         )
-
-
-class SimulatedStarts:
-    """The starts of a simulator: the pictures and sentences that it shows after a reset to them."""
-
-    history = 1
-
-    def __init__(self, env: VecEnv, num_tasks: int) -> None:
-        self.env, self.num_tasks = env, num_tasks
-
-    def __len__(self) -> int:
-        return NUM_TRIALS
-
-    def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
-        pictures, sentences = [], []
-        for first in range(0, len(trial_ids), self.env.num_envs):
-            part = slice(first, first + self.env.num_envs)
-            options = dict(task_ids=task_ids[part], trial_ids=trial_ids[part], env_ids=range(len(trial_ids[part])))
-            observed, _ = self.env.reset(options=options)
-            pictures.append(observed["full_image"].cpu())
-            sentences += list(observed["task_description"])
-        return FirstFrames(torch.cat(pictures)[:, None], None, sentences)

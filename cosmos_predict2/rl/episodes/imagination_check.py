@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements of a world model and a reward on held-out recordings: does what is valued in imagination happen?
+
+    episodes = read_episodes(source, camera, numbers, outcomes)
+    figures, films = replays(imagination, reward, episodes)
+    figures |= obedience(films, episodes, learnt, chunk) | policy_figures(policy, imagination, reward, episodes, learnt)
+
+`rl.episodes.imagination_verdict` has their bounds. Nothing here knows a simulator. Letters: E episodes, L actions.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.evaluation.metrics import agreement
+from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
+from cosmos_predict2.evaluation.metrics.inverse_dynamics import fit_probe
+from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded, SimulatedStarts
+from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
+from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
+from cosmos_predict2.rl.episodes.replays import BATCH, replayed, round_trip
+from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
+from cosmos_predict2.rl.rewards.resnet import ResnetReward
+from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire.buildable import resolve
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.progress import tracked
+from imaginaire.random import derive_seed
+
+log = logging.getLogger(__name__)
+
+Values = NDArray[numpy.float64]
+Figures = dict[str, Any]  # by name: an Estimate, a number or a list of numbers
+
+NEAREST = 5  # failures that a success is compared with, of the starts that look most like its own
+AT_ONCE = 8  # places of a true environment
+GROUPS, MEMBERS = 16, 8  # of a policy's episodes: starts, and attempts from each
+GREEDY = 64  # greedy episodes at most
+HELD = 4  # actions that a random one is repeated for
+READABLE = 0.1  # of R2: below it true pictures do not show the actions
+LEAST_SPREAD = 0.05  # of a group's values, below which it teaches nothing
+FILMED = 32  # episodes whose pictures are kept, for the probe
+OUTSIDE = (0.5, 99.5)  # percentiles of the recorded actions that a policy may leave
+SIDE = 16  # pixels of the pictures that are compared as a whole
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Whole recordings with their outcomes. Row k of actions leads from picture k to picture k + 1."""
+
+    first_E_H_W_C: Tensor  # uint8
+    tails: list[Tensor]  # the last pictures of each, at most ``tail`` + 1
+    films: list[Tensor]  # all pictures of the first `FILMED`
+    actions: list[Tensor]  # raw [L, D]
+    success_E: NDArray[numpy.bool_]
+    tasks: list[str]
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    @property
+    def last_E_H_W_C(self) -> Tensor:
+        return torch.stack([tail[-1] for tail in self.tails])
+
+    @property
+    def has_both(self) -> bool:
+        return 0 < int(self.success_E.sum()) < len(self)
+
+
+def read_episodes(
+    source: LeRobotSource, camera: str | None, numbers: Sequence[int], outcomes: Sequence[bool | None], tail: int
+) -> Episodes:
+    """These episodes, but for those of an unknown outcome or without an action."""
+    key, parts = source.camera(camera), source.action_parts(None)
+    first: list[Tensor] = []
+    tails: list[Tensor] = []
+    films: list[Tensor] = []
+    actions, success, tasks = [], [], []
+    for i in tracked(numbers, "held-out recordings", unit="episode", leave=False):
+        length, outcome = int(source.episodes.lengths[i]), outcomes[i]
+        if outcome is None or length < 2:
+            continue
+        begin = 0 if len(films) < FILMED else max(1, length - 1 - tail)
+        wanted = sorted({0, *range(begin, length)})
+        pictures = source.frames(i, key, wanted).permute(1, 2, 3, 0).contiguous()
+        if begin == 0:
+            films.append(pictures)
+        first.append(pictures[0])
+        tails.append(pictures[-min(tail + 1, length) :].clone())
+        actions.append(torch.from_numpy(source.parts(i, parts).astype(numpy.float32))[: length - 1])
+        success.append(outcome)
+        tasks.append(source.caption(i))
+    if not first:
+        raise DataError(f"{source.info.root}: none of {len(numbers)} episodes has a known outcome and two pictures.")
+    return Episodes(torch.stack(first), tails, films, actions, numpy.array(success), tasks)
+
+
+def chosen(numbers: Sequence[int], most: int, seed: int) -> list[int]:
+    """At most so many of these numbers, in a random order."""
+    order = numpy.random.default_rng(derive_seed(seed, 0, "chosen recordings")).permutation(len(numbers))
+    return [numbers[i] for i in order[:most]]
+
+
+def read_reward(address: str) -> FrameReward:
+    """A judge of pictures: a success classifier's file, a folder that holds one, or ``MODULE:CLASS``."""
+    place = Path(address)
+    if ":" in address and not place.exists():
+        judge: Any = resolve(address, "reward")()
+        if not hasattr(judge, "judge"):
+            raise ConfigError(f"reward {address} has no judge(frames, context), as a FrameReward has.")
+        return judge  # type: ignore[no-any-return]
+    inside = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    if len(inside) != 1:
+        raise ConfigError(
+            f"{address} holds {len(inside)} safetensors files: name the reward's, reward_model.safetensors."
+        )
+    return ResnetReward(str(inside[0]))
+
+
+def require_dim(imagination: Imagination, episodes: Episodes, data: str) -> None:
+    """Raise where the recordings' actions are not those that the world model takes."""
+    if (found := episodes.actions[0].shape[1]) != (wanted := imagination.transform.dim):
+        raise ConfigError(f"{data} has actions of {found} numbers, but the world model takes {wanted}.")
+
+
+# Replays --------------------------------------------------------------------------------------------------------------
+
+
+def replays(
+    imagination: Imagination, reward: FrameReward, episodes: Episodes, seed: int = 0
+) -> tuple[Figures, list[Tensor]]:
+    """The reward's value at the ends of recordings, true, through the tokenizer and imagined, against what truly
+    happened, and at the ends of other actions, where success is not there; and the first films."""
+    truth = episodes.success_E
+    figures: Figures = {"episodes": len(episodes), "successes": int(truth.sum())}
+    ends = {"true": episodes.last_E_H_W_C, "coded": _coded_ends(imagination, episodes)}
+    ends["imagined"], films = imagined_ends(imagination, episodes.first_E_H_W_C, episodes.actions, seed, FILMED)
+    for name, pictures in ends.items():  # the imagined ones last
+        value, judged = judge(reward, pictures, episodes.tasks)
+        figures[f"ends_{name}"] = area_under_curve(value, truth, seed=seed)
+        figures[f"recall_{name}"], figures[f"false_success_{name}"] = judged[truth].mean(), judged[~truth].mean()
+    figures["ends_near_starts"] = near_starts(value, episodes, seed)
+    if len(set(episodes.tasks)) > 1:
+        tasks = numpy.array(episodes.tasks)
+        figures["ends_within_tasks"] = area_under_curve(value, truth, tasks[:, None] == tasks, seed)
+    own = value
+    for name, actions in _other_actions(episodes, seed).items():
+        pictures, _ = imagined_ends(imagination, episodes.first_E_H_W_C, actions, seed)
+        value, judged = judge(reward, pictures, episodes.tasks)
+        figures[f"{name}_success"] = judged.mean()
+        figures[f"{name}_valued"] = agreement.mean(value >= numpy.median(own[truth]), seed)
+        # from one start, as a group's advantage compares: 0.5 where actions do not matter
+        figures[f"own_above_{name}"] = agreement.mean((own > value)[truth] + 0.5 * (own == value)[truth], seed)
+    return figures, films
+
+
+def judge(reward: FrameReward, pictures_E_H_W_C: Tensor, tasks: Sequence[str]) -> tuple[Values, NDArray[numpy.bool_]]:
+    """Value and success of single pictures."""
+    found = reward.judge(pictures_E_H_W_C[:, None], {"task_description": list(tasks)})
+    return found.value_E_F[:, 0].double().cpu().numpy(), found.success_E_F[:, 0].bool().cpu().numpy()
+
+
+def imagined_ends(
+    imagination: Imagination, first_E_H_W_C: Tensor, actions: Sequence[Tensor], seed: int, num_films: int = 0
+) -> tuple[Tensor, list[Tensor]]:
+    """The last pictures that these actions lead to, and all pictures of the first ``num_films`` episodes.
+
+    Episodes of equally many chunks are imagined together; a last chunk is filled up as `WorldModelEnv` does it.
+    """
+    chunk = imagination.config.chunk_size
+    counts = [-(-len(rows) // chunk) for rows in actions]
+    ends: dict[int, Tensor] = {}
+    films: dict[int, Tensor] = {}
+    for count in sorted(set(counts)):
+        group = [i for i, other in enumerate(counts) if other == count]
+        for part in (group[k : k + BATCH] for k in range(0, len(group), BATCH)):
+            filled = torch.stack([_held(actions[i], count * chunk) for i in part])
+            seeds = [derive_seed(seed, i, "replay") % 2**31 for i in part]
+            for i, frames in zip(part, replayed(imagination, first_E_H_W_C[part], filled, seeds=seeds), strict=True):
+                ends[i] = frames[len(actions[i])].clone()
+                if i < num_films:
+                    films[i] = frames[: len(actions[i]) + 1].clone()
+    return torch.stack([ends[i] for i in range(len(actions))]), [films[i] for i in sorted(films)]
+
+
+def near_starts(value_E: Values, episodes: Episodes, seed: int) -> Estimate:
+    """The area under the curve of each success and the failures whose starts look most like its own."""
+    thumbs = _thumbs(episodes.first_E_H_W_C)
+    near = nearest_pairs(torch.cdist(thumbs, thumbs).double().numpy(), episodes.success_E, NEAREST)
+    return area_under_curve(value_E, episodes.success_E, near, seed)
+
+
+def _other_actions(episodes: Episodes, seed: int) -> dict[str, list[Tensor]]:
+    """Actions by which these starts do not succeed: those of the next episode, none, and random ones held for some."""
+    count, random = len(episodes), torch.Generator().manual_seed(derive_seed(seed, 0, "random actions") % 2**63)
+    others = [episodes.actions[(i + 1) % count] for i in range(count)]
+    rows = torch.cat(episodes.actions)
+    low, high = rows.quantile(0.01, dim=0), rows.quantile(0.99, dim=0)
+    drawn = [low + (high - low) * torch.rand(len(a), len(low), generator=random) for a in episodes.actions]
+    hold = [torch.arange(len(a)) // HELD * HELD for a in episodes.actions]
+    return {
+        "swapped": others,
+        "nothing": [_nothing(episodes).expand_as(a) for a in episodes.actions],
+        "random": [one[held] for one, held in zip(drawn, hold, strict=True)],
+    }
+
+
+def _nothing(episodes: Episodes) -> Tensor:
+    """[D]: zeros where they lie among the recorded actions, which then are motions; else their mean, a place."""
+    rows = torch.cat(episodes.actions)
+    is_motion = ((rows.amin(dim=0) <= 0) & (rows.amax(dim=0) >= 0)).all()
+    return torch.zeros(rows.shape[1]) if is_motion else rows.mean(dim=0)
+
+
+def _held(actions_L_D: Tensor, count: int) -> Tensor:
+    """Behind the others actions that do not move and keep the last number."""
+    rest = torch.zeros(count - len(actions_L_D), actions_L_D.shape[1])
+    rest[:, -1] = actions_L_D[-1, -1]
+    return torch.cat([actions_L_D, rest])
+
+
+def _coded_ends(imagination: Imagination, episodes: Episodes) -> Tensor:
+    """The last pictures as the tokenizer leaves them: the most that a world model can show."""
+    chunk = imagination.config.chunk_size
+    tails = [torch.cat([tail[:1].expand(chunk + 1 - len(tail), -1, -1, -1), tail]) for tail in episodes.tails]
+    parts = [round_trip(imagination, torch.stack(tails[k : k + BATCH]))[:, -1] for k in range(0, len(tails), BATCH)]
+    return torch.cat(parts)
+
+
+# Obedience ------------------------------------------------------------------------------------------------------------
+
+
+def obedience(films: Sequence[Tensor], episodes: Episodes, learnt: Episodes, chunk: int) -> Figures:
+    """How well the actions are read from imagined pictures, chunk by chunk, by a probe of true pictures of ``learnt``;
+    nothing where they do not show the actions."""
+    try:
+        probe = fit_probe(*_windows(learnt.films, learnt.actions, chunk, 0))
+    except DataError as error:
+        log.info("obedience is not measured: %s", error)
+        return {}
+    true = probe.score(*_windows(episodes.films, episodes.actions, chunk, 0)).r2_of_sums
+    by_chunk = []
+    for k in range(min(len(a) for a in episodes.actions[: len(films)]) // chunk):
+        by_chunk.append(probe.score(*_windows(films, episodes.actions, chunk, k)).r2_of_sums)
+    return {"actions_seen_true": true, "actions_seen_by_chunk": by_chunk} | (
+        {"obedience": by_chunk[0] / true, "obedience_last": by_chunk[-1] / true} if true > READABLE and by_chunk else {}
+    )
+
+
+def _windows(films: Sequence[Tensor], actions: Sequence[Tensor], chunk: int, k: int) -> tuple[Tensor, Tensor]:
+    """Pictures [B, C, F, H, W] and actions of the k-th chunk of each film that has it."""
+    rows = [(film, a) for film, a in zip(films, actions) if len(a) >= (k + 1) * chunk]
+    if not rows:
+        raise DataError(f"no recording has {(k + 1) * chunk} actions")
+    pictures = torch.stack([film[k * chunk : (k + 1) * chunk + 1] for film, _ in rows])
+    return pictures.permute(0, 4, 1, 2, 3), torch.stack([a[k * chunk : (k + 1) * chunk] for _, a in rows])
+
+
+# The policy -----------------------------------------------------------------------------------------------------------
+
+
+class GivenStarts:
+    """The first pictures of recordings with their sentences, as starts of one task, by number."""
+
+    history = num_tasks = 1
+
+    def __init__(self, episodes: Episodes, learnt: Episodes) -> None:
+        self.pictures_E_H_W_C, self.tasks = episodes.first_E_H_W_C, episodes.tasks
+        rows = torch.cat(learnt.actions)
+        length = int(numpy.median([len(a) for a in learnt.actions]))
+        self.recorded = Recorded(length, rows.amin(dim=0).tolist(), rows.amax(dim=0).tolist())
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
+        rows = [trial % len(self) for trial in trial_ids]
+        return FirstFrames(self.pictures_E_H_W_C[rows][:, None], None, [self.tasks[i] for i in rows])
+
+
+def imagined_env(imagination: Imagination, reward: FrameReward, starts: Any) -> WorldModelEnv:
+    """The environment of `configs.rl.experiment.policy_recordings`, of a batch of episodes."""
+    scoring = Scoring(judge="last", reward_on="last")
+    return WorldModelEnv(imagination, starts, reward, BATCH, None, scoring=scoring, clip_actions="recorded")
+
+
+def attempts(policy: Any, env: VecEnv, starts: Starts, members: int = 0, **options: Any) -> Trajectories:
+    """``members`` sampled episodes from each start, which share what the environment draws; without, a greedy one."""
+    played = starts.repeated(members or 1)
+    return LocalRollout(policy, env, keep_record=False, **options).collect(played, "sample" if members else "greedy")
+
+
+def policy_figures(
+    policy: Any, imagination: Imagination, reward: FrameReward, episodes: Episodes, learnt: Episodes, seed: int = 0
+) -> Figures:
+    """What the policy is paid in imagination, from held-out starts, and how far it goes beyond the recordings."""
+    env = imagined_env(imagination, reward, GivenStarts(episodes, learnt))
+    require_state(env, policy)
+    starts, groups = held_out_starts(min(GREEDY, len(episodes)), 1, seed), min(GROUPS, len(episodes))
+    env.keep_frames = True
+    greedy = attempts(policy, env, starts, keep_frames=True)
+    env.keep_frames = False
+    sampled = attempts(policy, env, starts.part(slice(0, groups)), MEMBERS)
+    value_G_M = sampled.return_E.double().numpy().reshape(groups, MEMBERS)
+    best = greedy.return_E.double().numpy()
+    still = [_nothing(learnt).expand(env.metadata["max_steps"], -1)] * len(best)
+    ends, _ = imagined_ends(imagination, episodes.first_E_H_W_C[: len(best)], still, seed)
+    idle, _ = judge(reward, ends, episodes.tasks[: len(best)])
+    rows = torch.cat(learnt.actions).numpy()
+    low, high = numpy.percentile(rows, OUTSIDE, axis=0)
+    margin = 0.1 * (high - low) + 1e-6
+    done = sampled.actions_M_E_A_D[sampled.executed_M_E_A].numpy()
+    assert greedy.frames_E_F_H_W_C is not None
+    wins = (best > idle) + 0.5 * (best == idle)
+    return {
+        "greedy_value": agreement.mean(best, seed),
+        "sampled_value": agreement.mean(value_G_M.mean(axis=1), seed),
+        "spread": float((numpy.ptp(value_G_M, axis=1) > LEAST_SPREAD).mean()),
+        "above_nothing": agreement.mean(wins, seed),
+        "noise_is_paid": agreement.mean(value_G_M.mean(axis=1) - best[:groups], seed),
+        "actions_outside": float(((done < low - margin) | (done > high + margin)).mean()),
+        "pictures_outside": _unlike(greedy.frames_E_F_H_W_C[:, -1], episodes, learnt),
+    }
+
+
+def _unlike(pictures_E_H_W_C: Tensor, episodes: Episodes, learnt: Episodes) -> float:
+    """The share of pictures that are further from all recorded ones than 19 of 20 ends of held-out recordings are."""
+    known = _thumbs(torch.cat([*learnt.films, *learnt.tails]))
+    usual = torch.cdist(_thumbs(episodes.last_E_H_W_C), known).amin(dim=1).quantile(0.95)
+    return float((torch.cdist(_thumbs(pictures_E_H_W_C), known).amin(dim=1) > usual).float().mean())
+
+
+def _thumbs(pictures_N_H_W_C: Tensor) -> Tensor:
+    """[N, d]: pictures so small that noise and blur do not count."""
+    small = [
+        functional.adaptive_avg_pool2d(part.permute(0, 3, 1, 2).float(), SIDE).flatten(1)
+        for part in pictures_N_H_W_C.split(256)
+    ]
+    return torch.cat(small) / 255
+
+
+# Where the truth is known ---------------------------------------------------------------------------------------------
+
+
+def played_figures(imagination: Imagination, reward: FrameReward, played: Episodes, seed: int = 0) -> Figures:
+    """Episodes that the policy really played: their actions imagined, against what truly happened."""
+    ends, _ = imagined_ends(imagination, played.first_E_H_W_C, played.actions, seed)
+    value, judged = judge(reward, ends, played.tasks)
+    figures: Figures = {"played_episodes": len(played), "played_success": agreement.mean(played.success_E, seed)}
+    figures["played_imagined_success"] = judged.mean()
+    if played.has_both:
+        figures["played_ends"] = area_under_curve(value, played.success_E, seed=seed)
+        figures["played_near_starts"] = near_starts(value, played, seed)
+    return figures
+
+
+def true_attempts(policy: Any, env: VecEnv, imagination: Imagination, reward: FrameReward, seed: int = 0) -> Figures:
+    """Sampled attempts of the policy in the true environment, their actions imagined from the same pictures: the
+    correlation of imagined value with truth inside a start is what a group's advantage sees."""
+    num_tasks = int(env.metadata.get("num_tasks", 1))
+    starts = held_out_starts(GROUPS, num_tasks, seed)
+    first = SimulatedStarts(env, num_tasks).starts(starts.task_ids, starts.trial_ids)
+    played = attempts(policy, env, starts, MEMBERS)
+    executed = played.executed_M_E_A.transpose(0, 1)
+    actions = [rows[done] for rows, done in zip(played.actions_M_E_A_D.transpose(0, 1), executed, strict=True)]
+    rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
+    pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
+    tasks = [text for text in first.task_description for _ in range(MEMBERS)]
+    value, _ = judge(reward, imagined_ends(imagination, pictures, actions, seed)[0], tasks)
+    truth = played.success_E.numpy()
+    last = numpy.array([float(rows[-1]) for rows in rewards])  # dense ones say how near a failure was
+    nearness = numpy.where(truth, last.max(), last) if len(numpy.unique(last)) > 2 else truth.astype(float)
+    by_start = (value.reshape(GROUPS, MEMBERS), nearness.reshape(GROUPS, MEMBERS))
+    return {
+        "true_success": agreement.mean(truth.reshape(GROUPS, MEMBERS).mean(axis=1), seed),
+        "true_ends": area_under_curve(value, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan),
+        "within_starts": within_groups(*by_start, seed),
+    }
+
+
+def plain(figures: Any) -> Any:
+    """Figures as JSON has them: null for one that is not finite."""
+    if isinstance(figures, Estimate):
+        return plain(asdict(figures))
+    if isinstance(figures, Mapping):
+        return {name: plain(value) for name, value in figures.items()}
+    if isinstance(figures, list | tuple):
+        return [plain(value) for value in figures]
+    if isinstance(figures, float | numpy.floating):
+        return float(figures) if math.isfinite(figures) else None
+    return figures

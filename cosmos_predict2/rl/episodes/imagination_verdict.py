@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on an imagination: a bound for each figure of `imagination_check`, its reason, and what to do about it.
+
+Bounds are of what was measured to decide: the reward's value ranks what truly happened, at imagined ends. Decibels do
+not count, and neither does imagined success, which rose alike whether true success rose or fell.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cosmos_predict2.evaluation.metrics.agreement import Estimate
+from cosmos_predict2.rl.trust import Verdict
+from imaginaire.errors import ConfigError, near
+
+LEAST_EPISODES = 8  # held-out ones of either outcome: with fewer the area under the curve is uncertain by .2 and more
+LEAST_PLAYED = 20
+GO, DOUBTFUL, NO = "go", "doubtful", "no"
+
+DATA = "record {times} times as many episodes, failures and successes: {needed} of either outcome must be held out"
+REWARD = "train the reward longer, or on more episodes of either outcome (scripts.train_reward_model)"
+IMAGINED_REWARD = "train the reward on imagined pictures, too (scripts.train_reward_model --world_model W)"
+TOKENIZER = "fit the tokenizer to the recordings (scripts.fit_tiny_tokenizer), and train the world model on it"
+WORLD = "train the world model longer, or on more recordings"
+CLONE = "clone a better policy: more or better demonstrations, or longer training"
+LEARN = "learn: python -m scripts.train -- experiment=vla_grpo_recordings"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Bounds of one figure: at ``go`` or better it is right, beyond ``no`` it forbids learning, doubtful between.
+
+    ``is_least``: larger values are better. None: this figure alone forbids nothing, or is never doubtful.
+    """
+
+    name: str
+    text: str  # the figure, for a person
+    go: float
+    no: float | None
+    why: str
+    cure: str
+    is_least: bool = True
+
+    def judged(self, value: float) -> Verdict:
+        def reaches(bound: float) -> bool:
+            return value >= bound if self.is_least else value <= bound
+
+        return "go" if reaches(self.go) else "no" if self.no is not None and not reaches(self.no) else "doubtful"
+
+    def as_text(self) -> str:
+        sign, other = ("≥", "<") if self.is_least else ("≤", ">")
+        return f"{sign} {self.go:.2f}" + ("" if self.no is None else f" (no: {other} {self.no:.2f})")
+
+
+# In the order of what to do first: the first one that is not right names the next step.
+BOUNDS = (
+    Bound(
+        "ends_true", "area under the curve, true ends", 0.75, 0.65,
+        "the reward on true pictures of recordings that it never saw: imagination cannot do better", REWARD,
+    ),
+    Bound(
+        "ends_coded", "the same through the tokenizer", 0.70, 0.60,
+        "what the tokenizer loses, no world model on it can show", TOKENIZER,
+    ),
+    Bound(
+        "obedience", "actions seen in imagined pictures, of those in true ones", 0.40, 0.00,
+        "a world model that does not do as it is told imagines the same whatever the policy decides", WORLD,
+    ),
+    Bound(
+        "ends_imagined", "area under the curve, imagined ends", 0.72, 0.66,
+        "at .62 true success rose by .01, at .82 by .075 (MetaWorld reach, 300 recordings)", WORLD,
+    ),
+    Bound(
+        "ends_within_tasks", "the same within one task", 0.65, 0.55,
+        "attempts at one task are compared with each other, never with those at another", WORLD,
+    ),
+    Bound(
+        "ends_near_starts", "the same among starts that look alike", 0.60, None,
+        "a policy is taught by differences between attempts from one start", WORLD,
+    ),
+    Bound(
+        "own_above_swapped", "successes valued above other actions from the same start", 0.65, 0.56,
+        "a world model that ignores actions has .5", WORLD,
+    ),
+    Bound(
+        "false_success_imagined", "imagined failures that are judged a success", 0.15, 0.30,
+        "at .35 imagined success rose to 1 and true success fell to 0", IMAGINED_REWARD, is_least=False,
+    ),
+    Bound(
+        "nothing_success", "success of doing nothing", 0.05, 0.12,
+        "at .13 imagined success rose to 1 and true success fell to 0", IMAGINED_REWARD, is_least=False,
+    ),
+    Bound(
+        "nothing_valued", "doing nothing valued above the median success", 0.20, 0.35,
+        "what is paid for nothing is learnt first", IMAGINED_REWARD, is_least=False,
+    ),
+    Bound(
+        "random_valued", "random actions valued above the median success", 0.25, 0.45,
+        "what is paid for noise is learnt, too", IMAGINED_REWARD, is_least=False,
+    ),
+    Bound(
+        "spread", "groups of attempts whose values differ", 0.30, 0.10,
+        "groups that agree teach nothing", CLONE,
+    ),
+    Bound(
+        "above_nothing", "the policy valued above doing nothing", 0.60, 0.52,
+        "a clone that does nothing cannot be told from one that does harm", CLONE,
+    ),
+    Bound(
+        "played_success", "true success of the played episodes", 0.04, 0.001,
+        "attempts that never succeed cannot be compared by success", CLONE,
+    ),
+    Bound(
+        "played_ends", "area under the curve, the policy's own episodes", 0.66, 0.55,
+        "recordings may be easier to tell apart than what this policy does", WORLD,
+    ),
+    Bound(
+        "within_starts", "imagined value with truth inside a start, correlation", 0.12, 0.05,
+        "0 was followed by harm, .17 by a gain of .01, .23 by .075", WORLD,
+    ),
+    Bound(
+        "actions_outside", "the policy's numbers of actions beyond the recorded ones", 0.10, None,
+        "the world model never saw what they lead to", "record such actions, or bound the policy's", is_least=False,
+    ),
+    Bound(
+        "pictures_outside", "its imagined ends unlike all recordings", 0.30, None,
+        "there the world model and the reward guess", "record episodes of this policy", is_least=False,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table: a figure, its bound and how it stands."""
+
+    bound: Bound
+    text: str
+    shown: str
+    verdict: Verdict
+    is_allowed: bool
+
+    @property
+    def reason(self) -> str:
+        return f"{self.text}: {self.shown}, right is {self.bound.as_text()} ({self.bound.why})"
+
+
+@dataclass(frozen=True)
+class Judged:
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    next_step: str
+    lines: tuple[Line, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a sentence."""
+        meaning = {
+            "go": "what this reward values in this imagination is what truly happens; a policy may learn in it",
+            "doubtful": "a policy may learn in this imagination, but look at true success soon",
+            "no": "a policy would learn what is not true",
+        }
+        more = f"; and {len(self.reasons) - 1} more below" if len(self.reasons) > 1 else ""
+        return f"{meaning[self.verdict]}{': ' if self.reasons else ''}{''.join(self.reasons[:1])}{more}."
+
+
+def require_known(names: Collection[str]) -> None:
+    """Raise for a name that no figure with a bound has."""
+    known = [bound.name for bound in BOUNDS]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--allow {name}: there is no figure of that name.{near(name, known)}")
+
+
+def judge(
+    figures: Mapping[str, Any], by_policy: Mapping[str, Mapping[str, Any]] | None = None, allowed: Collection[str] = ()
+) -> Judged:
+    """The verdict of figures by name, and of those of each policy. Figures that are ``allowed`` do not count, and those
+    that are missing neither."""
+    groups = [("", figures), *((by_policy or {}).items())]
+    fewest = min(figures["successes"], figures["episodes"] - figures["successes"])
+    lines = tuple(line for name, group in groups for line in _lines(name, group, allowed))
+    if is_few := fewest < LEAST_EPISODES:  # what needs both outcomes is not known, neither good nor bad
+        lines = tuple(replace(one, verdict="doubtful") if one.bound.name.startswith("ends_") else one for one in lines)
+    wrong = [line for line in lines if not line.is_allowed and line.verdict != GO]
+    wrong.sort(key=lambda line: line.verdict != NO)
+    verdict: Verdict = wrong[0].verdict if wrong else "go"
+    next_step, reasons = wrong[0].bound.cure if wrong else LEARN, [line.reason for line in wrong]
+    if is_few:
+        reasons.append(f"only {fewest} held-out recordings of one outcome, too few to judge by")
+        if verdict != NO:
+            verdict, reasons = "doubtful", reasons[::-1]
+            next_step = DATA.format(times=math.ceil(LEAST_EPISODES / max(1, fewest)), needed=LEAST_EPISODES)
+    warnings = tuple(text for name, group in groups for text in _warnings(group))
+    return Judged(verdict, tuple(reasons), next_step, lines, warnings)
+
+
+def _lines(policy: str, figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[Line]:
+    of_one = policy.partition("/")[2]  # of several policies, its number
+    for bound in BOUNDS:
+        found = figures.get(bound.name)
+        value = found.value if isinstance(found, Estimate) else found
+        if value is not None and not math.isnan(value):
+            shown = found.as_text() if isinstance(found, Estimate) else f"{value:.2f}"
+            text = f"{bound.text}, policy {of_one}" if of_one else bound.text
+            yield Line(bound, text, shown, bound.judged(value), bound.name in allowed)
+
+
+def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences on what does not decide."""
+    paid, played = figures.get("noise_is_paid"), figures.get("played_episodes")
+    if paid is not None and paid.low > 0:
+        yield (
+            f"sampled actions are valued above greedy ones by {paid.as_text()}: the reward pays noise; compare true"
+            " success of both after learning"
+        )
+    if played is not None and played < LEAST_PLAYED:
+        yield f"{played} played episodes are few: from {LEAST_PLAYED} on they decide"
+    if (by_chunk := figures.get("actions_seen_by_chunk")) and by_chunk[-1] < by_chunk[0] / 2:
+        yield (
+            f"actions are read from the last imagined chunk with R2 {by_chunk[-1]:.2f}, from the first with"
+            f" {by_chunk[0]:.2f}: shorter episodes, or starts nearer to contact, are imagined better"
+        )
+
+
+def table(lines: Sequence[Line]) -> str:
+    """The figures that were measured beside their bounds."""
+    width = max((len(line.text) for line in lines), default=0)
+    rows = []
+    for line in lines:
+        mark = {GO: "ok", DOUBTFUL: "doubtful", NO: "NO"}[line.verdict] + (" (allowed)" if line.is_allowed else "")
+        rows.append(f"  {line.text:{width}s}  {line.shown:20s} {line.bound.as_text():22s} {mark}")
+    return "\n".join(rows)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask whether a policy may learn in what a world model imagines and a reward values: go, doubtful or no.
+
+Held-out recordings are imagined from their first pictures, by their own actions, by other ones, and by the policy, and
+the reward's values are held against what truly happened. No simulator is needed. The card says what was measured of
+which weights; experiments in imagination demand it.
+"""
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
+
+from imaginaire import command_line
+
+log = logging.getLogger(__name__)
+
+LEARNT = 100  # recordings of training that actions and pictures are compared with
+
+_EPILOG = """\
+exit code: 0 for go and doubtful, 1 for no. Every figure with its bound and the reason: documentations/trust.md
+
+examples:
+  python -m scripts.check_imagination --data my_data --split split.json --world_model RUN --reward outputs/my_reward \\
+    --policy outputs/my_policy --out outputs/my_card.json
+  python -m scripts.check_imagination --data my_data --split split.json --world_model RUN --reward outputs/my_reward \\
+    --policy outputs/my_policy --played my_played --suite gym:MT1-reach --import metaworld_setup --out card.json
+"""
+
+parser = command_line.parser("scripts.check_imagination", __doc__, _EPILOG)
+add, count = parser.add_argument, command_line.at_least(1)
+add("--data", required=True, metavar="FOLDER", help="the recordings: a LeRobot data set")
+add("--split", default="", metavar="FILE", help="of scripts.split_recordings (default: that which it would write)")
+add("--world_model", required=True, metavar="W", help="a run or weights")
+add("--reward", required=True, metavar="R", help="a file or folder of scripts.train_reward_model, or MODULE:CLASS")
+add("--policy", nargs="+", default=[], metavar="P", help="files, folders or runs of policies that are to learn")
+add("--played", default="", metavar="FOLDER", help="recordings of the policy's own true episodes, 20 or more")
+add("--suite", default="", metavar="E", help="where it is true: gym:ID, or yours, MODULE:CLASS")
+add("--out", required=True, type=command_line.local_output, metavar="CARD", help="the card, a JSON file")
+add("--allow", nargs="+", default=[], metavar="FIGURE", help="names of figures that do not count; the card lists them")
+add("--success_column", default="next.success", help="1 on frames that show success, without --split and of --played")
+add("--camera", default=None, help="of several, the one that the world model sees")
+add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the world model")
+add("--episodes", type=count, default=100, help="held-out recordings that are imagined, at most")
+add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn")
+add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cosmos_predict2.configs.rl.imagination import imagination_of
+    from cosmos_predict2.data.lerobot.reader import LeRobotSource
+    from cosmos_predict2.data.split import make_split, read_split, recorded_outcomes, require_usable
+    from cosmos_predict2.rl.episodes import imagination_check as check
+    from cosmos_predict2.rl.episodes.imagination_verdict import judge, require_known, table
+    from cosmos_predict2.rl.trust import Card, digest, write_card
+    from cosmos_predict2.world_model.assembly import device_of, part_digest
+
+    require_known(args.allow)
+    device = device_of(args.device)
+    source = LeRobotSource.open(args.data)
+    require_usable(source, args.camera)
+    split = read_split(args.split) if args.split else make_split(args.data, success_column=args.success_column)
+    split.require(source)
+    places = {"world_model": args.world_model, "reward": args.reward}
+    places |= dict(zip(_names(args.policy), args.policy, strict=True))
+    inputs = {name: digest(place) for name, place in places.items() if name != "world_model"}
+    inputs["world_model"] = digest(args.world_model, load_ema=args.load_ema)
+    imagination = imagination_of(args.world_model, load_ema=args.load_ema, device=device)
+    inputs |= {"tokenizer": part_digest(imagination.world.tokenizer)[:16], "split": split.digest[:16]}
+    reward = check.read_reward(args.reward)
+    chunk = imagination.config.chunk_size
+
+    held_out = check.chosen(split.held_out, args.episodes, args.seed)
+    learnt = check.read_episodes(source, args.camera, check.chosen(split.train, LEARNT, args.seed), split.outcomes, 0)
+    episodes = check.read_episodes(source, args.camera, held_out, split.outcomes, chunk)
+    check.require_dim(imagination, episodes, args.data)
+    figures, films = check.replays(imagination, reward, episodes, args.seed)
+    figures |= check.obedience(films, episodes, learnt, chunk)
+    by_policy = {}
+    for name, path in zip(_names(args.policy), args.policy, strict=True):
+        by_policy[name] = _of_policy(args, path, imagination, reward, episodes, learnt)
+    if args.played:
+        played = LeRobotSource.open(args.played)
+        outcomes = recorded_outcomes(played, args.success_column)
+        own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0)
+        figures |= check.played_figures(imagination, reward, own, args.seed)
+    judged = judge(figures, by_policy, args.allow)
+
+    command = shlex.join([*["python", "-m", "scripts.check_imagination"], *sys.argv[1:]])
+    content = check.plain({**figures, **by_policy})
+    card = Card(judged.verdict, judged.reasons, content, inputs, judged.next_step, places, command)
+    write_card(Path(args.out), card)
+    print(f"{judged.verdict}: {judged.sentence}")
+    print(table(judged.lines))
+    for text in judged.warnings:
+        print(f"note: {text}.")
+    print(f"next: {judged.next_step}. Card: {args.out}")
+    return int(judged.verdict == "no")
+
+
+def _of_policy(
+    args: argparse.Namespace, path: str, imagination: Any, reward: Any, episodes: Any, learnt: Any
+) -> Mapping[str, Any]:
+    """The figures of one policy, in imagination and with --suite where it is true."""
+    from cosmos_predict2.rl.episodes import imagination_check as check
+    from cosmos_predict2.rl.policies.files import read_policy
+
+    policy, _ = read_policy(path)
+    policy = policy.to(imagination.world.device)
+    figures = check.policy_figures(policy, imagination, reward, episodes, learnt, args.seed)
+    if args.suite:
+        from cosmos_predict2.rl.envs import suites
+
+        env = suites.find(args.suite).env(check.AT_ONCE, policy)
+        try:
+            figures |= check.true_attempts(policy, env, imagination, reward, args.seed)
+        finally:
+            env.close()
+    return figures
+
+
+def _names(policies: Sequence[str]) -> list[str]:
+    """Their names in the card: policy, or policy/1 and so on of several."""
+    return ["policy"] if len(policies) == 1 else [f"policy/{i + 1}" for i in range(len(policies))]
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.main(parser, run))

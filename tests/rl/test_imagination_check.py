@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate: a world model that is true and one that is not, held against recordings of the toy world."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_path
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.data.split import make_split, write_split
+from cosmos_predict2.evaluation.metrics.agreement import Estimate
+from cosmos_predict2.rl.episodes import imagination_check
+from cosmos_predict2.rl.episodes.imagination_verdict import BOUNDS, judge
+from cosmos_predict2.rl.episodes.labelled_rollouts import DRIVERS
+from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
+from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
+from cosmos_predict2.rl.trust import digest, read_card
+from cosmos_predict2.toy_world.detector import detect
+from cosmos_predict2.toy_world.episodes import make_episodes
+from imaginaire.errors import ConfigError
+from scripts import check_imagination
+from tests.programs import call
+
+NUM = 48
+
+
+class RingReward(FrameRewardDefaults):
+    """How near the puck is to the ring, which it hides where it is on it."""
+
+    def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
+        seen = detect(numpy.ascontiguousarray(frames_E_F_H_W_C.numpy()), ("puck", "ring")).position
+        distance = numpy.nan_to_num(numpy.hypot(*numpy.moveaxis(seen["puck"] - seen["ring"], -1, 0)), nan=0.0)
+        value = torch.from_numpy(-distance / 48)
+        return Judgement(value.float(), value > -0.1)
+
+
+class ConstantReward(FrameRewardDefaults):
+    def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
+        value = torch.ones(frames_E_F_H_W_C.shape[:2])
+        return Judgement(value, value > 0)
+
+
+def write_recordings(folder: Path, action_scale: float = 1.0) -> Path:
+    episodes, writer = make_episodes(NUM, 0, mix=DRIVERS, first=2**19), Writer(folder, 10.0)
+    for i in range(NUM):
+        pictures = torch.from_numpy(episodes.render(i)).permute(3, 0, 1, 2)
+        rows = numpy.concatenate([episodes.actions[i], episodes.actions[i, -1:]]).astype(numpy.float32)
+        done = numpy.zeros(len(rows), dtype=numpy.float32)
+        done[-1] = episodes.success[i]
+        writer.add(Recording({"action": rows * action_scale, "next.success": done}, {"front": pictures}, "push"))
+    writer.finish()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_recordings(tmp_path_factory.mktemp("gate") / "data")
+    write_split(folder.parent / "split.json", make_split(folder, held_out=0.5))
+    return folder
+
+
+def check(data: Path, out: Path, *words: object, reward: str = f"{__name__}:RingReward") -> int:
+    given = ("--split", data.parent / "split.json", "--world_model", tiny_action_path(), "--reward", reward)
+    return call(check_imagination, "--data", data, *given, "--out", out, *words)
+
+
+@pytest.mark.slow
+def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(data, tmp_path / "card.json", "--policy", tiny_policy_path()) == 0
+    good = read_card(str(tmp_path / "card.json"))
+    shown = capsys.readouterr().out
+    assert shown.startswith(good.verdict) and good.verdict != "no"
+    assert good.figures["ends_imagined"]["value"] > 0.72 and good.figures["obedience"] > 0.4
+    assert good.inputs["policy"] == digest(tiny_policy_path()) and {"split", "tokenizer"} <= set(good.inputs)
+
+    straight = imagination_check.replayed
+
+    def mirrored(imagination: Any, first: Tensor, actions: Tensor, **options: Any) -> Tensor:
+        return straight(imagination, first, -actions, **options)
+
+    monkeypatch.setattr(imagination_check, "replayed", mirrored)
+    assert check(data, tmp_path / "bad.json") == 1
+    bad = read_card(str(tmp_path / "bad.json"))
+    assert bad.verdict == "no" and bad.figures["obedience"] < 0
+    assert bad.figures["ends_imagined"]["value"] < good.figures["ends_imagined"]["value"] - 0.1
+    assert any("area under the curve, imagined ends" in reason for reason in bad.reasons)
+
+
+@pytest.mark.slow
+def test_the_gate_knows_nothing_of_the_toy_world(data: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    write_classifier(tmp_path / "reward" / "reward_model.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {})
+    program = (
+        "import sys; sys.modules['cosmos_predict2.toy_world'] = None; from scripts import check_imagination as program;"
+        " sys.exit(program.command_line.main(program.parser, program.run))"
+    )
+    words = ["--data", data, "--split", data.parent / "split.json", "--world_model", tiny_action_path()]
+    words += ["--reward", tmp_path / "reward", "--out", tmp_path / "card.json"]
+    done = subprocess.run([sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert json.loads((tmp_path / "card.json").read_text())["verdict"] == "no", "random weights value nothing"
+
+
+def figures(**changes: Any) -> dict[str, Any]:
+    right = {bound.name: bound.go for bound in BOUNDS}
+    return {"episodes": 90, "successes": 20, **right, **changes}
+
+
+def test_the_verdict_follows_the_bounds() -> None:
+    assert judge(figures()).verdict == "go" and judge(figures()).reasons == ()
+    doubtful = judge(figures(ends_imagined=Estimate(0.70, 0.6, 0.8, 90)))
+    assert doubtful.verdict == "doubtful" and "0.70 [0.60, 0.80]" in doubtful.reasons[0]
+    for bound in BOUNDS:
+        if bound.no is not None:
+            wrong = judge(figures(**{bound.name: bound.no + (-0.01 if bound.is_least else 0.01)}))
+            assert wrong.verdict == "no" and wrong.next_step == bound.cure and bound.why in wrong.reasons[0]
+            assert judge(figures(**{bound.name: float("nan")})).verdict == "go", "not measured"
+    bad = figures(ends_imagined=0.5)
+    assert judge(bad, allowed=["ends_imagined"]).verdict == "go"
+    assert judge(figures(), {"policy/1": {}, "policy/2": {"spread": 0.0}}).verdict == "no"
+    few = judge(figures(successes=3, ends_imagined=0.5))
+    assert few.verdict == "doubtful" and "only 3 held-out" in few.reasons[0] and "3 times as many" in few.next_step
+
+
+@pytest.mark.slow
+def test_what_is_paid_for_nothing_forbids_learning(data: Path, tmp_path: Path) -> None:
+    assert check(data, tmp_path / "card.json", reward=f"{__name__}:ConstantReward") == 1
+    card = read_card(str(tmp_path / "card.json"))
+    assert card.figures["nothing_success"] == 1 and card.figures["false_success_imagined"] == 1
+    assert "scripts.train_reward_model" in card.next_step
+
+
+def test_wrong_inputs_are_named(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write_recordings(tmp_path / "other", action_scale=0.5)
+    for words, text in (
+        (("--allow", "ends_imagned"), "Did you mean ends_imagined"),
+        (("--data", other), "but other numbers in them"),
+        (("--reward", tmp_path / "none"), "does not exist"),
+    ):
+        assert check(data, tmp_path / "card.json", *words) == 2
+        assert text in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="holds 0 safetensors"):
+        imagination_check.read_reward(str(tmp_path))
