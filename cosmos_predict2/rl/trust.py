@@ -33,6 +33,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 PROGRAM = "python -m scripts.check_imagination"
 UNCHECKED = "unchecked imagination"  # beside each success that is shown without a card that fits
 
+LEARNT_IN = "learnt_in"  # in runs.jsonl of a policy's run: digests of the world model and the reward
 WORLD_MODEL_OPTIONS = ("action_transform", "chunk_size", "tokenizer_path", "load_ema")  # arguments that count
 
 # Files that decide how a folder's weights are used; not figures, pages and logs that lie beside.

@@ -8,7 +8,7 @@ is ``net``; a world model that is trained is ``world_model``, one that is only h
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -57,7 +57,7 @@ from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio
 from cosmos_predict2.rl.objectives import objective_of
 from cosmos_predict2.rl.policies.contract import tolerance_of
 from cosmos_predict2.rl.policies.network import cast, deciding, gathered, parallelize_policy
-from cosmos_predict2.rl.trust import PROGRAM, UNCHECKED, learning_inputs, require_card
+from cosmos_predict2.rl.trust import LEARNT_IN, PROGRAM, UNCHECKED, learning_inputs, require_card
 from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
@@ -118,7 +118,8 @@ class VLAGRPOModel(RLModel):
             raise ConfigError(f"{KEY}.policy and {KEY}.env must be set: what decides, and where.")
         for field_name, text in _problems(config):
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
-        is_checked = config.card is not None and self._is_checked(config)
+        self._inputs, places = learning_inputs(config)
+        is_checked = config.card is not None and self._is_checked(config, places)
         self.precision = PRECISIONS[config.precision]
         self.net: nn.Module = lazy_config.instantiate(config.policy)
         for field_name, text in misfits(completed(self.policy, PolicyDefaults), self.rl):
@@ -158,15 +159,18 @@ class VLAGRPOModel(RLModel):
 
     # --- parts
 
-    def _is_checked(self, config: VLAGRPOConfig) -> bool:
+    def _is_checked(self, config: VLAGRPOConfig, places: Mapping[str, str]) -> bool:
         """True where nothing is imagined, or the card is of what is; raises without ``allow_unchecked``."""
-        inputs, places = learning_inputs(config)
-        if not inputs:
+        if not self._inputs:
             return True
         flags = " ".join(f"--{name} {place}" for name, place in places.items())
         command = f"{PROGRAM} --data my_data {flags} --out {config.card}"
-        required = require_card(config.card, inputs, config.allow_unchecked, key=f"{KEY}.card", made_by=command)
+        required = require_card(config.card, self._inputs, config.allow_unchecked, key=f"{KEY}.card", made_by=command)
         return required is not None
+
+    def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What the policy learns in, so that nobody lets it be judged by the same."""
+        return {LEARNT_IN: {name: value for name, value in self._inputs.items() if name != POLICY}}
 
     def _build_world_model(self, config: VLAGRPOConfig) -> Imagination:
         typed = model_config(config.world_model.config)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank policies by what a world model imagines of them and a reward values, and say how far to trust that.
+
+Each policy plays greedily from the same starts. With --suite or --truth, of four policies or more, values are compared
+with true success and calibrated by it. A policy that learnt in this world model or from this reward is not judged.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
+
+from imaginaire import command_line
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_EPILOG = """\
+--truth FILE is JSON, {"POLICY": [successes, episodes], ...}, with the policies as --policies names them: what a robot
+showed. Exit code: 1 where the order is not to be trusted, else 0.
+
+examples:
+  python -m scripts.rank_policies --world_model RUN --reward outputs/my_reward --starts outputs/my_starts \\
+    --policies outputs/clone outputs/longer outputs/larger
+  python -m scripts.rank_policies --world_model RUN --reward outputs/my_reward --starts outputs/my_starts \\
+    --policies outputs/* --suite gym:MT1-reach --import metaworld_setup --out outputs/ranking.json
+"""
+
+parser = command_line.parser("scripts.rank_policies", __doc__, _EPILOG)
+add, count = parser.add_argument, command_line.at_least(1)
+add("--world_model", required=True, metavar="W", help="a run or weights")
+add("--reward", required=True, metavar="R", help="a file or folder of scripts.train_reward_model, or MODULE:CLASS")
+add("--starts", required=True, metavar="S", help="of scripts.make_reset_states; those that are held out are played")
+add("--policies", required=True, nargs="+", metavar="P", help="files, folders or runs of policies")
+add(
+    "--suite", default="", metavar="E", help="where it is true: gym:ID, or yours, MODULE:CLASS; imagined starts are its"
+)
+add("--truth", default="", metavar="FILE", help="true success that is known")
+add("--episodes", type=count, default=100, help="starts of each policy, at most")
+add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the world model")
+add("--out", type=command_line.local_output, default=None, metavar="FILE", help="write the figures there, as JSON")
+add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn")
+add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cosmos_predict2.configs.rl.imagination import imagination_of
+    from cosmos_predict2.evaluation.reports.evaluation_page import write_json
+    from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
+    from cosmos_predict2.rl.episodes.imagination_check import plain, read_reward
+    from cosmos_predict2.rl.episodes.policy_ranking import Ranked, have_failures, ranked, refusal, table
+    from cosmos_predict2.rl.policies.files import read_policy
+    from cosmos_predict2.rl.trust import digest
+    from cosmos_predict2.world_model.assembly import device_of
+
+    if len(set(args.policies)) < 2:
+        raise ConfigError(f"--policies {' '.join(args.policies)}: two different ones at least can be ranked.")
+    places = {"world_model": args.world_model, "reward": args.reward}
+    inputs = {name: digest(place) for name, place in places.items()}
+    truth = _known(args.truth, args.policies)
+    imagination = imagination_of(args.world_model, load_ema=args.load_ema, device=device_of(args.device))
+    reward, starts = read_reward(args.reward), RecordedStarts(args.starts, by_task=False)
+    rows = []
+    for path in dict.fromkeys(args.policies):
+        policy, _ = read_policy(path)
+        policy = policy.to(imagination.world.device)
+        value, true = _played(args, policy, imagination, reward, starts)
+        rows.append(Ranked(path, value, true or truth.get(path), refusal(path, inputs, places)))
+        log.info("%s: imagined value %s", path, value.as_text())
+    found = ranked(rows, have_failures(args.world_model))
+    print(f"{'NOT to be trusted: ' + found.problem if found.problem else 'policies, the best first'}")
+    print(table(found))
+    for name, figure in found.figures.items():
+        print(f"  {name.replace('_', ' ')}: {figure.as_text() if hasattr(figure, 'as_text') else figure}")
+    if args.out:
+        write_json(Path(args.out), plain(found.as_dict()))
+        print(f"figures: {args.out}")
+    return int(bool(found.problem))
+
+
+def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any, starts: Any) -> tuple[Any, Any]:
+    """The imagined value of a policy, and with --suite its true success from the same starts."""
+    from cosmos_predict2.evaluation.metrics.agreement import mean
+    from cosmos_predict2.rl.envs.world_model import require_state
+    from cosmos_predict2.rl.episodes.episodes import LocalRollout
+    from cosmos_predict2.rl.episodes.imagination_check import AT_ONCE, imagined_env
+    from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
+
+    num = min(args.episodes, len(numbers := starts.numbers("held_out")))
+    played = held_out_starts(args.episodes if args.suite else num, 1, args.seed)
+    true = None
+    if args.suite:
+        from cosmos_predict2.rl.envs import suites
+        from cosmos_predict2.rl.envs.starts import SimulatedStarts
+
+        env = suites.find(args.suite).env(AT_ONCE, policy)
+        try:
+            shown = SimulatedStarts(env, 1)
+            shown.recorded = starts.recorded  # type: ignore[attr-defined]
+            found = LocalRollout(policy, env, keep_record=False).collect(played, "greedy")
+            true = mean(found.success_E[found.is_valid_E].double().numpy(), args.seed)
+            imagined = imagined_env(imagination, reward, shown)
+            require_state(imagined, policy)
+            value_E = LocalRollout(policy, imagined, keep_record=False).collect(played, "greedy").return_E
+        finally:
+            env.close()
+    else:
+        imagined = imagined_env(imagination, reward, starts)
+        require_state(imagined, policy)
+        played = replace(played, trial_ids=list(numbers[:num]))
+        value_E = LocalRollout(policy, imagined, keep_record=False).collect(played, "greedy").return_E
+    return mean(value_E.double().numpy(), args.seed), true
+
+
+def _known(path: str, policies: Sequence[str]) -> Mapping[str, Any]:
+    """True success of --truth by policy."""
+    from cosmos_predict2.evaluation.metrics.agreement import Estimate
+    from cosmos_predict2.rl.episodes.policy_evaluation import Rate
+    from imaginaire import foreign_json
+    from imaginaire.errors import near
+
+    found = {}
+    for name, numbers in (foreign_json.load_object(Path(path)) if path else {}).items():
+        if name not in policies:
+            raise ConfigError(f"--truth {path} names {name}, which is none of --policies.{near(name, policies)}")
+        rate = Rate(*map(int, numbers))
+        found[name] = Estimate(rate.rate, *rate.interval, rate.episodes)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.main(parser, run))
