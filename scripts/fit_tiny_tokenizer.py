@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 TOY = "toy"
 NAME = "scripts.fit_tiny_tokenizer"
-STEPS, TOY_MINUTES = 600, 20.0
+STEPS, TOY_MINUTES = 400, 20.0
 MOST_WINDOWS = 768  # of 13 pictures, which are held in memory
 
 _EPILOG = """\

@@ -17,13 +17,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
-import torch
 from torch import Tensor
-from torch.utils.data import Subset
 
-from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, clips_of_step, first_clips
-from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.data.clip_dataset import ClipDataset
+from cosmos_predict2.callbacks.fixed_clips import (
+    FixedClip,
+    apart,
+    clips_of_step,
+    spread_clips,
+    stacked,
+    takes_actions,
+)
 from cosmos_predict2.evaluation.metrics.controllability import (
     SIGMAS,
     ActionGap,
@@ -31,8 +34,6 @@ from cosmos_predict2.evaluation.metrics.controllability import (
     action_gap,
     prediction_distance,
 )
-from imaginaire import random
-from imaginaire.data.stream import ResumableLoader
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks import Callback, SideChannel
@@ -77,22 +78,16 @@ class ActionFollowing(Callback):
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
         is_due = iteration == self.first or (self.every_n > 0 and iteration % self.every_n == 0)
-        if is_due and _takes_actions(model):
+        if is_due and takes_actions(model):
             self._look(model, lambda: clips_of_step(batch, model, self.num_clips), nullcontext, "train", iteration)
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
-        if _takes_actions(model):
+        if takes_actions(model):
             self._look(model, lambda: self._validation_clips(model), model.ema_scope, "val", iteration)
 
     def _validation_clips(self, model: Any) -> list[FixedClip]:
         if self._clips is None:
-            loader = self.trainer.dataloader_val
-            dataset: Any = getattr(loader, "dataset", None)
-            if isinstance(dataset, ClipDataset) and dataset.windows is not None:
-                # The loader's first clips are windows of one recording; these are of as many as can be.
-                chosen = Subset(dataset, dataset.windows.spread(self.num_clips))
-                loader = ResumableLoader(chosen, batch_size=1, shuffle=False, num_workers=0)
-            self._clips = first_clips(loader, model, self.num_clips)
+            self._clips = spread_clips(self.trainer.dataloader_val, model, self.num_clips)
         return self._clips
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,7 +110,7 @@ class ActionFollowing(Callback):
             if not (clips := find()):
                 return None
             with scope():
-                x0, epsilon, condition = _stacked(clips, self.trainer.device)
+                x0, epsilon, condition = stacked(clips, self.trainer.device)
                 origins = [clip.origin for clip in clips]
                 gap = action_gap(model.world, x0, epsilon, condition, self.sigmas, origins=origins)
                 distance = prediction_distance(model.world, x0, epsilon, condition, origins)
@@ -170,20 +165,3 @@ class ActionFollowing(Callback):
         self._explained.add(prefix)
         level = logging.WARNING if is_warning else logging.INFO
         log.log(level, "actions at iteration %d: whether the model obeys them cannot be seen: %s", iteration, why)
-
-
-def _takes_actions(model: Any) -> bool:
-    return isinstance(model, GivesClips) and bool(getattr(getattr(model, "net", None), "takes_actions", False))
-
-
-def _stacked(clips: Sequence[FixedClip], device: torch.device) -> tuple[Tensor, Tensor, Condition]:
-    """Latents, noise that follows from each clip's place in the data, and one condition."""
-    x0 = torch.cat([clip.x0_1_C_T_H_W for clip in clips])
-    epsilon = torch.stack(
-        [torch.randn(x0.shape[1:], generator=random.generator(0, clip.position, "action_following")) for clip in clips]
-    )
-    conditions = [clip.condition_on(device) for clip in clips]
-    condition = conditions[0]
-    for other in conditions[1:]:
-        condition = condition.stacked_with(other)
-    return x0.to(device), epsilon.to(device, x0.dtype), condition

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clips that callbacks measure beside training: the first of a loader, the same ones for any number of processes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
+from cosmos_predict2.data.clip_dataset import ClipDataset
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire import distributed, random
 from imaginaire.data import stream as data
-from imaginaire.data.stream import POSITION_KEY
+from imaginaire.data.stream import POSITION_KEY, ResumableLoader
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import current_dims
 from imaginaire.errors import DataError
@@ -92,6 +94,33 @@ def first_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:
     clips = {clip.position: clip for part in parts for clip in part}
     found = [clips[position] for position in chosen]
     return found if distributed.is_rank0() else [replace(clip, video_1_C_F_H_W=None) for clip in found]
+
+
+def spread_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:
+    """The clips of a loader's data, of as many recordings as can be (a collective)."""
+    dataset: Any = getattr(loader, "dataset", None)
+    if isinstance(dataset, ClipDataset) and dataset.windows is not None:
+        # The loader's first clips are windows of one recording; these are of as many as can be.
+        chosen = Subset(dataset, dataset.windows.spread(count))
+        loader = ResumableLoader(chosen, batch_size=1, shuffle=False, num_workers=0)
+    return first_clips(loader, model, count)
+
+
+def stacked(clips: Sequence[FixedClip], device: torch.device) -> tuple[Tensor, Tensor, Condition]:
+    """Latents, noise that follows from each clip's place in the data, and one condition."""
+    x0 = torch.cat([clip.x0_1_C_T_H_W for clip in clips])
+    epsilon = torch.stack(
+        [torch.randn(x0.shape[1:], generator=random.generator(0, clip.position, "action_following")) for clip in clips]
+    )
+    conditions = [clip.condition_on(device) for clip in clips]
+    condition = conditions[0]
+    for other in conditions[1:]:
+        condition = condition.stacked_with(other)
+    return x0.to(device), epsilon.to(device, x0.dtype), condition
+
+
+def takes_actions(model: Any) -> bool:
+    return isinstance(model, GivesClips) and bool(getattr(getattr(model, "net", None), "takes_actions", False))
 
 
 def clips_of_step(batch: Mapping[str, Any], model: Any, count: int) -> list[FixedClip]:

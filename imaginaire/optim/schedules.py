@@ -153,6 +153,27 @@ class ConfiguredLR(LambdaLR):
             )
         self.last_epoch = int(state_dict["last_epoch"])
         self._step_count = int(state_dict.get("_step_count", self.last_epoch + 1))
+        self._set_rates()
+
+    @property
+    def last_cycle_begins(self) -> float:
+        """The step from which on the last of several cycles counts; inf where there is none."""
+        schedule = self.lr_lambdas[0]
+        if not isinstance(schedule, CycleSchedule) or len(schedule.cycles) < 2:
+            return math.inf
+        return schedule.length - schedule.cycles[-1].length
+
+    def begin_last_cycle(self) -> int:
+        """Go on with the last cycle at once, where it has not begun; the number of steps that are left of it."""
+        schedule, start = self.lr_lambdas[0], self.last_cycle_begins
+        if not isinstance(schedule, CycleSchedule) or math.isinf(start):
+            return 0
+        if self.last_epoch < start:
+            self.last_epoch = int(start)
+            self._set_rates()
+        return max(0, int(schedule.length) - self.last_epoch)
+
+    def _set_rates(self) -> None:
         rates = [base * f(self.last_epoch) for base, f in zip(self.base_lrs, self.lr_lambdas, strict=True)]
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             if isinstance(group["lr"], Tensor):

@@ -91,6 +91,7 @@ class ImaginaireTrainer:
         self.resumed_iteration = 0
         self.interrupted = False
         self.save_wanted = False  # a callback asks for a checkpoint of this iteration, alike on all ranks
+        self.last_iteration: int = config.trainer.max_iter  # a callback may end the run earlier, alike on all ranks
         self._step_began_at: dict[str, int | None] | None = None  # the data's place, while a step has changed no weight
         self._has_begun = False
         self._is_applying = False  # the weights are neither of this iteration nor of the next
@@ -226,12 +227,12 @@ class ImaginaireTrainer:
         if not model.training:
             model.train()
         is_save_due = False
-        while self.iteration < config.max_iter and not (self.interrupted and model.at_boundary()):
+        while self.iteration < self.last_iteration and not (self.interrupted and model.at_boundary()):
             batch, output, loss = self._step(model, batches)
             self.iteration += 1
             self.watchdog.beat(f"callbacks at iteration {self.iteration}")
             callbacks.on_training_step_end(model, batch, output, loss, self.iteration)
-            is_last = self.iteration == config.max_iter
+            is_last = self.iteration == self.last_iteration
             if config.run_validation and (is_last or self.iteration % config.validation_iter == 0):
                 self.validate(model, dataloader_val)
             self.metrics.flush(self.iteration)
@@ -455,7 +456,9 @@ class ImaginaireTrainer:
 
     def _finish(self, model: ImaginaireModel) -> None:
         self.watchdog.beat(f"finishing at iteration {self.iteration}", long=True)
-        if self.iteration == self.resumed_iteration and not self.interrupted:
+        if self.iteration == self.resumed_iteration and self.last_iteration < self.config.trainer.max_iter:
+            log.info("nothing to do: the run has ended at iteration %d, before trainer.max_iter", self.iteration)
+        elif self.iteration == self.resumed_iteration and not self.interrupted:
             log.warning(
                 "nothing to do: the run's newest checkpoint is of iteration %d, and trainer.max_iter=%d. Set a larger "
                 "trainer.max_iter to go on, or another job.name to begin anew.",

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from cosmos_predict2.actions.transforms import controller
-from cosmos_predict2.callbacks import action_following
 from cosmos_predict2.callbacks.action_following import ActionFollowing
-from cosmos_predict2.callbacks.fixed_clips import clips_of_step
+from cosmos_predict2.callbacks.fixed_clips import clips_of_step, stacked
 from cosmos_predict2.data.clip_dataset import ClipDataset, Windows
 from cosmos_predict2.evaluation.metrics.controllability import action_gap, partners
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
@@ -200,7 +199,7 @@ def _on_two_ranks() -> Any:
     model, rank = make_action_model(obeys=True, state_t=4), distributed.rank()
     mine = make_action_batch([[4, 6], [5, 7]][rank], frames=13)
     clips = clips_of_step(mine, model, 3)
-    x0, epsilon, condition = action_following._stacked(clips, torch.device("cpu"))
+    x0, epsilon, condition = stacked(clips, torch.device("cpu"))
     gaps = []
     for group in (None, torch.distributed.group.WORLD):
         world = WorldModel(model.pipe_config, model.net)

@@ -4,11 +4,15 @@
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from cosmos_predict2.configs.action_conditioned import config as public
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError
 from imaginaire.training import preflight
 from scripts import train
@@ -170,3 +174,28 @@ def test_the_published_commands_compose(
         train.main([own, "--dryrun", "--", "experiment=predict2p5_video2world_2b_libero_action_conditioned", flat]) == 0
     )
     assert "FlatActionDiT" in capsys.readouterr().out
+
+
+def test_a_world_model_of_recordings_takes_its_numbers_from_them(tmp_path: Path) -> None:
+    draws = numpy.random.default_rng(0)
+    writer = Writer(tmp_path, fps=5, robot="own")
+    for _ in range(4):
+        video = torch.zeros(3, 20, 60, 80, dtype=torch.uint8)
+        switch = numpy.where(draws.random((20, 1)) < 0.5, -1, 1)
+        rows = numpy.concatenate([draws.normal(0, 0.3, (20, 2)), switch, 5 + draws.random((20, 1))], axis=1)
+        writer.add(Recording({"action": rows.astype(numpy.float32)}, {"observation.images.top": video}, "go"))
+    writer.finish()
+    name = "experiment=world_model_recordings"
+    config = compose(BASE, [name, f"dataloader_train.dataset.root={tmp_path}"])
+    net = config.model.config.pipe_config.net
+    assert (net.action_dim, list(net.summed_action_dims)) == (4, [0, 1])
+    for loader in (config.dataloader_train, config.dataloader_val):
+        assert loader.dataset.root == str(tmp_path) and list(loader.dataset.video_size) == [48, 64]
+    assert (config.dataloader_train.dataset.data_split, config.dataloader_val.dataset.data_split) == ("train", "val")
+    assert list(config.scheduler.cycle_lengths) == [900, 300] and "${" not in to_yaml(config)
+    own = compose(
+        BASE, [name, f"dataloader_train.dataset.root={tmp_path}", "model.config.pipe_config.net.summed_action_dims=[1]"]
+    )
+    assert list(own.model.config.pipe_config.net.summed_action_dims) == [1]
+    absent = compose(BASE, [name, "trainer.max_iter=2"])  # the check of the data set says what is missing
+    assert absent.model.config.pipe_config.net.action_dim == 4 and list(absent.scheduler.cycle_lengths) == [1, 1]

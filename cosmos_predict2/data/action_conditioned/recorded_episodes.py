@@ -18,6 +18,7 @@ from cosmos_predict2.data.action_conditioned import dataset_libero
 from cosmos_predict2.data.action_conditioned.recordings import Recordings, read_recordings
 from cosmos_predict2.data.clip_dataset import Windows
 from cosmos_predict2.data.dataset_forms import TOY_STATES, annotation_folders, form_of
+from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import evenly
 from cosmos_predict2.data.sizes import small_size
@@ -27,8 +28,6 @@ from imaginaire.errors import DataError
 Pictures = NDArray[numpy.uint8]
 Numbers = NDArray[numpy.float64]
 LIBERO_CAMERA = "agentview_rgb"
-
-_STATE = "observation.state"
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,9 @@ def _lerobot(
             return source.parts(i, parts).astype(numpy.float64)
 
         def known(frame: int) -> dict[str, Numbers]:
-            if _STATE not in source.info.features:
+            if STATE not in source.info.features:
                 return {}
-            return {"state": source.columns(i, [_STATE])[_STATE][frame].astype(numpy.float64).reshape(-1)}
+            return {"state": source.columns(i, [STATE])[STATE][frame].astype(numpy.float64).reshape(-1)}
 
         return RecordedEpisode(
             name=source.name(i),

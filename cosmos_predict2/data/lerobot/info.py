@@ -28,7 +28,8 @@ VAL_FRACTION = 0.1
 EMBODIMENTS: dict[str, dict[str, int]] = {
     "gr1": {"left_arm": 7, "left_hand": 6, "right_arm": 7, "right_hand": 6, "waist": 3},
 }
-_COLUMNS = {"state": "observation.state", "action": "action"}
+STATE = "observation.state"
+_COLUMNS = {"state": STATE, "action": "action"}
 _SYNONYMS = {"val": ("val", "validation", "test", "eval"), "test": ("test", "eval", "val", "validation")}
 
 
