@@ -18,6 +18,7 @@ from cosmos_predict2.data.split import (
     SUCCESS_COLUMN,
     Split,
     make_split,
+    read_split,
     recorded_outcomes,
     require_usable,
     write_split,
@@ -37,6 +38,7 @@ succeeded and with frames that have none, is unknown: it is learnt from, and cou
 examples:
   python -m scripts.split_recordings my_data --out outputs/split.json
   python -m scripts.split_recordings my_data --success_column next.done --judge last --out outputs/split.json
+  python -m scripts.split_recordings my_more_data --extend outputs/split.json --out outputs/more.json
   python -m scripts.split_recordings my_data --classifier reward_model.safetensors --camera front --out split.json
 """
 
@@ -51,6 +53,7 @@ add("--camera", metavar="NAME", help="of several, the one to look at")
 add("--action_keys", nargs="+", metavar="COLUMN", help="what makes an action (default: action)")
 add("--held_out", type=float, default=HELD_OUT, metavar="SHARE", help="half of it calibrates, half measures")
 add("--seed", type=command_line.at_least(0), default=0, help="of the draw")
+add("--extend", default="", metavar="FILE", help="keep the parts of this split's episodes, which come first in DATA")
 add("--overwrite", action="store_true", help="replace a split that is there")
 
 
@@ -67,7 +70,14 @@ def run(args: argparse.Namespace) -> None:
     else:
         outcomes = recorded_outcomes(source, args.success_column, last=args.judge == LAST)
         judged_by = f"{args.success_column}, {args.judge} frame"
-    split = make_split(args.data, held_out=args.held_out, seed=args.seed, outcomes=outcomes, judged_by=judged_by)
+    split = make_split(
+        args.data,
+        held_out=args.held_out,
+        seed=args.seed,
+        outcomes=outcomes,
+        judged_by=judged_by,
+        before=read_split(args.extend) if args.extend else None,
+    )
     write_split(out, split)
     print(_verdict(split))
     print(f"split: {out} ({split.digest})")

@@ -102,10 +102,12 @@ def make_split(
     seed: int = 0,
     outcomes: Sequence[bool | None] | None = None,
     judged_by: str = "",
+    before: Split | None = None,
 ) -> Split:
     """A split of a LeRobot data set with both outcomes in every part, and its tasks spread over the parts.
 
-    ``outcomes`` stand in for those of the column. An episode whose outcome is unknown is for training.
+    ``outcomes`` stand in for those of the column. An episode whose outcome is unknown is for training. Episodes of the
+    split ``before``, the first ones, keep their parts and outcomes, so that nothing which was held out is learnt from.
     """
     if not 0 < held_out < 1:
         raise ConfigError(f"held_out={held_out}; it is a share above 0 and below 1.")
@@ -114,10 +116,16 @@ def make_split(
         outcomes, judged_by = recorded_outcomes(source, success_column), f"{success_column}, any frame"
     _require_both(source, outcomes)
     parts: dict[str, list[int]] = {part: [] for part in PARTS}
-    parts["train"] += [i for i, outcome in enumerate(outcomes) if outcome is None]
+    num_before = 0
+    if before is not None:
+        num_before = _require_continued(before, source)
+        outcomes = [*before.outcomes, *outcomes[num_before:]]
+        parts = {part: [*before.of(part)] for part in PARTS}
+    new = range(num_before, len(outcomes))
+    parts["train"] += [i for i in new if outcomes[i] is None]
     for outcome in (True, False):
-        of_outcome = _by_task(source, [i for i, found in enumerate(outcomes) if found is outcome], seed, outcome)
-        for part, numbers in _parts_of(of_outcome, held_out).items():
+        of_outcome = _by_task(source, [i for i in new if outcomes[i] is outcome], seed, outcome)
+        for part, numbers in _parts_of(of_outcome, held_out, least=2 * LEAST_IN_PART if before is None else 0).items():
             parts[part] += numbers
     return Split(
         data=str(folder),
@@ -210,6 +218,18 @@ def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _require_continued(before: Split, source: LeRobotSource) -> int:
+    """The number of episodes of a split, which must be the first ones of this data set."""
+    num = len(before.lengths)
+    lengths = tuple(source.episodes.lengths[:num].tolist())
+    if num > len(source) or lengths != before.lengths or _contents(source, num) != before.contents:
+        raise DataError(
+            f"{source.info.root} does not begin with the {num} episodes of {before.data}, whose split is to be"
+            " extended: new episodes belong behind them (scripts.collect --append or --base)."
+        )
+    return num
+
+
 def _require_both(source: LeRobotSource, outcomes: Sequence[bool | None]) -> None:
     """Raise where an outcome has too few episodes for every part to have some."""
     if len(outcomes) != len(source):
@@ -235,19 +255,20 @@ def _by_task(source: LeRobotSource, episodes: Sequence[int], seed: int, outcome:
     return sorted(drawn, key=lambda i: list(source.episodes.tasks(i)))
 
 
-def _parts_of(episodes: Sequence[int], share: float) -> dict[str, list[int]]:
-    """Every so many of them are held out, by turns to calibrate and to test."""
-    num = min(len(episodes) - LEAST_IN_PART, max(2 * LEAST_IN_PART, round(share * len(episodes))))
-    is_held_out = held_out(len(episodes), num / len(episodes))
+def _parts_of(episodes: Sequence[int], share: float, least: int) -> dict[str, list[int]]:
+    """Every so many of them, ``least`` at least, are held out, by turns to calibrate and to test."""
+    num = min(len(episodes) - least // 2, max(least, round(share * len(episodes))))
+    is_held_out = held_out(len(episodes), num / max(1, len(episodes)))
     others = [episodes[k] for k in numpy.flatnonzero(is_held_out).tolist()]
     train = [episodes[k] for k in numpy.flatnonzero(~is_held_out).tolist()]
     return {"train": train, "calibrate": others[::2], "test": others[1::2]}
 
 
-def _contents(source: LeRobotSource) -> str:
-    """A digest of the numbers of episodes that are evenly spread."""
+def _contents(source: LeRobotSource, num: int | None = None) -> str:
+    """A digest of the numbers of episodes that are evenly spread over the first ``num``, or all."""
+    num = len(source) if num is None else num
     found = hashlib.sha256()
-    for i in sorted({k * len(source) // _NUM_LOOKED_INTO for k in range(_NUM_LOOKED_INTO)}):
+    for i in sorted({k * num // _NUM_LOOKED_INTO for k in range(_NUM_LOOKED_INTO)}):
         for name, values in sorted(source.episode(i, gaps=True).items()):
             found.update(f"{name} {values.shape}".encode() + values.astype(numpy.float64).tobytes())
     return found.hexdigest()[:32]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,18 @@ def written(folder: Path, outcomes: list[bool], **changes: Any) -> Path:
     """Episodes with these outcomes, the first half of them of another task."""
     writer = Writer(folder, 10.0)
     for i, outcome in enumerate(outcomes):
-        success = numpy.zeros(LENGTH, dtype=numpy.float32)
-        success[1] = outcome  # not on the last frame
-        action = numpy.full((LENGTH, 2), i, dtype=numpy.float32)
-        columns = {"action": action, "next.success": success, **changes.get("columns", {})}
-        cameras = [f"observation.images.{name}" for name in changes.get("cameras", ("front",))]
-        videos = {camera: torch.zeros(3, LENGTH, 16, 16, dtype=torch.uint8) for camera in cameras}
-        task = f"task {2 * i // len(outcomes)}"
-        writer.add(Recording(columns, videos, task))
+        writer.add(recording(i, outcome, f"task {2 * i // len(outcomes)}", **changes))
     writer.finish()
     return folder
+
+
+def recording(number: int, outcome: bool, task: str, **changes: Any) -> Recording:
+    success = numpy.zeros(LENGTH, dtype=numpy.float32)
+    success[1] = outcome  # not on the last frame
+    action = numpy.full((LENGTH, 2), number, dtype=numpy.float32)
+    columns = {"action": action, "next.success": success, **changes.get("columns", {})}
+    cameras = [f"observation.images.{name}" for name in changes.get("cameras", ("front",))]
+    return Recording(columns, {camera: torch.zeros(3, LENGTH, 16, 16, dtype=torch.uint8) for camera in cameras}, task)
 
 
 def rewritten(folder: Path, episode: int, change: Callable[[dict[str, Any]], None]) -> None:
@@ -81,6 +84,25 @@ def test_what_is_not_recorded_is_unknown_and_never_held_out(tmp_path: Path) -> N
     assert {9, 10} <= set(split.train) and split.count("train", None) == 2
     last = recorded_outcomes(LeRobotSource.open(folder), "next.success", last=True)
     assert last[0] is False and last[3] is None and last[9] is None
+
+
+def test_episodes_that_are_added_leave_the_others_in_their_parts(mixed: Path, tmp_path: Path) -> None:
+    before, folder = make_split(mixed), tmp_path / "more"
+    outcomes = [i % 3 == 0 for i in range(36)] + [i % 2 == 0 for i in range(11)]
+    writer = Writer.after(Path(shutil.copytree(mixed, folder)))
+    for i, outcome in enumerate(outcomes[36:]):
+        writer.add(recording(40 + i, outcome, "task 9"))
+    writer.finish()
+    split = make_split(folder, before=before)
+    for part in PARTS:
+        assert tuple(i for i in split.of(part) if i < 36) == before.of(part)
+        assert any(i >= 36 for i in split.of(part))
+    assert split.outcomes == tuple(outcomes) and len(split.held_out) - len(before.held_out) == 4
+    split.require(LeRobotSource.open(folder))
+    other = written(tmp_path / "other", [True, False] * 20)
+    for folder in (other, written(tmp_path / "short", [True, False] * 8)):
+        with pytest.raises(DataError, match="does not begin with the 36 episodes"):
+            make_split(folder, before=before)
 
 
 def test_programs_take_their_part_of_a_split(mixed: Path, tmp_path: Path) -> None:
