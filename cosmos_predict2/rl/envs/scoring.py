@@ -29,12 +29,16 @@ class Scoring(Section):
     sparse: bool = False  # pay 1 for a picture that shows success and 0 for any other, in place of its value
     use_rel_reward: bool = False  # pay differences between successive judged pictures, the first one's to 0
     success_threshold: float | None = None  # of the value; null: as the reward says
+    # A picture's value is the mean of so many judged ones of its chunk, itself the last: one alone is noisy.
+    mean_of: int = attrs.field(default=1, validator=at_least(1))
     confirm: int = attrs.field(default=1, validator=at_least(1))  # successive judged pictures that must show success
     terminate_on_success: bool = False  # at the end of the chunk
 
     def __attrs_post_init__(self) -> None:
         if self.use_rel_reward and self.reward_on == "last":
             raise ConfigError("scoring.use_rel_reward=true pays for changes: it needs scoring.reward_on=each.")
+        if self.mean_of > 1 and self.judge == "last":
+            raise ConfigError(f"scoring.mean_of={self.mean_of} pictures of a chunk: it needs scoring.judge=all.")
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ def score(
 ) -> Scored:
     """The worth of a chunk of which ``counts_E`` actions were executed; ``judged`` as `merged` gives it."""
     value_E_F, success_E_F, differs_E_F = judged
+    if scoring.mean_of > 1:
+        ends = range(1, 1 + value_E_F.shape[1])
+        value_E_F = numpy.stack([value_E_F[:, max(0, k - scoring.mean_of) : k].mean(1) for k in ends], axis=1)
     if scoring.success_threshold is not None:
         success_E_F = value_E_F >= scoring.success_threshold
     size = len(counts_E)

@@ -10,6 +10,7 @@ import torch
 
 from cosmos_predict2.rl.envs.scoring import Scored, Scoring, merged, score
 from cosmos_predict2.rl.interfaces import Judgement
+from imaginaire.errors import ConfigError
 
 COUNTS, NUM_ACTIONS = [5, 1, 3], 5
 
@@ -17,6 +18,7 @@ COUNTS, NUM_ACTIONS = [5, 1, 3], 5
 def plain(scoring: Scoring, values: Any, successes: Any, differs: Any, count: int, previous: float, streak: int) -> Any:
     """Of one environment: its pictures are those after each of ``count`` executed actions, or the last of them."""
     rewards, of_values, shows = [0.0] * NUM_ACTIONS, [0.0] * NUM_ACTIONS, False
+    values = [numpy.mean(values[max(0, k + 1 - scoring.mean_of) : k + 1]) for k in range(len(values))]
     actions = [count - 1] if scoring.judge == "last" else range(count)
     for picture, action in enumerate(actions):
         is_done = (
@@ -42,13 +44,17 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("confirm", [1, 2])
-def test_a_chunk_is_scored_as_by_a_loop_over_its_pictures(confirm: int) -> None:
+@pytest.mark.parametrize(("confirm", "mean_of"), [(1, 1), (2, 1), (1, 3)])
+def test_a_chunk_is_scored_as_by_a_loop_over_its_pictures(confirm: int, mean_of: int) -> None:
     generator = torch.Generator().manual_seed(confirm)
     for options in OPTIONS:
         if options["use_rel_reward"] and options["reward_on"] == "last":
             continue
-        scoring = Scoring(confirm=confirm, reward_coef=2.0, **options)
+        if mean_of > 1 and options["judge"] == "last":
+            with pytest.raises(ConfigError, match=r"scoring\.mean_of=3 .* scoring\.judge=all"):
+                Scoring(mean_of=mean_of, **options)
+            continue
+        scoring = Scoring(confirm=confirm, mean_of=mean_of, reward_coef=2.0, **options)
         pictures = 1 if scoring.judge == "last" else max(COUNTS)
         values = (torch.randint(0, 5, (3, pictures), generator=generator) / 4).numpy()
         successes, differs = (torch.rand(3, pictures, generator=generator).numpy() < 0.5 for _ in range(2))
