@@ -62,7 +62,8 @@ add(
 )
 add("--precision", type=float, default=0.98, help="share of judged successes that must be true")
 below = "below it on held-out pictures the reward model is not written (default: {}; 0: any is)"
-add("--least_precision", type=float, default=0.8, help=below.format(0.8))
+none = "0.8; with a world model of recordings 0, the area of ends decides"
+add("--least_precision", type=float, default=None, help=below.format(none))
 add("--least_recall", type=float, default=0.5, help=below.format(0.5))
 least_area = "of recordings: area under the curve of ends, likewise (default: more than chance gives; 0: any)"
 add("--least_area", type=float, default=None, metavar="AREA", help=least_area)
@@ -103,6 +104,9 @@ def run(args: argparse.Namespace) -> None:
     out = Path(args.out)
     if (out / FILE).exists() and not args.overwrite:
         raise ConfigError(f"--out {out} holds a reward model: give another folder, or --overwrite.")
+    is_toy = args.data == "toy"
+    if args.least_precision is None:
+        args.least_precision = 0.8 if is_toy or not args.world_model else 0.0
     if not 0 < args.precision < 1:
         raise ConfigError(f"--precision {args.precision}: above 0 and below 1.")
     for flag in ("least_precision", "least_recall"):
@@ -111,18 +115,18 @@ def run(args: argparse.Namespace) -> None:
     if args.least_area is not None and not 0 <= args.least_area < 1:
         raise ConfigError(f"--least_area {args.least_area}: 0 or more and below 1.")
     device = device_of(args.device)
-    is_toy = args.data == "toy"
     shown = _toy_pictures(args, device) if is_toy else _recorded_pictures(args, device)
     with random.preserved():
         torch.manual_seed(random.derive_seed(args.seed, 0, "success classifier"))
         model = SuccessClassifier(SIZES[args.size], progress=not is_toy)
-    shown.calibrating.require_both("of held-out episodes, by which probabilities are calibrated,")
+    for part in shown.calibrating.values():
+        part.require_both("of held-out episodes, by which probabilities are calibrated,")
     pictures = LabelledPictures.joined(shown.learnt)
     log.info("%d pictures to learn from, %d with success", len(pictures), int(pictures.success_N.sum()))
     options = TrainingOptions(args.steps, args.lr, args.batch_size, mirror=is_toy)
     losses = train(model, pictures, options, args.seed, device)
-    scales = scale_to(model, shown.calibrating)
-    threshold = middle_threshold(model, shown.calibrating, args.precision, args.least_recall)
+    scales = scale_to(model, LabelledPictures.joined(list(shown.calibrating.values())))
+    threshold = middle_threshold(model, list(shown.calibrating.values()), args.precision, args.least_recall)
     if not threshold.is_precise:
         log.warning(
             "no threshold reaches --precision %g and --least_recall %g on held-out pictures: one is taken that tells"
@@ -160,7 +164,7 @@ def run(args: argparse.Namespace) -> None:
     }
     write_json(out / FIGURES, content)
     (out / PICTURE).write_text(reliability_svg(qualities), encoding="utf-8")
-    if problem := _below_limit(args, qualities) or _too_small_area(args, ends):
+    if problem := _too_small_area(args, ends) or _below_limit(args, qualities):
         raise DataError(
             f"{problem} A policy would learn from wrong rewards, so no {FILE} is written; {out / FIGURES} has all"
             " figures. To write it nevertheless: --least_precision 0 --least_recall 0"
@@ -173,18 +177,24 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
+_LIMITED_BY = (
+    "True pictures are told apart, so the world model limits: train it longer, on recordings with failures, and with a"
+    " tokenizer fitted to them."
+)
+
+
 def _below_limit(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
-    """The first figure below its limit, in words, or "": of pictures labelled by what they show. NaN is too low."""
+    """The first figure below its limit, in words, or ""; NaN is too low. In the toy world what pictures show counts,
+    and not the outcome."""
     from cosmos_predict2.rl.rewards.success_quality import OUTCOME
 
     for kind, quality in qualities.items():
         for name in ("precision", "recall"):
             least, found = getattr(args, f"least_{name}"), getattr(quality, name)
-            if kind != OUTCOME and least and not found >= least:
-                return (
-                    f"{kind}: {name} {found:.3f} on held-out pictures, but --least_{name} is {least:g}. Train longer"
-                    " (--steps), on more episodes with success, or with another --precision."
-                )
+            if (kind != OUTCOME or args.data != "toy") and least and not found >= least:
+                cure = "Train longer (--steps), on more episodes with success, or with another --precision."
+                cure = _LIMITED_BY if kind == OUTCOME else cure
+                return f"{kind}: {name} {found:.3f} on held-out pictures, but --least_{name} is {least:g}. {cure}"
     return ""
 
 
@@ -196,12 +206,7 @@ def _too_small_area(args: argparse.Namespace, ends: Mapping[str, Any]) -> str:
         least = found.chance if args.least_area is None else args.least_area
         if args.least_area != 0 and not found.area_under_curve > least:
             limit = "chance alone gives up to" if args.least_area is None else "--least_area is"
-            cure = "Train the reward longer (--steps), or record more episodes."
-            if kind == OUTCOME:
-                cure = (
-                    "True ends are told apart, so the world model limits: train it longer, on recordings with failures,"
-                    " and with a tokenizer fitted to them."
-                )
+            cure = _LIMITED_BY if kind == OUTCOME else "Train longer (--steps), or record more episodes."
             return (
                 f"{kind}: the area under the curve of {found.episodes} ends is {found.area_under_curve:.3f}, but"
                 f" {limit} {least:.3f}. {cure}"
@@ -211,10 +216,10 @@ def _too_small_area(args: argparse.Namespace, ends: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Shown:
-    """Labelled pictures: to learn from, to calibrate with, held-out ones by their kind, and the ends among those."""
+    """Labelled pictures: to learn from, and by their kind to calibrate with, held-out ones, and ends of episodes."""
 
     learnt: list[Any]
-    calibrating: Any
+    calibrating: Mapping[str, Any]
     measured: Mapping[str, Any]
     ends: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -259,7 +264,7 @@ def _toy_pictures(args: argparse.Namespace, device: str) -> _Shown:
     measured = {name: LabelledPictures.joined([part[name] for part in halves[1]]) for name in learnt[0]}
     return _Shown(
         [part[name] for part in learnt for name in names],
-        LabelledPictures.joined([part[judged] for part in halves[0]]),
+        {judged: LabelledPictures.joined([part[judged] for part in halves[0]])},
         measured,
     )
 
@@ -297,7 +302,7 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
     last = slice(-1, None)
     return _Shown(
         [one for kind in learnt.values() for one in kind],
-        LabelledPictures.joined([one for kind in judged for one in calibrating[kind]]),
+        {kind: LabelledPictures.joined(calibrating[kind]) for kind in judged},
         {kind: LabelledPictures.joined(episodes) for kind, episodes in measured.items()},
         {
             kind: LabelledPictures.joined([one.rows(last) for one in (*calibrating[kind], *measured[kind])])

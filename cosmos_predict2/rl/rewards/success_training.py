@@ -3,7 +3,7 @@
 
     train(model, LabelledPictures.joined(learnt), TrainingOptions(), seed=0)
     scale_to(model, held_out)                                    # probabilities that mean what they say
-    threshold = middle_threshold(model, held_out, precision=0.9, recall=0.5)
+    threshold = middle_threshold(model, [held_out], precision=0.9, recall=0.5)
     quality = measure(model, others, threshold.value)            # success_quality.py
 
 Letters: N pictures.
@@ -191,28 +191,38 @@ class Threshold:
 
 
 def middle_threshold(
-    model: SuccessClassifier, held_out: LabelledPictures, precision: float, recall: float
+    model: SuccessClassifier, kinds: Sequence[LabelledPictures], precision: float, recall: float
 ) -> Threshold:
-    """The middle, by log-odds, of the widest range of thresholds with this precision and recall on held-out pictures.
+    """The middle, by log-odds, of the widest range of thresholds with this precision and recall on each of these kinds
+    of held-out pictures.
 
     At the edge of the range a picture more or less decides, in its middle none. Where no threshold is so precise, the
     range is that of those whose share of successes found, less the share of failures taken for one, is at least 0.9
-    of the best (`_NEARLY`).
+    of the best (`_NEARLY`); of several kinds the worst counts.
     """
-    logits, order = log_odds(model, held_out.pictures_N_H_W_C)[:, 0].double().sort(descending=True)
-    truth = held_out.success_N[order]
-    hits, misses = truth.cumsum(0), (~truth).cumsum(0)
-    recalls, gains = hits / truth.sum(), hits / truth.sum() - misses / (~truth).sum()
-    is_good = (hits / (hits + misses) >= precision) & (recalls >= max(recall, _LEAST))
-    takes = torch.cat([logits[1:] < logits[:-1], torch.tensor([True])]).nonzero()[:, 0].tolist()  # equal ones together
-    if not (is_precise := bool(is_good[takes].any())):
-        is_good = gains >= _NEARLY * gains[takes].max()
-    # A threshold takes the same pictures until the next one below: a range reaches until there.
+    logits = [log_odds(model, kind.pictures_N_H_W_C)[:, 0].double() for kind in kinds]
+    thresholds_N = torch.cat(logits).unique().flip(0)  # falling
+    precise, found, gains = [], [], []
+    for of_kind, kind in zip(logits, kinds, strict=True):
+        hits_N, misses_N = (_at_least(of_kind[rows], thresholds_N) for rows in (kind.success_N, ~kind.success_N))
+        precise.append(hits_N / (hits_N + misses_N).clamp(min=1))
+        found.append(hits_N / kind.success_N.sum())
+        gains.append(found[-1] - misses_N / (~kind.success_N).sum())
+    worst_N = torch.stack(gains).amin(0)
+    is_good = (torch.stack(precise) >= precision).all(0) & (torch.stack(found) >= max(recall, _LEAST)).all(0)
+    if not (is_precise := bool(is_good.any())):
+        is_good = worst_N >= _NEARLY * worst_N.max()
+    # The same pictures are taken until the next threshold below: a range reaches until there.
     ranges = []
-    for good, run in itertools.groupby(takes, key=lambda k: bool(is_good[k])):
+    for good, run in itertools.groupby(range(len(thresholds_N)), key=lambda k: bool(is_good[k])):
         rows = list(run)
         if good:
-            ranges.append((float(logits[min(rows[-1] + 1, len(logits) - 1)]), float(logits[rows[0]])))
+            ranges.append((float(thresholds_N[min(rows[-1] + 1, len(thresholds_N) - 1)]), float(thresholds_N[rows[0]])))
     low, high = max(ranges, key=lambda edges: edges[1] - edges[0])
     value, low, high = torch.tensor([(low + high) / 2, low, high], dtype=torch.float64).sigmoid().tolist()
     return Threshold(value, low, high, is_precise)
+
+
+def _at_least(values: Tensor, thresholds_N: Tensor) -> Tensor:
+    """How many of the values reach each threshold."""
+    return len(values) - torch.searchsorted(values.sort().values, thresholds_N.contiguous())

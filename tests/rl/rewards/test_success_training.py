@@ -104,7 +104,7 @@ def test_the_threshold_is_the_middle_of_the_widest_range_that_is_precise_and_fin
         return math.log(value / (1 - value))
 
     for precision, recall, low, high in [(0.9, 0.5, 3, 1), (0.9, 0.7, 3, 2), (0.6, 0.5, 6, 1), (0.75, 0.75, 4, 2)]:
-        found = middle_threshold(model, pictures, precision, recall)
+        found = middle_threshold(model, [pictures], precision, recall)
         assert found.is_precise
         assert (found.low, found.high) == pytest.approx((float(probability[low]), float(probability[high])))
         assert logit(found.value) == pytest.approx((logit(found.low) + logit(found.high)) / 2)
@@ -117,10 +117,20 @@ def test_a_range_without_a_precise_threshold_is_that_of_the_best_ones() -> None:
     """Taking four pictures or six is best, 3/4 - 1/4 or 4/4 - 2/4; the range of the six is wider."""
     level = torch.tensor([250, 240, 230, 220, 210, 200, 180, 170])
     success = torch.tensor([0, 1, 1, 1, 0, 1, 0, 0], dtype=torch.bool)
-    found = middle_threshold(Said(), said(success, level), 0.9, 0.5)
+    found = middle_threshold(Said(), [said(success, level)], 0.9, 0.5)
     probability = (4 * (level / 127.5 - 1)).double().sigmoid()
     assert not found.is_precise
     assert (found.low, found.high) == pytest.approx((float(probability[6]), float(probability[5])))
+
+
+def test_a_threshold_finds_enough_in_imagined_pictures_as_well() -> None:
+    """Taken together, 6 of 9 successes are above 200: none of the imagined ones need be found."""
+    true = said(torch.arange(8) < 6, torch.tensor([250, 245, 240, 235, 230, 225, 20, 10]))
+    imagined = said(torch.arange(8) < 3, torch.tensor([150, 140, 130, 60, 50, 40, 30, 20]))
+    together = LabelledPictures.joined([true, imagined])
+    pooled, each = (middle_threshold(Said(), kinds, 0.95, 0.6).value for kinds in ([together], [true, imagined]))
+    assert measure(Said(), imagined, pooled).recall < 0.6 <= measure(Said(), imagined, each).recall
+    assert measure(Said(), true, each).precision >= 0.9
 
 
 def test_quality_counts_what_is_judged() -> None:
@@ -151,10 +161,10 @@ def test_a_threshold_is_that_of_more_than_a_few_lucky_pictures() -> None:
     level = torch.cat([torch.full((2,), 250), torch.full((1,), 240), torch.full((197,), 100)])
     success = torch.ones(200, dtype=torch.bool)
     success[2] = success[50:] = False  # the first two are right, of 49
-    assert middle_threshold(Said(), said(success, level), 0.9, 0.0).is_precise
+    assert middle_threshold(Said(), [said(success, level)], 0.9, 0.0).is_precise
     success = torch.cat([success, torch.ones(151, dtype=torch.bool)])  # of 200: at least 4
     pictures = said(success, torch.cat([level, torch.full((151,), 90)]))
-    assert not middle_threshold(Said(), pictures, 0.99, 0.0).is_precise
+    assert not middle_threshold(Said(), [pictures], 0.99, 0.0).is_precise
 
 
 def test_ends_are_compared_by_what_is_paid_and_with_what_chance_gives() -> None:
@@ -397,7 +407,7 @@ def test_a_reward_model_that_finds_few_successes_is_not_written(
 
     monkeypatch.setattr(success_quality, "measure", measured)
     parts = [squares(12, seed) for seed in range(3)]
-    made = lambda args, device: train_reward_model._Shown(parts[:1], parts[1], {"simulator": parts[2]})  # noqa: E731
+    made = lambda args, device: train_reward_model._Shown(parts[:1], {"simulator": parts[1]}, {"simulator": parts[2]})  # noqa: E731
     monkeypatch.setattr(train_reward_model, "_toy_pictures", made)
     words = ("--data", "toy", "--steps", "1", "--batch_size", "8", "--out", str(tmp_path))
     assert _command(*words) == (2 if named else 0)
