@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings of mixed skill of a public simulator's robot, as a team of operators leaves them.
+
+    python -m benchmarks.robots.record reach my_data --episodes 300
+
+Each episode has a driver of skill 1, .7, .4 or 0: his actions are the expert's by that share, and for the rest a draw
+that is held for four actions. Their starts are numbers from 1,000,000 on, which no evaluation plays.
+"""
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.robots.worlds import SUITES
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.rl.envs.simulators.gym import GymTask
+from imaginaire import command_line
+from imaginaire.progress import tracked
+
+FIRST = 1_000_000
+STEPS, HELD = 24, 4
+SKILLS, SHARES = (1.0, 0.7, 0.4, 0.0), (0.4, 0.25, 0.2, 0.15)
+NOISE = 0.05
+TASKS = {
+    "reach": "move the gripper to the red ball",
+    "drawer": "open the drawer",
+    "push": "push the block to the red goal",
+}
+
+Actor = Callable[[Any, Any], NDArray[Any]]  # of the observation and the environment
+
+parser = command_line.parser("benchmarks.robots.record", __doc__, "")
+parser.add_argument("robot", choices=tuple(SUITES))
+parser.add_argument("out", type=command_line.local_output, metavar="DIR")
+parser.add_argument("--episodes", type=command_line.at_least(1), default=300)
+parser.add_argument("--seed", type=command_line.at_least(0), default=0, help="of drivers; starts are the same")
+
+
+def run(args: argparse.Namespace) -> None:
+    task, actor = made(args.robot)
+    rng = numpy.random.default_rng(args.seed)
+    writer, successes = Writer(Path(args.out), fps=10, robot=args.robot), 0
+    for episode in tracked(range(args.episodes), "recordings", unit="episode"):
+        recording = driven(task, actor, FIRST + episode, rng, TASKS[args.robot])
+        successes += bool(recording.columns["next.success"].any())
+        writer.add(recording)
+    writer.finish()
+    task.close()
+    print(f"{args.out}: {args.episodes} episodes of {args.robot}, {successes} with success")
+
+
+def made(robot: str) -> tuple[GymTask, Actor]:
+    """The environment as the suite's address has it, and an expert who sees its state."""
+    address, _, words = SUITES[robot].removeprefix("gym:").partition("?")
+    settings: dict[str, Any] = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", words)}
+    if robot == "push":
+        return GymTask(address, **settings), pusher
+    from metaworld.policies import ENV_POLICY_MAP
+
+    expert = ENV_POLICY_MAP[{"reach": "reach-v3", "drawer": "drawer-open-v3"}[robot]]()
+
+    def act(observed: NDArray[Any], env: Any) -> NDArray[Any]:
+        """The expert must see the goal, which the observation hides."""
+        action: NDArray[Any] = expert.get_action(numpy.concatenate([observed[:-3], env.unwrapped._target_pos]))
+        return action
+
+    return GymTask(address, **settings), act
+
+
+def driven(task: GymTask, actor: Actor, start: int, rng: numpy.random.Generator, sentence: str) -> Recording:
+    """One episode of a driver whose skill is drawn."""
+    skill = rng.choice(SKILLS, p=SHARES)
+    seen = task.reset(0, start, 0)
+    pictures, actions, done = [seen["full_image"]], [], [0.0]
+    for step in range(STEPS):
+        if step % HELD == 0:
+            elsewhere = rng.uniform(-1, 1, task.action_dim)
+        wanted = numpy.clip(actor(task._observed, task._env), -1, 1)
+        action = skill * wanted + (1 - skill) * elsewhere + rng.normal(0, NOISE, task.action_dim)
+        actions.append(numpy.clip(action, -1, 1).astype(numpy.float32))
+        seen, _, is_success = task.step(actions[-1])
+        pictures.append(seen["full_image"])
+        done.append(float(is_success))
+    columns = {"action": numpy.stack([*actions, actions[-1]]), "next.success": numpy.array(done, numpy.float32)}
+    video = torch.from_numpy(numpy.stack(pictures)).permute(3, 0, 1, 2)
+    return Recording(columns, {"observation.images.front": video}, sentence)
+
+
+def pusher(observed: Any, env: Any) -> NDArray[Any]:
+    """Goes behind the block as seen from the goal, above the table, and pushes it there."""
+    goal, block, hand = observed["desired_goal"], observed["achieved_goal"], observed["observation"][:3]
+    way = (goal - block)[:2]
+    distance = float(numpy.linalg.norm(way))
+    ahead = way / max(distance, 1e-6)
+    aside = numpy.array([-ahead[1], ahead[0]])
+    behind, table = block[:2] - ahead * 0.07, 0.425
+    along = float((block[:2] - hand[:2]) @ ahead)
+    if distance < 0.02:
+        return numpy.array([0.0, 0.0, 1.0, 0.0])
+    if abs((block[:2] - hand[:2]) @ aside) > 0.02 or along < 0.02:
+        is_there = numpy.linalg.norm(hand[:2] - behind) < 0.03
+        return numpy.array([*(25 * (numpy.array([*behind, table if is_there else 0.48]) - hand)), 0.0])
+    pushed = 12 * (numpy.array([*(block[:2] + ahead * (min(distance, 0.06) - 0.02)), table]) - hand)
+    pushed[:2] -= 4 * aside * float((hand[:2] - block[:2]) @ aside)
+    return numpy.array([*pushed, 0.0])
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(command_line.main(parser, run))
