@@ -39,6 +39,7 @@ figure { margin: 0; } figcaption { font-size: .85rem; color: var(--soft); min-he
 .tile span { color: var(--soft); }
 .tile .good { color: #2f9e64; } .tile .bad { color: #e5484d; }
 video { width: WIDE_px; max-width: 100%; image-rendering: RENDERING_; background: var(--card); display: block; }
+img { max-width: 100%; display: block; }
 svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
 svg .grid { stroke: var(--line); } svg .title { fill: var(--text); font-weight: bold; font-size: 12px; }
 pre { overflow-x: auto; } button { font: inherit; } .note { color: var(--soft); margin-top: 0; }
@@ -71,7 +72,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Clip:
-    """A video of the page: its caption, and its file in the page's folder."""
+    """A video or a picture of the page: its caption, and its file in the page's folder."""
 
     caption: str
     file: str
@@ -140,6 +141,15 @@ class Page:
             f'<figure><video src="{html.escape(clip.file)}" autoplay loop muted playsinline></video>'
             f"<figcaption>{html.escape(clip.caption)}</figcaption></figure>"
             for clip in clips
+        )
+        self._parts.append(f'<div class="row">{figures}</div>')
+
+    def pictures(self, pictures: Sequence[Clip]) -> None:
+        """Still pictures, each as large as it is."""
+        figures = "".join(
+            f'<figure><img src="{html.escape(one.file)}" alt="{html.escape(one.caption)}">'
+            f"<figcaption>{html.escape(one.caption)}</figcaption></figure>"
+            for one in pictures
         )
         self._parts.append(f'<div class="row">{figures}</div>')
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Go the way: look at the inputs, run the steps that are to be done, stop where the gate says no, write the page."""
+
+import logging
+from types import SimpleNamespace
+
+from cosmos_predict2.rl.envs import suites
+from cosmos_predict2.tools.improve.illustrations import illustrate
+from cosmos_predict2.tools.improve.page import Figures, Verdict, refusal, verdict_of, write_page
+from cosmos_predict2.tools.improve.steps import Runner
+from cosmos_predict2.tools.improve.way import GATE, Options, Recorded, look, steps_of
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def improve(options: Options) -> Verdict:
+    """Go as far as the gate lets; the verdict of what there is then."""
+    recorded = look(options)
+    if options.suite:
+        require_suite(options, recorded)
+    figures = Figures(options.out)
+    with Runner(options.out, steps_of(options, recorded)) as runner:
+        for step in runner.steps:
+            try:
+                if runner.run(step):
+                    illustrate(step.name, options, recorded)
+            finally:
+                page = write_page(options, runner, figures)
+            if step.name.startswith(GATE) and refusal(options, runner, figures):
+                break
+    found = verdict_of(options, runner, figures)
+    print(f"\n{found.sentence}\nNext: {found.next_step}\npage: {page}", file=runner.shown)
+    return found
+
+
+def commands(options: Options) -> list[str]:
+    """What would be started, as a user would type it."""
+    steps = steps_of(options, look(options))
+    runner = Runner(options.out, steps)
+    return [runner.command(step) for step in steps]
+
+
+def require_suite(options: Options, recorded: Recorded) -> None:
+    """Build one place of the suite, so that what does not fit the recordings is said before anything is trained."""
+    policy = SimpleNamespace(action_dim=recorded.action_dim, chunk=1)
+    try:
+        env = suites.find(options.suite).env(1, policy)
+    except ConfigError as error:
+        raise ConfigError(
+            f"--suite {options.suite} does not fit the recordings, whose actions have {recorded.action_dim} numbers:"
+            f" {error}"
+        ) from error
+    try:
+        most = env.metadata["max_steps"]
+        if most != recorded.num_actions:
+            log.warning(
+                "an episode of %s has at most %d actions, the longest recording %d: success after more time than was"
+                " recorded is not imagined",
+                *(options.suite, most, recorded.num_actions),
+            )
+    finally:
+        env.close()

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One page about a way from recordings to a policy: its verdict, the ladder with a figure and a picture each, what it
+cost, and what to do next. It is written after every step, so that it shows what there is.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, write_json
+from cosmos_predict2.evaluation.reports.run_report import by_name, read_records
+from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
+from cosmos_predict2.tools.improve.way import GATE, Options, Phase, phases_of
+from imaginaire.progress import duration
+
+VERDICT = "verdict.json"
+MOST_CLIPS = 4
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a way in one word, one sentence, and the one thing to do next."""
+
+    word: str  # better, worse, unclear, refused, unmeasured, unfinished or ended
+    sentence: str
+    next_step: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the programs of a way have written, as far as they have."""
+
+    out: Path
+
+    def read(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.out / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def card(self, phase: Phase) -> dict[str, Any]:
+        return self.read(str(phase.card.relative_to(self.out)))
+
+    def success(self, name: str) -> dict[str, Any]:
+        """Rate, low and high of an evaluation."""
+        found = self.read(f"{name}/evaluation.json").get("success", {})
+        return found if isinstance(found, dict) else {}
+
+
+def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
+    """The verdict of what there is: of steps that are done, with their inputs as they are now."""
+    due = {step.name: step for step in runner.steps if runner.why(step)}
+    for step in due.values():
+        if (marker := runner.marker(step)).get("state") == FAILED:
+            sentence = f"The way ended at step {runner.steps.index(step) + 1}, {step.title}: {marker['error']}"
+            return Verdict("ended", sentence, "Mend what it says, and start the same command again.")
+    refused = refusal(options, runner, figures)
+    if due and refused is None:
+        return Verdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
+    done = [phase for phase in phases_of(options) if f"learning{phase.end}" not in due]
+    if refused is not None and not done:
+        reasons = "; ".join(figures.card(refused)["reasons"])
+        sentence = f"The gate says no, and nothing was trained in imagination: {reasons}."
+        return Verdict("refused", sentence, figures.card(refused)["next_step"])
+    checked = f"the gate says {figures.card(done[-1])['verdict']}"
+    if refused is not None:
+        checked += f", and no to phase {refused.number}"
+    if not options.suite:
+        sentence = f"A policy has learnt in imagination ({checked}); how often it truly succeeds was not measured."
+        return Verdict("unmeasured", sentence, _NEXT["unmeasured"])
+    before, after = figures.success("before"), figures.success(f"after{done[-1].end}")
+    low, high = difference(before, after)
+    change = after["rate"] - before["rate"]
+    word = "better" if low > 0 else "worse" if high < 0 else "unclear"
+    sentence = (
+        f"{_SAID[word]}: true success {before['rate']:.3f} before, {after['rate']:.3f} after, of {after['episodes']}"
+        f" episodes by whose starts nothing was chosen ({change:+.3f}, with 95 % between {low:+.3f} and {high:+.3f};"
+        f" {checked})."
+    )
+    return Verdict(word, sentence, _NEXT[word])
+
+
+def refusal(options: Options, runner: Runner, figures: Figures) -> Phase | None:
+    """The phase to which the gate says no, of what there is now, unless that is overruled."""
+    steps = {step.name: step for step in runner.steps}
+    for phase in [] if options.allow_unchecked else phases_of(options):
+        gate = steps[f"{GATE}{phase.end}"]
+        if not runner.why(gate) and figures.card(phase)["verdict"] == "no":
+            return phase
+    return None
+
+
+_SAID = {
+    "better": "The policy became better",
+    "worse": "The policy became worse",
+    "unclear": "It is not clear that the policy became better",
+}
+_NEXT = {
+    "better": "Record episodes with the new policy, add them to the recordings, and go the way again from them.",
+    "worse": "Keep the clone. Record 100 episodes of it, add them to the recordings, and go the way again.",
+    "unclear": "Record 100 episodes of this policy, failures too, add them to the recordings, and go the way again.",
+    "unmeasured": "Let the robot play 20 episodes with the clone and 20 with the policy, from the same starts; count.",
+}
+
+
+def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, float]:
+    """Bounds of the change of a rate, in 95 of 100 cases, from both intervals (Newcombe 1998, method 10)."""
+    change = after["rate"] - before["rate"]
+    low = math.hypot(after["rate"] - after["low"], before["high"] - before["rate"])
+    high = math.hypot(after["high"] - after["rate"], before["rate"] - before["low"])
+    return change - low, change + high
+
+
+def _ladder(options: Options, figures: Figures) -> Iterator[tuple[str, str, str, str]]:
+    """A tile for each rung that there is: name, figure, what it is, and whether it is good."""
+    if split := figures.read("split.json"):
+        known = [outcome for outcome in split["outcomes"] if outcome is not None]
+        yield "recordings", str(len(split["outcomes"])), f"{sum(known)} succeed, {len(known) - sum(known)} fail", ""
+    if found := figures.read("tokenizer.json"):
+        kind = {"good": "good", "bad": "bad"}.get(found["verdict"], "")
+        yield (
+            "tokenizer",
+            f"{found['psnr']:.1f} dB",
+            f"{found['verdict']}; the shipped one {found['psnr_of_shipped']:.1f}",
+            kind,
+        )
+    if found := figures.read("imagined/figures.json"):
+        word = found["verdict"]["word"]
+        yield "world model", word, "its actions", {"follows": "good", "ignores": "bad"}.get(word, "")
+    for phase in phases_of(options):
+        if found := figures.card(phase):
+            kind = {"go": "good", "no": "bad"}.get(found["verdict"], "")
+            yield f"gate{phase.title}", found["verdict"], "is what it imagines to be trusted?", kind
+    for name, title in _played(options):
+        if found := figures.success(name):
+            yield title, f"{found['rate']:.3f}", f"{found['low']:.3f} to {found['high']:.3f} of {found['episodes']}", ""
+
+
+def _played(options: Options) -> list[tuple[str, str]]:
+    """Names of the evaluations, and of whom they are."""
+    after = [(f"after{phase.end}", f"policy{phase.title}, truly") for phase in phases_of(options)]
+    return [("before", "clone, truly"), *after]
+
+
+def _recordings(page: Page, options: Options, figures: Figures) -> None:
+    found, split = figures.read("recordings.json"), figures.read("split.json")
+    if not found:
+        return
+    counts = ", ".join(f"{count} {what}" for what, count in found["counts"].items())
+    faults = f"{len(found['faults'])} faults" if found["faults"] else "no faults"
+    page.heading("1. Recordings", f"{counts}; {faults}.")
+    if split:
+        parts = ("train", "calibrate", "test")
+        outcomes = {"succeed": True, "fail": False, "unknown": None}
+        rows = [
+            (part, [sum(split["outcomes"][i] is value for i in split[part]) for value in outcomes.values()])
+            for part in parts
+        ]
+        page.table("part", list(outcomes), rows)
+        page.note("What is held out (calibrate, test) is seen by no training; test by no threshold and no stop rule.")
+    page.clips(_shown(options, "split"))
+
+
+def _tokenizer(page: Page, options: Options, figures: Figures) -> None:
+    found = figures.read("tokenizer.json")
+    if not found:
+        return
+    page.heading(
+        "2. Tokenizer",
+        f"Fitted to these pictures, it is {found['verdict']}: {found['psnr']:.1f} dB on held-out ones, where the"
+        f" tokenizer that ships has {found['psnr_of_shipped']:.1f}.",
+    )
+    page.findings(found["reasons"])
+    page.clips(_shown(options, "tokenizer"))
+
+
+def _world_model(page: Page, options: Options, figures: Figures) -> None:
+    found = figures.read("imagined/figures.json")
+    if not found:
+        return
+    page.heading("3. World model", f"It {found['verdict']['sentence']}.")
+    page.clips(_clips(options.out, "imagined", "clip_*.mp4"))
+    page.note("Held-out recordings, and what is imagined of their first picture and their own actions.")
+    page.link("its evaluation, with all figures and videos", "imagined/index.html")
+
+
+def _reward(page: Page, options: Options, figures: Figures) -> None:
+    found = figures.read("reward/quality.json")
+    if not found:
+        return
+    page.heading("4. Reward", "A success classifier of pictures; figures of held-out recordings.")
+    columns = ("precision", "recall", "accuracy", "calibration_error")
+    rows = [(name, [_number(one.get(key)) for key in columns]) for name, one in found["quality"].items()]
+    page.table("pictures", [name.replace("_", " ") for name in columns], rows)
+    page.pictures([Clip("probability that it gives, and the share that truly succeeds", "reward/reliability.svg")])
+
+
+def _clone(page: Page, options: Options, figures: Figures) -> None:
+    if before := figures.success("before"):
+        page.heading(
+            "5. Clone",
+            f"It truly succeeds on {before['rate']:.3f} of {before['episodes']} episodes"
+            f" ({before['low']:.3f} to {before['high']:.3f}).",
+        )
+        page.clips(_clips(options.out, "before", "*.mp4"))
+        page.note("Left as it truly goes, right what is imagined of the same actions.")
+
+
+def _gate(page: Page, options: Options, figures: Figures) -> None:
+    for phase in phases_of(options):
+        if not (card := figures.card(phase)):
+            continue
+        page.heading(f"6. Gate{phase.title}", f"Is what is imagined to be trusted? {card['verdict']}.")
+        page.findings(card["reasons"])
+        page.table("figure", ["value"], [(name, [value]) for name, value in _flat(card["figures"])])
+        page.note(f"Next, says the gate: {card['next_step']}")
+
+
+def _policy(page: Page, options: Options, figures: Figures) -> None:
+    for phase in phases_of(options):
+        if not (phase.learnt / "metrics.jsonl").exists():
+            continue
+        lines = by_name(read_records(str(phase.learnt)))
+        after = figures.success(f"after{phase.end}")
+        known = f" It truly succeeds on {after['rate']:.3f} of {after['episodes']} episodes." if after else ""
+        page.heading(f"7. Policy{phase.title}", f"It learnt in what the world model imagines.{known}")
+        drawn = {
+            title: {name: lines[key] for key, name in keys.items() if key in lines} for title, keys in _CURVES.items()
+        }
+        page.plots({title: of_title for title, of_title in drawn.items() if of_title}, "iteration")
+        page.clips(_clips(options.out, f"after{phase.end}", "*.mp4"))
+        if after:
+            page.note("Left as it truly goes, right what is imagined of the same actions.")
+
+
+_CURVES = {
+    "Imagined": {
+        "train/reward_mean": "reward of what it draws",
+        "train/success": "success of what it draws",
+        "val/imagined_greedy_success": "success of held-out starts",
+    },
+    "Change from update to update": {"train/approx_kl": "approximate KL"},
+}
+
+
+def _clips(out: Path, folder: str, pattern: str) -> list[Clip]:
+    """The first videos of a step, named as their files are."""
+    files = sorted((out / folder).glob(pattern))[:MOST_CLIPS]
+    return [Clip(file.stem.replace("_", " ").replace("--", ", "), f"{folder}/{file.name}") for file in files]
+
+
+def _shown(options: Options, name: str) -> list[Clip]:
+    """The clips that `illustrations` wrote for a step."""
+    captions = Figures(options.out).read("page/captions.json").get(name, {})
+    return [Clip(caption, f"page/{file}") for file, caption in captions.items()]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of nested figures, by their joined names."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name.replace('_', ' ')}, ")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name.replace('_', ' ')}", float(value)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def write_page(options: Options, runner: Runner, figures: Figures) -> Path:
+    """Write RUN/index.html and RUN/verdict.json; gives the page."""
+    found = verdict_of(options, runner, figures)
+    title = f"From {options.data.name} to a policy" + (f", {options.suite}" if options.suite else "")
+    page = Page(title, list(_facts(options, runner)), video_width=192)
+    page.verdict(found.sentence)
+    page.verdict(f"Next: {found.next_step}")
+    page.tiles(list(_ladder(options, figures)))
+    for rung in (_recordings, _tokenizer, _world_model, _reward, _clone, _gate, _policy):
+        rung(page, options, figures)
+    _costs(page, runner)
+    write_json(options.out / VERDICT, {"verdict": found.word, "sentence": found.sentence, "next": found.next_step})
+    return page.write(options.out)
+
+
+def _facts(options: Options, runner: Runner) -> Iterator[str]:
+    markers = [runner.marker(step) for step in runner.steps]
+    done = [marker for marker in markers if marker.get("state") == DONE]
+    took = sum(marker["seconds"] for marker in done)
+    used = sum(marker["processor_seconds"] for marker in done)
+    yield f"{len(done)} of {len(markers)} steps done, in {duration(took)}; {used / 60:.1f} processor minutes"
+    yield f"recordings: {options.data}; policy: {options.policy}; seed {options.seed}"
+
+
+def _costs(page: Page, runner: Runner) -> None:
+    page.heading("What it cost", "Minutes by the clock, and of all processors together.")
+    rows = []
+    for step in runner.steps:
+        marker = runner.marker(step)
+        if marker.get("state") == DONE:
+            rows.append((step.title, [marker["seconds"] / 60, marker["processor_seconds"] / 60]))
+    rows.append(("all", [sum(row[1][k] for row in rows) for k in range(2)]))
+    page.table("step", ["minutes", "processor minutes"], rows)
+    page.heading("Commands", "Each step can be run alone.")
+    page.text("\n".join(runner.command(step) for step in runner.steps))

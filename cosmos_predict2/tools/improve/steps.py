@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a long way: each is a program in a process of its own, with a marker of what it read and what it took.
+
+    with Runner(Path("runs/reach"), steps) as runner:
+        for step in steps:
+            runner.run(step)
+
+RUN/steps/NAME.json is the marker, RUN/logs/NAME.log all that the program printed. A step whose marker is done, and
+whose command and inputs are as they were, is not done again. One that was interrupted is started again as it was, so
+that a training resumes; what another command or other inputs made is removed first.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from cosmos_predict2.evaluation.reports.evaluation_page import write_json
+from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.progress import FIRST_LINE_S, LINES_S, duration
+
+log = logging.getLogger(__name__)
+
+RUNNING, DONE, FAILED = "running", "done", "failed"
+EXIT_INTERRUPTED = 75
+_ROOT, _TRAIN = "IMAGINAIRE_OUTPUT_ROOT", "scripts.train"  # where runs go, and the program that reads it
+_WHOLE = 1 << 20  # bytes of a file that is read whole for its digest
+_ENDS = 1 << 16  # of a larger one: the beginning and the end
+_LEFT = re.compile(r"\b(\d+) (s|min|h|days)(?: (\d+) (min|h))? left\b")  # as `imaginaire.progress.duration` writes it
+_ERROR = re.compile(r"(error|\w+Error): ")  # how our programs say what a user can mend
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "days": 86400}
+LEAST_MEASURED_S = 60.0  # of steps that are done, before their speed tells that of the others
+_TAIL = 12  # lines of a program that failed without a message of ours
+
+
+@dataclass(frozen=True)
+class Step:
+    """A program with its arguments, what it reads besides them, and what it makes."""
+
+    name: str
+    title: str
+    words: tuple[str, ...]  # what follows "python"
+    reads: tuple[Path, ...] = ()
+    makes: tuple[Path, ...] = ()
+    guess_s: float = 10.0  # before anything was measured here
+    codes: tuple[int, ...] = (0,)  # exit codes of a program that did its work
+
+
+@dataclass
+class Runner:
+    """Runs steps in a folder, one after another, and reports how long the way still takes."""
+
+    folder: Path
+    steps: Sequence[Step]
+    shown: IO[str] = field(default_factory=lambda: sys.stdout)
+    _lock: IO[bytes] | None = None
+    _digests: dict[Path, str] = field(default_factory=dict)  # of inputs from outside, which no step changes
+    _child: "subprocess.Popen[bytes] | None" = None
+
+    def __enter__(self) -> "Runner":
+        (self.folder / "steps").mkdir(parents=True, exist_ok=True)
+        (self.folder / "logs").mkdir(exist_ok=True)
+        self._lock = (self.folder / "steps/.lock").open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise ConfigError(
+                f"--out {self.folder}: another process works there, or a step of one that was killed is not over yet."
+                " Wait for it, or give another folder."
+            ) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    # ---- markers -----------------------------------------------------------------------------------------------------
+
+    def marker(self, step: Step) -> dict[str, Any]:
+        """What is known of a step; empty where it was never started."""
+        try:
+            found = json.loads((self.folder / f"steps/{step.name}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def why(self, step: Step) -> str:
+        """The reason why a step is to be done; empty where it is done."""
+        marker = self.marker(step)
+        if not marker:
+            return "not done yet"
+        if change := self._changed(step, marker):
+            return change
+        if marker.get("state") != DONE:
+            return "it failed" if marker.get("state") == FAILED else "it was interrupted"
+        gone = [path for path in step.makes if not path.exists()]
+        return f"{gone[0]} is gone" if gone else ""
+
+    def _changed(self, step: Step, marker: Mapping[str, Any]) -> str:
+        if marker.get("command") != self._words(step):
+            return "its command is another one now"
+        known = marker.get("reads", {})
+        changed = [path for path in step.reads if known.get(self._name(path)) != self._digest(path)]
+        return f"{changed[0]} has changed" if changed else ""
+
+    def _digest(self, path: Path) -> str:
+        if self.folder in path.parents:
+            return digest(path)
+        if path not in self._digests:
+            self._digests[path] = digest(path)
+        return self._digests[path]
+
+    def _words(self, step: Step) -> list[str]:
+        """The command, with the folder's name left out: it may be moved, and named in other ways."""
+        return [word.replace(str(self.folder), "RUN") for word in step.words]
+
+    def _name(self, path: Path) -> str:
+        return str(path).replace(str(self.folder), "RUN")
+
+    # ---- running -----------------------------------------------------------------------------------------------------
+
+    def command(self, step: Step) -> str:
+        """The step as a user would type it."""
+        place = f"{_ROOT}={shlex.quote(str(self.folder))} " if _TRAIN in step.words else ""
+        return f"{place}python {shlex.join(step.words)}"
+
+    def run(self, step: Step) -> bool:
+        """Do the step if it is to be done; whether it was."""
+        number = f"step {self.steps.index(step) + 1} of {len(self.steps)}, {step.title}"
+        if not (reason := self.why(step)):
+            self._say(f"{number}: done before")
+            return False
+        marker = self.marker(step)
+        if not marker or self._changed(step, marker) or marker.get("state") == DONE:
+            for path in step.makes:
+                _remove(path)
+            marker = {}
+        again = "" if reason == "not done yet" else f" ({reason})"
+        print(
+            f"\n{number}{again}: {self._of_all(step, 0.0, None)}\n    {self.command(step)}", file=self.shown, flush=True
+        )
+        reads = {self._name(path): self._digest(path) for path in step.reads}
+        marker = {
+            "state": RUNNING,
+            "command": self._words(step),
+            "typed": self.command(step),
+            "reads": reads,
+            "seconds": marker.get("seconds", 0.0),
+            "processor_seconds": marker.get("processor_seconds", 0.0),
+            "guess_s": step.guess_s,
+        }
+        self._write(step, marker)
+        began, before = time.monotonic(), _processor_seconds()
+        try:
+            code, said = self._process(step, number)
+        finally:
+            marker["seconds"] += time.monotonic() - began
+            marker["processor_seconds"] += _processor_seconds() - before
+            self._write(step, marker)
+        if code == EXIT_INTERRUPTED:  # it was stopped from outside, with its state saved
+            raise SystemExit(code)
+        if code not in step.codes:
+            errors = [line for line in said if _ERROR.match(line)]
+            marker["error"] = errors[-1].partition(": ")[2] if errors else "\n".join(said[-_TAIL:])
+            self._write(step, {**marker, "state": FAILED, "code": code})
+            raise TrainingError(
+                f"{number}, ended with exit code {code}: {marker['error']}\n"
+                f"All that it printed: {self.folder / 'logs' / f'{step.name}.log'}. The same command goes on from here."
+            )
+        if missing := [path for path in step.makes if not path.exists()]:
+            raise TrainingError(f"{number}: it ended well, but {missing[0]} is not there.")
+        self._write(step, {**marker, "state": DONE, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
+        return True
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.shown, flush=True)
+
+    def _write(self, step: Step, marker: Mapping[str, Any]) -> None:
+        write_json(self.folder / f"steps/{step.name}.json", marker)
+
+    def _process(self, step: Step, number: str) -> tuple[int, list[str]]:
+        """Exit code, and the lines that the program printed; its standard output is shown, the log is not."""
+        assert self._lock is not None
+        environment = {**os.environ, _ROOT: str(self.folder)}
+        said: list[str] = []
+        left = _Left()
+        began = time.monotonic()
+        next_line = began + FIRST_LINE_S
+        with (self.folder / f"logs/{step.name}.log").open("ab") as file:
+            child = subprocess.Popen(
+                [sys.executable, *step.words],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C goes to this process, which passes it on once
+                pass_fds=[self._lock.fileno()],  # a step that outlives this process keeps the folder
+            )
+            threads = [
+                threading.Thread(target=self._copy, args=(pipe, file, said, left, shown), daemon=True)
+                for pipe, shown in ((child.stdout, True), (child.stderr, False))
+            ]
+            for thread in threads:
+                thread.start()
+            with _passed_on(child):
+                while child.poll() is None:
+                    time.sleep(0.1)
+                    if (now := time.monotonic()) >= next_line:
+                        next_line = now + max(LINES_S, (now - began) / 20)
+                        in_step = left.seconds()
+                        of_step = "" if in_step is None else f"{duration(in_step)} left, "
+                        print(
+                            f"{number}: {of_step}{self._of_all(step, now - began, in_step)}",
+                            file=self.shown,
+                            flush=True,
+                        )
+            for thread in threads:
+                thread.join()
+        return child.returncode, said
+
+    def _copy(self, pipe: IO[bytes], file: IO[bytes], said: list[str], left: "_Left", is_shown: bool) -> None:
+        for line in pipe:
+            file.write(line)
+            file.flush()
+            text = line.decode(errors="backslashreplace").rstrip()
+            said.append(text)
+            left.read(text)
+            if is_shown and text:
+                self._say(f"    | {text}")
+
+    def _of_all(self, now: Step, in_step_s: float, left_s: float | None) -> str:
+        """``about 6 min left of 20 min``, of the whole way, by the speed of the steps that are done."""
+        markers = {step.name: self.marker(step) for step in self.steps if step is not now}
+        done = [step for step in self.steps if step is not now and markers[step.name].get("state") == DONE]
+        took, guessed = sum(markers[step.name]["seconds"] for step in done), sum(step.guess_s for step in done)
+        speed = took / guessed if guessed >= LEAST_MEASURED_S else 1.0
+        left = max(0.0, speed * now.guess_s - in_step_s) if left_s is None else left_s
+        left += speed * sum(step.guess_s for step in self.steps if step is not now and step not in done)
+        return f"about {duration(left)} left of {duration(took + in_step_s + left)}"
+
+
+@dataclass
+class _Left:
+    """The time that a program said it still needs, less what has passed since."""
+
+    _said: tuple[float, float] | None = None
+
+    def read(self, line: str) -> None:
+        if found := _LEFT.search(line):
+            count, unit, more, smaller = found.groups()
+            seconds = int(count) * _SECONDS[unit] + (int(more) * _SECONDS[smaller] if more else 0)
+            self._said = (seconds, time.monotonic())
+
+    def seconds(self) -> float | None:
+        return None if self._said is None else max(0.0, self._said[0] - (time.monotonic() - self._said[1]))
+
+
+@contextlib.contextmanager
+def _passed_on(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """SIGINT and SIGTERM go to the step, which saves its state; this process ends as the step has."""
+
+    def stop(*_: object) -> None:
+        raise SystemExit(EXIT_INTERRUPTED)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    try:
+        yield
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, or of the names and contents of a folder's files; of large files size and both ends. Empty
+    where there is nothing."""
+    found = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    if not files:
+        return ""
+    for one in files:
+        size = one.stat().st_size
+        name = "" if one == path else str(one.relative_to(path))
+        found.update(f"{name}\0{size}\0".encode(errors="surrogateescape"))
+        with one.open("rb") as file:
+            if size <= _WHOLE:
+                found.update(file.read())
+            else:
+                found.update(file.read(_ENDS))
+                file.seek(-_ENDS, os.SEEK_END)
+                found.update(file.read())
+    return found.hexdigest()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _processor_seconds() -> float:
+    """Of the child processes that have ended, and of their own."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From recordings to a better policy: every step as a program of its own, and one page with a verdict.
+
+Started again, it goes on where it was. A changed input or option redoes what depends on it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
+
+from imaginaire import command_line
+from imaginaire.errors import ConfigError
+
+parser = command_line.parser("scripts.improve_policy", __doc__)
+add = parser.add_argument
+add("data", metavar="DATA", type=Path, help="the folder of a LeRobot data set")
+add("--out", required=True, type=command_line.local_folder, metavar="RUN", help="the folder of all that is made")
+add("--suite", default="", help="where policies can truly act: gym:ID, gym:MODULE:ID, MODULE:CLASS, libero_10, ...")
+add("--policy", default="pi05", help="what is trained: pi05, openvla_oft, or MODULE:CLASS of yours")
+add("--success_column", default="next.success", metavar="COLUMN", help="1 on frames that show success")
+add("--camera", default="", metavar="NAME", help="of several, the one to look at")
+add("--episodes", type=command_line.at_least(1), default=200, help="of the truth before and after, with --suite")
+phases = "more of them, with --suite: 100 true episodes of the policy, and the way again with all recordings"
+add("--phases", type=command_line.at_least(0, 20), default=0, help=phases)
+add("--seed", type=command_line.at_least(0), default=0, help="of all that is drawn")
+add("--allow_unchecked", action="store_true", help="learn also where the gate says no")
+add("--dryrun", action="store_true", help="print the commands, and start none")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cosmos_predict2.tools.improve.improve import commands, improve
+    from cosmos_predict2.tools.improve.way import Options
+
+    if args.phases and not args.suite:
+        raise ConfigError(f"--phases {args.phases}: true episodes need --suite, where the policy can play them.")
+    options = Options(
+        data=args.data,
+        out=args.out,
+        suite=args.suite,
+        imports=tuple(getattr(args, "import")),
+        policy=args.policy,
+        success_column=args.success_column,
+        camera=args.camera,
+        episodes=args.episodes,
+        phases=args.phases,
+        seed=args.seed,
+        allow_unchecked=args.allow_unchecked,
+    )
+    if args.dryrun:
+        print("\n".join(commands(options)))
+    else:
+        improve(options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.main(parser, run))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole way of documentations/your_robot.md, with few iterations, and what is refused before it begins."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.tools.improve import improve as ways
+from cosmos_predict2.tools.improve.steps import Step
+from cosmos_predict2.tools.improve.way import Options, Recorded, steps_of
+from imaginaire.errors import ConfigError, TrainingError
+from tests.test_documentation import ROOT
+
+PAGE = (ROOT / "documentations/your_robot.md").read_text()
+SHORT = {
+    "tokenizer": ("--steps", "20"),
+    "world_model": ("trainer.max_iter=4", "trainer.validation_iter=4", "checkpoint.save_iter=4"),
+    "reward": ("--steps", "20", "--least_precision", "0", "--least_recall", "0"),
+    "clone": ("trainer.max_iter=10", "trainer.validation_iter=5", "checkpoint.save_iter=10"),
+    "learning": ("trainer.max_iter=2", "dataloader_train.batch_size=2", "trainer.run_validation=false"),
+}
+
+
+@pytest.fixture
+def robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the page's robot in it, as the working directory."""
+    code = re.search(r"cat > dot_robot.py <<'PY'\n(.*?)PY\n", PAGE, re.DOTALL)
+    assert code is not None
+    (tmp_path / "dot_robot.py").write_text(code[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("dot_robot", None)
+
+
+def recorded(num: int) -> Path:
+    """The page's recordings, so many of them."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (block,) = [block for block in blocks if "import dot_robot" in block]
+    exec(block.replace("range(300)", f"range({num})"), {})
+    return Path("datasets/dot")
+
+
+def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path) -> None:
+    options = Options(data=Path("datasets/dot"), out=robot / "out", suite="gym:dot_robot:Dot-v0")
+    wider = Recorded(size=(64, 64), height=64, camera="top", action_dim=3, num_actions=24, fps=10.0)
+    with pytest.raises(ConfigError, match=r"Dot-v0 does not fit the recordings, whose actions have 3 numbers: .* 2"):
+        ways.require_suite(options, wider)
+    with pytest.raises(ConfigError, match="info of a step has no arrived"):
+        ways.require_suite(replace(options, suite=f"{options.suite}?success=arrived"), replace(wider, action_dim=2))
+
+
+@pytest.mark.slow
+def test_recordings_without_failures_end_the_way_before_anything_is_trained(robot: Path) -> None:
+    data = recorded(14)
+    with pytest.raises(TrainingError, match=r"step 2 of 13, split them.*of each are needed"):
+        ways.improve(Options(data=data, out=robot / "out", suite="gym:dot_robot:Dot-v0"))
+    verdict = json.loads((robot / "out/verdict.json").read_text())
+    assert verdict["verdict"] == "ended" and "of each are needed" in verdict["sentence"]
+    assert verdict["sentence"].partition(":")[0] in (robot / "out/index.html").read_text()
+    assert not (robot / "out/posttraining").exists()
+
+
+@pytest.mark.long
+def test_the_whole_way_ends_in_a_page_with_a_verdict(robot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shortened(options: Options, recorded: Recorded) -> list[Step]:
+        steps = steps_of(options, recorded)
+        return [replace(step, words=(*step.words, *SHORT.get(step.name, ()))) for step in steps]
+
+    monkeypatch.setattr(ways, "steps_of", shortened)
+    options = Options(data=recorded(60), out=robot / "out", suite="gym:dot_robot:Dot-v0", episodes=8)
+    assert ways.improve(options).word == "refused"  # 4 iterations make no world model
+    found = ways.improve(replace(options, allow_unchecked=True))
+    assert found.word in ("better", "worse", "unclear")
+    page = (robot / "out/index.html").read_text()
+    for name in re.findall(r'(?:src|href)="([^"]+)"', page):
+        assert (robot / "out" / name).exists(), name

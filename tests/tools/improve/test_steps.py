@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A way of steps goes on where it was, and does again what a change has touched."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.tools.improve.steps import Runner, Step, _Left, digest
+from imaginaire.errors import ConfigError, TrainingError
+
+# Copies its input and notes in a file that it ran.
+COPY = "import sys; from pathlib import Path; a, b, c = map(Path, sys.argv[1:4]); b.write_text(a.read_text() + '.')"
+COPY += "; c.open('a').write(b.name + ' ')"
+
+
+def copying(folder: Path, source: str, target: str, code: str = COPY) -> Step:
+    """A step that makes ``target`` of ``source``."""
+    paths = tuple(folder / name for name in (source, target, "ran"))
+    words = ("-c", code, *map(str, paths))
+    return Step(target, target, words, reads=(paths[0],), makes=(paths[1],))
+
+
+def ran(folder: Path, steps: list[Step]) -> str:
+    """What ran when the way was gone."""
+    (folder / "ran").write_text("")
+    with Runner(folder, steps, shown=io.StringIO()) as runner:
+        for step in steps:
+            runner.run(step)
+    return (folder / "ran").read_text().strip()
+
+
+def test_what_a_change_touches_is_done_again_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x")
+    steps = [copying(tmp_path, *pair) for pair in (("data", "a"), ("a", "b"), ("data", "c"))]
+    assert ran(tmp_path, steps) == "a b c"
+    assert ran(tmp_path, steps) == ""
+    (tmp_path / "a").write_text("made by hand")
+    assert ran(tmp_path, steps) == "b"
+    steps[2] = copying(tmp_path, "data", "c", COPY + "; 1")
+    assert ran(tmp_path, steps) == "c"
+    (tmp_path / "b").unlink()
+    assert ran(tmp_path, steps) == "b"
+    (tmp_path / "data").write_text("y")
+    assert ran(tmp_path, steps) == "a b c"
+
+
+def test_a_folder_that_was_moved_is_done(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/data").write_text("x")
+    assert ran(tmp_path / "old", [copying(tmp_path / "old", "data", "a")]) == "a"
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert ran(tmp_path / "new", [copying(tmp_path / "new", "data", "a")]) == ""
+
+
+def test_a_step_that_failed_keeps_what_it_has_and_another_command_does_not(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x")
+    fails = copying(tmp_path, "data", "a", COPY + "; print('half of it', file=sys.stderr); sys.exit(3)")
+    with pytest.raises(TrainingError, match=r"(?s)exit code 3.*half of it"):
+        ran(tmp_path, [fails])
+    assert (tmp_path / "a").exists()
+    seen = "import sys; from pathlib import Path; print(Path(sys.argv[2]).exists())"
+    with Runner(tmp_path, [fails], shown=io.StringIO()) as runner:
+        assert runner.why(fails) == "it failed"
+    with pytest.raises(TrainingError, match="is not there"):
+        ran(tmp_path, [copying(tmp_path, "data", "a", seen)])
+    assert "False" in (tmp_path / "logs/a.log").read_text()
+
+
+def test_a_stop_goes_to_the_step_and_the_folder_is_free_after_it(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x")
+    slow = "import signal, sys, time; from pathlib import Path; b = Path(sys.argv[2]); b.write_text('begun');"
+    slow += "signal.signal(signal.SIGTERM, lambda *_: (b.write_text('saved'), sys.exit(75))); time.sleep(60)"
+    code = (
+        "import sys; from pathlib import Path; from tests.tools.improve.test_steps import copying; "
+        "from cosmos_predict2.tools.improve.steps import Runner; folder = Path(sys.argv[1]); "
+        "step = copying(folder, 'data', 'a', sys.argv[2]); runner = Runner(folder, [step]); runner.__enter__(); "
+        "runner.run(step)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), slow], stdout=subprocess.DEVNULL)
+    while not (tmp_path / "a").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    with pytest.raises(ConfigError, match="another process works there"), Runner(tmp_path, []):
+        pass
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(60) == 75
+    assert (tmp_path / "a").read_text() == "saved"
+    with Runner(tmp_path, []):
+        pass
+
+
+def test_time_left_is_read_from_what_programs_print() -> None:
+    left = _Left()
+    assert left.seconds() is None
+    left.read("embeddings: 120 of 400, 30 %, 1 h 20 min left")
+    assert left.seconds() == pytest.approx(4800, abs=5)
+    left.read("iter 100/3000 3 % loss 0.1 0.21 s/iter, 45 s left data 3 %")
+    assert left.seconds() == pytest.approx(45, abs=5)
+
+
+def test_a_digest_sees_contents_and_not_the_place(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_bytes(bytes(3 << 20))
+    assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "none") == ""
+    (tmp_path / "b/x").write_bytes(bytes((3 << 20) - 1) + b"1")
+    assert digest(tmp_path / "a") != digest(tmp_path / "b")

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way's commands are those of its programs, and its verdict follows from what they wrote."""
+
+import importlib
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.tools.improve.page import Figures, difference, refusal, verdict_of, write_page
+from cosmos_predict2.tools.improve.steps import Runner, Step
+from cosmos_predict2.tools.improve.way import Options, Recorded, look, steps_of
+from imaginaire.config.compose import compose
+from imaginaire.errors import DataError
+from scripts.train import DEFAULT_CONFIG
+
+OPTIONS = Options(data=Path("my_data"), out=Path("RUN"), suite="gym:ID")
+RECORDED = Recorded(size=(64, 64), height=64, camera="top", action_dim=3, num_actions=24, fps=10.0)
+
+
+@pytest.mark.parametrize("policy", ["pi05", "openvla_oft"])
+def test_every_step_is_a_command_that_its_program_takes(policy: str) -> None:
+    options = replace(OPTIONS, policy=policy, camera="front", seed=3, phases=2, imports=("json",), allow_unchecked=True)
+    steps = steps_of(options, RECORDED)
+    for step in steps:
+        flag, program, *words = step.words
+        assert flag == "-m"
+        if program == "scripts.train":
+            words = [word for word in words if word not in ("--import", "json", "--")]
+            compose(DEFAULT_CONFIG, words)
+        else:
+            importlib.import_module(program).parser.parse_args(words)
+    made = [path for step in steps for path in step.makes]
+    for k, step in enumerate(steps):  # what a step reads of the folder, one before it has made
+        before = [path for earlier in steps[:k] for path in earlier.makes]
+        for path in step.reads:
+            assert OPTIONS.out not in path.parents or any(one == path or one in path.parents for one in before), path
+    assert len(made) == len(set(made))
+
+
+def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "data", fps=10)
+    columns = {"action": numpy.zeros((5, 2), numpy.float32)}
+    video = torch.zeros(3, 5, 96, 160, dtype=torch.uint8)
+    writer.add(Recording(columns, {"observation.images.a": video, "observation.images.b": video}, "a task"))
+    writer.finish()
+    options = replace(OPTIONS, data=tmp_path / "data")
+    with pytest.raises(ValueError, match=r"which camera\? Set it to one of"):
+        look(options)
+    found = look(replace(options, camera="a"))
+    assert found == Recorded(
+        size=(32, 64), height=96, camera="observation.images.a", action_dim=2, num_actions=4, fps=10.0
+    )
+    with pytest.raises(DataError):
+        look(replace(options, data=tmp_path))
+
+
+def rate(successes: int) -> Mapping[str, Any]:
+    from cosmos_predict2.rl.episodes.policy_evaluation import Rate
+
+    return {"success": Rate(successes, 200).as_dict()}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "before", "after", "word"),
+    [
+        ("go", 40, 70, "better"),
+        ("go", 40, 50, "unclear"),
+        ("doubtful", 70, 30, "worse"),
+        ("no", 40, 70, "refused"),
+        ("go", 40, None, "unfinished"),
+    ],
+)
+def test_the_verdict_follows_from_what_was_measured(
+    tmp_path: Path, verdict: str, before: int, after: int | None, word: str
+) -> None:
+    card = {"verdict": verdict, "reasons": ["its reason"], "figures": {"area": {"mean": 0.8}}, "next_step": "do this"}
+    contents = {"card.json": card, "learnt": "", "before/evaluation.json": rate(before)}
+    if after is not None:
+        contents["after/evaluation.json"] = rate(after)
+    code = "import sys; from pathlib import Path; p = Path(sys.argv[1]); p.parent.mkdir(exist_ok=True);"
+    code += "p.write_text(sys.argv[2])"
+    names = ("card.json", "learnt", "before/evaluation.json", "after/evaluation.json")
+    options = replace(OPTIONS, out=tmp_path)
+    steps = [
+        Step(title, title, ("-c", code, str(tmp_path / name), json.dumps(contents.get(name))), makes=(tmp_path / name,))
+        for title, name in zip(("gate", "learning", "before", "after"), names)
+    ]
+    figures = Figures(tmp_path)
+    with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
+        for step, name in zip(steps, names):
+            if name in contents and refusal(options, runner, figures) is None:
+                runner.run(step)
+        found = verdict_of(options, runner, figures)
+        page = write_page(options, runner, figures)
+        assert verdict_of(replace(options, suite=""), runner, figures).word in (word, "unmeasured")
+    assert found.word == word
+    assert found.sentence in page.read_text() and json.loads((tmp_path / "verdict.json").read_text())["verdict"] == word
+    assert (word == "refused") == (found.next_step == "do this")
+
+
+def test_the_interval_of_a_change_is_newcombes() -> None:
+    """56 of 70 against 48 of 80: 0.2 with 0.0524 to 0.3339, of Newcombe (1998), table II, method 10."""
+    from cosmos_predict2.rl.episodes.policy_evaluation import Rate
+
+    low, high = difference(Rate(48, 80).as_dict(), Rate(56, 70).as_dict())
+    assert low == pytest.approx(0.0524, abs=2e-4) and high == pytest.approx(0.3339, abs=2e-4)
