@@ -79,7 +79,7 @@ def predicted(policy: Policy, record: Mapping[str, Tensor], fresh: FreshDraws) -
     """The policy's velocities at these draws: each call adds the same noise."""
     assert policy.velocities is not None
     generators = [torch.Generator().manual_seed(seed) for seed in fresh.seed_B.tolist()]
-    return policy.velocities(record, fresh.time_B_L, generators)
+    return policy.velocities(record, fresh.time_B_L.to(next(iter(record.values())).device), generators)
 
 
 def judged_at(

@@ -568,5 +568,6 @@ class VLAGRPOModel(RLModel):
 def _problems(config: VLAGRPOConfig) -> Iterator[tuple[str, str]]:
     """(field of ``rl``, sentence) of what does not fit together, as far as it is known before anything is built."""
     yield from config.rl.problems()
-    if isinstance(policy := target_of(config.policy, f"{KEY}.policy"), type):
+    is_ratio = objective_of(config.rl.objective).is_ratio
+    if not is_ratio and isinstance(policy := target_of(config.policy, f"{KEY}.policy"), type):
         yield from misfits(policy, config.rl)
