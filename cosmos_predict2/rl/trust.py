@@ -33,6 +33,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 PROGRAM = "python -m scripts.check_imagination"
 UNCHECKED = "unchecked imagination"  # beside each success that is shown without a card that fits
 
+LEAST_CONTRAST = 0.2  # two standard errors of a difference between shares of 45 recordings each
 LEARNT_IN = "learnt_in"  # in runs.jsonl of a policy's run: digests of the world model and the reward
 WORLD_MODEL_OPTIONS = ("action_transform", "chunk_size", "tokenizer_path", "load_ema")  # arguments that count
 
@@ -101,6 +102,15 @@ def require_card(
         raise ConfigError(f"{problem}. Run\n  {made_by}\nor learn at your own risk: {beside}=true.")
     log.warning("%s. allow_unchecked=true: each success is shown as one of an %s", problem, UNCHECKED)
     return None
+
+
+def corrected(rate: float, figures: Mapping[str, Any]) -> float | None:
+    """The true rate of an imagined one, (r - FPR) / (TPR - FPR) within [0, 1], by the shares of imagined recordings
+    that are judged a success though they failed, and where they succeeded; None where these are not known to differ."""
+    false, true = figures.get("false_success_imagined"), figures.get("recall_imagined")
+    if false is None or true is None or true - false < LEAST_CONTRAST:
+        return None
+    return min(1.0, max(0.0, (rate - false) / (true - false)))
 
 
 def _problems(card: Card, inputs: Mapping[str, str], where: str) -> Iterator[str]:

@@ -343,6 +343,7 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
         "dataloader_train.batch_size=2",
         "trainer.max_iter=1",
         "trainer.logging_iter=1",
+        "trainer.callbacks.imagination_watch=null",
         name="vla_grpo_recordings",
     )
     assert records[-1]["train/episode_len"] == 4, "as the recordings"

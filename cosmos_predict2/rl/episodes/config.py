@@ -50,6 +50,7 @@ class VLARLConfig(LearnerConfig):
     advantage: GroupAdvantageConfig = attrs.field(factory=lambda: GroupAdvantageConfig(epsilon=1e-6, correction=1))
     micro_batches: int = attrs.field(default=1, validator=at_least(1))  # of a minibatch; trainer.grad_accum_iter
     loss: PolicyLossConfig = attrs.field(factory=PolicyLossConfig)
+    mask_unreliable: bool = False  # decisions on which env.num_noises=2 disagree count in no return and no advantage
     # of what was drawn with and log_prob, in nats an element; null: by the precision
     draw_tolerance: Any = attrs.field(default=None, validator=above(0))
 

@@ -8,7 +8,7 @@ What a policy draws follows from an episode's own number, so that an episode is 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -75,6 +75,7 @@ class Trajectories:
     finish_step_E: Tensor
     is_valid_E: Tensor  # bool; an episode that was lost with its worker is not
     log_prob_M_E_K_N: Tensor | None = None  # that the policy drew with, where the record is kept
+    disagrees_M_E: Tensor | None = None  # bool, of an environment with two noises: only one of them shows success
     frames_E_F_H_W_C: Tensor | None = None  # uint8, the first one included, where the environment keeps them
     moved_E_L: Tensor | None = None  # bool, likewise: the actions that moved something besides the robot
 
@@ -110,6 +111,34 @@ class Trajectories:
     @property
     def return_E(self) -> Tensor:
         return self.reward_M_E_A.sum(dim=(0, 2))
+
+
+def without_unreliable(played: Trajectories, *, is_paid_last: bool) -> Trajectories:
+    """Without the decisions on which two noises disagree: they are as if they were not executed, and the return is that
+    of the others, per decision. Where the last decision alone is paid (``is_paid_last``), the episode is not valid
+    without it."""
+    assert played.disagrees_M_E is not None
+    happened_M_E = played.executed_M_E_A.any(dim=2)
+    counts_M_E = happened_M_E & ~played.disagrees_M_E
+    count_E, left_E = happened_M_E.sum(dim=0), counts_M_E.sum(dim=0)
+    is_valid_E = played.is_valid_E & (left_E > 0)
+    scale_E = torch.ones_like(count_E, dtype=played.reward_M_E_A.dtype)
+    if is_paid_last:
+        is_valid_E &= counts_M_E[count_E.clamp(min=1) - 1, torch.arange(len(count_E))]
+    else:
+        scale_E = count_E / left_E.clamp(min=1)
+    return replace(
+        played,
+        executed_M_E_A=played.executed_M_E_A & counts_M_E[..., None],
+        reward_M_E_A=torch.where(counts_M_E[..., None], played.reward_M_E_A, 0.0) * scale_E[None, :, None],
+        is_valid_E=is_valid_E,
+    )
+
+
+def unreliable_rate(played: Trajectories) -> float:
+    """The share of executed decisions on which two noises disagree."""
+    assert played.disagrees_M_E is not None
+    return float(played.disagrees_M_E[played.executed_M_E_A.any(dim=2)].float().mean())
 
 
 class RolloutSource(Protocol):
@@ -262,6 +291,8 @@ class _Played:
         decided = {"actions": decision.actions_E_A_D, "reward": reward, "executed": info["executed"]}
         if self.rollout.keep_record and decision.log_prob_E_K_N is not None:
             decided["log_prob"] = decision.log_prob_E_K_N
+        if getattr(self.rollout.env, "num_noises", 1) > 1:
+            decided["disagrees"] = info["disagrees"]
         _write(self.decided, decided, size, (steps, episodes))
         if self.rollout.keep_record:
             _write(self.record, decision.record, size, (steps, episodes))
@@ -298,6 +329,7 @@ class _Played:
             finish_step_E=self.ends["finish_step"],
             is_valid_E=self.ends["valid"],
             log_prob_M_E_K_N=self.decided.get("log_prob"),
+            disagrees_M_E=self.decided.get("disagrees"),
             frames_E_F_H_W_C=_of_length(self.films, 1 + num_steps, repeats=True) if self.rollout.keep_frames else None,
             moved_E_L=_of_length(self.moved, num_steps, repeats=False) if has_moved else None,
         )

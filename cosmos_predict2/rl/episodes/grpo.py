@@ -47,7 +47,9 @@ from cosmos_predict2.rl.episodes.episodes import (
     Trajectories,
     release,
     replayed,
+    unreliable_rate,
     validation_starts,
+    without_unreliable,
 )
 from cosmos_predict2.rl.episodes.fresh_noise import fresh_draws, misfits, predicted
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison, Rate, draws_of
@@ -57,7 +59,7 @@ from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio
 from cosmos_predict2.rl.objectives import objective_of
 from cosmos_predict2.rl.policies.contract import tolerance_of
 from cosmos_predict2.rl.policies.network import cast, deciding, gathered, parallelize_policy
-from cosmos_predict2.rl.trust import LEARNT_IN, PROGRAM, UNCHECKED, learning_inputs, require_card
+from cosmos_predict2.rl.trust import LEARNT_IN, PROGRAM, UNCHECKED, corrected, learning_inputs, require_card
 from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
@@ -91,6 +93,7 @@ PUBLISHED_METRICS = {  # as RLinf's runs show them, where eval/success_once is a
     "imagined_greedy_success": "eval/imagined_success_once",
 }
 POLICY, WORLD_MODEL = "policy", "world_model"
+IMAGINED = ("imagined_greedy_success", "imagined_success")  # of a validation
 WAVES = 4  # of a refinement's episodes whose pictures are kept together: fewer let environments wait at the ends
 
 
@@ -119,6 +122,7 @@ class VLAGRPOModel(RLModel):
         for field_name, text in _problems(config):
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
         self._inputs, places = learning_inputs(config)
+        self._figures: Mapping[str, Any] = {}  # of the card
         is_checked = config.card is not None and self._is_checked(config, places)
         self.precision = PRECISIONS[config.precision]
         self.net: nn.Module = lazy_config.instantiate(config.policy)
@@ -133,12 +137,20 @@ class VLAGRPOModel(RLModel):
             env_arguments["imagination"] = self._build_world_model(config)
         self.env: VecEnv = completed(lazy_config.instantiate(config.env, **env_arguments), EnvDefaults)
         require_state(self.env, self.policy)
+        if self.rl.mask_unreliable and getattr(self.env, "num_noises", 1) < 2:
+            raise ConfigError(
+                f"{KEY}.rl.mask_unreliable=true leaves decisions out on which two noises disagree, but"
+                f" {KEY}.env.num_noises is {getattr(self.env, 'num_noises', 'not known')}: set it to 2."
+            )
         self.true_env: VecEnv | None = completed(lazy_config.instantiate(config.true_env), EnvDefaults)
         eval_env: VecEnv | None = completed(lazy_config.instantiate(config.eval_env), EnvDefaults)
         self.eval_env = eval_env or self.true_env or self.env
         self.validation_metric = "greedy_success" if self.eval_env.imagination is None else "imagined_greedy_success"
         is_imagined = self.eval_env is self.env and self.env.imagination is not None
         self.validation_note = "" if is_checked or (config.card is None and not is_imagined) else UNCHECKED
+        if self._figures and is_imagined:
+            name, is_known = f"{self.validation_metric}_corrected", corrected(0.0, self._figures) is not None
+            self.validation_note = f"corrected {{{name}:.3g}}" if is_known else "corrected: not known"
         if is_imagined:
             log.warning("there is neither eval_env nor true_env: validation is imagined, too (imagined_greedy_success)")
         if config.refinement is not None:
@@ -165,8 +177,14 @@ class VLAGRPOModel(RLModel):
             return True
         flags = " ".join(f"--{name} {place}" for name, place in places.items())
         command = f"{PROGRAM} --data my_data {flags} --out {config.card}"
-        required = require_card(config.card, self._inputs, config.allow_unchecked, key=f"{KEY}.card", made_by=command)
-        return required is not None
+        card = require_card(config.card, self._inputs, config.allow_unchecked, key=f"{KEY}.card", made_by=command)
+        self._figures = {} if card is None else card.figures
+        return card is not None
+
+    def _corrected(self, rates: Mapping[str, float]) -> dict[str, float]:
+        """Imagined rates as they would be truly, by the card; nothing where that is not known."""
+        found = {f"{name}_corrected": corrected(rate, self._figures) for name, rate in rates.items()}
+        return {name: rate for name, rate in found.items() if rate is not None}
 
     def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What the policy learns in, so that nobody lets it be judged by the same."""
@@ -315,10 +333,14 @@ class VLAGRPOModel(RLModel):
         is_elsewhere = self.source.is_elsewhere
         with self.phase("rollout"), self.sampling_policy(), nullcontext() if is_elsewhere else deciding(self.net):
             played = self.source.collect(starts := self.starts(batch), "sample", self.progress)
+        facts = self._facts(played)
+        if self.rl.mask_unreliable:
+            facts["unreliable_rate"] = unreliable_rate(played)
+            played = without_unreliable(played, is_paid_last=self.env.scoring.reward_on == "last")  # type: ignore[attr-defined]
         advantage = (
             self._imitated(played, starts) if objective_of(self.rl.objective).imitates else self._advantages(played)
         )
-        return Experience(played, advantage, (advantage != 0).any(dim=1), self._facts(played))
+        return Experience(played, advantage, (advantage != 0).any(dim=1), facts)
 
     def starts(self, batch: Mapping[str, Any]) -> Starts:
         """The episodes of a batch of starts, those of a group one after the other."""
@@ -354,10 +376,13 @@ class VLAGRPOModel(RLModel):
         valid = played.is_valid_E
         returns = played.return_E[valid]
         steps = played.executed_M_E_A[:, valid].sum(dim=(0, 2)).float()
+        success = float(played.success_E[valid].float().mean())
+        is_imagined = self.env.imagination is not None
         return {
             "reward_mean": float(returns.mean()),
             "reward_std": float(returns.std()),
-            "success": float(played.success_E[valid].float().mean()),
+            "success": success,
+            **(self._corrected({"success": success}) if is_imagined else {}),
             "episode_len": float(steps.mean()),
             "valid_rate": float(valid.float().mean()),
         }
@@ -548,8 +573,9 @@ class VLAGRPOModel(RLModel):
                 imagined = played.success_E[played.is_valid_E].float().mean()
                 true = greedy.success_E[rows][valid[rows]].float().mean()
                 output |= {"imagined_success": imagined, "true_success": true, "gap": imagined - true}
+        rates = {name: float(output[name]) for name in IMAGINED if name in output}
         self.env.offload()
-        return output, 1 - success
+        return output | self._corrected(rates), 1 - success
 
     def _judged(self, env: VecEnv, starts: Starts, mode: Mode) -> Trajectories:
         with gathered(self.net):

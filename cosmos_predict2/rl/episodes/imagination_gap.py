@@ -8,35 +8,28 @@ policy in both (``eval_env`` alone). One that has learnt to exploit the world mo
 second.
 """
 
-import logging
 from typing import Any, Literal
 
 from torch import Tensor
 
+from cosmos_predict2.rl.episodes.imagination_alarm import ImaginationAlarm
 from imaginaire import distributed
-from imaginaire.errors import ConfigError, TrainingError
-from imaginaire.training.callbacks import Callback
+from imaginaire.errors import ConfigError
 
-log = logging.getLogger(__name__)
-
-ALARMS = ("warn", "stop")
 CURE = (
     "Refine the world model (model.config.refinement), or more of it; hold the policy (model.config.rl.kl_beta);"
     " or let two noises judge (model.config.env.num_noises=2)."
 )
 
 
-class ImaginationGap(Callback):
+class ImaginationGap(ImaginationAlarm):
     """Compares imagined with true success at every validation; ``limit`` is the largest gap."""
 
-    def __init__(self, limit: float = 0.3, on_alarm: Literal["warn", "stop"] = "warn") -> None:
-        super().__init__()
-        if not 0 < limit < 1 or on_alarm not in ALARMS:
-            raise ConfigError(
-                f"imagination_gap: limit={limit} must lie between 0 and 1, and on_alarm={on_alarm!r} be one of"
-                f" {', '.join(ALARMS)}."
-            )
-        self.limit, self.on_alarm = limit, on_alarm
+    def __init__(self, limit: float = 0.3, on_alarm: Literal["warn", "stop", "best"] = "warn") -> None:
+        super().__init__(on_alarm)
+        if not 0 < limit < 1:
+            raise ConfigError(f"imagination_gap: limit={limit} must lie between 0 and 1.")
+        self.limit = limit
         self._rates: list[tuple[float, float]] = []
 
     def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
@@ -57,12 +50,8 @@ class ImaginationGap(Callback):
                 " eval_env beside it, and compare above 0."
             )
         imagined, true = (sum(values) / len(rates) for values in zip(*rates, strict=True))
-        if imagined - true <= self.limit:
-            return
         text = (
             f"{imagined:.0%} of the episodes succeed in imagination and {true:.0%} truly (iteration {iteration},"
             f" trainer.callbacks.{self.name}.limit={self.limit}): the policy exploits the world model. {CURE}"
         )
-        if self.on_alarm == "stop":
-            raise TrainingError(text)
-        log.warning("%s", text)
+        self.settle(model, text if imagined - true > self.limit else "", true, iteration)

@@ -17,6 +17,7 @@ _CLONED = {"openvla_oft": "_openvla_oft"}  # ... and of the one that clones
 FIRST_HELD_OUT = 100_000  # number of the first start of the truth: none that recordings or gates begin with ...
 FIRST_COLLECTED, COLLECTED = 200_000, 100  # ... or episodes of later phases; how many these are
 REWARD = "reward_model.safetensors"
+WATCH = "trainer.callbacks.imagination_watch"
 GATE, GYM = "gate", "gym:"
 REINFORCED = "posttraining/reinforcement_learning/policy"
 CARD, CLONED = "card.json", "posttraining/cloning/clone"
@@ -295,11 +296,13 @@ class _Way:
                 f"model.config.env.reward.path={phase.reward / REWARD}",
                 *_policy(self.options.policy, phase.policy, self.recorded.action_dim),
                 f"model.config.card={phase.card}",
+                *(f"{WATCH}.data={phase.data}", f"{WATCH}.split={phase.split}"),
+                *(f"{WATCH}.camera={name}" for name in self.camera[1:]),
                 *(("model.config.allow_unchecked=true",) if self.options.allow_unchecked else ()),
             ),
             reads=(
                 *(phase.world_model / "checkpoints", phase.starts, phase.reward, phase.policy, phase.card),
-                *self.modules,
+                *(phase.data, phase.split, *self.modules),
             ),
             makes=(phase.learnt,),
             guess_s=250 * self.area,

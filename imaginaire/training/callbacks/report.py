@@ -154,7 +154,7 @@ class LossLog(Callback):
             self._also_call("val", means)
             self.trainer.metrics.log({f"val/{name}": value for name, value in means.items()}, iteration)
             if (value := means.get(shown)) is not None:
-                note = f" ({note})" if (note := self.trainer.model.validation_note) else ""
+                note = f" ({note})" if (note := self.trainer.model.validation_note.format(**means)) else ""
                 log.info("iter %d validation %s %.6g%s", iteration, shown.replace("_", " "), value, note)
 
     def _also_call(self, section: str, means: Mapping[str, Any], suffix: str = "") -> None:

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import seeing_policy
 from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.configs.rl.seeing_policy import seeing_policy
 from cosmos_predict2.rl.config import GroupAdvantageConfig
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
@@ -19,6 +19,7 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import RecordedEpisodeStarts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.imagination_watch import ImaginationWatch, Limit
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
 from imaginaire.config import L, register_experiment
 from imaginaire.data.stream import ResumableLoader
@@ -29,6 +30,15 @@ NAME = "vla_grpo_recordings"
 GROUPS, MEMBERS = 24, 8
 MINIBATCHES, LEARNING_RATE, KL = 2, 5e-5, 0.1
 EXPERIENCES, EVERY = 40, 10  # and those between two validations
+LIMITS = dict(  # approx_kl was measured; the others are guesses, wide enough to leave a run alone that learns
+    approx_kl=Limit(most=0.02, why="steps of .02 to .18 destroyed a working policy, those below .001 did not"),
+    obedience=Limit(fall=0.5, why="the world model no longer shows what these actions do"),
+    noise_agreement=Limit(fall=0.5, why="what is paid is the noise of the world model, not what the policy does"),
+    pictures_outside=Limit(rise=0.3, why="there world model and reward have seen nothing"),
+    noise_is_paid=Limit(
+        most=0.2, only_warns=True, why="sampled actions succeed less than greedy ones, so the reward pays for noise"
+    ),
+)
 
 
 def starts(part: str, batch_size: int) -> Any:
@@ -73,6 +83,7 @@ def recordings(name: str, label: str) -> dict[str, Any]:
             validation_iter=EVERY * MINIBATCHES,
             run_validation=True,
             distributed_parallelism="ddp",
+            callbacks=dict(imagination_watch=L(ImaginationWatch)(limits=LIMITS, data="my_data")),
         ),
         checkpoint=dict(save_iter=EVERY * MINIBATCHES),
     )

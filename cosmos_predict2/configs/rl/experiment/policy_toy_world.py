@@ -15,6 +15,7 @@ from cosmos_predict2.configs.action_conditioned.defaults.model import predict2
 from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
 from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.defaults.model import with_actions
+from cosmos_predict2.configs.rl.seeing_policy import seeing_policy
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
 from cosmos_predict2.rl.config import GroupAdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.envs.scoring import Scoring
@@ -173,18 +174,6 @@ def refined_by_nft(name: str) -> dict[str, Any]:
 def frozen(name: str) -> dict[str, Any]:
     """The same world model throughout: the policy learns to exploit it."""
     return tiny(name, 60, 10, **imagined(supervised()))
-
-
-def seeing_policy(label: str, path: str = "") -> Any:
-    """A policy that sees with transformers, from a folder of scripts.train_policy."""
-    path = path or f"checkpoints/policies/tiny_{label}"
-    if label == "pi05":
-        from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-
-        return L(Pi05Policy)(path=path, noise_method="flow_sde")
-    from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-
-    return L(OpenVLAPolicy)(path=path)
 
 
 def seeing_simulated(label: str, experiences: int, name: str) -> dict[str, Any]:
