@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from imaginaire import command_line
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ own("--reward", default="", metavar="PATH", help="also compare what this reward 
 def run(args: argparse.Namespace) -> None:
     if args.minutes is not None and not 0 <= args.minutes < math.inf:
         raise ConfigError(f"--minutes {args.minutes:g}: a number of at least 0.")
+    if not args.measure and Path(args.out).suffix == ".json":
+        raise ConfigError(f"--out {args.out}: weights are written there, and their figures as .json beside them.")
     (_toy if args.data == TOY else _recordings)(args)
 
 
@@ -81,6 +83,8 @@ def _recordings(args: argparse.Namespace) -> None:
     else:
         is_held = held_out(len(episodes), VAL_FRACTION)
         learnt, held = ([i for i in range(len(episodes)) if is_held[i] == kind] for kind in (False, True))
+    if not learnt or not held:
+        raise DataError(f"{args.data} has {len(episodes)} episodes: one at least is held out, and one to learn from.")
     size = None if args.video_size is None else (args.video_size[0], args.video_size[1])
     shape: Any = dict(num_frames=quality.NUM_FRAMES, size=size, what=args.data)
     log.info("reading pictures of %d episodes, %d of them held out", len(learnt) + len(held), len(held))

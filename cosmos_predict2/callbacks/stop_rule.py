@@ -130,7 +130,7 @@ class StopRule(Callback):
             return
         seconds, began = self._began
         per_step = (time.monotonic() - seconds) / max(1, iteration - began) if iteration > began else 0.0
-        verdict = judged(self.looks, iteration, per_step)
+        verdict = judged(self.looks, iteration, per_step, has_ended=self._end is not None)
         log.info("%s", verdict.text)
         if distributed.is_rank0():
             content = {**asdict(verdict), "iteration": iteration, "looks": [asdict(look) for look in self.looks]}
@@ -152,7 +152,8 @@ class StopRule(Callback):
         return self._end is not None or scheduler.last_cycle_begins < scheduler.last_epoch
 
     def _improves(self) -> bool:
-        before, recent = self.looks[: -self.patience], self.looks[-self.patience :]
+        steady = [look for look in self.looks if not look.is_falling]  # a run may go on after its rate has fallen
+        before, recent = steady[: -self.patience], steady[-self.patience :]
         if not before:
             return True
         loss, psnr = min(look.loss for look in before), max(look.psnr for look in before)
@@ -195,11 +196,13 @@ class StopRule(Callback):
         return dict(zip(("psnr", "psnr_tokenizer"), (_psnr(video, true) for video in decoded), strict=True))
 
 
-def judged(looks: Sequence[Look], iteration: int, seconds_per_step: float = 0.0) -> Verdict:
-    """The verdict of a run's looks; its curve is that at the full learning rate."""
+def judged(looks: Sequence[Look], iteration: int, seconds_per_step: float = 0.0, *, has_ended: bool = False) -> Verdict:
+    """The verdict of a run's looks; its curve is that at the full learning rate. ``has_ended``: by the rule, so that
+    its length is no limit."""
     last = looks[-1]
     steady = [look for look in looks if not look.is_falling and math.isfinite(look.loss)]
     wanted, saved = _length([look.iteration for look in steady], [look.loss for look in steady], iteration)
+    wanted = None if has_ended else wanted
     about = (
         f"world model after {iteration} iterations, on held-out recordings: loss {last.loss:.3g}, actions of other"
         f" clips make it {last.gap:.2f} times as large, imagined pictures {last.psnr:.1f} dB (the tokenizer alone"

@@ -7,8 +7,9 @@ begin with) plus a correction by a few convolutions over neighbouring patches, a
 scaled by one number: dividing each by its own deviation would spend a model's effort on channels that show little.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from cosmos_predict2.tokenizers.contract import LatentGrid
+from imaginaire import storage
 from imaginaire.checkpoint import weights as weight_sources
+from imaginaire.checkpoint.weight_files import is_hub
+from imaginaire.findings import CheckContext, Finding, error
 
 SHIPPED = Path(__file__).with_name("tiny.safetensors")
 PATCH = 8
@@ -43,6 +47,14 @@ class TinyTokenizer(LatentGrid):
         self.net = TinyAutoencoder(**sizes_of(source))
         weight_sources.load_into(self.net.state_dict(), source).require(source=path)
         self.net.requires_grad_(False).eval().to(device=device, dtype=dtype or torch.float32)
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+        """A file that is not there, with its cure; loads nothing."""
+        path = str(arguments.get("weights") or SHIPPED)
+        if not (storage.is_remote(path) or is_hub(path) or storage.exists(path)):
+            cure = f"Fit it to your recordings: python -m scripts.fit_tiny_tokenizer --data FOLDER --out {path}"
+            yield error(context.key, f"the tokenizer's weights {path} do not exist", cure)
 
     @property
     def dtype(self) -> torch.dtype:

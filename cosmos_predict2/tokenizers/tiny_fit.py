@@ -69,7 +69,7 @@ def packed(pictures_N_F_H_W_C: np.ndarray) -> Tensor:
 
 @dataclass(frozen=True)
 class Length:
-    """Steps, which are the same on every machine; or a time by a clock that gives seconds."""
+    """Steps, which are the same on every machine; or a time by a clock that gives seconds; neither: no training."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -77,8 +77,10 @@ class Length:
 
     def begin(self) -> Callable[[int], float]:
         """The part of the way that is done, by the number of steps that were taken."""
-        began = self.clock()
-        return lambda step: (self.clock() - began) / self.seconds if self.seconds else step / self.steps
+        if self.seconds:
+            began = self.clock()
+            return lambda step: (self.clock() - began) / self.seconds
+        return lambda step: step / self.steps if self.steps else 1.0
 
 
 def coders(net: TinyAutoencoder) -> list[tuple[PatchCoder, int]]:

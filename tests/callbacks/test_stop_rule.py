@@ -36,6 +36,7 @@ def test_a_curve_that_falls_says_how_much_longer() -> None:
     # 1 + 1000 / n: twice as long saves 5 % where 500 / n = .05 (1 + 1000 / n), so at 9000; 8 times is the longest.
     assert verdict.iterations == 8000 and verdict.saved_by_twice == pytest.approx(0.25, abs=0.01)
     assert "trainer.max_iter=8000" in verdict.text and "58 min" in verdict.text
+    assert judged(_looks(STEEP), 1000, has_ended=True).limit == "recordings"  # its loss does not fall any more
     nearer = judged(_looks([1 + 250 / (100 * i) for i in range(1, 10)]), 1000)
     assert nearer.iterations is not None and 2200 <= nearer.iterations <= 2500  # 250 / n falls four times as early
 

@@ -198,6 +198,7 @@ PROGRAMS = [  # program, arguments, what the message names; each ends with code 
     ("scripts.convert", "RUN OUT --to diffusers --rope_scale 0 1 1", "--rope_scale"),
     ("scripts.doctor", "--limit -1", "--limit"),
     ("scripts.fit_tiny_tokenizer", "--out OUT --minutes 0 --seed -1", "--seed"),
+    ("scripts.fit_tiny_tokenizer", "--out OUT.json --minutes 0", "--out"),
     ("scripts.plan", "--gpu_memory nan", "--gpu_memory"),
     ("scripts.evaluate_world_model", "--dit_path RUN --num_clips 0", "--num_clips"),
     ("scripts.evaluate_world_model", "--dit_path RUN --out /proc/x/y", "/proc/x/y cannot be written"),

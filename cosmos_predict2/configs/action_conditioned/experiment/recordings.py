@@ -21,6 +21,10 @@ from imaginaire.config import L, register_experiment
 NAME = "world_model_recordings"
 ITERATIONS = 1200
 EVERY = 100  # iterations between validations
+SAME = (  # of validation as of training
+    *("root", "split_file", "val_fraction", "video_size", "camera", "action_keys", "embodiment", "action_transform"),
+    *("stride", "frame_rate", "combine_actions", "skip_bad_samples"),
+)
 VAL_EVERY = 12  # frames between windows of validation
 
 
@@ -36,8 +40,7 @@ def recordings() -> dict[str, Any]:
     run["checkpoint"].update(save_iter=EVERY)
     train.update(num_workers=2, dataset=dict(root="datasets/my_robot", split_file="outputs/my_split.json"))
     train["dataset"].update(video_size=SIZE)
-    same = ("root", "split_file", "video_size", "camera", "action_keys", "embodiment", "stride", "combine_actions")
-    val.update(num_workers=1, dataset={key: f"${{dataloader_train.dataset.{key}}}" for key in same})
+    val.update(num_workers=1, dataset={key: f"${{dataloader_train.dataset.{key}}}" for key in SAME})
     val["dataset"].update(start_interval=VAL_EVERY)
     net = dict(NET, action_dim=ACTION, summed_action_dims=MOVES)
     pipe_config = dict(
