@@ -121,6 +121,9 @@ def run(args: argparse.Namespace) -> None:
         model = SuccessClassifier(SIZES[args.size], progress=not is_toy)
     for part in shown.calibrating.values():
         part.require_both("of held-out episodes, by which probabilities are calibrated,")
+    if args.least_area != 0:
+        for part in shown.ends.values():
+            part.require_both("at the ends of held-out episodes, which are compared,")
     pictures = LabelledPictures.joined(shown.learnt)
     log.info("%d pictures to learn from, %d with success", len(pictures), int(pictures.success_N.sum()))
     options = TrainingOptions(args.steps, args.lr, args.batch_size, mirror=is_toy)

@@ -19,15 +19,16 @@ from cosmos_predict2.data.lerobot.info import held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import read_split
 from cosmos_predict2.data.video.clips import Fit
-from cosmos_predict2.rl.episodes.replays import replayed, round_trip
+from cosmos_predict2.rl.episodes.replays import BATCH, replayed, round_trip
 from cosmos_predict2.rl.rewards.success_quality import OUTCOME, ROUND_TRIP, TRUE
 from cosmos_predict2.rl.rewards.success_training import LabelledPictures
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.errors import DataError, near
-from imaginaire.progress import tracked
+from imaginaire.progress import Progress
 from imaginaire.random import derive_seed
 
 LEAST_HELD_OUT = 2  # episodes: one half calibrates, the other measures
+MEMORY = 4 * 2**30  # bytes of pictures that are kept of a part
 FAR = 0.1  # progress at the start of a recording that succeeds after as long as usual
 
 # Pictures of each episode by their kind: TRUE, and with a world model ROUND_TRIP and OUTCOME.
@@ -44,11 +45,12 @@ class Parts:
 
 
 def parts_of(source: LeRobotSource, split_file: str, val_fraction: float) -> Parts:
-    """The parts of a split file; without one a share is held out as the readers of the data do, by turns."""
+    """The parts of a split file, but for episodes of unknown outcome; without one a share is held out as the readers of
+    the data do, by turns."""
     if split_file:
         split = read_split(split_file)
         split.require(source)
-        return Parts(split.train, split.calibrate, split.test)
+        return Parts([i for i in split.train if split.outcomes[i] is not None], split.calibrate, split.test)
     is_held_out = held_out(len(source), val_fraction)
     if is_held_out.sum() < LEAST_HELD_OUT:
         raise DataError(
@@ -108,8 +110,12 @@ class LabelledRecordings:
         return torch.from_numpy(rows.astype(numpy.float32))[: int(self.source.episodes.lengths[i]) - 1]
 
     def require_actions_of(self, imagination: Imagination) -> None:
-        """Raise where the actions are not those of the world model."""
+        """Raise where the actions are not those of the world model, or there are none."""
         found, wanted = self.source.width(self.source.action_parts(None)), imagination.transform.dim
+        if int(self.source.episodes.lengths.min()) < 2:
+            raise DataError(
+                f"{self.source.info.root} has an episode of one picture: nothing can be imagined of it. Remove it."
+            )
         if found != wanted:
             raise DataError(
                 f"{self.source.info.root}: its actions have {found} numbers, but those of the world model have"
@@ -117,27 +123,54 @@ class LabelledRecordings:
             )
 
     def labelled(self, episodes: Sequence[int], imagination: Imagination | None = None, seed: int = 0) -> Kinds:
-        """The pictures of these episodes, one entry for each; those behind a world model begin with the second one."""
-        true = [self.episode(i) for i in tracked(episodes, "recordings", unit="episode", leave=False)]
-        kinds: dict[str, list[LabelledPictures]] = {TRUE: true}
-        if imagination is None:
-            return kinds
-        kinds |= {ROUND_TRIP: list(true), OUTCOME: list(true)}
-        chunk, rows = imagination.config.chunk_size, [k for k, one in enumerate(true) if len(one) > 1]
-        chunks = {k: -(-(len(true[k]) - 1) // chunk) for k in rows}
-        for num, group in itertools.groupby(sorted(rows, key=chunks.__getitem__), key=chunks.__getitem__):
-            chosen = list(group)
-            pictures = torch.stack([_lengthened(true[k].pictures_N_H_W_C, 1 + num * chunk) for k in chosen])
-            actions = torch.stack([_held(self.actions(episodes[k]), num * chunk) for k in chosen])
-            seeds = [derive_seed(seed, episodes[k], "recorded actions") % 2**31 for k in chosen]
-            shown = {
-                ROUND_TRIP: round_trip(imagination, pictures),
-                OUTCOME: replayed(imagination, pictures[:, 0], actions, seeds=seeds)[:, 1:],
-            }
-            for kind, video in shown.items():
-                for k, frames in zip(chosen, video, strict=True):
-                    kinds[kind][k] = true[k].rows(slice(1, None)).shown_as(frames)
-        return kinds
+        """The pictures of these episodes, one entry for each; those behind a world model begin with the second one.
+
+        Of recordings too large for `MEMORY` every so many pictures are kept, counted from an episode's last one.
+        """
+        kinds: dict[str, dict[int, LabelledPictures]] = {}
+        lengths = self.source.episodes.lengths[list(episodes)]
+        chunk = 1 if imagination is None else imagination.config.chunk_size
+        chunks = [-(-(int(length) - 1) // chunk) for length in lengths]
+        size = self.source.frames(episodes[0], self.camera, [0], fit=self.fit).nbytes
+        every = -(-size * int(lengths.sum()) * (1 if imagination is None else 3) // MEMORY)
+        with Progress("recordings", len(episodes), unit="episode", leave=False) as progress:
+            in_order = sorted(range(len(episodes)), key=chunks.__getitem__)
+            for num, group in itertools.groupby(in_order, key=chunks.__getitem__):
+                fit_in = MEMORY // (8 * size * (1 + num * chunk))  # whole episodes, shown in several ways
+                for rows in torch.tensor(list(group)).split(min(BATCH, max(1, fit_in))):
+                    chosen = rows.tolist()
+                    true = [self.episode(episodes[k]) for k in chosen]
+                    shown = {TRUE: true}
+                    if imagination is not None:
+                        numbers = [episodes[k] for k in chosen]
+                        shown |= self._imagined(imagination, true, numbers, num * chunk, seed)
+                    for kind, found in shown.items():
+                        thinned = [one.thinned(every) for one in found]
+                        kinds.setdefault(kind, {}).update(zip(chosen, thinned, strict=True))
+                    progress.update(len(chosen))
+        return {kind: [found[k] for k in sorted(found)] for kind, found in kinds.items()}
+
+    def _imagined(
+        self,
+        imagination: Imagination,
+        true: Sequence[LabelledPictures],
+        numbers: Sequence[int],
+        num_actions: int,
+        seed: int,
+    ) -> dict[str, list[LabelledPictures]]:
+        """Episodes of as many chunks, as the tokenizer leaves them and with their actions imagined."""
+        pictures = torch.stack([_lengthened(one.pictures_N_H_W_C, 1 + num_actions) for one in true])
+        actions = torch.stack([_held(self.actions(i), num_actions) for i in numbers])
+        seeds = [derive_seed(seed, i, "recorded actions") % 2**31 for i in numbers]
+        shown = {
+            ROUND_TRIP: round_trip(imagination, pictures),
+            OUTCOME: replayed(imagination, pictures[:, 0], actions, seeds=seeds)[:, 1:],
+        }
+        rest = [one.rows(slice(1, None)) for one in true]
+        return {
+            kind: [one.shown_as(frames) for one, frames in zip(rest, video, strict=True)]
+            for kind, video in shown.items()
+        }
 
 
 def _lengthened(frames_F: Tensor, count: int) -> Tensor:

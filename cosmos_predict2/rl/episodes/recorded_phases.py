@@ -18,11 +18,11 @@ from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import recorded_outcomes
+from cosmos_predict2.evaluation.metrics.agreement import area_under_curve
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import RefinementConfig
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison
 from cosmos_predict2.rl.episodes.replays import replayed
-from cosmos_predict2.rl.rewards.success_quality import area_under_curve
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
 from imaginaire.errors import DataError
@@ -100,6 +100,6 @@ def figures(found: Sequence[Outcome]) -> dict[str, float]:
         "robot_imagined_success": compared.imagined_rate,
         "robot_agreement": compared.agreement,
         "robot_imagined_value": float(value.mean()),
-        "robot_area": area_under_curve(value, true.bool()),
+        "robot_area": area_under_curve(value.double().numpy(), true.bool().numpy()).value,
     }
     return {name: one for name, one in named.items() if math.isfinite(one)}

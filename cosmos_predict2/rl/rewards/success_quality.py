@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cosmos_predict2.evaluation.metrics.agreement import area_under_curve
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier
 from cosmos_predict2.rl.rewards.success_training import LabelledPictures, log_odds
 
@@ -114,19 +115,13 @@ def measure_ends(model: SuccessClassifier, ends: LabelledPictures, threshold: fl
     return Ends(
         episodes=len(truth),
         successes=positives,
-        area_under_curve=area_under_curve(value, truth),
+        area_under_curve=area_under_curve(value.numpy(), truth.numpy()).value,
         chance=min(1.0, 0.5 + _ONE_SIDED * deviation),
         true_positive_rate=_share(judged[truth]),
         false_positive_rate=_share(judged[~truth]),
         value_of_successes=_share(value[truth]),
         value_of_failures=_share(value[~truth]),
     )
-
-
-def area_under_curve(value_N: Tensor, truth_N: Tensor) -> float:
-    """The share of pairs of a success and a failure in which the success has the higher value; equal ones are half."""
-    differences = value_N[truth_N][:, None] - value_N[~truth_N][None]
-    return _share((differences > 0).double() + 0.5 * (differences == 0).double())
 
 
 def _share(values: Tensor) -> float:

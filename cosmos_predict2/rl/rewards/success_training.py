@@ -52,7 +52,13 @@ class LabelledPictures:
 
     def rows(self, rows: slice) -> "LabelledPictures":
         progress = None if self.progress_N is None else self.progress_N[rows]
-        return LabelledPictures(self.pictures_N_H_W_C[rows], self.success_N[rows], self.near_N[rows], progress)
+        # A copy: the part of a larger tensor would hold all of it in memory.
+        pictures = self.pictures_N_H_W_C[rows].clone()
+        return LabelledPictures(pictures, self.success_N[rows], self.near_N[rows], progress)
+
+    def thinned(self, every: int) -> "LabelledPictures":
+        """Every so many pictures, the last one among them."""
+        return self.rows(slice((len(self) - 1) % every, None, every)) if every > 1 else self
 
     def shown_as(self, pictures_N_H_W_C: Tensor) -> "LabelledPictures":
         """Other pictures of the same moments, the first of those that are given."""

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.rl.episodes import labelled_recordings
 from cosmos_predict2.rl.episodes.labelled_recordings import LabelledRecordings, parts_of
 from cosmos_predict2.rl.rewards import success_quality, success_training
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
-from cosmos_predict2.rl.rewards.success_quality import area_under_curve, measure, measure_ends, reliability_svg
+from cosmos_predict2.rl.rewards.success_quality import measure, measure_ends, reliability_svg
 from cosmos_predict2.rl.rewards.success_training import (
     LabelledPictures,
     TrainingOptions,
@@ -168,18 +169,16 @@ def test_a_threshold_is_that_of_more_than_a_few_lucky_pictures() -> None:
 
 
 def test_ends_are_compared_by_what_is_paid_and_with_what_chance_gives() -> None:
-    value = torch.tensor([0.9, 0.5, 0.5, 0.1])
-    assert area_under_curve(value, torch.tensor([True, True, False, False])) == 0.875  # the equal pair is half
-    assert math.isnan(area_under_curve(value, torch.ones(4, dtype=torch.bool)))
     level, success = torch.tensor([250, 200, 60, 20, 10]), torch.tensor([True, False, True, False, False])
     found = measure_ends(Said(), said(success, level), 0.5)
     assert (found.episodes, found.successes, found.area_under_curve) == (5, 2, 5 / 6)
     assert (found.true_positive_rate, found.false_positive_rate) == (0.5, 1 / 3)
     draws = torch.Generator().manual_seed(0)
     success = torch.arange(60) < 20
-    by_chance = [area_under_curve(torch.rand(60, generator=draws), success) for _ in range(1000)]
+    values = torch.rand(1000, 60, generator=draws)
+    by_chance = (values[:, :20, None] > values[:, None, 20:]).double().mean(dim=(1, 2)).numpy()
     chance = measure_ends(Said(), said(success, torch.arange(60)), 0.5).chance
-    assert numpy.mean(numpy.array(by_chance) > chance) == pytest.approx(0.05, abs=0.015)
+    assert numpy.mean(by_chance > chance) == pytest.approx(0.05, abs=0.015)
 
 
 def test_scaled_log_odds_are_in_the_last_layer_and_stay_moderate_where_kinds_are_apart(
@@ -300,12 +299,22 @@ def test_recordings_have_their_successes_what_came_just_before_and_how_far_it_wa
         recorded(recordings, "next.done", val_fraction=0.1)
 
 
+def test_large_recordings_are_thinned_from_their_ends(recordings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, parts = recorded(recordings, "next.done")
+    whole = found.labelled(parts.train)["held out"]
+    monkeypatch.setattr(labelled_recordings, "MEMORY", 4 * 5 * 48 * 48 * 3)  # of 13 pictures of each every third
+    for one, other in zip(whole, found.labelled(parts.train)["held out"], strict=True):
+        assert torch.equal(other.pictures_N_H_W_C, one.pictures_N_H_W_C[[0, 3, 6, 9, 12]])
+        assert other.success_N.tolist() == [False] * 4 + [True]
+
+
 def test_success_is_more_than_half_and_pictures_are_upright(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = torch.arange(3 * 7 * 5 * 6).reshape(3, 7, 5, 6).to(torch.uint8)  # channels, frames, height, width
     done = numpy.array([[0.0], [0.4], [0.5], [0.6], [0.9], [0.0], [0.0]])
 
     class Source(list):
         info = SimpleNamespace(features={"done": {}}, root="x")
+        episodes = SimpleNamespace(lengths=numpy.array([7] * 4))
         camera = staticmethod(lambda name: name)
         columns = staticmethod(lambda i, names: {"done": done * (i < 3)})
         frames = staticmethod(lambda i, place, rows, fit: frames[:, list(rows)])
