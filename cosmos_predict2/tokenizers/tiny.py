@@ -54,7 +54,7 @@ class TinyTokenizer(LatentGrid):
         path = str(arguments.get("weights") or SHIPPED)
         if not (storage.is_remote(path) or is_hub(path) or storage.exists(path)):
             cure = f"Fit it to your recordings: python -m scripts.fit_tiny_tokenizer --data FOLDER --out {path}"
-            yield error(context.key, f"the tokenizer's weights {path} do not exist", cure)
+            yield error(context.key, f"the file of the tokenizer's weights, {path}, does not exist", cure)
 
     @property
     def dtype(self) -> torch.dtype:
