@@ -17,6 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from imaginaire import command_line
+from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ add("--played", default="", metavar="FOLDER", help="recordings of the policy's o
 add("--suite", default="", metavar="E", help="where it is true: gym:ID, or yours, MODULE:CLASS")
 add("--out", required=True, type=command_line.local_output, metavar="CARD", help="the card, a JSON file")
 add("--allow", nargs="+", default=[], metavar="FIGURE", help="names of figures that do not count; the card lists them")
-add("--success_column", default="next.success", help="1 on frames that show success, without --split and of --played")
+add("--success_column", default="next.success", help="1 on frames that show success; of --played, too")
 add("--camera", default=None, help="of several, the one that the world model sees")
 add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the world model")
 add("--episodes", type=count, default=100, help="held-out recordings that are imagined, at most")
@@ -61,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.world_model.assembly import device_of, part_digest
 
     require_known(args.allow)
+    if args.suite and not args.policy:
+        raise ConfigError("--suite needs --policy: whose attempts are to be played there.")
     device = device_of(args.device)
     source = LeRobotSource.open(args.data)
     require_usable(source, args.camera)
@@ -76,17 +79,20 @@ def run(args: argparse.Namespace) -> int:
     chunk = imagination.config.chunk_size
 
     held_out = check.chosen(split.held_out, args.episodes, args.seed)
+    has_column = args.success_column in source.info.features
+    ends = recorded_outcomes(source, args.success_column, last=True) if has_column else split.outcomes
     learnt = check.read_episodes(source, args.camera, check.chosen(split.train, LEARNT, args.seed), split.outcomes, 0)
-    episodes = check.read_episodes(source, args.camera, held_out, split.outcomes, chunk)
+    episodes = check.read_episodes(source, args.camera, held_out, ends, chunk)
     check.require_dim(imagination, episodes, args.data)
     figures, films = check.replays(imagination, reward, episodes, args.seed)
     figures |= check.obedience(films, episodes, learnt, chunk)
+    figures |= {"leaks": check.leaks(args.world_model, args.reward, split), "allowed": args.allow}
     by_policy = {}
     for name, path in zip(_names(args.policy), args.policy, strict=True):
         by_policy[name] = _of_policy(args, path, imagination, reward, episodes, learnt)
     if args.played:
         played = LeRobotSource.open(args.played)
-        outcomes = recorded_outcomes(played, args.success_column)
+        outcomes = recorded_outcomes(played, args.success_column, last=True)
         own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0)
         figures |= check.played_figures(imagination, reward, own, args.seed)
     judged = judge(figures, by_policy, args.allow)

@@ -61,16 +61,18 @@ def run(args: argparse.Namespace) -> int:
     if len(set(args.policies)) < 2:
         raise ConfigError(f"--policies {' '.join(args.policies)}: two different ones at least can be ranked.")
     places = {"world_model": args.world_model, "reward": args.reward}
-    inputs = {name: digest(place) for name, place in places.items()}
+    inputs = {name: {digest(place), digest(place, load_ema=True)} for name, place in places.items()}
     truth = _known(args.truth, args.policies)
     imagination = imagination_of(args.world_model, load_ema=args.load_ema, device=device_of(args.device))
     reward, starts = read_reward(args.reward), RecordedStarts(args.starts, by_task=False)
     rows = []
     for path in dict.fromkeys(args.policies):
-        policy, _ = read_policy(path)
+        policy, card = read_policy(path)
         policy = policy.to(imagination.world.device)
         value, true = _played(args, policy, imagination, reward, starts)
-        rows.append(Ranked(path, value, true or truth.get(path), refusal(path, inputs, places)))
+        rows.append(
+            Ranked(path, value, true or truth.get(path), refusal(str(card.about.get("run") or path), inputs, places))
+        )
         log.info("%s: imagined value %s", path, value.as_text())
     found = ranked(rows, have_failures(args.world_model))
     print(f"{'NOT to be trusted: ' + found.problem if found.problem else 'policies, the best first'}")

@@ -76,11 +76,16 @@ def check(data: Path, out: Path, *words: object, reward: str = f"{__name__}:Ring
 def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert check(data, tmp_path / "card.json", "--policy", tiny_policy_path()) == 0
+    words = ("--policy", tiny_policy_path(), "--played", data, "--suite", "toy")
+    assert check(data, tmp_path / "card.json", *words) == 0
     good = read_card(str(tmp_path / "card.json"))
     shown = capsys.readouterr().out
     assert shown.startswith(good.verdict) and good.verdict != "no"
     assert good.figures["ends_imagined"]["value"] > 0.72 and good.figures["obedience"] > 0.4
+    assert good.figures["played_ends"]["value"] > 0.72 and good.figures["played_episodes"] == NUM
+    assert (
+        good.figures["policy"]["within_starts"]["value"] > 0.2 and good.figures["policy"]["true_success"]["value"] > 0
+    )
     assert good.inputs["policy"] == digest(tiny_policy_path()) and {"split", "tokenizer"} <= set(good.inputs)
 
     straight = imagination_check.replayed
@@ -128,6 +133,8 @@ def test_the_verdict_follows_the_bounds() -> None:
     bad = figures(ends_imagined=0.5)
     assert judge(bad, allowed=["ends_imagined"]).verdict == "go"
     assert judge(figures(), {"policy/1": {}, "policy/2": {"spread": 0.0}}).verdict == "no"
+    known = judge(figures(leaks=["the reward was trained by no split"]))
+    assert known.verdict == "doubtful" and known.reasons == ("the reward was trained by no split",)
     few = judge(figures(successes=3, ends_imagined=0.5))
     assert few.verdict == "doubtful" and "only 3 held-out" in few.reasons[0] and "3 times as many" in few.next_step
 
@@ -146,6 +153,7 @@ def test_wrong_inputs_are_named(data: Path, tmp_path: Path, capsys: pytest.Captu
         (("--allow", "ends_imagned"), "Did you mean ends_imagined"),
         (("--data", other), "but other numbers in them"),
         (("--reward", tmp_path / "none"), "does not exist"),
+        (("--suite", "toy"), "--suite needs --policy"),
     ):
         assert check(data, tmp_path / "card.json", *words) == 2
         assert text in capsys.readouterr().err

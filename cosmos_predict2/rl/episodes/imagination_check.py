@@ -8,9 +8,11 @@
 `rl.episodes.imagination_verdict` has their bounds. Nothing here knows a simulator. Letters: E episodes, L actions.
 """
 
+import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from cosmos_predict2.checkpoints.card import mappings, safetensors_header
+from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.split import Split, read_split
 from cosmos_predict2.evaluation.metrics import agreement
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import fit_probe
@@ -32,9 +37,10 @@ from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajector
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.episodes.replays import BATCH, replayed, round_trip
 from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
-from cosmos_predict2.rl.rewards.resnet import ResnetReward
+from cosmos_predict2.rl.rewards.resnet import KEY, ResnetReward
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.buildable import resolve
+from imaginaire.checkpoint.weight_files import latest
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.progress import tracked
 from imaginaire.random import derive_seed
@@ -127,6 +133,24 @@ def read_reward(address: str) -> FrameReward:
             f"{address} holds {len(inside)} safetensors files: name the reward's, reward_model.safetensors."
         )
     return ResnetReward(str(inside[0]))
+
+
+def leaks(world_model: str, reward: str, split: Split) -> list[str]:
+    """Sentences on a world model and a reward that were not trained by this split, and may know what is held out."""
+    folder = run_folder(latest(world_model))
+    nodes = mappings(run_tree(folder).get("dataloader_train") if folder else None)
+    files = [("the world model", node.get("split_file")) for node in nodes if "root" in node]
+    if ":" not in reward or Path(reward).exists():
+        about = json.loads(safetensors_header(reward).get(KEY, "{}"))
+        files += [("the reward", about.get("split"))] if "data" in about else []
+    found = []
+    for name, file in files:
+        with suppress(DataError):  # a file that is gone tells nothing
+            if not file or read_split(file).digest != split.digest:
+                found.append(
+                    f"{name} was trained by {'no' if not file else 'another'} split: it may know what is held out"
+                )
+    return found
 
 
 def require_dim(imagination: Imagination, episodes: Episodes, data: str) -> None:

@@ -16,11 +16,13 @@ from imaginaire.errors import ConfigError, near
 
 LEAST_EPISODES = 8  # held-out ones of either outcome: with fewer the area under the curve is uncertain by .2 and more
 LEAST_PLAYED = 20
+MOST_FALSE, MOST_NOTHING = 0.3, 0.12  # where success was paid at .35 and .13, the true one fell to 0
 GO, DOUBTFUL, NO = "go", "doubtful", "no"
 
 DATA = "record {times} times as many episodes, failures and successes: {needed} of either outcome must be held out"
 REWARD = "train the reward longer, or on more episodes of either outcome (scripts.train_reward_model)"
 IMAGINED_REWARD = "train the reward on imagined pictures, too (scripts.train_reward_model --world_model W)"
+SPLIT = "train the world model and the reward by the split (dataset.split_file=FILE, --split FILE)"
 TOKENIZER = "fit the tokenizer to the recordings (scripts.fit_tiny_tokenizer), and train the world model on it"
 WORLD = "train the world model longer, or on more recordings"
 CLONE = "clone a better policy: more or better demonstrations, or longer training"
@@ -64,8 +66,9 @@ BOUNDS = (
         "what the tokenizer loses, no world model on it can show", TOKENIZER,
     ),
     Bound(
-        "obedience", "actions seen in imagined pictures, of those in true ones", 0.40, 0.00,
-        "a world model that does not do as it is told imagines the same whatever the policy decides", WORLD,
+        "obedience", "actions seen in imagined pictures, of those in true ones", 0.30, 0.00,
+        "a world model that does not do as it is told imagines the same whatever is decided (-.07 after 100"
+        " iterations, .58 after 1,200)", WORLD,
     ),
     Bound(
         "ends_imagined", "area under the curve, imagined ends", 0.72, 0.66,
@@ -76,20 +79,13 @@ BOUNDS = (
         "attempts at one task are compared with each other, never with those at another", WORLD,
     ),
     Bound(
-        "ends_near_starts", "the same among starts that look alike", 0.60, None,
-        "a policy is taught by differences between attempts from one start", WORLD,
+        "ends_near_starts", "the same among starts that look alike", 0.65, None,
+        "a policy is taught by differences between attempts from one start (.83 after 1,200 iterations, .70 after 100)",
+        WORLD,
     ),
     Bound(
-        "own_above_swapped", "successes valued above other actions from the same start", 0.65, 0.56,
+        "own_above_swapped", "successes valued above other actions from the same start", 0.60, None,
         "a world model that ignores actions has .5", WORLD,
-    ),
-    Bound(
-        "false_success_imagined", "imagined failures that are judged a success", 0.15, 0.30,
-        "at .35 imagined success rose to 1 and true success fell to 0", IMAGINED_REWARD, is_least=False,
-    ),
-    Bound(
-        "nothing_success", "success of doing nothing", 0.05, 0.12,
-        "at .13 imagined success rose to 1 and true success fell to 0", IMAGINED_REWARD, is_least=False,
     ),
     Bound(
         "nothing_valued", "doing nothing valued above the median success", 0.20, 0.35,
@@ -192,6 +188,10 @@ def judge(
         if verdict != NO:
             verdict, reasons = "doubtful", reasons[::-1]
             next_step = DATA.format(times=math.ceil(LEAST_EPISODES / max(1, fewest)), needed=LEAST_EPISODES)
+    if leaked := list(figures.get("leaks", ())):
+        reasons += leaked
+        if verdict == GO:
+            verdict, next_step = "doubtful", SPLIT
     warnings = tuple(text for name, group in groups for text in _warnings(group))
     return Judged(verdict, tuple(reasons), next_step, lines, warnings)
 
@@ -210,6 +210,13 @@ def _lines(policy: str, figures: Mapping[str, Any], allowed: Collection[str]) ->
 def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
     """Sentences on what does not decide."""
     paid, played = figures.get("noise_is_paid"), figures.get("played_episodes")
+    false, nothing = figures.get("false_success_imagined", 0.0), figures.get("nothing_success", 0.0)
+    if false > MOST_FALSE or nothing > MOST_NOTHING:
+        yield (
+            f"by its threshold the reward sees success at {false:.2f} of imagined failures and {nothing:.2f} of doing"
+            f" nothing (recall {figures['recall_imagined']:.2f}): pay its value and not success (scoring.sparse=false),"
+            " and do not believe imagined success"
+        )
     if paid is not None and paid.low > 0:
         yield (
             f"sampled actions are valued above greedy ones by {paid.as_text()}: the reward pays noise; compare true"

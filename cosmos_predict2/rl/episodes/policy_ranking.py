@@ -7,7 +7,7 @@ are calibrated by it, each policy's by the others.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ from cosmos_predict2.evaluation.metrics.agreement import (
     spearman,
 )
 from cosmos_predict2.rl.trust import LEARNT_IN
+from imaginaire import storage
 from imaginaire.checkpoint.weight_files import latest
 from imaginaire.errors import DataError
 
@@ -70,25 +71,27 @@ class Ranking:
         return {"policies": rows, "figures": self.figures, "problem": self.problem}
 
 
-def refusal(policy: str, inputs: Mapping[str, str], places: Mapping[str, str]) -> str:
-    """Why a policy is not judged by these inputs (digests and paths of world model and reward); "" where it is.
+def refusal(policy: str, inputs: Mapping[str, Collection[str]], places: Mapping[str, str]) -> str:
+    """Why a policy is not judged by a world model and a reward (their digests, and where they lie); "" where it is.
 
-    Runs record the digests of what they learnt in; of older ones the paths are compared.
+    A run records the digests of what it learnt in, and its configuration the paths: of one that was trained on since,
+    the digest is another one.
     """
-    folder = run_folder(policy)
-    if not folder:
+    if not (folder := run_folder(latest(policy))):
         return ""
-    known = start_facts(folder).get(LEARNT_IN)
-    if isinstance(known, Mapping):
-        taught = [name for name in inputs if known.get(name) == inputs[name]]
-    else:
-        env = run_tree(folder).get("model", {}).get("config", {}).get("env") or {}
-        used = {
-            "world_model": (env.get("imagination") or {}).get("dit_path"),
-            "reward": (env.get("reward") or {}).get("path"),
-        }
-        taught = [name for name, path in used.items() if path and path.startswith(places[name])]
+    known = start_facts(folder).get(LEARNT_IN) or {}
+    env = run_tree(folder).get("model", {}).get("config", {}).get("env") or {}
+    used = {"world_model": env.get("imagination", {}).get("dit_path"), "reward": env.get("reward", {}).get("path")}
+    taught = [name for name in inputs if known.get(name) in inputs[name] or _is_same(used[name], places[name])]
     return f"it learnt from this {' and this '.join(taught)}".replace("_", " ") if taught else ""
+
+
+def _is_same(used: str | None, place: str) -> bool:
+    """True for a path in the run, or in the folder, that another one lies in."""
+    if not used or (not storage.exists(used) and not storage.is_folder(used)):
+        return False
+    one, other = ((run_folder(path) or path.rstrip("/")) for path in (used, place))
+    return one == other or one.startswith(f"{other}/")
 
 
 def have_failures(world_model: str) -> bool | None:

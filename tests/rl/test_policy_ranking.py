@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies in the order of what is imagined of them, where that order can be trusted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_path
+from cosmos_predict2.evaluation.metrics.agreement import Estimate
+from cosmos_predict2.rl.envs.first_frames import Recorded
+from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.episodes.policy_ranking import Ranked, have_failures, ranked, refusal, table
+from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
+from cosmos_predict2.rl.trust import LEARNT_IN
+from scripts import rank_policies
+from tests.programs import call
+
+
+def rows(values: list[float], truths: list[float | None], refused: str = "") -> list[Ranked]:
+    found = []
+    for i, (value, truth) in enumerate(zip(values, truths, strict=True)):
+        true = None if truth is None else Estimate(truth, truth, truth, 100)
+        found.append(Ranked(f"p{i}", Estimate(value, value, value, 100), true, refused))
+    return found
+
+
+def test_values_that_follow_the_truth_are_calibrated_by_the_other_policies() -> None:
+    found = ranked(rows([0.5, 0.1, 0.3, 0.2, 0.4], [0.9, 0.1, 0.5, 0.3, None]), has_failures=True)
+    assert [row.policy for row in found.rows] == ["p0", "p4", "p2", "p3", "p1"] and not found.problem
+    assert found.expected["p4"] == pytest.approx(0.7) and found.expected["p0"] == pytest.approx(0.9)
+    assert found.figures["pearson"].value == pytest.approx(1) and found.figures["rank_violation"] == 0
+    assert "0.70" in table(found)
+
+
+def test_an_order_that_is_not_to_be_trusted_says_so() -> None:
+    reversed_ = ranked(rows([0.1, 0.2, 0.3, 0.4], [0.9, 0.5, 0.4, 0.1]), has_failures=True)
+    assert "values do not follow true success: Pearson -0.9" in reversed_.problem and not reversed_.expected
+    assert ["p0", "p3"] in reversed_.figures["misordered"] and ["p1", "p2"] not in reversed_.figures["misordered"]
+    assert "no failures" in ranked(rows([0.1, 0.2], [None, None]), has_failures=False).problem
+    assert not ranked(rows([0.1, 0.2], [None, None]), has_failures=None).problem
+    taught = [*rows([0.9], [0.0], "it learnt from this world model"), *rows([0.2, 0.1], [None, None])]
+    assert ranked(taught, True).rows[-1].refused and "not judged" in table(ranked(taught, True))
+
+
+def learner(folder: Path, learnt_in: dict[str, str] | None, dit_path: str = "gone") -> str:
+    folder.mkdir(parents=True)
+    env = f"{{imagination: {{dit_path: {dit_path}}}, reward: {{path: other}}}}"
+    (folder / "config.yaml").write_text(f"model: {{config: {{env: {env}}}}}\n")
+    (folder / "runs.jsonl").write_text(json.dumps({LEARNT_IN: learnt_in} if learnt_in else {}) + "\n")
+    return str(folder)
+
+
+def test_a_policy_is_not_judged_by_its_teacher(tmp_path: Path) -> None:
+    inputs, places = (
+        {"world_model": {"aa", "ab"}, "reward": {"bb"}},
+        {"world_model": str(tmp_path / "w"), "reward": "r"},
+    )
+    (tmp_path / "w" / "checkpoints").mkdir(parents=True)
+    cases = {
+        "both": ({"world_model": "ab", "reward": "bb"}, "gone", "it learnt from this world model and this reward"),
+        "reward": ({"world_model": "cc", "reward": "bb"}, "gone", "it learnt from this reward"),
+        "other": ({"world_model": "cc", "reward": "dd"}, "gone", ""),
+        "earlier": ({"world_model": "cc"}, str(tmp_path / "w" / "checkpoints"), "it learnt from this world model"),
+        "old": (None, str(tmp_path / "w"), "it learnt from this world model"),
+    }
+    for name, (known, path, text) in cases.items():
+        assert refusal(learner(tmp_path / name, known, path), inputs, places) == text, name
+    assert refusal(str(tmp_path), inputs, places) == "", "no run"
+
+
+def test_the_program_ranks_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = ToyStarts().starts([0] * 4, [0, 1, 2, 3]).pictures_E_F_H_W_C.numpy()
+    recorded = Recorded(4, [-1.0] * 4, [1.0] * 4)
+    starts = [RecordedStart(f"{i}", "push", one, part="test") for i, one in enumerate(pictures)]
+    write_starts(tmp_path / "starts" / FILE, starts, recorded=recorded)
+    write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {})
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(Path(tiny_policy_path()).read_bytes())
+    words = ["--world_model", tiny_action_path(), "--reward", tmp_path / "reward.safetensors"]
+    words += ["--starts", tmp_path / "starts", "--policies", tiny_policy_path()]
+    assert call(rank_policies, *words, other, "--out", tmp_path / "ranking.json") == 0
+    found = json.loads((tmp_path / "ranking.json").read_text())["policies"]
+    assert found[0]["value"] == found[1]["value"] and found[0]["value"]["value"] > 0
+    (tmp_path / "truth.json").write_text('{"nobody": [1, 2]}')
+    assert (
+        call(rank_policies, *words) == 2 and call(rank_policies, *words, other, "--truth", tmp_path / "truth.json") == 2
+    )
+    assert "names nobody" in capsys.readouterr().err
+    assert have_failures(tiny_action_path()) is None
