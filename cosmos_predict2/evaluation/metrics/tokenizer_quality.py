@@ -31,7 +31,7 @@ BATCH = 16
 FAINT, LOST = 24.0, 20.0  # decibels
 FARTHEST_MEAN, LEAST_DEVIATION, MOST_DEVIATION = 2.0, 0.6, 1.6
 READABLE = 0.1  # of R2: below it, true pictures do not show the actions
-DOUBTFUL_SHARE, LEAST_SHARE = 0.7, 0.4  # of what true pictures show
+DOUBTFUL_SHARE, LEAST_SHARE = 0.4, 0.1  # of what true pictures show
 FIT = "Fit the tiny tokenizer to the recordings: python -m scripts.fit_tiny_tokenizer --data FOLDER --out FILE"
 
 Value = Callable[[Tensor], Tensor]  # of uint8 pictures [N, H, W, C]: a number for each
