@@ -23,6 +23,7 @@ from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episodes import imagination_check, imagination_watch
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
@@ -42,6 +43,7 @@ from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from tests.multiprocess import run_distributed
+from tests.rl.test_imagination_check import write_recordings
 from tests.rl.vla_runs import IMAGINED, RL, SMALL, batch, collected, experience, model, run, starts
 from tests.training import difference, run_dir, saved
 
@@ -315,8 +317,13 @@ def test_two_processes_play_what_one_does_and_end_together(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, value in (("GROUPS", 2), ("MEMBERS", 2), ("GREEDY", 2)):
+        monkeypatch.setattr(imagination_check, name, value)
+    for name, value in (("STARTS", 2), ("ATTEMPTS", 2), ("LEARNT", 8), ("HELD_OUT", 4)):
+        monkeypatch.setattr(imagination_watch, name, value)
+    write_recordings(tmp_path / "data")
     pictures = ToyStarts().starts([0] * 6, range(6)).pictures_E_F_H_W_C.numpy()
     cut = [RecordedStart(f"episode {i}", "go", one) for i, one in enumerate(pictures)]
     write_starts(tmp_path / "starts" / FILE, cut, recorded=Recorded(4, [-0.1] * 4, [0.1] * 4))
@@ -343,10 +350,12 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
         "dataloader_train.batch_size=2",
         "trainer.max_iter=1",
         "trainer.logging_iter=1",
-        "trainer.callbacks.imagination_watch=null",
+        f"trainer.callbacks.imagination_watch.data={tmp_path / 'data'}",
         name="vla_grpo_recordings",
     )
     assert records[-1]["train/episode_len"] == 4, "as the recordings"
+    watched = {name for record in records for name in record if name.startswith("watch/")}
+    assert watched >= {f"watch/{name}" for name in ("greedy_value", "pictures_outside", "approx_kl")}
     assert "validation is imagined, too (imagined_greedy_success)" in caplog.text
     assert f"validation imagined greedy success {records[-1]['val/imagined_greedy_success']:.6g}" in caplog.text
     assert "val/loss" not in records[-1] and records[-1]["train/valid_rate"] == 1

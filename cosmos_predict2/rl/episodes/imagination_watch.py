@@ -4,7 +4,8 @@
     trainer.callbacks.imagination_watch: L(ImaginationWatch)(data="my_data", split="split.json", limits=dict(
         approx_kl=Limit(most=0.02, why="...")))
 
-After the first experience and at every validation the policy plays in imagination, from starts of held-out recordings:
+After the first experience and at every validation the policy plays in imagination, from starts of the recordings that
+calibrate:
 
     watch/noise_agreement   correlation inside a start of the values that two noises give to the same actions
     watch/obedience         how well its actions are read from its imagined pictures, of how well from true pictures
@@ -112,7 +113,7 @@ class ImaginationWatch(ImaginationAlarm):
         chunk = model.env.imagination.config.chunk_size
         self._learnt, self._held_out = (
             check.read_episodes(source, self.camera, check.chosen(numbers, most, self.seed), split.outcomes, chunk)
-            for numbers, most in ((split.train, LEARNT), (split.held_out, HELD_OUT))
+            for numbers, most in ((split.train, LEARNT), (split.calibrate, HELD_OUT))  # by "test" nothing is chosen
         )
         self._seen_true = self._seen(self._held_out.films, self._held_out.actions, chunk)
 
