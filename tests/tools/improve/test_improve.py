@@ -20,7 +20,7 @@ PAGE = (ROOT / "documentations/your_robot.md").read_text()
 SHORT = {
     "tokenizer": ("--steps", "20"),
     "world_model": ("trainer.max_iter=4", "trainer.validation_iter=4", "checkpoint.save_iter=4"),
-    "reward": ("--steps", "20", "--least_precision", "0", "--least_recall", "0"),
+    "reward": ("--steps", "20", "--least_precision", "0", "--least_recall", "0", "--least_area", "0"),
     "clone": ("trainer.max_iter=10", "trainer.validation_iter=5", "checkpoint.save_iter=10"),
     "learning": ("trainer.max_iter=2", "dataloader_train.batch_size=2", "trainer.run_validation=false"),
 }

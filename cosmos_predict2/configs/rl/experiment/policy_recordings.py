@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A policy learns by GRPO in what a world model of recordings imagines: nothing of it is known but the recordings.
 
-Every part is a path, of the programs that make it: documentations/your_policy.md shows the whole way. There is no
+Every part is a path, of the programs that make it: documentations/your_robot.md shows the whole way. There is no
 simulator, so validation is imagined, too, on starts that training never has. Nothing is set for a robot: how many
 starts there are, how long an episode is and which actions are possible are read from the file of starts.
 """
