@@ -2,8 +2,8 @@
 """`make demo`: the tiny world model learns a task that it has never seen, by adapters (LoRA), and shows what changed.
 
 Its training is interrupted on the way and goes on. Then an action-conditioned world model imagines three futures of one
-picture, and a policy gets better by what it imagines. Needs no download and no GPU. Everything is written below
-outputs/demo; index.html shows it.
+picture, and a policy gets better by what it imagines. Last, a gate says in which of two world models a policy may
+learn. Needs no download and no GPU. Everything is written below outputs/demo; index.html shows it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_path
 from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page
 
 OUTPUT = Path("outputs/demo")
@@ -39,6 +39,18 @@ POLICY_LOG = OUTPUT / "policy.log"
 POLICY_RUN = OUTPUT / "posttraining/reinforcement_learning" / POLICY_EXPERIMENT
 LEARN = ["-m", "scripts.train", "--", f"experiment={POLICY_EXPERIMENT}", "trainer.max_iter=320"]
 LEARN += ["trainer.validation_iter=320", "checkpoint.save_iter=320", "model.config.compare=25"]
+GATE = OUTPUT / "gate"
+RECORDINGS, SPLIT, REWARD = (str(GATE / name) for name in ("recordings", "split.json", "reward"))
+GOOD, BAD = "the world model that comes with the code", "one of 20 iterations"
+WORLDS = {GOOD: os.path.relpath(tiny_action_path()), BAD: str(OUTPUT / "posttraining/video2world/short")}
+RECORD = ["-m", "scripts.collect", "--suite", "toy", "--policy", os.path.relpath(tiny_policy_path())]
+RECORD += ["--episodes", "120", "--batch_size", "60", "--out", RECORDINGS]
+JUDGE = ["-m", "scripts.train_reward_model", "--data", RECORDINGS, "--split", SPLIT, "--world_model", WORLDS[GOOD]]
+JUDGE += ["--steps", "200", "--precision", "0.9", "--out", REWARD]
+SHORT = ["-m", "scripts.train", "--", "experiment=predict2_video2world_tiny_action_conditioned_training"]
+SHORT += ["job.name=short", "trainer.max_iter=20", "trainer.run_validation=false", "checkpoint.save_iter=20"]
+SHORT += ["dataloader_train.dataset.num_episodes=200"]
+PREPARE = [RECORD, ["-m", "scripts.split_recordings", RECORDINGS, "--out", SPLIT], JUDGE, SHORT]
 EVALUATE = ["-m", "scripts.evaluate_world_model", "--experiment", EXPERIMENT, "--num_clips", "32"]
 EVALUATE += ["--out", str(OUTPUT / "clips")]
 
@@ -112,13 +124,39 @@ def show(policy: "subprocess.Popen[bytes]") -> int:
     print(f"\n{success}. Videos: {POLICY_RUN / 'samples'}")
     if last <= first:
         return 1
-    page = write_page(figures, actions, stopped_at, learned=learned, futures=futures, success=success)
+    say(
+        "6. Is what a world model imagines to be trusted? Held-out recordings are imagined, and what a reward says of"
+        " them\n    is compared with what truly happened: by the model that comes with the code, and by one of 20"
+        " iterations."
+    )
+    for words in PREPARE:
+        finish(words)
+    verdicts = {name: gate(name) for name in WORLDS}
+    if verdicts[GOOD] == "no" or verdicts[BAD] != "no":
+        sys.exit(f"the gate is wrong: {verdicts}")
+    page = write_page(figures, actions, stopped_at, verdicts, learned=learned, futures=futures, success=success)
     print(f"\n{learned}\nOpen {page}: all of it on one page.")
     return 0
 
 
+def gate(name: str) -> str:
+    """The verdict on one of `WORLDS`; the exit code 1 is a no."""
+    card = GATE / f"{list(WORLDS).index(name)}.json"
+    words = ["-m", "scripts.check_imagination", "--data", RECORDINGS, "--split", SPLIT, "--world_model", WORLDS[name]]
+    if (code := start([*words, "--reward", REWARD, "--out", str(card)]).wait()) not in (0, 1):
+        sys.exit(code)
+    return str(json.loads(card.read_text())["verdict"])
+
+
 def write_page(
-    figures: Mapping[str, Any], actions: Mapping[str, Any], stopped_at: str, *, learned: str, futures: str, success: str
+    figures: Mapping[str, Any],
+    actions: Mapping[str, Any],
+    stopped_at: str,
+    verdicts: Mapping[str, str],
+    *,
+    learned: str,
+    futures: str,
+    success: str,
 ) -> Path:
     """outputs/demo/index.html: a sentence for each claim, with the curve or the videos that show it."""
     page = Page("What the demo has shown", ["no GPU, no download: all of this was made here"], video_width=640)
@@ -145,6 +183,10 @@ def write_page(
     )
     page.clips([Clip("before: as it imagines, and as it truly goes", before), Clip("after", after)])
     page.note("Its greedy actions, and the same ones in the simulator. No action was executed while it learnt.")
+    page.heading("A gate says in which imagination a policy may learn")
+    page.verdict("; ".join(f"{name}: {verdict}" for name, verdict in verdicts.items()) + ".")
+    for i in range(len(WORLDS)):
+        page.findings(json.loads((GATE / f"{i}.json").read_text())["reasons"])
     return page.write(OUTPUT)
 
 

@@ -39,7 +39,7 @@ figure { margin: 0; } figcaption { font-size: .85rem; color: var(--soft); min-he
 .tile span { color: var(--soft); }
 .tile .good { color: #2f9e64; } .tile .bad { color: #e5484d; }
 video { width: WIDE_px; max-width: 100%; image-rendering: RENDERING_; background: var(--card); display: block; }
-img { max-width: 100%; display: block; }
+img { width: 44rem; max-width: 100%; display: block; }
 svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
 svg .grid { stroke: var(--line); } svg .title { fill: var(--text); font-weight: bold; font-size: 12px; }
 pre { overflow-x: auto; } button { font: inherit; } .note { color: var(--soft); margin-top: 0; }
@@ -145,7 +145,7 @@ class Page:
         self._parts.append(f'<div class="row">{figures}</div>')
 
     def pictures(self, pictures: Sequence[Clip]) -> None:
-        """Still pictures, each as large as it is."""
+        """Still pictures, over the width of the page where they have as much."""
         figures = "".join(
             f'<figure><img src="{html.escape(one.file)}" alt="{html.escape(one.caption)}">'
             f"<figcaption>{html.escape(one.caption)}</figcaption></figure>"

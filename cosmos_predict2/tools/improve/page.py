@@ -12,6 +12,7 @@ from typing import Any
 
 from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, write_json
 from cosmos_predict2.evaluation.reports.run_report import by_name, read_records
+from cosmos_predict2.rl.episodes.imagination_verdict import BOUNDS
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
 from cosmos_predict2.tools.improve.way import GATE, Options, Phase, phases_of
 from imaginaire.progress import duration
@@ -154,13 +155,9 @@ def _recordings(page: Page, options: Options, figures: Figures) -> None:
     faults = f"{len(found['faults'])} faults" if found["faults"] else "no faults"
     page.heading("1. Recordings", f"{counts}; {faults}.")
     if split:
-        parts = ("train", "calibrate", "test")
-        outcomes = {"succeed": True, "fail": False, "unknown": None}
-        rows = [
-            (part, [sum(split["outcomes"][i] is value for i in split[part]) for value in outcomes.values()])
-            for part in parts
-        ]
-        page.table("part", list(outcomes), rows)
+        outcomes = {part: [split["outcomes"][i] for i in split[part]] for part in ("train", "calibrate", "test")}
+        shares = [f"{part}: {found.count(True)} succeed, {found.count(False)} fail" for part, found in outcomes.items()]
+        page.findings(shares)
         page.note("What is held out (calibrate, test) is seen by no training; test by no threshold and no stop rule.")
     page.clips(_shown(options, "split"))
 
@@ -216,7 +213,7 @@ def _gate(page: Page, options: Options, figures: Figures) -> None:
             continue
         page.heading(f"6. Gate{phase.title}", f"Is what is imagined to be trusted? {card['verdict']}.")
         page.findings(card["reasons"])
-        page.table("figure", ["value"], [(name, [value]) for name, value in _flat(card["figures"])])
+        page.text("\n".join(_bounded(card["figures"])))
         page.note(f"Next, says the gate: {card['next_step']}")
 
 
@@ -259,13 +256,18 @@ def _shown(options: Options, name: str) -> list[Clip]:
     return [Clip(caption, f"page/{file}") for file, caption in captions.items()]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of nested figures, by their joined names."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name.replace('_', ' ')}, ")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{name.replace('_', ' ')}", float(value)
+def _bounded(figures: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each figure of a card that has a bound: the figure with its interval, the bound, how it stands."""
+    policies = [name for name in figures if name.partition("/")[0] == "policy"]
+    for name, group in [("", figures), *((name, figures[name]) for name in policies)]:
+        for bound in BOUNDS:
+            found = group.get(bound.name)
+            value = found["value"] if isinstance(found, Mapping) else found
+            if value is not None:
+                of = f", {name}" if "/" in name else ""
+                interval = f" [{found['low']:.2f}, {found['high']:.2f}]" if isinstance(found, Mapping) else ""
+                shown = f"{value:.2f}{interval}"
+                yield f"{bound.text + of:<60} {shown:<18} {bound.as_text():<24} {bound.judged(value)}"
 
 
 def _number(value: Any) -> float:
