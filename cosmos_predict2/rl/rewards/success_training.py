@@ -107,8 +107,8 @@ def train(
         for step in range(options.steps):
             rows = torch.cat([kind[torch.randint(len(kind), (count,), generator=draws)] for kind, count in counts])
             images = augmented(to_unit(pictures.pictures_N_H_W_C[rows]), draws, mirror=options.mirror).to(device)
-            wanted = wanted_N_K[rows].to(device)
-            loss = binary_cross_entropy(model.logits(images), wanted, reduction="none").mean(dim=0).sum()
+            outputs = zip(model.logits(images).T, wanted_N_K[rows].to(device).T, strict=True)
+            loss = torch.stack([binary_cross_entropy(logits, wanted) for logits, wanted in outputs]).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
