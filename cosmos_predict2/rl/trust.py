@@ -135,7 +135,8 @@ def learning_inputs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
     if node is None and held is None:
         return {}, {}
     node = node or {}
-    path = node.get("dit_path") if held is None else held.config.model_manager_config.dit_path
+    named: Any = node if held is None else held  # by a path, or by a configuration that has one
+    path = named.config.model_manager_config.dit_path if "config" in named else named.get("dit_path")
     places = {"world_model": str(path or tiny_action_path())}
     options = {name: value for name, value in node.items() if name in WORLD_MODEL_OPTIONS}
     for name, part in (("reward", config.env.get("reward")), ("policy", config.policy)):

@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A world model to imagine with, from its weights alone; environments name it in their configuration."""
+"""A world model to imagine with, from its weights alone, or to refine, as its run trained it; environments and
+policies name them in their configuration."""
 
+from typing import Any
+
+from omegaconf import ListConfig, OmegaConf
+
+from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.choice import choose_action_model
 from cosmos_predict2.pipelines.flags import ActionModel
+from cosmos_predict2.pipelines.recorded_run import composed_run
 from cosmos_predict2.world_model.assembly import device_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.world_model import build_world_model
+from imaginaire.config import lazy_config
+from imaginaire.data.facts import known
 from imaginaire.errors import ConfigError, near
 
 
@@ -40,3 +49,29 @@ def imagination_of(
         raise ConfigError(f"precision is '{precision}'.{near(precision, PRECISIONS)}")
     world = build_world_model(choice.config, dtype=PRECISIONS[precision], device=device)
     return Imagination(world.load(choice.dit_path, "net_ema" if load_ema else "auto"))
+
+
+def world_model_of(dit_path: str) -> Any:
+    """The node of the training model of a run, with the weights that it trained, which go on without an average."""
+    weights = [f"model.config.model_manager_config.dit_path={dit_path}", "model.config.pipe_config.ema.enabled=false"]
+    return composed_run(read_card(dit_path), weights).model
+
+
+def training_data_of(dit_path: str, **options: Any) -> Any:
+    """The data set that the weights of a run were trained on, with some of its arguments changed."""
+    return lazy_config.instantiate(composed_run(read_card(dit_path), []).dataloader_train.dataset, **options)
+
+
+def picture_size_of(dit_path: str) -> ListConfig | None:
+    """Height and width of the pictures that the weights of a run were trained on; None where no run records it. In a
+    configuration ``${picture_size_of:PATH}``, which is saved as numbers."""
+
+    def read() -> ListConfig | None:
+        loader = read_card(dit_path).run.get("dataloader_train") or {}
+        size = (loader.get("dataset") or {}).get("video_size")
+        return None if size is None else ListConfig([int(side) for side in size])
+
+    return known(read)
+
+
+OmegaConf.register_new_resolver("picture_size_of", picture_size_of, replace=True)

@@ -24,7 +24,7 @@ from cosmos_predict2.rl.episodes.config import RefinementConfig
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison
 from cosmos_predict2.rl.episodes.replays import replayed
 from imaginaire.config import lazy_config
-from imaginaire.config.names import target_of
+from imaginaire.config.names import takes, target_of
 from imaginaire.errors import DataError
 
 Outcome = tuple[bool, bool, float]  # of an episode: true success, imagined success, and the imagined value
@@ -56,9 +56,11 @@ def open_phase(
         )
     own: dict[str, Any] = dict(root=str(folder), num_frames=num_frames, video_size=list(picture), text_width=1)
     own |= dict(data_split="full", split_file=None, action_transform=transform, load_t5_embeddings=False)
-    if config.data is not None and target_of(config.data) is LeRobotActionDataset:
-        found: LeRobotActionDataset = lazy_config.instantiate(config.data, **own)
-        return found
+    if config.data is not None:
+        known, takes_others = takes(target_of(config.data))
+        if takes_others or own.keys() <= set(known):
+            found: LeRobotActionDataset = lazy_config.instantiate(config.data, **own)
+            return found
     return LeRobotActionDataset(**own)
 
 

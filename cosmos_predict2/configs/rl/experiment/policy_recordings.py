@@ -10,19 +10,21 @@ from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job
-from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.configs.rl.imagination import imagination_of, training_data_of, world_model_of
 from cosmos_predict2.configs.rl.seeing_policy import seeing_policy
 from cosmos_predict2.rl.config import GroupAdvantageConfig
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
-from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import RecordedEpisodeStarts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.imagination_watch import ImaginationWatch, Limit
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
-from imaginaire.config import L, register_experiment
+from imaginaire.config import PLACEHOLDER, L, register_experiment
 from imaginaire.data.stream import ResumableLoader
+from imaginaire.optim.muon import muon
+from imaginaire.optim.schedules import lambda_linear
 
 NAME = "vla_grpo_recordings"
 # Small steps near the clone decide the sign of what is learnt: with a learning rate of 3e-4, 8 groups, 4 minibatches
@@ -30,6 +32,7 @@ NAME = "vla_grpo_recordings"
 GROUPS, MEMBERS = 24, 8
 MINIBATCHES, LEARNING_RATE, KL = 2, 5e-5, 0.1
 EXPERIENCES, EVERY = 40, 10  # and those between two validations
+PHASES, ROUND, STEPS = 2, 20, 150  # refinements, experiences before each and after the last, steps of one
 LIMITS = dict(  # approx_kl was measured; the others are guesses, wide enough to leave a run alone that learns
     approx_kl=Limit(most=0.02, why="steps of .02 to .18 destroyed a working policy, those below .001 did not"),
     obedience=Limit(fall=0.5, why="the world model no longer shows what these actions do"),
@@ -49,7 +52,11 @@ def starts(part: str, batch_size: int) -> Any:
 def recordings(name: str, label: str) -> dict[str, Any]:
     env = L(WorldModelEnv)(
         imagination=L(imagination_of)(dit_path="outputs/my_world_model"),
-        starts=L(RecordedStarts)(path="outputs/my_starts", by_task=False),  # of all tasks
+        starts=L(RecordedStarts)(  # of all tasks, in the size of the pictures that the world model was trained on
+            path="outputs/my_starts",
+            by_task=False,
+            size="${picture_size_of:${model.config.env.imagination.dit_path}}",
+        ),
         reward=L(ResnetReward)(path="outputs/my_reward/reward_model.safetensors"),
         num_envs=GROUPS * MEMBERS,
         max_steps=None,  # as long as the recordings
@@ -89,5 +96,33 @@ def recordings(name: str, label: str) -> dict[str, Any]:
     )
 
 
-for name, label in ((NAME, "openvla_oft"), (f"{NAME}_pi05", "pi05")):
-    register_experiment(name, partial(recordings, name, label))
+def refined(name: str, label: str) -> dict[str, Any]:
+    """The same with a world model that is refined twice, on what a robot does with the policy of then."""
+    run = recordings(name, label)
+    config, path = run["model"].config, "model.config.world_model.dit_path"
+    del config.env["imagination"]  # it is given that of the world model
+    config.world_model = L(world_model_of)(dit_path="outputs/my_world_model")
+    config.env.starts.size = f"${{picture_size_of:${{{path}}}}}"
+    falling = dict(warm_up_steps=[0], cycle_lengths=[STEPS], f_start=[1.0], f_max=[1.0], f_min=[0.0])
+    config.refinement = RefinementConfig(
+        every=ROUND,
+        recordings="outputs/my_robot",
+        episodes=100,
+        steps=STEPS,
+        optimizer=L(muon)(model=PLACEHOLDER, lr=0.015, adam_lr=1e-3, precision="auto"),
+        scheduler=L(lambda_linear)(**falling),
+        data=L(training_data_of)(dit_path=f"${{{path}}}"),
+    )
+    per_round = ROUND * MINIBATCHES + STEPS
+    run["trainer"].update(
+        max_iter=PHASES * per_round + ROUND * MINIBATCHES,
+        validation_iter=per_round,
+        ddp=dict(static_graph=False),  # a step trains the policy or the world model
+    )
+    run["checkpoint"].update(save_iter=per_round)
+    return run
+
+
+for label, suffix in (("openvla_oft", ""), ("pi05", "_pi05")):
+    register_experiment(f"{NAME}{suffix}", partial(recordings, f"{NAME}{suffix}", label))
+    register_experiment(f"{NAME}_refined{suffix}", partial(refined, f"{NAME}_refined{suffix}", label))
