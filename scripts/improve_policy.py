@@ -13,7 +13,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
-parser = command_line.parser("scripts.improve_policy", __doc__)
+_EPILOG = """\
+RUN/index.html is the page, RUN/verdict.json its first sentences, RUN/policy the policy; RUN/logs has what each program
+printed. The exit code is 0 where the way ended in a verdict, a gate's no among them, 2 where a step could not be done,
+75 where it was interrupted: the same command goes on. The steps one by one: documentations/your_robot.md
+
+examples:
+  python -m scripts.improve_policy my_data --out runs/mine
+  python -m scripts.improve_policy my_data --suite gym:metaworld_setup:MT1-reach --out runs/reach --phases 2
+  python -m scripts.improve_policy my_data --suite my_robot:MyTask --policy my_robot:MyPolicy --out runs/mine --dryrun
+"""
+
+parser = command_line.parser("scripts.improve_policy", __doc__, _EPILOG)
 add = parser.add_argument
 add("data", metavar="DATA", type=Path, help="the folder of a LeRobot data set")
 add("--out", required=True, type=command_line.local_folder, metavar="RUN", help="the folder of all that is made")
@@ -30,11 +41,17 @@ add("--dryrun", action="store_true", help="print the commands, and start none")
 
 
 def run(args: argparse.Namespace) -> int:
+    from cosmos_predict2.data.split import SUCCESS_COLUMN
     from cosmos_predict2.tools.improve.improve import commands, improve
     from cosmos_predict2.tools.improve.way import Options
 
     if args.phases and not args.suite:
         raise ConfigError(f"--phases {args.phases}: true episodes need --suite, where the policy can play them.")
+    if args.phases and args.success_column != SUCCESS_COLUMN:
+        raise ConfigError(
+            f"--success_column {args.success_column}: true episodes are recorded with {SUCCESS_COLUMN}. Rename it in"
+            " the recordings, or leave --phases out."
+        )
     options = Options(
         data=args.data,
         out=args.out,

@@ -14,7 +14,7 @@ from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, write
 from cosmos_predict2.evaluation.reports.run_report import by_name, read_records
 from cosmos_predict2.rl.episodes.imagination_verdict import BOUNDS
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
-from cosmos_predict2.tools.improve.way import GATE, Options, Phase, phases_of
+from cosmos_predict2.tools.improve.way import CLONED, GATE, WORLD_MODEL, Options, Phase, phases_of
 from imaginaire.progress import duration
 
 VERDICT = "verdict.json"
@@ -176,13 +176,26 @@ def _tokenizer(page: Page, options: Options, figures: Figures) -> None:
 
 
 def _world_model(page: Page, options: Options, figures: Figures) -> None:
-    found = figures.read("imagined/figures.json")
-    if not found:
+    found, rule = figures.read("imagined/figures.json"), figures.read(f"{WORLD_MODEL}/stop_rule.json")
+    if not rule:
         return
-    page.heading("3. World model", f"It {found['verdict']['sentence']}.")
-    page.clips(_clips(options.out, "imagined", "clip_*.mp4"))
-    page.note("Held-out recordings, and what is imagined of their first picture and their own actions.")
-    page.link("its evaluation, with all figures and videos", "imagined/index.html")
+    page.heading("3. World model", rule["text"])
+    looks = {
+        title: {name: [(look["iteration"], _number(look[key])) for look in rule["looks"]] for name, key in keys.items()}
+        for title, keys in _LOOKS.items()
+    }
+    page.plots(looks, "iteration")
+    if found:
+        page.verdict(f"It {found['verdict']['sentence']}.")
+        page.clips(_clips(options.out, "imagined", "clip_*.mp4"))
+        page.note("Held-out recordings, and what is imagined of their first picture and their own actions.")
+        page.link("its evaluation, with all figures and videos", "imagined/index.html")
+
+
+_LOOKS = {
+    "Loss": {"held out": "loss", "of training": "loss_seen"},
+    "Imagined pictures, dB": {"imagined": "psnr", "the tokenizer alone": "psnr_tokenizer"},
+}
 
 
 def _reward(page: Page, options: Options, figures: Figures) -> None:
@@ -197,11 +210,16 @@ def _reward(page: Page, options: Options, figures: Figures) -> None:
 
 
 def _clone(page: Page, options: Options, figures: Figures) -> None:
-    if before := figures.success("before"):
-        page.heading(
-            "5. Clone",
+    found, before = figures.read(f"{CLONED}/clone.json"), figures.success("before")
+    if not found:
+        return
+    page.heading("5. Clone", found["best"]["verdict"]["text"])
+    losses = [(one["iteration"], _number(one["loss"])) for one in found["history"]]
+    page.plots({"Held-out loss": {"loss": losses}}, "iteration")
+    if before:
+        page.verdict(
             f"It truly succeeds on {before['rate']:.3f} of {before['episodes']} episodes"
-            f" ({before['low']:.3f} to {before['high']:.3f}).",
+            f" ({before['low']:.3f} to {before['high']:.3f})."
         )
         page.clips(_clips(options.out, "before", "*.mp4"))
         page.note("Left as it truly goes, right what is imagined of the same actions.")
