@@ -7,11 +7,17 @@ reads its task reads the sentence of each recording.
 """
 
 import argparse
+import json
 import logging
+import os
 import shlex
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
@@ -19,6 +25,9 @@ from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+CONFIG = "cosmos_predict2/configs/base/config.py"
+ROOT = "IMAGINAIRE_OUTPUT_ROOT"  # of run folders
 
 # Given to those policies that take them, and errors for others.
 _OWN_FLAGS = ("base", "keep_statistics", "lora_rank", "variant", "expert_only", "augment")
@@ -105,7 +114,6 @@ add("--overwrite", action="store_true", help="replace a policy that is there")
 
 
 def run(args: argparse.Namespace) -> None:
-
     from cosmos_predict2.rl.policies import cloning, files
     from cosmos_predict2.rl.policies.weights import require_public
     from cosmos_predict2.toy_world.scene import SETTINGS
@@ -134,13 +142,11 @@ def run(args: argparse.Namespace) -> None:
     if args.data:
         if args.action_dim is not None:
             raise ConfigError(f"--action_dim {args.action_dim} is of the toy world's expert: leave it out with --data.")
-        demonstrations = cloning.recorded_demonstrations(
-            Path(args.data), args.demonstrations, args.camera, args.action_keys, args.split
-        )
-    elif args.camera or args.action_keys or args.split:
+        _clone_recordings(args, own_arguments)
+        return
+    if args.camera or args.action_keys or args.split:
         raise ConfigError("--camera, --action_keys and --split are of recordings: give --data, or leave them out.")
-    else:
-        demonstrations = cloning.toy_demonstrations(args.demonstrations, args.seed, args.setting, args.action_dim or 4)
+    demonstrations = cloning.toy_demonstrations(args.demonstrations, args.seed, args.setting, args.action_dim or 4)
     windows = demonstrations.windows(args.chunk, starts)
     args.action_dim = windows.actions_B_A_D.shape[2]
     log.info("%s: %d windows", demonstrations.source, len(windows))
@@ -157,6 +163,57 @@ def run(args: argparse.Namespace) -> None:
         path = files.write_policy(Path(args.out), policy, about)
     log.info("wrote %s; the loss fell from %.3f to %.3f", path, losses[0], losses[-1])
     print(f"policy: {path}")
+
+
+def _clone_recordings(args: argparse.Namespace, own_arguments: Mapping[str, Any]) -> None:
+    """Run experiment=clone_recordings with these flags, in a folder that is gone afterwards."""
+    from cosmos_predict2.rl.policies import files
+    from cosmos_predict2.rl.policies.weights import RESULT
+    from imaginaire import distributed
+    from imaginaire.config import compose
+    from imaginaire.training import trainer
+
+    if args.device and not str(distributed.device()).startswith(args.device):
+        raise ConfigError(
+            f"--device {args.device}: recordings are cloned on {distributed.device().type}. An empty"
+            " CUDA_VISIBLE_DEVICES hides the GPUs."
+        )
+    model, data = "model.config", "dataloader_train.dataset"
+    values: dict[str, Any] = {f"+{model}.arguments.{name}": value for name, value in own_arguments.items()}
+    values |= {f"{model}.policy": args.policy, f"{model}.num_knots": args.knots, f"{model}.noise": args.noise}
+    values |= {f"{data}.path": args.data, f"{data}.split_file": args.split, f"{data}.num": args.demonstrations}
+    values |= {f"{data}.starts": None if args.windows == "all" else args.windows, f"{data}.chunk": args.chunk}
+    values |= {f"{data}.camera": args.camera, f"{data}.action_keys": args.action_keys}
+    values |= {"optimizer.lr": args.lr, "dataloader_train.batch_size": args.batch_size, "trainer.seed": args.seed}
+    values |= {"trainer.max_iter": args.steps, "trainer.validation_iter": max(1, args.steps // 10)}
+    if not args.split:  # nothing is held out
+        values |= {"trainer.run_validation": False, f"{data}.held_out_share": 0.0}
+    overrides = ["experiment=clone_recordings", "ckpt_type=dummy"]
+    overrides += [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    with tempfile.TemporaryDirectory() as folder, _runs_below(folder):
+        config = compose.compose(CONFIG, overrides)
+        if code := trainer.launch(config):
+            sys.exit(code)
+        result, path = Path(config.job.path_local) / RESULT, Path(args.out)
+        if (result / files.FILE).is_file():
+            path = files.file_of(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(result / files.FILE, path)
+        else:
+            shutil.copytree(result, path, dirs_exist_ok=True)
+    print(f"policy: {path}")
+
+
+@contextmanager
+def _runs_below(folder: str) -> Iterator[None]:
+    before = os.environ.get(ROOT)
+    os.environ[ROOT] = folder
+    try:
+        yield
+    finally:
+        os.environ.pop(ROOT)
+        if before is not None:
+            os.environ[ROOT] = before
 
 
 if __name__ == "__main__":

@@ -24,10 +24,7 @@ from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episo
 from cosmos_predict2.data.lerobot.info import held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import split_of
-from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.interfaces import Observation
-from cosmos_predict2.toy_world.episodes import make_episodes
-from cosmos_predict2.toy_world.tasks import find_tasks
 from imaginaire import random
 from imaginaire.buildable import made, resolve
 from imaginaire.errors import ConfigError, DataError, TrainingError
@@ -169,14 +166,10 @@ def begin(policy: str, start: Beginning, arguments: Mapping[str, Any], where: st
     """A `Cloneable` policy, with weights of a base or drawn ones; ``where`` comes before a wrong argument."""
     cls = resolve(policy, "policy")
     windows = start.windows
-    offered: dict[str, Any] = dict(
-        action_dim=windows.actions_B_A_D.shape[2], chunk=start.chunk, num_knots=start.num_knots, start=start
-    )
-    if noise is not None:
-        offered["noise"] = noise
+    sizes = dict(action_dim=windows.actions_B_A_D.shape[2], chunk=start.chunk, num_knots=start.num_knots)
     with random.preserved():
         torch.manual_seed(random.derive_seed(start.seed, 0, "policy"))
-        begun: Any = made(getattr(cls, "to_clone", cls), arguments, where, **offered)
+        begun: Any = made(getattr(cls, "to_clone", cls), arguments, where, start=start, noise=noise, **sizes)
     if arguments.get("keep_statistics"):
         warn_of_outside(begun, windows, str(arguments.get("base")))
     return begun
@@ -184,6 +177,10 @@ def begin(policy: str, start: Beginning, arguments: Mapping[str, Any], where: st
 
 def toy_demonstrations(num: int, seed: int, setting: str = "default", action_dim: int = 4) -> Demonstrations:
     """Episodes of the toy world's expert, of the part of the series that training has."""
+    from cosmos_predict2.data.toy.videos import SPLITS
+    from cosmos_predict2.toy_world.episodes import make_episodes
+    from cosmos_predict2.toy_world.tasks import find_tasks
+
     episodes = make_episodes(num, seed, mix=MIX, setting=setting, action_dim=action_dim, first=SPLITS["train"])
     return Demonstrations(
         list(episodes.actions),
@@ -202,16 +199,18 @@ def recorded_demonstrations(
     part: str = "train",
     held_out_share: float = 0.0,
 ) -> Demonstrations:
-    """The first episodes of a folder of recordings, with their own sentences; see `open_episodes`. With a split, of the
-    part's successes; without, of all but a share, or of this share."""
+    """The first episodes of a folder of recordings, with their own sentences; see `open_episodes`. With a split they
+    are the first of a part's successes; without, a share of them is held out, which any other part than train is."""
     if not folder.is_dir():
         raise DataError(f"{folder} does not exist: give the folder of the recordings to clone.")
     everything = open_episodes(folder, camera=camera, action_keys=action_keys)
     if split_file:
         numbers = split_of(split_file, LeRobotSource.open(folder)).successes(part)
     else:
+        everything = everything[:num]
         numbers = tuple(numpy.flatnonzero(held_out(len(everything), held_out_share) == (part != "train")).tolist())
-    episodes = [everything[i] for i in numbers][:num]
+    if not (episodes := [everything[i] for i in numbers][:num]):
+        raise DataError(f"{folder}: none of its {len(everything)} recordings is for the part '{part}': record more.")
     if nameless := [episode.path for episode in episodes if not episode.task]:
         raise DataError(f"{nameless[0]} names no task: its sentence is what a policy is asked for.")
     # a table may have a row for each picture: the last one's action leads nowhere

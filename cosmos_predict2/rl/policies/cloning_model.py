@@ -27,7 +27,7 @@ from imaginaire import distributed, random
 from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
 from imaginaire.config.nodes import as_config
-from imaginaire.config.schema import Section, at_least, one_of
+from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError
@@ -51,6 +51,7 @@ class CloningConfig(Section):
     base: str = ""  # published weights to begin with, or those of a clone; empty: tiny random ones
     lora_rank: int = attrs.field(default=0, validator=at_least(0))  # 0: the weights themselves are trained
     arguments: Any = attrs.field(factory=dict)  # others of the policy's ``to_clone``, such as augment or variant
+    noise: float = attrs.field(default=0.2, validator=above(0))  # deviation of draws, of policies that take it
     num_knots: int = attrs.field(default=4, validator=at_least(1))  # motions of a chunk, each held for equally long
     seed: int = attrs.field(default=0, validator=at_least(0))  # of drawn weights
     precision: str = attrs.field(default="float32", validator=one_of(*PRECISIONS))
@@ -81,7 +82,7 @@ class CloningModel(ImaginaireModel):
         start = Beginning(windows, Path(self._folder.name), config.seed, data.chunk, config.num_knots)
         own = {"base": config.base, "lora_rank": config.lora_rank, **dict(config.arguments)}
         given = {name: value for name, value in own.items() if value}
-        self.net: nn.Module = begin(config.policy, start, given, f"{KEY}, policy {config.policy}: ")
+        self.net: nn.Module = begin(config.policy, start, given, f"{KEY}.arguments.", config.noise)
         cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
         self.constant = Constant.of(windows)
         known = json.dumps([windows.statistics(), sorted(set(windows.tasks))], sort_keys=True)

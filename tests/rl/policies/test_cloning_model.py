@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import gc
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cosmos_predict2.rl.policies.null import Constant, by_errors, by_success, de
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from imaginaire.errors import ConfigError, DataError
 from scripts import train
+from tests.multiprocess import run_distributed
 
 FRAMES, SIDE = 9, 16
 RUN = "checkpoints/posttraining/cloning/clone_recordings"
@@ -103,6 +105,26 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
         for each in (best, averaged)
     ]
     torch.testing.assert_close(*decided)
+
+
+def _clone_on_rank(recordings: Path, folder: Path, overrides: list[str]) -> int:
+    os.chdir(folder)
+    return command(recordings, "trainer.max_iter=2", "model.config.ema.enabled=true", *overrides)
+
+
+@pytest.mark.long
+def test_a_sharded_policy_is_cloned_and_written_like_a_whole_one(recordings: Path, tmp_path: Path) -> None:
+    sharded = ["model.config.fsdp_shard_size=-1", "trainer.distributed_parallelism=fsdp", "ckpt_type=dcp"]
+    found = []
+    for name, overrides in (("whole", []), ("sharded", sharded)):
+        (tmp_path / name).mkdir()
+        assert run_distributed(_clone_on_rank, 2, (recordings, tmp_path / name, overrides)) == [0, 0]
+        run = tmp_path / name / RUN
+        found.append((read_policy(str(run))[0].state_dict(), json.loads((run / "clone.json").read_text())["best"]))
+    (whole, best), (parts, best_of_parts) = found
+    assert best["windows"] == 15 and best_of_parts["loss"] == pytest.approx(best["loss"], rel=1e-4)
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_another_clone_of_other_recordings_is_not_resumed(

@@ -19,7 +19,7 @@ NAME = "clone_recordings"
 STEPS = 3000
 RATES = {"pi05": 2e-3, "openvla_oft": 1.5e-3}
 SEED: Any = "${trainer.seed}"
-SHARED = ("path", "split_file", "chunk", "starts", "camera", "action_keys")
+SHARED = ("path", "split_file", "chunk", "starts", "num", "camera", "action_keys", "held_out_share")
 
 
 def clone(name: str, policy: str) -> dict[str, Any]:
