@@ -58,6 +58,7 @@ from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, V
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import objective_of
 from cosmos_predict2.rl.policies.contract import tolerance_of
+from cosmos_predict2.rl.policies.files import refuse_blind_clone
 from cosmos_predict2.rl.policies.network import cast, deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.trust import LEARNT_IN, PROGRAM, UNCHECKED, corrected, learning_inputs, require_card
 from cosmos_predict2.world_model.assembly import other_parts
@@ -175,6 +176,9 @@ class VLAGRPOModel(RLModel):
         """True where nothing is imagined, or the card is of what is; raises without ``allow_unchecked``."""
         if not self._inputs:
             return True
+        path = config.policy.get("path") if isinstance(config.policy, Mapping) else None
+        if path and not config.allow_unchecked:
+            refuse_blind_clone(str(path))
         flags = " ".join(f"--{name} {place}" for name, place in places.items())
         command = f"{PROGRAM} --data my_data {flags} --out {config.card}"
         card = require_card(config.card, self._inputs, config.allow_unchecked, key=f"{KEY}.card", made_by=command)

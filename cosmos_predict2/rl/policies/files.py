@@ -23,7 +23,7 @@ from cosmos_predict2.checkpoints.card import name_of, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
 from cosmos_predict2.rl.policies.network import trained_adapter
-from cosmos_predict2.rl.policies.null import ADDRESS, null_policy
+from cosmos_predict2.rl.policies.null import ADDRESS, Beaten, null_policy
 from cosmos_predict2.rl.policies.weights import PUBLIC_CONFIG, load_weights, result_of
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import made, path_of, recorded, resolve, shipped
@@ -101,6 +101,16 @@ def holds_policy(address: str) -> bool:
     except CheckpointError:
         open_address(address)
         return False
+
+
+def refuse_blind_clone(address: str) -> None:
+    """Raise for a policy that is recorded to be a clone no better than the recordings' mean action."""
+    try:
+        about = _card(latest(result_of(address))).about
+    except CheckpointError:  # of a policy that records nothing
+        return
+    if verdict := about.get("verdict"):
+        Beaten(**verdict).require(address)
 
 
 def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:

@@ -139,10 +139,12 @@ class Beaten:
     text: str
     next_step: str = ""
 
-    def require(self) -> None:
+    def require(self, address: str) -> None:
         """Refuse a clone that reinforcement learning cannot begin with."""
         if self.is_better is False:
-            raise ConfigError(f"{self.text} {self.next_step}")
+            raise ConfigError(
+                f"{address}: {self.text} Reinforcement learning has nothing to begin with. {self.next_step}"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -14,9 +14,10 @@ from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Windows
-from cosmos_predict2.rl.policies.files import read_policy
+from cosmos_predict2.rl.policies.files import read_policy, refuse_blind_clone, write_policy
 from cosmos_predict2.rl.policies.null import Constant, by_errors, by_success, decision_errors
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
+from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.errors import ConfigError, DataError
 from scripts import train
 from tests.multiprocess import run_distributed
@@ -173,10 +174,20 @@ def test_a_clone_must_see_more_than_the_mean_action_does(noise: float, blind: bo
     assert verdict.is_better is is_better and figures["constant_error"] == pytest.approx(1)
     assert figures["explained"] == pytest.approx(0 if blind else 1, abs=0.15)  # the noise of a draw is no error
     if is_better:
-        verdict.require()
+        verdict.require("my_clone")
     else:
-        with pytest.raises(ConfigError, match=r"no better than the mean action.*Record more"):
-            verdict.require()
+        with pytest.raises(ConfigError, match=r"my_clone: .*no better than the mean action.*Record more"):
+            verdict.require("my_clone")
+
+
+def test_a_clone_that_sees_nothing_is_refused_for_reinforcement_learning(tmp_path: Path) -> None:
+    _, blind = by_errors(torch.ones(40), torch.ones(40), torch.arange(40) // 10)
+    write_policy(tmp_path / "blind", ToyPolicy(width=8), {"verdict": blind.as_dict()})
+    write_policy(tmp_path / "other", ToyPolicy(width=8), {})
+    with pytest.raises(ConfigError, match=r"blind: .*no better than the mean action.*nothing to begin with"):
+        refuse_blind_clone(str(tmp_path / "blind"))
+    refuse_blind_clone(str(tmp_path / "other"))
+    refuse_blind_clone(str(tmp_path / "none"))
 
 
 def test_few_episodes_tell_nothing() -> None:
