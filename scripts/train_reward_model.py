@@ -296,6 +296,12 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
         require_usable(source, args.camera)
         imagination = imagination_of(args.world_model, device=device)
         card = read_card(args.world_model)
+        if card.frame_rate is not None and abs(card.frame_rate / source.info.fps - 1) > 0.01:
+            raise DataError(
+                f"{args.data} has {source.info.fps:g} pictures a second, but {args.world_model} was trained on"
+                f" {card.frame_rate:g} (a stride): its actions lead further than one recorded picture. Give recordings"
+                " of that rate, or a world model without a stride."
+            )
         if (size := card.video_size) is not None:
             fit = partial(CROPS[card.input_crop or "stretch"], size=size)
     recordings = LabelledRecordings(

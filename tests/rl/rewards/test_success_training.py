@@ -380,6 +380,27 @@ def test_a_reward_of_recordings_learns_what_a_world_model_imagines_of_them_witho
     assert ResnetReward(str(tmp_path / "reward_model.safetensors"), device="cpu").threshold == found["threshold"]
 
 
+def test_a_world_model_of_another_robot_or_rate_is_refused_before_anything_is_trained(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.34", "--out")
+    words = (*words, str(tmp_path / "rm"), "--world_model", tiny_action_path())
+    rate = LeRobotSource.open(recordings).info.fps / 2
+    for found, named in [
+        (dict(imagination=SimpleNamespace(transform=SimpleNamespace(dim=7))), "4 numbers, but those of the world"),
+        (dict(card=SimpleNamespace(frame_rate=rate)), f"was trained on {rate:g} (a stride)"),
+    ]:
+        with monkeypatch.context() as patch:
+            for place, name in (
+                ("imagination", "cosmos_predict2.configs.rl.imagination.imagination_of"),
+                ("card", "cosmos_predict2.checkpoints.card.read_card"),
+            ):
+                if place in found:
+                    patch.setattr(name, lambda *_, one=found[place], **__: one)
+            assert _command(*words) == 2
+        assert named in capsys.readouterr().err
+
+
 ANY = ("--least_precision", "0", "--least_recall", "0", "--least_area", "0")
 
 
