@@ -34,7 +34,10 @@ MINIBATCHES, LEARNING_RATE, KL = 2, 5e-5, 0.1
 EXPERIENCES, EVERY = 40, 10  # and those between two validations
 PHASES, ROUND, STEPS = 2, 20, 150  # refinements, experiences before each and after the last, steps of one
 LIMITS = dict(  # approx_kl was measured; the others are guesses, wide enough to leave a run alone that learns
-    approx_kl=Limit(most=0.02, why="steps of .02 to .18 destroyed a working policy, those below .001 did not"),
+    approx_kl=Limit(
+        most=0.02,
+        why="steps of .02 to .18 destroyed a working policy, those below .001 did not; lower optimizer.lr",
+    ),
     obedience=Limit(fall=0.5, why="the world model no longer shows what these actions do"),
     noise_agreement=Limit(fall=0.5, why="what is paid is the noise of the world model, not what the policy does"),
     pictures_outside=Limit(rise=0.3, why="there world model and reward have seen nothing"),
