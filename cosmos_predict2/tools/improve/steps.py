@@ -6,8 +6,8 @@
             runner.run(step)
 
 RUN/steps/NAME.json is the marker, RUN/logs/NAME.log all that the program printed. A step whose marker is done, and
-whose command and inputs are as they were, is not done again. One that was interrupted is started again as it was, so
-that a training resumes; what another command or other inputs made is removed first.
+whose command and inputs are as they were, is not done again. A training that was interrupted resumes; what another
+program left half done, or another command or other inputs made, is removed first.
 """
 
 import contextlib
@@ -147,10 +147,12 @@ class Runner:
             self._say(f"{number}: done before")
             return False
         marker = self.marker(step)
-        if not marker or self._changed(step, marker) or marker.get("state") == DONE:
-            for path in step.makes:
-                _remove(path)
+        is_same = bool(marker) and not self._changed(step, marker) and marker.get("state") != DONE
+        if not is_same:
             marker = {}
+        if not (is_same and _TRAIN in step.words):
+            for path in step.makes:  # other programs refuse to write over what is there
+                _remove(path)
         again = "" if reason == "not done yet" else f" ({reason})"
         print(
             f"\n{number}{again}: {self._of_all(step, 0.0, None)}\n    {self.command(step)}", file=self.shown, flush=True

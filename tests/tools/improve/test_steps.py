@@ -72,6 +72,20 @@ def test_a_step_that_failed_keeps_what_it_has_and_another_command_does_not(tmp_p
     assert "False" in (tmp_path / "logs/a.log").read_text()
 
 
+@pytest.mark.parametrize("program", ["scripts.train", "scripts.other"])
+def test_a_training_goes_on_and_other_programs_begin_anew(tmp_path: Path, program: str) -> None:
+    code = "import sys; from pathlib import Path; p = Path(sys.argv[1]); is_there = p.exists();"
+    code += "p.write_text(''); sys.exit(0 if is_there else 3)"
+    step = Step("a", "a", ("-c", code, str(tmp_path / "a"), program), makes=(tmp_path / "a",))
+    for k in range(2):
+        with Runner(tmp_path, [step], shown=io.StringIO()) as runner:
+            if k and program == "scripts.train":
+                assert runner.run(step)
+            else:
+                with pytest.raises(TrainingError):
+                    runner.run(step)
+
+
 def test_a_stop_goes_to_the_step_and_the_folder_is_free_after_it(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
     slow = "import signal, sys, time; from pathlib import Path; b = Path(sys.argv[2]); b.write_text('begun');"
