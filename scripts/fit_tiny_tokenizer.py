@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fit the tiny tokenizer to recordings, and measure what any tokenizer keeps of them; needs no download and no GPU.
 
-It begins with the shipped weights, or with principal components of the recordings where these are nearer, and learns
-from the recordings that are not held out. What is held out measures it: decibels, the actions that are still read from
+It begins with the shipped weights, or with principal components of the recordings (--start components), and learns from
+the recordings that are not held out. What is held out measures it: decibels, the actions that are still read from
 its pictures, and whether its latents have mean 0 and deviation 1 as world models expect. The figures are written
 beside OUT, with a verdict and what to do.
 """
@@ -50,7 +50,7 @@ toy("--num_blocks", type=count, default=2, help="blocks of each coder")
 own = parser.add_argument_group("recordings").add_argument
 own("--split", default="", metavar="FILE", help="which episodes are held out (scripts.split_recordings)")
 own("--steps", type=count, default=STEPS, help="of the optimizer")
-own("--start", default="", metavar="FILE", help="weights to begin with (default: those that ship)")
+own("--start", default="", metavar="FILE", help="weights to begin with, or components (default: those that ship)")
 own("--camera", default=None, help="of several, the one to look at")
 own("--video_size", type=count, nargs=2, default=None, metavar=("H", "W"), help="(default: at most 64, in their shape)")
 own("--measure", default="", metavar="TOKENIZER", help="fit nothing: measure this file, tiny, or a Wan checkpoint")
@@ -108,14 +108,14 @@ def _recordings(args: argparse.Namespace) -> None:
     if args.minutes is not None:
         length = tiny_fit.Length(seconds=60 * args.minutes, clock=time.process_time)
     frames = tiny_fit.Frames(windows.pictures)
-    net, began, steps = tiny_fit.fit(frames, length, seed=args.seed, start=start, report=shown)
+    net, steps = tiny_fit.fit(frames, length, seed=args.seed, start=start, report=shown)
     seconds = time.process_time() - began_at
-    tiny_fit.write(args.out, net, {**_made(args, steps), "data": args.data, "began": began})
+    tiny_fit.write(args.out, net, {**_made(args, steps), "data": args.data, "began": start})
     figures, before = figures_of(_tokenizer(args.out), value=value), figures_of(_tokenizer("tiny"))
     content = {"tokenizer": args.out, **about, **figures.as_dict(), "psnr_of_shipped": before.psnr}
-    write_json(Path(args.out).with_suffix(".json"), {**content, "steps": steps, "began": began, "seconds": seconds})
+    write_json(Path(args.out).with_suffix(".json"), {**content, "steps": steps, "began": start, "seconds": seconds})
     print(
-        f"{args.out}: {steps} steps from {began}, {seconds:.0f} processor-seconds, {before.psnr:.1f} dB (the shipped"
+        f"{args.out}: {steps} steps from {start}, {seconds:.0f} processor-seconds, {before.psnr:.1f} dB (the shipped"
         f" one) -> {figures.psnr:.1f} dB; figures: {Path(args.out).with_suffix('.json')}"
     )
     print(figures.as_text())

@@ -68,7 +68,7 @@ class Look:
 class Verdict:
     """What limits a world model, by the looks of its training."""
 
-    limit: str  # "actions", "length", "recordings", "tokenizer" or "network"
+    limit: str  # "actions", "length", "recordings", "tokenizer", "network" or "unknown"
     text: str
     iterations: int | None = None  # of a run that would be long enough
     saved_by_twice: float = math.nan  # share of the loss that twice the length would save
@@ -219,6 +219,9 @@ def judged(looks: Sequence[Look], iteration: int, seconds_per_step: float = 0.0,
             f" about {wanted} iterations, {more} more at this pace: trainer.max_iter={wanted}"
         )
         return Verdict("length", f"{about}. {text}.", wanted, saved)
+    if math.isnan(saved) and not has_ended:
+        text = f"Whether it was long enough takes {LEAST_LOOKS} validations at the full rate: trainer.validation_iter"
+        return Verdict("unknown", f"{about}. {text}.")
     if ratio > OVERFITTED:
         text = f"The recordings limit it: the loss is {ratio:.2f} times that of clips trained on. Record more episodes"
         return Verdict("recordings", f"{about}. {text}.", None, saved)

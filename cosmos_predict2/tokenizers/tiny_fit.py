@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fitting the weights of the tiny tokenizer to pictures: principal components first, then the rest by gradient descent.
+"""Fitting the weights of the tiny tokenizer to pictures, from weights that are there or from principal components.
 
-    net = start(pictures, draws)                                     # or from weights that are there
-    train(net, pictures.turn, pictures, draws, Length(steps=800))
-    set_scale(net, pictures, draws)                                  # latents of mean 0 and deviation 1
+    net, steps = fit(Frames(pictures), Length(steps=400), seed=0, start=str(SHIPPED))
+    write("my_tokenizer.safetensors", net, {})
 
 Latents are centred for each channel and divided by one deviation, which is the contract of `TinyAutoencoder`.
 """
@@ -34,6 +33,7 @@ from imaginaire.checkpoint import weights as weight_sources
 BATCH = 32
 LEARNING_RATE = 3e-3
 CODE_NOISE = 0.03  # of latents with unit variance: what a model generates is never exact
+COMPONENTS = "components"
 REPORT_EVERY = 200  # steps, after which latents are centred and scaled anew
 
 Share = tuple[Tensor, float]  # pictures [N, frames * 3, H, W] in [-1, 1], and their weight in the loss
@@ -190,20 +190,19 @@ def fit(
     seed: int,
     start: str,
     report: Callable[[int, float, list[float]], None] = lambda step, part, decibels: None,
-) -> tuple[TinyAutoencoder, str, int]:
-    """The tokenizer of these pictures, what it began with, and the number of steps.
+) -> tuple[TinyAutoencoder, int]:
+    """The tokenizer of these pictures, and the number of steps.
 
-    ``start`` is a file of weights. Principal components of the pictures take its place where they are nearer.
+    ``start`` is a file of weights, or "components": the principal components of the pictures.
     """
     draws = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    net, began = load(start), start
-    components = TinyAutoencoder(**sizes_of(net.state_dict()))
-    start_from_components(components, lambda num_frames: ([frames.batch(512, num_frames, draws)], []))
-    video = frames.batch(64, 1 + GROUP, draws).unflatten(1, (1 + GROUP, 3)).transpose(1, 2)
-    if psnr(components, video) > psnr(net, video):
-        net, began = components, "principal components"
+    if start == COMPONENTS:
+        net = TinyAutoencoder()
+        start_from_components(net, lambda num_frames: ([frames.batch(512, num_frames, draws)], []))
+    else:
+        net = load(start)
     net.requires_grad_(True)
     steps = train(net, lambda step, n: [(frames.batch(BATCH, n, draws), 1.0)], frames, draws, length, report)
     set_scale(net, frames, draws)
-    return net.requires_grad_(False), began, steps
+    return net.requires_grad_(False), steps
