@@ -57,9 +57,11 @@ def world_model_of(dit_path: str) -> Any:
     return composed_run(read_card(dit_path), weights).model
 
 
-def training_data_of(dit_path: str, **options: Any) -> Any:
-    """The data set that the weights of a run were trained on, with some of its arguments changed."""
-    return lazy_config.instantiate(composed_run(read_card(dit_path), []).dataloader_train.dataset, **options)
+def training_data_of(dit_path: str, root: str = "", **options: Any) -> Any:
+    """The data set that the weights of a run were trained on, or other recordings read likewise, with some of its
+    arguments changed."""
+    own = {**options, "root": root} if root else options
+    return lazy_config.instantiate(composed_run(read_card(dit_path), []).dataloader_train.dataset, **own)
 
 
 def picture_size_of(dit_path: str) -> ListConfig | None:

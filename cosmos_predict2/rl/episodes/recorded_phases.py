@@ -56,11 +56,9 @@ def open_phase(
         )
     own: dict[str, Any] = dict(root=str(folder), num_frames=num_frames, video_size=list(picture), text_width=1)
     own |= dict(data_split="full", split_file=None, action_transform=transform, load_t5_embeddings=False)
-    if config.data is not None:
-        known, takes_others = takes(target_of(config.data))
-        if takes_others or own.keys() <= set(known):
-            found: LeRobotActionDataset = lazy_config.instantiate(config.data, **own)
-            return found
+    if config.data is not None and "root" in takes(target_of(config.data))[0]:
+        found: LeRobotActionDataset = lazy_config.instantiate(config.data, **own)
+        return found
     return LeRobotActionDataset(**own)
 
 
