@@ -87,14 +87,17 @@ def run(args: argparse.Namespace) -> int:
     figures, films = check.replays(imagination, reward, episodes, args.seed)
     figures |= check.obedience(films, episodes, learnt, chunk)
     figures |= {"leaks": check.leaks(args.world_model, args.reward, split), "allowed": args.allow}
-    by_policy = {}
+    by_policy: dict[str, dict[str, Any]] = {}
     for name, path in zip(_names(args.policy), args.policy, strict=True):
-        by_policy[name] = _of_policy(args, path, imagination, reward, episodes, learnt)
+        by_policy[name] = _of_policy(args, path, imagination, reward, episodes, learnt, figures)
     if args.played:
         played = LeRobotSource.open(args.played)
         outcomes = recorded_outcomes(played, args.success_column, last=True)
         own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0)
         figures |= check.played_figures(imagination, reward, own, args.seed)
+    for one in by_policy.values():
+        if true := one.get("true_success") or (figures.get("played_success") if len(by_policy) == 1 else None):
+            one["optimism"] = check.optimism(one["like_success"], true, figures["ends_imagined"])
     judged = judge(figures, by_policy, args.allow)
 
     command = shlex.join([*["python", "-m", "scripts.check_imagination"], *sys.argv[1:]])
@@ -110,15 +113,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_policy(
-    args: argparse.Namespace, path: str, imagination: Any, reward: Any, episodes: Any, learnt: Any
-) -> Mapping[str, Any]:
+    args: argparse.Namespace,
+    path: str,
+    imagination: Any,
+    reward: Any,
+    episodes: Any,
+    learnt: Any,
+    of_replays: Mapping[str, Any],
+) -> dict[str, Any]:
     """The figures of one policy, in imagination and with --suite where it is true."""
     from cosmos_predict2.rl.episodes import imagination_check as check
     from cosmos_predict2.rl.policies.files import read_policy
 
     policy, _ = read_policy(path)
     policy = policy.to(imagination.world.device)
-    figures = check.policy_figures(policy, imagination, reward, episodes, learnt, args.seed)
+    of_successes = of_replays["values_of_successes"]
+    figures = check.policy_figures(policy, imagination, reward, episodes, learnt, args.seed, of_successes)
     if args.suite:
         from cosmos_predict2.rl.envs import suites
 

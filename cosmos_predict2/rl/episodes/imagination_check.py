@@ -180,6 +180,7 @@ def replays(
         tasks = numpy.array(episodes.tasks)
         figures["ends_within_tasks"] = area_under_curve(value, truth, tasks[:, None] == tasks, seed)
     own = value
+    figures["values_of_successes"] = own[truth].tolist()
     for name, actions in _other_actions(episodes, seed).items():
         pictures, _ = imagined_ends(imagination, episodes.first_E_H_W_C, actions, seed)
         value, judged = judge(reward, pictures, episodes.tasks)
@@ -327,9 +328,18 @@ def attempts(policy: Any, env: VecEnv, starts: Starts, members: int = 0, **optio
 
 
 def policy_figures(
-    policy: Any, imagination: Imagination, reward: FrameReward, episodes: Episodes, learnt: Episodes, seed: int = 0
+    policy: Any,
+    imagination: Imagination,
+    reward: FrameReward,
+    episodes: Episodes,
+    learnt: Episodes,
+    seed: int = 0,
+    of_successes: Sequence[float] = (),
 ) -> Figures:
-    """What the policy is paid in imagination, from held-out starts, and how far it goes beyond the recordings."""
+    """What the policy is paid in imagination, from held-out starts, and how far it goes beyond the recordings.
+
+    ``of_successes`` are the values of imagined recordings that succeeded.
+    """
     env = imagined_env(imagination, reward, GivenStarts(episodes, learnt))
     require_state(env, policy)
     starts, groups = held_out_starts(min(GREEDY, len(episodes)), 1, seed), min(GROUPS, len(episodes))
@@ -347,12 +357,14 @@ def policy_figures(
     margin = 0.1 * (high - low) + 1e-6
     done = sampled.actions_M_E_A_D[sampled.executed_M_E_A].numpy()
     assert greedy.frames_E_F_H_W_C is not None
-    wins = (best > idle) + 0.5 * (best == idle)
+    wins, known = (best > idle) + 0.5 * (best == idle), numpy.array(of_successes)
+    above = ((best[:, None] > known) + 0.5 * (best[:, None] == known)).mean(axis=1) if len(known) else []
     return {
         "greedy_value": agreement.mean(best, seed),
         "sampled_value": agreement.mean(value_G_M.mean(axis=1), seed),
         "spread": float((numpy.ptp(value_G_M, axis=1) > LEAST_SPREAD).mean()),
         "above_nothing": agreement.mean(wins, seed),
+        "like_success": agreement.mean(above, seed),
         "noise_is_paid": agreement.mean(value_G_M.mean(axis=1) - best[:groups], seed),
         "actions_outside": float(((done < low - margin) | (done > high + margin)).mean()),
         "pictures_outside": _unlike(greedy.frames_E_F_H_W_C[:, -1], episodes, learnt),
@@ -386,6 +398,8 @@ def played_figures(imagination: Imagination, reward: FrameReward, played: Episod
     figures["played_imagined_success"] = judged.mean()
     if played.has_both:
         figures["played_ends"] = area_under_curve(value, played.success_E, seed=seed)
+        seen, _ = judge(reward, played.last_E_H_W_C, played.tasks)
+        figures["played_ends_true"] = area_under_curve(seen, played.success_E, seed=seed)
         figures["played_near_starts"] = near_starts(value, played, seed)
     return figures
 
@@ -414,6 +428,12 @@ def true_attempts(policy: Any, env: VecEnv, imagination: Imagination, reward: Fr
         "true_ends": area_under_curve(value, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan),
         "within_starts": within_groups(*by_start, seed),
     }
+
+
+def optimism(like_success: Estimate, true_success: Estimate, ends: Estimate) -> float:
+    """By how much more a policy is valued like recordings that succeeded than one of this true success would be: half
+    of its successes are valued above a recorded one, and of its failures as many as of recorded ones."""
+    return like_success.value - true_success.value / 2 - (1 - true_success.value) * (1 - ends.value)
 
 
 def plain(figures: Any) -> Any:

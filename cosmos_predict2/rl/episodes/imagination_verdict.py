@@ -25,6 +25,7 @@ IMAGINED_REWARD = "train the reward on imagined pictures, too (scripts.train_rew
 SPLIT = "train the world model and the reward by the split (dataset.split_file=FILE, --split FILE)"
 TOKENIZER = "fit the tokenizer to the recordings (scripts.fit_tiny_tokenizer), and train the world model on it"
 WORLD = "train the world model longer, or on more recordings"
+PLAY = "record 20 or more true episodes of this policy (--played; scripts.collect), and train on them, too"
 CLONE = "clone a better policy: more or better demonstrations, or longer training"
 LEARN = "learn: python -m scripts.train -- experiment=vla_grpo_recordings"
 
@@ -104,8 +105,22 @@ BOUNDS = (
         "a clone that does nothing cannot be told from one that does harm", CLONE,
     ),
     Bound(
+        "like_success", "the policy valued above recordings that succeed", 0.45, None,
+        "it is as good as they are, or imagination cannot tell its failures: a clone of .11 had .66, and learnt .03",
+        PLAY, is_least=False,
+    ),
+    Bound(
+        "optimism", "the same beyond what its true success explains", 0.10, 0.20,
+        "imagination cannot tell this policy's failures", PLAY, is_least=False,
+    ),
+    Bound(
         "played_success", "true success of the played episodes", 0.04, 0.001,
         "attempts that never succeed cannot be compared by success", CLONE,
+    ),
+    Bound(
+        "played_ends_true", "area under the curve, true ends of the policy's own episodes", 0.70, 0.60,
+        "a reward may know the recordings and not what this policy does (.38 of a clone, .89 of the recordings)",
+        REWARD,
     ),
     Bound(
         "played_ends", "area under the curve, the policy's own episodes", 0.66, 0.55,
