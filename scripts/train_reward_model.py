@@ -129,7 +129,8 @@ def run(args: argparse.Namespace) -> None:
     options = TrainingOptions(args.steps, args.lr, args.batch_size, mirror=is_toy)
     losses = train(model, pictures, options, args.seed, device)
     scales = scale_to(model, LabelledPictures.joined(list(shown.calibrating.values())))
-    threshold = middle_threshold(model, list(shown.calibrating.values()), args.precision, args.least_recall)
+    kinds = [*shown.calibrating.values(), *shown.calibrating_ends]
+    threshold = middle_threshold(model, kinds, args.precision, args.least_recall)
     if not threshold.is_precise:
         log.warning(
             "no threshold reaches --precision %g and --least_recall %g on held-out pictures: one is taken that tells"
@@ -230,6 +231,7 @@ class _Shown:
     calibrating: Mapping[str, Any]
     measured: Mapping[str, Any]
     ends: Mapping[str, Any] = field(default_factory=dict)
+    calibrating_ends: list[Any] = field(default_factory=list)
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -322,6 +324,11 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
             kind: LabelledPictures.joined([one.rows(last) for one in (*calibrating[kind], *measured[kind])])
             for kind in judged
         },
+        [
+            LabelledPictures.joined([one.rows(last) for one in calibrating[kind]])
+            for kind in judged
+            if imagination is not None
+        ],
         dict(split=args.split, discount=recordings.discount),
     )
 

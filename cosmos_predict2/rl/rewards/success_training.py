@@ -72,10 +72,14 @@ class LabelledPictures:
         assert self.progress_N is not None, "a classifier with progress learns from pictures that have it"
         return torch.stack([success_N, self.progress_N.float()], dim=1)
 
+    @property
+    def has_both(self) -> bool:
+        return 0 < int(self.success_N.sum()) < len(self)
+
     def require_both(self, what: str) -> None:
         """Raise where all pictures show the same: a classifier made of them says one thing of every picture."""
-        count = int(self.success_N.sum())
-        if not 0 < count < len(self):
+        if not self.has_both:
+            count = int(self.success_N.sum())
             raise DataError(
                 f"Of {len(self)} pictures {what} {count} show success, but both are needed, success and failure: give"
                 " more episodes, or other ones."
@@ -200,12 +204,13 @@ def middle_threshold(
     model: SuccessClassifier, kinds: Sequence[LabelledPictures], precision: float, recall: float
 ) -> Threshold:
     """The middle, by log-odds, of the widest range of thresholds with this precision and recall on each of these kinds
-    of held-out pictures.
+    of held-out pictures that has successes and failures.
 
     At the edge of the range a picture more or less decides, in its middle none. Where no threshold is so precise, the
     range is that of those whose share of successes found, less the share of failures taken for one, is at least 0.9
     of the best (`_NEARLY`); of several kinds the worst counts.
     """
+    kinds = [kind for kind in kinds if kind.has_both]
     logits = [log_odds(model, kind.pictures_N_H_W_C)[:, 0].double() for kind in kinds]
     thresholds_N = torch.cat(logits).unique().flip(0)  # falling
     precise, found, gains = [], [], []

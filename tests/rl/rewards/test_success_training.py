@@ -132,6 +132,8 @@ def test_a_threshold_finds_enough_in_imagined_pictures_as_well() -> None:
     pooled, each = (middle_threshold(Said(), kinds, 0.95, 0.6).value for kinds in ([together], [true, imagined]))
     assert measure(Said(), imagined, pooled).recall < 0.6 <= measure(Said(), imagined, each).recall
     assert measure(Said(), true, each).precision >= 0.9
+    failures = said(torch.zeros(2, dtype=torch.bool), torch.tensor([255, 255]))  # nothing can be found of these
+    assert middle_threshold(Said(), [true, imagined, failures], 0.95, 0.6).value == each
 
 
 def test_quality_counts_what_is_judged() -> None:
