@@ -66,8 +66,8 @@ class TokenizerFigures:
                 f"latents have deviation {self.deviation:.2f} and a channel of mean {farthest:+.1f} (1 and 0 are right)"
             )
             found.append((True, text, FIT))
-        if self.psnr < FAINT:
-            text = f"pictures come back with {self.psnr:.1f} dB ({FAINT:g} is enough)"
+        if self.psnr < (least := max(FAINT, self.standstill)):  # below a standstill it hides what moves
+            text = f"pictures come back with {self.psnr:.1f} dB ({least:.1f} is enough here)"
             found.append((self.psnr < LOST, text, f"{FIT}, longer with --steps, or with a larger --video_size"))
         if self.share_of_actions < DOUBTFUL_SHARE:
             text = (

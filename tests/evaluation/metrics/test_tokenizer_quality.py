@@ -2,6 +2,7 @@
 """Figures of a tokenizer on recordings: what is lost is found, and the verdict says so."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,8 @@ MEAN, DEVIATION = float(PIXELS.mean()), float(PIXELS.std())
 def test_a_tokenizer_that_loses_nothing_is_good() -> None:
     figures = measure_tokenizer(Shuffled(), HELD, LEARNT)  # type: ignore[arg-type]
     assert figures.verdict == "good" and figures.psnr > 50 and math.isnan(figures.value_correlation)
+    assert replace(figures, psnr=25.0, standstill=27.0).verdict == "doubtful"  # less than what moves
+    assert replace(figures, psnr=28.0, standstill=27.0).verdict == "good"
     assert figures.action_r2 > 0.5 and figures.share_of_actions == pytest.approx(1.0, abs=0.05)
 
 
