@@ -146,7 +146,8 @@ class Windows:
 
 @dataclass(frozen=True)
 class Beginning:
-    """The purpose of a policy that is to be cloned; ``folder`` is an empty one, for weights that are drawn."""
+    """The purpose of a policy that is to be cloned; ``folder`` is an empty one, for weights that are drawn. No picture
+    of recordings has been read."""
 
     windows: Windows
     folder: Path

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.optim import schedules
 from imaginaire.optim.ema import PowerEMA
 from imaginaire.training.callbacks import Callback
@@ -89,6 +90,13 @@ class CloningModel(ImaginaireModel):
         digest = hashlib.blake2b(known.encode(), digest_size=7).digest()
         self.register_buffer("beginning", torch.tensor(int.from_bytes(digest, "little")))
         self._expected = int(self.beginning)
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+        size = as_config(CloningConfig, arguments["config"], KEY).fsdp_shard_size
+        if size and context.config is not None and context.config.trainer.distributed_parallelism == "ddp":
+            text = f"ddp, by which each process has the whole policy, but {KEY}.fsdp_shard_size={size}"
+            yield error("trainer.distributed_parallelism", text, "Set trainer.distributed_parallelism=fsdp")
 
     # --- set-up
 

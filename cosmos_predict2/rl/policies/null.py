@@ -64,7 +64,7 @@ class NullPolicy(nn.Module, PolicyDefaults):
         raise ConfigError(f"The null policy '{self.kind}' sees nothing and learns nothing: give a clone to learn from.")
 
 
-def null_policy(address: str, chunk: int = 12) -> NullPolicy:
+def null_policy(address: str, chunk: int = 12, camera: str | None = None) -> NullPolicy:
     """The policy of null:KIND:FOLDER, whose actions are those of the recordings in the folder."""
     kind, _, folder = address.removeprefix(ADDRESS).partition(":")
     if kind not in KINDS or not folder:
@@ -72,7 +72,7 @@ def null_policy(address: str, chunk: int = 12) -> NullPolicy:
             f"{address}: a null policy is {', '.join(f'{ADDRESS}{one}:FOLDER' for one in KINDS)}, with the recordings"
             f" of the robot.{near(kind, KINDS)}"
         )
-    demonstrations = recorded_demonstrations(Path(folder))
+    demonstrations = recorded_demonstrations(Path(folder), camera=camera)
     windows = demonstrations.without_pictures(chunk, demonstrations.places(chunk))
     return NullPolicy(kind, windows.actions_B_A_D)
 

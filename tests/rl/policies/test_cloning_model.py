@@ -128,6 +128,14 @@ def test_a_sharded_policy_is_cloned_and_written_like_a_whole_one(recordings: Pat
         torch.testing.assert_close(parts[name], value, rtol=1e-3, atol=1e-4)
 
 
+def test_a_sharded_policy_is_not_trained_whole(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command(recordings, "model.config.fsdp_shard_size=-1") == 2
+    assert "Set trainer.distributed_parallelism=fsdp" in capsys.readouterr().err
+
+
 def test_another_clone_of_other_recordings_is_not_resumed(
     recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
