@@ -20,6 +20,7 @@ from cosmos_predict2.data.split import PARTS, make_split, read_split, recorded_o
 from cosmos_predict2.pipelines.evaluation_data import read_recordings
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.policies.cloning import recorded_demonstrations
+from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from imaginaire.errors import DataError
 from scripts import make_reset_states, split_recordings
 
@@ -192,6 +193,23 @@ def test_recordings_that_cannot_be_split_are_named(
 ) -> None:
     assert _command(str(_bad(tmp_path / "data", name)), *words, "--out", str(tmp_path / "split.json")) == 2
     assert re.search(named, capsys.readouterr().err) and not (tmp_path / "split.json").exists()
+
+
+def test_a_classifier_judges_the_last_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [i % 2 == 0 for i in range(14)]
+    writer = Writer(tmp_path / "data", 10.0)
+    for i, outcome in enumerate(outcomes):
+        video = torch.zeros(3, LENGTH, 16, 16, dtype=torch.uint8)
+        video[:, -1 if outcome else 0] = 255  # a failure is bright at first
+        made = recording(i, False, "go")
+        writer.add(Recording({"action": made.columns["action"]}, {"observation.images.front": video}, "go"))
+    writer.finish()
+    write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((8,) * 5), {"threshold": 0.5})
+    monkeypatch.setattr(SuccessClassifier, "logits", lambda self, images: images.mean(dim=(1, 2, 3))[:, None])
+    words = ("--classifier", str(tmp_path / "reward.safetensors"), "--out", str(tmp_path / "split.json"))
+    assert _command(str(tmp_path / "data"), *words) == 0
+    split = read_split(tmp_path / "split.json")
+    assert split.outcomes == tuple(outcomes) and split.judged_by == "reward.safetensors, last picture"
 
 
 def test_the_command_writes_one_file_and_counts(
