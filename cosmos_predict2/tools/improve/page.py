@@ -18,7 +18,7 @@ from cosmos_predict2.tools.improve.way import CLONED, GATE, WORLD_MODEL, Options
 from imaginaire.progress import duration
 
 VERDICT = "verdict.json"
-MOST_CLIPS = 4
+MOST_CLIPS, MOST_REASONS = 4, 2
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
         return Verdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
     done = [phase for phase in phases_of(options) if f"learning{phase.end}" not in due]
     if refused is not None and not done:
-        reasons = "; ".join(figures.card(refused)["reasons"])
+        reasons = "; ".join(figures.card(refused)["reasons"][:MOST_REASONS])  # the worst first; all are below
         sentence = f"The gate says no, and nothing was trained in imagination: {reasons}."
         return Verdict("refused", sentence, figures.card(refused)["next_step"])
     checked = f"the gate says {figures.card(done[-1])['verdict']}"
@@ -264,7 +264,11 @@ _CURVES = {
 
 def _clips(out: Path, folder: str, pattern: str) -> list[Clip]:
     """The first videos of a step, named as their files are."""
-    files = sorted((out / folder).glob(pattern))[:MOST_CLIPS]
+
+    def true_first(file: Path) -> str:
+        return file.stem.replace("_imagined", "_with")
+
+    files = sorted((out / folder).glob(pattern), key=true_first)[:MOST_CLIPS]
     return [Clip(file.stem.replace("_", " ").replace("--", ", "), f"{folder}/{file.name}") for file in files]
 
 
