@@ -103,7 +103,8 @@ add("--setting", default="default", help="difficulty of the toy world, where its
 add("--action_dim", type=int, choices=(4, 7), help="numbers per action of the toy world's expert (default: 4)")
 add("--windows", type=_starts, help="steps at which the windows of a demonstration begin, or 'all' (default: likewise)")
 add("--chunk", type=command_line.at_least(1, 10**4), default=12, help="actions that are decided at once")
-add("--knots", type=count, default=4, help="motions of a chunk, each held for chunk / knots actions")
+knots = "motions of a chunk, each held for chunk / knots actions (default: every action its own; in the toy world 4)"
+add("--knots", type=count, help=knots)
 add("--noise", type=command_line.above_zero, default=0.2, help="standard deviation of what the policy draws")
 add("--steps", type=command_line.at_least(1, 10**8), help="of the optimizer (default: likewise)")
 add("--lr", type=command_line.above_zero, help="learning rate, which falls to 0 (default: likewise)")
@@ -123,6 +124,7 @@ def run(args: argparse.Namespace) -> None:
 
     device = device_of(args.device)
     cls = resolve(args.policy, "policy")
+    args.knots = args.knots or (args.chunk if args.data else 4)
     for option, default in {**cloning.DEFAULTS, **getattr(cls, "cloning", {})}.items():
         if getattr(args, option) is None:
             setattr(args, option, default)

@@ -16,9 +16,10 @@ from imaginaire.config import L, register_experiment
 from imaginaire.data.stream import ResumableLoader
 
 NAME = "clone_recordings"
-STEPS = 3000
-RATES = {"pi05": 2e-3, "openvla_oft": 1.5e-3}
+STEPS = 2000
+LEARNING_RATE = 1.5e-3
 SEED: Any = "${trainer.seed}"
+KNOTS: Any = "${dataloader_train.dataset.chunk}"  # motions held for several actions cannot follow most recordings
 SHARED = ("path", "split_file", "chunk", "starts", "num", "camera", "action_keys", "held_out_share")
 
 
@@ -33,12 +34,12 @@ def clone(name: str, policy: str) -> dict[str, Any]:
         defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "lambdalinear"}, "_self_"],
         job=job(name, group="cloning"),
         model=L(CloningModel)(
-            config=CloningConfig(policy=policy, data="${dataloader_train.dataset}", seed=SEED),
+            config=CloningConfig(policy=policy, data="${dataloader_train.dataset}", num_knots=KNOTS, seed=SEED),
             _recursive_=False,
         ),
         dataloader_train=L(ResumableLoader)(dataset=data, batch_size=32, shuffle=True),
         dataloader_val=L(ResumableLoader)(dataset=held_out, batch_size=64, shuffle=False),
-        optimizer=dict(lr=RATES[policy], weight_decay=0.0, betas=[0.9, 0.999]),
+        optimizer=dict(lr=LEARNING_RATE, weight_decay=0.0, betas=[0.9, 0.999]),
         scheduler=dict(linear(0, STEPS, 1.0, 0.0), f_start=[1.0], cycle_lengths=["${trainer.max_iter}"]),
         trainer=dict(
             max_iter=STEPS,
