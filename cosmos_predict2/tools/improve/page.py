@@ -70,6 +70,8 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
     checked = f"the gate says {figures.card(done[-1])['verdict']}"
     if refused is not None:
         checked += f", and no to phase {refused.number}"
+    if figures.card(done[-1])["verdict"] == "no":
+        checked += ", which was overruled"
     if not options.suite:
         sentence = f"A policy has learnt in imagination ({checked}); how often it truly succeeds was not measured."
         return Verdict("unmeasured", sentence, _NEXT["unmeasured"])
@@ -100,10 +102,11 @@ _SAID = {
     "worse": "The policy became worse",
     "unclear": "It is not clear that the policy became better",
 }
+_AGAIN = "Give one more of --phases: 100 true episodes of this policy are recorded, and the way is gone again."
 _NEXT = {
-    "better": "Record episodes with the new policy, add them to the recordings, and go the way again from them.",
-    "worse": "Keep the clone. Record 100 episodes of it, add them to the recordings, and go the way again.",
-    "unclear": "Record 100 episodes of this policy, failures too, add them to the recordings, and go the way again.",
+    "better": _AGAIN,
+    "worse": "Keep the clone, and record episodes of it: what the world model has not seen of them misled the policy.",
+    "unclear": _AGAIN,
     "unmeasured": "Let the robot play 20 episodes with the clone and 20 with the policy, from the same starts; count.",
 }
 
