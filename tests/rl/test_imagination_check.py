@@ -107,6 +107,7 @@ def test_the_gate_knows_nothing_of_the_toy_world(data: Path, tmp_path: Path) -> 
     write_classifier(tmp_path / "reward" / "reward_model.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {})
     program = (
         "import sys; sys.modules['cosmos_predict2.toy_world'] = None; from scripts import check_imagination as program;"
+        " import scripts.rank_policies, cosmos_predict2.rl.envs.suites, cosmos_predict2.rl.episodes.policy_ranking;"
         " sys.exit(program.command_line.main(program.parser, program.run))"
     )
     words = ["--data", data, "--split", data.parent / "split.json", "--world_model", tiny_action_path()]

@@ -16,7 +16,6 @@ from typing import Any
 
 from cosmos_predict2.rl.envs.simulators import rendering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
-from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import VecEnv
 from imaginaire.buildable import buildable, made, resolve
 from imaginaire.config.lazy_config import plain_data
@@ -63,6 +62,8 @@ def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> Place:
 
 @buildable("suite", TOY)
 def _toy(tasks: list[str], setting: str = "default", split: str = "val") -> Place:
+    from cosmos_predict2.rl.envs.toy import ToyEnv  # which the other suites know nothing of
+
     given = {"setting": setting, "split": split}
     tasks = tasks or [TOY_TASK]
 
