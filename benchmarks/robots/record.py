@@ -17,7 +17,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.robots.worlds import SUITES
+from benchmarks.robots.worlds import METAWORLD, SUITES
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.simulators.gym import GymTask
 from imaginaire import command_line
@@ -29,6 +29,8 @@ SKILLS, SHARES = (1.0, 0.7, 0.4, 0.0), (0.4, 0.25, 0.2, 0.15)
 NOISE = 0.05
 TASKS = {
     "reach": "move the gripper to the red ball",
+    "plate": "slide the plate into the goal",
+    "faucet": "open the faucet",
     "drawer": "open the drawer",
     "push": "push the block to the red goal",
 }
@@ -63,7 +65,7 @@ def made(robot: str) -> tuple[GymTask, Actor]:
         return GymTask(address, **settings), pusher
     from metaworld.policies import ENV_POLICY_MAP
 
-    expert = ENV_POLICY_MAP[{"reach": "reach-v3", "drawer": "drawer-open-v3"}[robot]]()
+    expert = ENV_POLICY_MAP[METAWORLD[robot]]()
 
     def act(observed: NDArray[Any], env: Any) -> NDArray[Any]:
         """The expert must see the goal, which the observation hides."""
