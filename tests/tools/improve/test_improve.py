@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from cosmos_predict2.tools.improve import improve as ways
@@ -37,6 +38,7 @@ def robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     yield tmp_path
     sys.modules.pop("dot_robot", None)
+    gymnasium.registry.pop("Dot-v0", None)
 
 
 def recorded(num: int) -> Path:
