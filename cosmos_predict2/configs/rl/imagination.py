@@ -69,7 +69,7 @@ def picture_size_of(dit_path: str) -> ListConfig | None:
     configuration ``${picture_size_of:PATH}``, which is saved as numbers."""
 
     def read() -> ListConfig | None:
-        loader = read_card(dit_path).run.get("dataloader_train") or {}
+        loader = read_card(dit_path, fetch=False).run.get("dataloader_train") or {}
         size = (loader.get("dataset") or {}).get("video_size")
         return None if size is None else ListConfig([int(side) for side in size])
 
