@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.configs.rl.imagination import imagination_of
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import make_split, read_split, recorded_outcomes, require_usable
-    from cosmos_predict2.rl.episodes import imagination_check as check
-    from cosmos_predict2.rl.episodes.imagination_verdict import judge, require_known, table
+    from cosmos_predict2.rl.imagined import check
+    from cosmos_predict2.rl.imagined.verdict import judge, require_known, table
     from cosmos_predict2.rl.trust import Card, digest, write_card
     from cosmos_predict2.world_model.assembly import device_of, part_digest
 
@@ -122,7 +122,7 @@ def _of_policy(
     of_replays: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The figures of one policy, in imagination and with --suite where it is true."""
-    from cosmos_predict2.rl.episodes import imagination_check as check
+    from cosmos_predict2.rl.imagined import check
     from cosmos_predict2.rl.policies.files import read_policy
 
     policy, _ = read_policy(path)

@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.configs.rl.imagination import imagination_of
     from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
-    from cosmos_predict2.rl.episodes.imagination_check import plain, read_reward
-    from cosmos_predict2.rl.episodes.policy_ranking import Ranked, have_failures, ranked, refusal, table
+    from cosmos_predict2.rl.imagined.check import plain, read_reward
+    from cosmos_predict2.rl.imagined.ranking import Ranked, have_failures, ranked, refusal, table
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.trust import digest
     from cosmos_predict2.world_model.assembly import device_of
@@ -90,8 +90,8 @@ def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any
     from cosmos_predict2.evaluation.metrics.agreement import mean
     from cosmos_predict2.rl.envs.world_model import require_state
     from cosmos_predict2.rl.episodes.episodes import LocalRollout
-    from cosmos_predict2.rl.episodes.imagination_check import AT_ONCE, imagined_env
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
+    from cosmos_predict2.rl.imagined.check import AT_ONCE, imagined_env
 
     num = min(args.episodes, len(numbers := starts.numbers("held_out")))
     played = held_out_starts(args.episodes if args.suite else num, 1, args.seed)

@@ -248,7 +248,7 @@ def _no_better_than_chance(ends: Mapping[str, Any]) -> str:
 
 def _toy_pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.configs.rl.imagination import imagination_of
-    from cosmos_predict2.rl.episodes import labelled_rollouts
+    from cosmos_predict2.rl.imagined import labelled_rollouts
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.rewards.success_training import LabelledPictures
     from cosmos_predict2.toy_world.scene import SETTINGS
@@ -285,7 +285,7 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import require_usable
     from cosmos_predict2.data.video.clips import CROPS
-    from cosmos_predict2.rl.episodes.labelled_recordings import LabelledRecordings, parts_of
+    from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
     from cosmos_predict2.rl.rewards.success_quality import OUTCOME, TRUE
     from cosmos_predict2.rl.rewards.success_training import LabelledPictures
 

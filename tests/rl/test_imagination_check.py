@@ -17,9 +17,9 @@ from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
-from cosmos_predict2.rl.episodes import imagination_check
-from cosmos_predict2.rl.episodes.imagination_verdict import BOUNDS, judge
-from cosmos_predict2.rl.episodes.labelled_rollouts import DRIVERS
+from cosmos_predict2.rl.imagined import check as imagination_check
+from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
+from cosmos_predict2.rl.imagined.verdict import BOUNDS, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.trust import digest, read_card
@@ -107,7 +107,7 @@ def test_the_gate_knows_nothing_of_the_toy_world(data: Path, tmp_path: Path) -> 
     write_classifier(tmp_path / "reward" / "reward_model.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {})
     program = (
         "import sys; sys.modules['cosmos_predict2.toy_world'] = None; from scripts import check_imagination as program;"
-        " import scripts.rank_policies, cosmos_predict2.rl.envs.suites, cosmos_predict2.rl.episodes.policy_ranking;"
+        " import scripts.rank_policies, cosmos_predict2.rl.envs.suites, cosmos_predict2.rl.imagined.ranking;"
         " sys.exit(program.command_line.main(program.parser, program.run))"
     )
     words = ["--data", data, "--split", data.parent / "split.json", "--world_model", tiny_action_path()]

@@ -18,11 +18,11 @@ from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
-from cosmos_predict2.rl.episodes import imagination_check as check
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Trajectories, without_unreliable
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.imagination_watch import FILE, ImaginationWatch, Limit
+from cosmos_predict2.rl.imagined import check
+from cosmos_predict2.rl.imagined.watch import FILE, ImaginationWatch, Limit
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy

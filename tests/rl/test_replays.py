@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.rl.envs.replays import replayed
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
-from cosmos_predict2.rl.episodes.replays import replayed
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.errors import DataError

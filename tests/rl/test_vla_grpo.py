@@ -23,7 +23,6 @@ from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.episodes import imagination_check, imagination_watch
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
@@ -34,6 +33,8 @@ from cosmos_predict2.rl.episodes.episodes import (
 )
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.refinement import Refinement, Windows, chosen_windows
+from cosmos_predict2.rl.imagined import check as imagination_check
+from cosmos_predict2.rl.imagined import watch as imagination_watch
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier

@@ -19,10 +19,10 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActio
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import recorded_outcomes
 from cosmos_predict2.evaluation.metrics.agreement import area_under_curve
+from cosmos_predict2.rl.envs.replays import replayed
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import RefinementConfig
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison
-from cosmos_predict2.rl.episodes.replays import replayed
 from imaginaire.config import lazy_config
 from imaginaire.config.names import takes, target_of
 from imaginaire.errors import DataError

@@ -12,7 +12,7 @@ from typing import Any
 
 from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, write_json
 from cosmos_predict2.evaluation.reports.run_report import by_name, read_records
-from cosmos_predict2.rl.episodes.imagination_verdict import BOUNDS
+from cosmos_predict2.rl.imagined.verdict import BOUNDS
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
 from cosmos_predict2.tools.improve.way import CLONED, GATE, WORLD_MODEL, Options, Phase, phases_of
 from imaginaire.progress import duration

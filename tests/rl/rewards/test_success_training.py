@@ -16,8 +16,8 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.rl.episodes import labelled_recordings
-from cosmos_predict2.rl.episodes.labelled_recordings import LabelledRecordings, parts_of
+from cosmos_predict2.rl.imagined import labelled_recordings
+from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
 from cosmos_predict2.rl.rewards import success_quality, success_training
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
 from cosmos_predict2.rl.rewards.success_quality import measure, measure_ends, reliability_svg

@@ -19,7 +19,7 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import RecordedEpisodeStarts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.imagination_watch import ImaginationWatch, Limit
+from cosmos_predict2.rl.imagined.watch import ImaginationWatch, Limit
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
 from imaginaire.config import PLACEHOLDER, L, register_experiment
 from imaginaire.data.stream import ResumableLoader

@@ -13,7 +13,7 @@ calibrate:
     watch/noise_is_paid     the value of sampled actions less that of greedy ones
     watch/approx_kl         the distance of a step's policy to the one that played, as a mean since the last look
 
-and the others of `imagination_check.policy_figures`. Where one leaves its range, the run goes back to the weights of
+and the others of `check.policy_figures`. Where one leaves its range, the run goes back to the weights of
 its best look before and ends: its newest checkpoint has them. RUN/imagination_watch.json has all looks.
 """
 
@@ -33,10 +33,10 @@ from cosmos_predict2.callbacks.fixed_clips import apart
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import SUCCESS_COLUMN, make_split, read_split
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, within_groups
-from cosmos_predict2.rl.episodes import imagination_check as check
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
-from cosmos_predict2.rl.episodes.imagination_alarm import ImaginationAlarm
+from cosmos_predict2.rl.episodes.imagination_gap import ImaginationAlarm
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
+from cosmos_predict2.rl.imagined import check
 from cosmos_predict2.rl.policies.network import gathered
 from imaginaire import distributed, storage
 from imaginaire.config.schema import Section

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict on an imagination: a bound for each figure of `imagination_check`, its reason, and what to do about it.
+"""The verdict on an imagination: a bound for each figure of `rl.imagined.check`, its reason, and what to do about it.
 
 Bounds are of what was measured to decide: the reward's value ranks what truly happened, at imagined ends. Decibels do
 not count, and neither does imagined success, which rose alike whether true success rose or fell.

@@ -19,7 +19,7 @@ from cosmos_predict2.data.lerobot.info import held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import read_split
 from cosmos_predict2.data.video.clips import Fit
-from cosmos_predict2.rl.episodes.replays import BATCH, replayed, round_trip
+from cosmos_predict2.rl.envs.replays import BATCH, replayed, round_trip
 from cosmos_predict2.rl.rewards.success_quality import OUTCOME, ROUND_TRIP, TRUE
 from cosmos_predict2.rl.rewards.success_training import LabelledPictures
 from cosmos_predict2.world_model.imagination import Imagination

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.rl.envs.replays import round_trip
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.episodes import Starts
 from cosmos_predict2.rl.episodes.policy_evaluation import evaluate, film, held_out_starts
-from cosmos_predict2.rl.episodes.replays import round_trip
 from cosmos_predict2.rl.interfaces import Policy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.success_quality import OUTCOME, ROUND_TRIP

@@ -5,7 +5,7 @@
     figures, films = replays(imagination, reward, episodes)
     figures |= obedience(films, episodes, learnt, chunk) | policy_figures(policy, imagination, reward, episodes, learnt)
 
-`rl.episodes.imagination_verdict` has their bounds. Nothing here knows a simulator. Letters: E episodes, L actions.
+`rl.imagined.verdict` has their bounds. Nothing here knows a simulator. Letters: E episodes, L actions.
 """
 
 import json
@@ -31,11 +31,11 @@ from cosmos_predict2.evaluation.metrics import agreement
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import fit_probe
 from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded, SimulatedStarts
+from cosmos_predict2.rl.envs.replays import BATCH, replayed, round_trip
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
-from cosmos_predict2.rl.episodes.replays import BATCH, replayed, round_trip
 from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
 from cosmos_predict2.rl.rewards.resnet import KEY, ResnetReward
 from cosmos_predict2.world_model.imagination import Imagination
