@@ -23,6 +23,7 @@ from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, latest
+from imaginaire.config.names import describe
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.storage.absent_files import absent
 
@@ -35,6 +36,7 @@ UNCHECKED = "unchecked imagination"  # beside each success that is shown without
 
 LEAST_CONTRAST = 0.2  # two standard errors of a difference between shares of 45 recordings each
 LEARNT_IN = "learnt_in"  # in runs.jsonl of a policy's run: digests of the world model and the reward
+BUILDERS = ("imagination_of", "world_model_of")  # of a world model by the path of its weights
 WORLD_MODEL_OPTIONS = ("action_transform", "chunk_size", "tokenizer_path", "load_ema")  # arguments that count
 
 # Files that decide how a folder's weights are used; not figures, pages and logs that lie beside.
@@ -134,16 +136,30 @@ def learning_inputs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
     node, held = config.env.get("imagination"), config.world_model
     if node is None and held is None:
         return {}, {}
-    node = node or {}
-    named: Any = node if held is None else held  # by a path, or by a configuration that has one
-    path = named.config.model_manager_config.dit_path if "config" in named else named.get("dit_path")
-    places = {"world_model": str(path or tiny_action_path())}
-    options = {name: value for name, value in node.items() if name in WORLD_MODEL_OPTIONS}
+    named: Any = node if held is None else held
+    if held is not None and "config" in held:
+        path = held.config.model_manager_config.dit_path or tiny_action_path()
+    elif _target(named).rpartition(".")[2] in BUILDERS:
+        path = named.get("dit_path") or tiny_action_path()
+    else:
+        path = _by_name(named)
+    places = {"world_model": str(path)}
+    given = node if isinstance(node, Mapping) else {}
+    options = {name: value for name, value in given.items() if name in WORLD_MODEL_OPTIONS}
     for name, part in (("reward", config.env.get("reward")), ("policy", config.policy)):
         if part is not None:
-            places[name] = part.get("path") or ":".join(str(part["_target_"]).rsplit(".", 1))
+            places[name] = str((isinstance(part, Mapping) and part.get("path")) or _by_name(part))
     found = {name: digest(place, **(options if name == "world_model" else {})) for name, place in places.items()}
     return found, places
+
+
+def _target(part: Any) -> str:
+    """The dotted name of what makes a part, or of its class."""
+    return describe(part["_target_"] if isinstance(part, Mapping) and "_target_" in part else type(part))
+
+
+def _by_name(part: Any) -> str:
+    return ":".join(_target(part).rsplit(".", 1))
 
 
 # Digests --------------------------------------------------------------------------------------------------------------

@@ -195,15 +195,15 @@ class VLAGRPOModel(RLModel):
         return {LEARNT_IN: {name: value for name, value in self._inputs.items() if name != POLICY}}
 
     def _build_world_model(self, config: VLAGRPOConfig) -> Imagination:
-        node = config.world_model
-        if "dit_path" in node:  # a function that gives the node, of the run of these weights
-            node = lazy_config.instantiate(node)
-        typed = model_config(node.config)
+        wanted = config.world_model
+        if "dit_path" in wanted:  # a function that gives the wanted, of the run of these weights
+            wanted = lazy_config.instantiate(wanted)
+        typed = model_config(wanted.config)
         pipe, path = typed.pipe_config, typed.model_manager_config.dit_path
         if path and isinstance(pipe, Video2WorldActionPipelineConfig) and pipe.transform is None:
             transform = read_card(path).opened().action_transform
             pipe.action_transform = None if transform is None else transform.to_dict()
-        model = lazy_config.instantiate(node, config=typed)
+        model = lazy_config.instantiate(wanted, config=typed)
         if not isinstance(model, Video2WorldModel):
             raise ConfigError(f"{KEY}.world_model is a {type(model).__name__}, but it must be a Video2WorldModel.")
         for problem in other_parts(read_card(path), pipe, model.world.tokenizer) if path else ():

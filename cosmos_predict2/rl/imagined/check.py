@@ -8,7 +8,6 @@
 `rl.imagined.verdict` has their bounds. Nothing here knows a simulator. Letters: E episodes, L actions.
 """
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -39,6 +38,7 @@ from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
 from cosmos_predict2.rl.rewards.resnet import KEY, ResnetReward
 from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire import foreign_json
 from imaginaire.buildable import resolve
 from imaginaire.checkpoint.weight_files import latest
 from imaginaire.errors import ConfigError, DataError
@@ -141,7 +141,7 @@ def leaks(world_model: str, reward: str, split: Split) -> list[str]:
     nodes = mappings(run_tree(folder).get("dataloader_train") if folder else None)
     files = [("the world model", node.get("split_file")) for node in nodes if "root" in node]
     if ":" not in reward or Path(reward).exists():
-        about = json.loads(safetensors_header(reward).get(KEY, "{}"))
+        about = foreign_json.loads(safetensors_header(reward).get(KEY, "{}"))
         files += [("the reward", about.get("split"))] if "data" in about else []
     found = []
     for name, file in files:

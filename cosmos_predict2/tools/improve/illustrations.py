@@ -4,7 +4,6 @@
 RUN/page/NAME.mp4, and captions.json with the caption of each by step.
 """
 
-import json
 from collections.abc import Iterator
 from functools import partial
 
@@ -18,6 +17,7 @@ from cosmos_predict2.evaluation.reports.evaluation_page import write_json, writt
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.way import Options, Recorded
 from cosmos_predict2.world_model.sampling import to_uint8
+from imaginaire import foreign_json
 
 NUM_SHOWN = 2  # of either outcome
 
@@ -40,7 +40,7 @@ def illustrate(step: str, options: Options, recorded: Recorded) -> None:
         written(folder, name, caption, video, recorded.fps).file: caption for name, (caption, video) in clips.items()
     }
     path = folder / "captions.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known = foreign_json.load_object(path) if path.exists() else {}
     write_json(path, {**known, step: captions})
 
 

@@ -3,7 +3,6 @@
 cost, and what to do next. It is written after every step, so that it shows what there is.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from cosmos_predict2.evaluation.reports.run_report import by_name, read_records
 from cosmos_predict2.rl.imagined.verdict import BOUNDS
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
 from cosmos_predict2.tools.improve.way import CLONED, GATE, WORLD_MODEL, Options, Phase, phases_of
+from imaginaire import foreign_json
 from imaginaire.progress import duration
 
 VERDICT = "verdict.json"
@@ -38,10 +38,9 @@ class Figures:
 
     def read(self, name: str) -> dict[str, Any]:
         try:
-            found = json.loads((self.out / name).read_text(encoding="utf-8"))
+            return foreign_json.load_object(self.out / name)
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def card(self, phase: Phase) -> dict[str, Any]:
         return self.read(str(phase.card.relative_to(self.out)))

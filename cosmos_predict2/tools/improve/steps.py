@@ -13,7 +13,6 @@ program left half done, or another command or other inputs made, is removed firs
 import contextlib
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import re
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cosmos_predict2.evaluation.reports.evaluation_page import write_json
+from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.progress import FIRST_LINE_S, LINES_S, duration
 
@@ -95,10 +95,9 @@ class Runner:
     def marker(self, step: Step) -> dict[str, Any]:
         """What is known of a step; empty where it was never started."""
         try:
-            found = json.loads((self.folder / f"steps/{step.name}.json").read_text(encoding="utf-8"))
+            return foreign_json.load_object(self.folder / f"steps/{step.name}.json")
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def why(self, step: Step) -> str:
         """The reason why a step is to be done; empty where it is done."""
