@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a clip shows what its actions command, read from the clip alone: inverse dynamics, no true future."""
+"""Inverse dynamics as a reward: does a clip show what its actions command? Read from the clip, no true future."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

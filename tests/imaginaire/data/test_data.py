@@ -340,7 +340,8 @@ def test_a_bug_ends_the_program_and_its_workers() -> None:
     code = "from tests.imaginaire.data.test_data import end_with_bugs; end_with_bugs()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == "RuntimeError: a bug in the model"
+    # perhaps not the last line: in forked workers torch complains of the iterators of their parent
+    assert "RuntimeError: a bug in the model" in result.stderr.splitlines()
 
 
 def test_an_empty_source_is_an_error_and_not_an_endless_wait() -> None:
