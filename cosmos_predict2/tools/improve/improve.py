@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Go the way: look at the inputs, run the steps that are to be done, stop where the gate says no, write the page."""
+"""Go the way: look at the inputs, run the steps that are to be done, learn nothing where the gate says no, write the
+page."""
 
 import logging
+import shutil
 from types import SimpleNamespace
 
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.tools.improve.illustrations import illustrate
-from cosmos_predict2.tools.improve.page import Figures, Verdict, refusal, verdict_of, write_page
-from cosmos_predict2.tools.improve.steps import Runner
-from cosmos_predict2.tools.improve.way import GATE, Options, Recorded, look, steps_of
+from cosmos_predict2.tools.improve.page import Figures, Verdict, refusals, verdict_of, without, write_page
+from cosmos_predict2.tools.improve.steps import Runner, digest
+from cosmos_predict2.tools.improve.way import Options, Phase, Recorded, look, phases_of, steps_of
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -22,16 +24,27 @@ def improve(options: Options) -> Verdict:
     figures = Figures(options.out)
     with Runner(options.out, steps_of(options, recorded)) as runner:
         for step in runner.steps:
+            refused = refusals(options, runner, figures)
+            if step.name in without(options, runner, refused):
+                continue
+            for phase in refused:
+                if phase != phases_of(options)[-1]:
+                    keep(phase)
             try:
                 if runner.run(step):
                     illustrate(step.name, options, recorded)
             finally:
                 page = write_page(options, runner, figures)
-            if step.name.startswith(GATE) and refusal(options, runner, figures):
-                break
     found = verdict_of(options, runner, figures)
     print(f"\n{found.sentence}\nNext: {found.next_step}\npage: {page}", file=runner.shown)
     return found
+
+
+def keep(phase: Phase) -> None:
+    """The policy that does not learn in this phase goes on to the next one as it is."""
+    if digest(phase.result) != digest(phase.policy):
+        shutil.rmtree(phase.result, ignore_errors=True)
+        shutil.copytree(phase.policy, phase.result)
 
 
 def commands(options: Options) -> list[str]:

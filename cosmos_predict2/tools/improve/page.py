@@ -4,7 +4,7 @@ cost, and what to do next. It is written after every step, so that it shows what
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,22 +53,28 @@ class Figures:
 
 def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
     """The verdict of what there is: of steps that are done, with their inputs as they are now."""
+    refused = refusals(options, runner, figures)
+    left_out = without(options, runner, refused)
     due = {step.name: step for step in runner.steps if runner.why(step)}
     for step in due.values():
         if (marker := runner.marker(step)).get("state") == FAILED:
             sentence = f"The way ended at step {runner.steps.index(step) + 1}, {step.title}: {marker['error']}"
             return Verdict("ended", sentence, "Mend what it says, and start the same command again.")
-    refused = refusal(options, runner, figures)
-    if due and refused is None:
+    if due.keys() - left_out:
         return Verdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
     done = [phase for phase in phases_of(options) if f"learning{phase.end}" not in due]
-    if refused is not None and not done:
-        reasons = "; ".join(figures.card(refused)["reasons"][:MOST_REASONS])  # the worst first; all are below
+    if not done:
+        reasons = "; ".join(figures.card(refused[-1])["reasons"][:MOST_REASONS])  # the worst first; all are below
         sentence = f"The gate says no, and nothing was trained in imagination: {reasons}."
-        return Verdict("refused", sentence, figures.card(refused)["next_step"])
+        more = (
+            f". --phases {options.phases + 1} records 100 of this policy and goes the way again"
+            if options.suite
+            else ""
+        )
+        return Verdict("refused", sentence, figures.card(refused[-1])["next_step"] + more)
     checked = f"the gate says {figures.card(done[-1])['verdict']}"
-    if refused is not None:
-        checked += f", and no to phase {refused.number}"
+    for phase in refused:
+        checked += f", and no to phase {phase.number}"
     if figures.card(done[-1])["verdict"] == "no":
         checked += ", which was overruled"
     if not options.suite:
@@ -86,14 +92,23 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
     return Verdict(word, sentence, _NEXT[word])
 
 
-def refusal(options: Options, runner: Runner, figures: Figures) -> Phase | None:
-    """The phase to which the gate says no, of what there is now, unless that is overruled."""
+def refusals(options: Options, runner: Runner, figures: Figures) -> list[Phase]:
+    """The phases to which the gate says no, of what there is now, unless that is overruled."""
     steps = {step.name: step for step in runner.steps}
-    for phase in [] if options.allow_unchecked else phases_of(options):
-        gate = steps[f"{GATE}{phase.end}"]
-        if not runner.why(gate) and figures.card(phase)["verdict"] == "no":
-            return phase
-    return None
+    return [
+        phase
+        for phase in ([] if options.allow_unchecked else phases_of(options))
+        if not runner.why(steps[f"{GATE}{phase.end}"]) and figures.card(phase)["verdict"] == "no"
+    ]
+
+
+def without(options: Options, runner: Runner, refused: Sequence[Phase]) -> set[str]:
+    """Names of the steps that are left out where the gate says no: learning, and where no phase follows all others."""
+    names = {f"{name}{phase.end}" for phase in refused for name in ("learning", "export", "after")}
+    if refused and refused[-1] == phases_of(options)[-1]:
+        steps = [step.name for step in runner.steps]
+        names |= set(steps[steps.index(f"{GATE}{refused[-1].end}") + 1 :])
+    return names
 
 
 _SAID = {

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
-from cosmos_predict2.tools.improve.page import Figures, difference, refusal, verdict_of, write_page
+from cosmos_predict2.tools.improve.improve import keep
+from cosmos_predict2.tools.improve.page import Figures, difference, refusals, verdict_of, without, write_page
 from cosmos_predict2.tools.improve.steps import Runner, Step
-from cosmos_predict2.tools.improve.way import Options, Recorded, look, steps_of
+from cosmos_predict2.tools.improve.way import Options, Recorded, look, phases_of, steps_of
 from imaginaire.config.compose import compose
 from imaginaire.errors import DataError
 from scripts.train import DEFAULT_CONFIG
@@ -81,7 +82,7 @@ def rate(successes: int) -> Mapping[str, Any]:
 def test_the_verdict_follows_from_what_was_measured(
     tmp_path: Path, verdict: str, before: int, after: int | None, word: str
 ) -> None:
-    card = {"verdict": verdict, "reasons": ["its reason"], "figures": {"area": {"mean": 0.8}}, "next_step": "do this"}
+    card = _card(verdict, "its reason")
     contents = {"card.json": card, "learnt": "", "before/evaluation.json": rate(before)}
     if after is not None:
         contents["after/evaluation.json"] = rate(after)
@@ -96,14 +97,66 @@ def test_the_verdict_follows_from_what_was_measured(
     figures = Figures(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
         for step, name in zip(steps, names):
-            if name in contents and refusal(options, runner, figures) is None:
+            if name in contents and step.name not in without(options, runner, refusals(options, runner, figures)):
                 runner.run(step)
         found = verdict_of(options, runner, figures)
         page = write_page(options, runner, figures)
         assert verdict_of(replace(options, suite=""), runner, figures).word in (word, "unmeasured")
     assert found.word == word
     assert found.sentence in page.read_text() and json.loads((tmp_path / "verdict.json").read_text())["verdict"] == word
-    assert (word == "refused") == (found.next_step == "do this")
+    assert (word == "refused") == found.next_step.startswith("do this. --phases 1 records")
+
+
+@pytest.mark.parametrize(("second", "word"), [("go", "better"), ("no", "refused"), (None, "unfinished")])
+def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: str | None, word: str) -> None:
+    """Its own true episodes are what a policy lacks that imagination is too kind to."""
+    options = replace(OPTIONS, out=tmp_path, suite="gym:any", phases=1)
+    folders = [phase.folder.relative_to(tmp_path) for phase in phases_of(options)]
+    contents: dict[str, tuple[Path, Any]] = {"gate": (folders[0] / "card.json", _card("no", "the first"))}
+    names = [
+        "gate",
+        "learning",
+        "export",
+        "before",
+        "after",
+        "collect_2",
+        "gate_2",
+        "learning_2",
+        "export_2",
+        "after_2",
+    ]
+    if second is not None:
+        contents["gate_2"] = folders[1] / "card.json", _card(second, "the second")
+    contents |= {name: (Path(f"{name}/evaluation.json"), rate(n)) for name, n in (("before", 40), ("after_2", 70))}
+    code = "import sys; from pathlib import Path; p = Path(sys.argv[1]); p.parent.mkdir(exist_ok=True);"
+    code += "p.write_text(sys.argv[2])"
+    steps = []
+    for name in names:
+        place, content = contents.get(name, (Path(f"{name}.txt"), ""))
+        steps.append(
+            Step(name, name, ("-c", code, str(tmp_path / place), json.dumps(content)), makes=(tmp_path / place,))
+        )
+    figures = Figures(tmp_path)
+    with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
+        for step in steps[: 6 if second is None else None]:
+            if step.name not in without(options, runner, refusals(options, runner, figures)):
+                runner.run(step)
+        done = {step.name for step in steps if not runner.why(step)}
+        found = verdict_of(options, runner, figures)
+    assert {"before", "collect_2"} <= done and not {"learning", "export", "after"} & done
+    assert ("learning_2" in done) == (second == "go") and found.word == word
+    assert word != "better" or "and no to phase 1" in found.sentence
+    assert word != "refused" or "the second" in found.sentence
+    phase = phases_of(options)[0]
+    for content in ("clone", "another clone"):
+        phase.policy.mkdir(parents=True, exist_ok=True)
+        (phase.policy / "weights").write_text(content)
+        keep(phase)
+        assert (phase.result / "weights").read_text() == content
+
+
+def _card(verdict: str, reason: str) -> dict[str, Any]:
+    return {"verdict": verdict, "reasons": [reason], "figures": {"area": {"mean": 0.8}}, "next_step": "do this"}
 
 
 def test_the_interval_of_a_change_is_newcombes() -> None:
