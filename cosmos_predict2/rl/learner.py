@@ -208,7 +208,7 @@ class RLModel(ImaginaireModel, ABC):
         return self._reference.scope(self.net)
 
     def keep_old(self, decay_type: int) -> None:
-        """What rolls out has the present weights, and follows those that are trained; 0: it is what is trained."""
+        """Keep the present weights to roll out with, which follow those that are trained; 0: those that are trained."""
         self._old_decay_type = decay_type
         if decay_type:
             self._old = WeightCopy(self.net)

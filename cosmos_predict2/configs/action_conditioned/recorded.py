@@ -33,7 +33,7 @@ def _action_dim(data: Mapping[str, Any]) -> int:
 
 
 def _moves(data: Mapping[str, Any]) -> ListConfig:
-    """Of LeRobot data; none of others."""
+    """The moves among the numbers of an action, of LeRobot data; none of others."""
 
     def read() -> list[int]:
         source = LeRobotSource.open(data["root"])

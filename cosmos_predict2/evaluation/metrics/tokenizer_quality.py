@@ -54,11 +54,11 @@ class TokenizerFigures:
 
     @property
     def share_of_actions(self) -> float:
-        """What is left of the actions that true pictures show; NaN where they show none."""
+        """The share left of the actions that true pictures show; NaN where they show none."""
         return self.action_r2_through / self.action_r2 if self.action_r2 > READABLE else math.nan
 
     def faults(self) -> list[tuple[bool, str, str]]:
-        """Whether it forbids training, the reason and the cure, of each figure outside its bounds."""
+        """Each figure outside its bounds: does it forbid training, the reason and the cure."""
         found = []
         farthest = max(self.channel_mean, key=abs)
         if abs(farthest) > FARTHEST_MEAN or not LEAST_DEVIATION <= self.deviation <= MOST_DEVIATION:
@@ -157,7 +157,7 @@ def _read_actions(
 
 
 def _correlation(value: Value, *videos: Tensor) -> float:
-    """Of the values of each window's last picture."""
+    """Correlation of the values of each window's last picture."""
     values = torch.stack([value(video[:, :, -1].permute(0, 2, 3, 1)).float().cpu() for video in videos])
     return float(torch.corrcoef(values)[0, 1])
 

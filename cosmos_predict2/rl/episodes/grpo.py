@@ -191,7 +191,7 @@ class VLAGRPOModel(RLModel):
         return {name: rate for name, rate in found.items() if rate is not None}
 
     def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What the policy learns in, so that nobody lets it be judged by the same."""
+        """The digests of what the policy learns in, so that nobody lets it be judged by the same."""
         return {LEARNT_IN: {name: value for name, value in self._inputs.items() if name != POLICY}}
 
     def _build_world_model(self, config: VLAGRPOConfig) -> Imagination:

@@ -65,8 +65,8 @@ def open_phase(
 def outcomes(
     data: LeRobotActionDataset, env: WorldModelEnv, column: str, seed: int, episodes: Sequence[int]
 ) -> Iterator[Outcome]:
-    """What the robot truly reached in each of these episodes whose outcome is known, and what is imagined of its
-    actions from the first picture."""
+    """The true outcome of each of these episodes where it is known, and the imagined one of its actions from the first
+    picture."""
     source, true = data.source, recorded_outcomes(data.source.files, column)
     by_length: dict[int, list[int]] = {}
     for i in episodes:

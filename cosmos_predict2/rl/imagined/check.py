@@ -336,7 +336,7 @@ def policy_figures(
     seed: int = 0,
     of_successes: Sequence[float] = (),
 ) -> Figures:
-    """What the policy is paid in imagination, from held-out starts, and how far it goes beyond the recordings.
+    """The value of the policy in imagination, from held-out starts, and how far it goes beyond the recordings.
 
     ``of_successes`` are the values of imagined recordings that succeeded.
     """

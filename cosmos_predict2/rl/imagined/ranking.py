@@ -95,7 +95,7 @@ def _is_same(used: str | None, place: str) -> bool:
 
 
 def have_failures(world_model: str) -> bool | None:
-    """Whether recordings that a world model's run learnt from failed, by its split or their column of success; None
+    """True if recordings that a world model's run learnt from failed, by its split or their column of success; None
     where that is not known."""
     folder = run_folder(latest(world_model))
     found: list[bool | None] = []

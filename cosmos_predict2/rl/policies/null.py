@@ -133,7 +133,7 @@ def _decided(policy: Policy, observation: Observation, generators: Sequence[torc
 
 @dataclass(frozen=True)
 class Beaten:
-    """Whether a clone is better than policies that see nothing; None where too little is known."""
+    """The verdict on a clone beside policies that see nothing: is it better? None where too little is known."""
 
     is_better: bool | None
     text: str
