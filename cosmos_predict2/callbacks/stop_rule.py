@@ -185,7 +185,7 @@ class StopRule(Callback):
     def _decibels(
         self, model: Any, clips: Sequence[FixedClip], x0: Tensor, epsilon: Tensor, condition: Condition
     ) -> dict[str, float]:
-        """Figures of imagined pictures and of those that only passed the tokenizer, on rank 0, which has the true ones."""
+        """Figures of imagined pictures and of those only coded by the tokenizer, on rank 0, which has the true ones."""
         sigma_B_1 = x0.new_full((len(x0), 1), PURE_NOISE)
         imagined = model.world.predict_clean(x0, epsilon, sigma_B_1, condition)
         decoded = [to_uint8(model.world.decode(latent)).cpu() for latent in (imagined, x0)]
