@@ -3,8 +3,9 @@
 
     python -m benchmarks.robots.record reach my_data --episodes 300
 
-Each episode has a driver of skill 1, .7, .4 or 0: his actions are the expert's by that share, and for the rest a draw
-that is held for four actions. Their starts are numbers from 1,000,000 on, which no evaluation plays.
+Each episode has a driver of his own: he sees the object and the goal at places that are wrong by some centimetres, his
+hand trembles, and he is more or less quick, so that many of his failures are near misses, as a policy's are.
+One in ten moves at random. Their starts are numbers from 1,000,000 on, which no evaluation plays.
 """
 
 import argparse
@@ -25,7 +26,10 @@ from imaginaire.progress import tracked
 
 FIRST = 1_000_000
 STEPS, HELD = 24, 4
-SKILLS, SHARES = (1.0, 0.7, 0.4, 0.0), (0.4, 0.25, 0.2, 0.15)
+MISJUDGED = 0.08  # metres: the largest deviation of a place; a driver's own is this by the square of a uniform draw
+TREMBLING = 0.4  # the largest share of a draw that is held for four actions
+SLOWEST = 0.6
+AIMLESS = 0.1  # the share of episodes that move at random
 NOISE = 0.05
 TASKS = {
     "reach": "move the gripper to the red ball",
@@ -35,7 +39,9 @@ TASKS = {
     "push": "push the block to the red goal",
 }
 
-Actor = Callable[[Any, Any], NDArray[Any]]  # of the observation and the environment
+Actor = Callable[
+    [Any, Any, NDArray[Any]], NDArray[Any]
+]  # of observation, environment, errors of object and goal [2, 3]
 
 parser = command_line.parser("benchmarks.robots.record", __doc__, "")
 parser.add_argument("robot", choices=tuple(SUITES))
@@ -67,24 +73,28 @@ def made(robot: str) -> tuple[GymTask, Actor]:
 
     expert = ENV_POLICY_MAP[METAWORLD[robot]]()
 
-    def act(observed: NDArray[Any], env: Any) -> NDArray[Any]:
+    def act(observed: NDArray[Any], env: Any, errors: NDArray[Any]) -> NDArray[Any]:
         """The expert must see the goal, which the observation hides."""
-        action: NDArray[Any] = expert.get_action(numpy.concatenate([observed[:-3], env.unwrapped._target_pos]))
+        seen = numpy.concatenate([observed[:-3], env.unwrapped._target_pos + errors[1]])
+        seen[4:7] += errors[0]
+        action: NDArray[Any] = expert.get_action(seen)
         return action
 
     return GymTask(address, **settings), act
 
 
 def driven(task: GymTask, actor: Actor, start: int, rng: numpy.random.Generator, sentence: str) -> Recording:
-    """One episode of a driver whose skill is drawn."""
-    skill = rng.choice(SKILLS, p=SHARES)
+    """One episode of a driver whose faults are drawn."""
+    errors = MISJUDGED * rng.uniform() ** 2 * rng.normal(size=(2, 3))
+    trembling = 1.0 if rng.uniform() < AIMLESS else TREMBLING * rng.uniform() ** 2
+    speed = rng.uniform(SLOWEST, 1)
     seen = task.reset(0, start, 0)
     pictures, actions, done = [seen["full_image"]], [], [0.0]
     for step in range(STEPS):
         if step % HELD == 0:
             elsewhere = rng.uniform(-1, 1, task.action_dim)
-        wanted = numpy.clip(actor(task._observed, task._env), -1, 1)
-        action = skill * wanted + (1 - skill) * elsewhere + rng.normal(0, NOISE, task.action_dim)
+        wanted = speed * numpy.clip(actor(task._observed, task._env, errors), -1, 1)
+        action = (1 - trembling) * wanted + trembling * elsewhere + rng.normal(0, NOISE, task.action_dim)
         actions.append(numpy.clip(action, -1, 1).astype(numpy.float32))
         seen, _, is_success = task.step(actions[-1])
         pictures.append(seen["full_image"])
@@ -94,9 +104,10 @@ def driven(task: GymTask, actor: Actor, start: int, rng: numpy.random.Generator,
     return Recording(columns, {"observation.images.front": video}, sentence)
 
 
-def pusher(observed: Any, env: Any) -> NDArray[Any]:
+def pusher(observed: Any, env: Any, errors: NDArray[Any]) -> NDArray[Any]:
     """Goes behind the block as seen from the goal, above the table, and pushes it there."""
-    goal, block, hand = observed["desired_goal"], observed["achieved_goal"], observed["observation"][:3]
+    goal, block = observed["desired_goal"] + errors[1], observed["achieved_goal"] + errors[0]
+    hand = observed["observation"][:3]
     way = (goal - block)[:2]
     distance = float(numpy.linalg.norm(way))
     ahead = way / max(distance, 1e-6)
