@@ -89,7 +89,7 @@ def bare_pyav(path: Path, start: int, num_frames: int) -> Tensor:
     import av
 
     pixels = []
-    # PyAV 17 and later convert with a thread per core unless told otherwise
+    # PyAV 17 and later convert with a thread per core by default
     options = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
     convert = av.video.reformatter.VideoReformatter().reformat
     with av.open(str(path)) as container:

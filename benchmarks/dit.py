@@ -169,7 +169,7 @@ def ceiling(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _stand_in_for_torchvision() -> None:
-    """diffusers' transformer needs torchvision for one resize of the padding mask, and says so only when it runs."""
+    """diffusers' transformer needs torchvision for one resize of the padding mask, and fails only when it runs."""
     from diffusers.models.transformers import transformer_cosmos
 
     if hasattr(transformer_cosmos, "transforms"):

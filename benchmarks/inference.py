@@ -6,7 +6,7 @@
 
 The product's pipeline makes a video of 93 frames from a picture, with guidance, out of random weights and texts. The
 two halves of the guidance pass the network as one batch where memory allows; ``--network_batch`` forces one way. With
-fewer ``--steps`` than 35 the seconds of 35 are computed, and said to be.
+fewer ``--steps`` than 35 the seconds of 35 are computed, and marked as computed.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-import imaginaire  # noqa: F401  (first of all: outside the environment it says how to enter it)
+import imaginaire  # noqa: F401  (first: outside the environment it explains how to enter it)
 from cosmos_predict2.renamed import KEYS, RENAMED
 from imaginaire import renamed
 

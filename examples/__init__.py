@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-import imaginaire  # noqa: F401  (first of all: outside the environment it says how to enter it)
+import imaginaire  # noqa: F401  (first: outside the environment it explains how to enter it)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts of a folder of recordings as a file of settings says, in the form that Predict2.5 has them.
+"""Rollouts of a folder of recordings by a file of settings, in the form that Predict2.5 has them.
 
 python examples/action_conditioned.py -i settings.json -o results/action2world --dit_path FILE
 

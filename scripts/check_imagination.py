@@ -2,7 +2,7 @@
 """Ask whether a policy may learn in what a world model imagines and a reward values: go, doubtful or no.
 
 Held-out recordings are imagined from their first pictures, by their own actions, by other ones, and by the policy, and
-the reward's values are held against what truly happened. No simulator is needed. The card says what was measured of
+the reward's values are held against what truly happened. No simulator is needed. The card records what was measured of
 which weights; experiments in imagination demand it.
 """
 

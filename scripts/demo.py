@@ -2,7 +2,7 @@
 """`make demo`: the tiny world model learns a task that it has never seen, by adapters (LoRA), and shows what changed.
 
 Its training is interrupted on the way and goes on. Then an action-conditioned world model imagines three futures of one
-picture, and a policy gets better by what it imagines. Last, a gate says in which of two world models a policy may
+picture, and a policy gets better by what it imagines. Last, a gate decides in which of two world models a policy may
 learn. Needs no download and no GPU. Everything is written below outputs/demo; index.html shows it.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a success classifier: a reward model that looks at pictures and says whether the task is done.
+"""Train a success classifier: a reward model that looks at pictures and judges whether the task is done.
 
 Of the toy world, rollouts are made with success known: of drivers of all skills and of the policy that will be judged,
-in the simulator and imagined by a world model. Of recordings (--data), a LeRobot data set with a column that says for
+in the simulator and imagined by a world model. Of recordings (--data), a LeRobot data set with a column that has for
 each frame whether the task is done: with --world_model their own actions are imagined, too, and what truly happened is
 the label. Half of the held-out episodes calibrate probabilities and threshold, the other half measures.
 """
@@ -35,7 +35,7 @@ L(ResnetReward)(path="OUT/reward_model.safetensors").
 
 "imagined" pictures are labelled by what they show, "imagined, by the outcome" by how the true episode of the same
 actions stood: the second also counts what the world model imagines wrongly, which no judge of pictures sees. A reward
-for recordings is refused where it tells imagined ends of successes and failures apart no better than chance.
+for recordings is refused where it separates imagined ends of successes and failures no better than chance.
 
 examples:
   python -m scripts.train_reward_model --data toy --policy policy --out reward_model

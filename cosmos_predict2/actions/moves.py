@@ -35,7 +35,7 @@ def moving_numbers(actions: Sequence[Floats], states: Sequence[Floats] = ()) -> 
 
 
 def _followed(actions: Sequence[Floats], states: Sequence[Floats]) -> NDArray[numpy.bool_]:
-    """True for numbers whose change over a window says more of the state's change than their sum does."""
+    """True for numbers whose change over a window predicts the state's change better than their sum does."""
     sums, changes, moved = [], [], []
     for action, state in zip(actions, states, strict=True):
         for start in range(0, min(len(action), len(state) - 1) - WINDOW + 1, WINDOW):
@@ -43,7 +43,7 @@ def _followed(actions: Sequence[Floats], states: Sequence[Floats]) -> NDArray[nu
             sums.append(part.sum(axis=0))
             changes.append(part[-1] - part[0])
             moved.append(numpy.asarray(state[start + WINDOW], numpy.float64) - state[start])
-    if len(sums) < 2 * WINDOW:  # too few to tell
+    if len(sums) < 2 * WINDOW:  # too few for a fit
         return numpy.zeros(actions[0].shape[1], dtype=bool)
     found = [_best_correlation(numpy.stack(values), numpy.stack(moved)) for values in (changes, sums)]
     return found[0] > found[1]

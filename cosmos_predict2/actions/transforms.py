@@ -3,7 +3,7 @@
 
 All in NumPy float64; data sets store float32. A pose is [x, y, z, roll, pitch, yaw] in metres and radians with
 R = Rz(yaw) Ry(pitch) Rx(roll), a gripper state 0 (open) to 1 (closed). N poses give N - 1 actions: action k leads from
-frame k to frame k + 1, and its gripper number is the state of frame k + 1. Errors are ``DataError``: the caller says
+frame k to frame k + 1, and its gripper number is the state of frame k + 1. Errors are ``DataError``: the caller adds
 which file it was.
 """
 

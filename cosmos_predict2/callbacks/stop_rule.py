@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of an action world model goes on while its figures on held-out recordings improve, and says what limits it.
+"""Training of an action world model goes on while its held-out figures improve, and reports what limits it.
 
     trainer.callbacks.stop_rule: L(StopRule)()
 
@@ -11,7 +11,7 @@ At every validation some clips of as many held-out recordings as can be, with th
     val/stop_psnr       decibels of pictures imagined by one evaluation from pure noise, against the true ones
 
 Where neither loss nor decibels improve over ``patience`` validations the learning rate falls, by the last cycle of the
-scheduler, and the run ends with it. At the end the curve of the loss says how much longer training would help;
+scheduler, and the run ends with it. At the end the curve of the loss predicts how much longer training would help;
 RUN/stop_rule.json has all of it.
 """
 
@@ -45,7 +45,7 @@ SIGMAS = (10.0, 40.0)  # where imagination evaluates the network, and near pure 
 POWERS = (0.5, 1.0, 2.0)  # of 1 / iteration, by which the loss may near its last value
 LEAST_LOOKS = 4  # that a curve is fitted to
 WORTH = 0.05  # share of the loss that twice the length must save, or the length does not limit
-LONGEST = 8  # times the present length: beyond that a curve says nothing
+LONGEST = 8  # times the present length: a curve predicts nothing beyond
 IGNORED = 1.05  # gap below which the actions are hardly used
 OVERFITTED = 1.3  # held-out loss over that of clips trained on
 NEAR_TOKENIZER = 1.5  # decibels between imagined pictures and those that only passed the tokenizer
@@ -234,7 +234,7 @@ def judged(looks: Sequence[Look], iteration: int, seconds_per_step: float = 0.0,
 
 def _length(iterations: Sequence[int], losses: Sequence[float], present: int) -> tuple[int | None, float]:
     """The length from which on twice as long saves less than WORTH of the loss, None where the present one is long
-    enough or the curve too short to tell; and the share that twice the present length saves.
+    enough or the curve too short; and the share that twice the present length saves.
 
     The curve is a + b / iteration^c.
     """

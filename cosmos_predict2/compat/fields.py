@@ -168,7 +168,7 @@ def read_fields(content: Mapping[str, Any], table: Table) -> tuple[Fields, list[
 
 
 def fields_at(content: Mapping[str, Any], table: Table, paths: Sequence[str]) -> Fields:
-    """Some fields of a recipe alone: what says which run it is, before all are held to the table of that run."""
+    """Some fields of a recipe alone: those that identify the run, before all are held to the table of that run."""
     found = {}
     for path in paths:
         value: Any = content

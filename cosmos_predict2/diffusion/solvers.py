@@ -5,7 +5,7 @@ A solver takes the state from one noise level to the next, given the estimate of
 work on x = x0 + sigma epsilon; "unipc" works on flow times, x_t = (1 - t) x0 + t epsilon.
 
 The former are exponential integrators in lambda = -ln(sigma), where dx/dlambda = x0 - x. Coefficients are Python floats
-and arithmetic is in float64; each class says in which dtype it keeps the state.
+and arithmetic is in float64; each class documents the dtype of its state.
 """
 
 import math

@@ -159,7 +159,7 @@ class Actions(NoActions):
         """Actions that are far from the order of 1; zeros are hidden ones."""
         action_B_A_D = batch[ACTION_KEY]
         if self.transform is not None and self.transform.kind == "relative_pose":
-            action_B_A_D = action_B_A_D[..., :-1]  # the gripper's state says nothing about how far poses are apart
+            action_B_A_D = action_B_A_D[..., :-1]  # the gripper's state is no distance between poses
         largest = float(action_B_A_D.abs().max())
         if LEAST <= largest <= MOST or largest == 0:
             return

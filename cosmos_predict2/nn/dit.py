@@ -267,7 +267,7 @@ class DiT(nn.Module):
 
         ``latent_shape`` is (T, H, W) in latents, of the part that the network sees. With ``skip_no_text`` a text of
         zeros is skipped where that changes nothing: values of zeros are zeros, unless a projection adds its bias.
-        ``is_without_text`` says that it is one; else it is looked at, which waits for a GPU.
+        ``is_without_text`` states that it is one; else its values are read, which waits for a GPU.
         """
         if not is_without_text:
             self.require_readable(crossattn_emb_B_S_E)

@@ -52,7 +52,7 @@ class Model:
         "", "where the video tokenizer's file lies (default: where the run had it, or the downloads)", metavar="FILE"
     )
     checkpoint_dir: str | None = flag(
-        None, "where released weights lie (default checkpoints, or what COSMOS_PREDICT2_ARGS says)", metavar="DIR"
+        None, "where released weights lie (default checkpoints, or COSMOS_PREDICT2_ARGS)", metavar="DIR"
     )
 
 
@@ -196,7 +196,7 @@ class Reading:
     combine: str | Sequence[str] | None = flag(
         None,
         "what becomes of the actions in between: sum for moves, last (or first) for absolute targets, or with commas a"
-        " word for each number (default: the run's, or what a LeRobot data set says; of an annotation's rows: sum)",
+        " word for each number (default: the run's, or a LeRobot data set's; of an annotation's rows: sum)",
         name="combine_actions",
         type=_combinations,
         metavar="WORD",

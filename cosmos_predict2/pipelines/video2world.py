@@ -164,7 +164,7 @@ class Video2WorldPipeline:
         return (video, refined) if return_prompt else video
 
     def checked_prompt(self, prompt: str, media_path: str) -> str:
-        """The prompt, refined where a refiner is built in; raises BlockedError where a guardrail says so."""
+        """The prompt, refined where a refiner is built in; raises BlockedError where a guardrail blocks it."""
         for stage in ("prompt", "refined prompt"):
             if self.guardrail is not None:
                 require_safe(self.guardrail, prompt, stage)
@@ -231,7 +231,7 @@ def read_input(
 
 
 def brought_to_size(frames: Tensor, size: tuple[int, int], crop: str, what: str) -> Tensor:
-    """Frames stretched to the size, or cut at the centre, as one of CROPS says; the log has a change of their shape."""
+    """Frames stretched to the size, or cut at the centre, by one of CROPS; a change of their shape is logged."""
     (height, width), (to_height, to_width) = frames.shape[-2:], size
     if abs(height * to_width / (width * to_height) - 1) > 0.03:
         sizes = (height, width, to_height, to_width)

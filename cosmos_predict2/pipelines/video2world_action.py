@@ -31,7 +31,7 @@ from imaginaire.errors import ConfigError, DataError
 
 
 class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
-    """Batches of first frames and actions become videos; the config says which transform the actions went through."""
+    """Batches of first frames and actions become videos; the config names the transform of the actions."""
 
     config: Video2WorldActionPipelineConfig
 

@@ -28,7 +28,7 @@ from imaginaire.errors import ConfigError
 
 SMALLEST_ERROR = 1e-5  # nft divides by a sample's error
 SMALLEST_TIME = 1e-3  # forward-process objectives divide by nothing, but a sample without noise teaches nothing
-LARGEST_ADVANTAGE = 5.0  # of nft where nothing is said, as published
+LARGEST_ADVANTAGE = 5.0  # of nft by default, as published
 # What one ratio of a decision stands for, and the published name of that.
 RATIO_LEVELS = {"element": "token_level", "action": "action_level", "chunk": "chunk_level"}
 OF_EPISODES = ("episode-mean", "slice-mean", "token-mean-of-steps")  # aggregations that need whole episodes

@@ -51,7 +51,7 @@ class Card:
     """Verdict, its reasons in sentences, figures by name, digests of the inputs by name, and the one thing to do next.
 
     Names of inputs are ``world_model``, ``tokenizer``, ``reward``, ``split`` and, for each policy, ``policy`` or
-    ``policy/NAME``; ``places`` says where they lay.
+    ``policy/NAME``; ``places`` has their paths.
     """
 
     verdict: Verdict
@@ -119,7 +119,7 @@ def _problems(card: Card, inputs: Mapping[str, str], where: str) -> Iterator[str
     for name, found in inputs.items():
         known = {other: value for other, value in card.inputs.items() if other.partition("/")[0] == name}
         if not known:
-            yield f"{where} says nothing of the {name.replace('_', ' ')}: it was made without one"
+            yield f"{where} has no {name.replace('_', ' ')}: it was made without one"
         elif found not in known.values():
             place = " or ".join(card.places.get(other, other) for other in known)
             yield (

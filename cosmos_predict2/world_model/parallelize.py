@@ -325,7 +325,7 @@ def _decide(policy: Policy, context: Any, op: Any, *args: Any, **kwargs: Any) ->
 
 
 def _module_name() -> str:
-    """The module that computes now, by its name in the block: as the compiler's trace says it, or the marks."""
+    """The module that computes now, by its name in the block: from the compiler's trace, or the marks."""
     traced = fx_traceback.get_current_meta().get("nn_module_stack")
     if not traced:
         return (getattr(_here, "names", ()) or ("",))[-1]

@@ -300,7 +300,7 @@ class WorldModel:
     ) -> Tensor:
         """Latents [B, C, T, H, W] that begin with the first ``num_given`` latent frames of ``given_B_C_T_H_W``.
 
-        ``batch`` has what the conditioner takes; ``is_without_text`` says that all its texts are zeros. With a seed for
+        ``batch`` has what the conditioner takes; ``is_without_text``: all its texts are zeros. With a seed for
         each sample, a sample does not depend on the others.
         """
         given = given_B_C_T_H_W

@@ -78,7 +78,7 @@ class _SafetensorsFile:
 
 
 def shape_of(source: Any, name: str) -> tuple[int, ...]:
-    """The shape of ``source[name]``, without reading it where the source can tell."""
+    """The shape of ``source[name]``, without reading it where the source knows it."""
     return tuple(source.shape(name) if hasattr(source, "shape") else source[name].shape)
 
 

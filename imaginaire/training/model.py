@@ -41,7 +41,7 @@ class ImaginaireModel(nn.Module):
 
     ranks_per_sample: int = 1  # neighbouring data-parallel ranks that get the same training batches; it divides them
     validation_metric: str = "loss"  # of a validation's output: what the log shows; another one replaces the loss
-    validation_note: str = ""  # what the log says beside it, where {name} is a number of the validation
+    validation_note: str = ""  # what the log shows beside it, where {name} is a number of the validation
     batch_kinds: tuple[str, ...] = ()  # whose losses and gradient norms are also logged apart, such as image and video
     memory_advice = ""  # what to lower where memory runs out, if it is not what the trainer proposes
     progress: Callable[[str], None] = staticmethod(lambda text: None)  # see `train_batches`; set by the trainer

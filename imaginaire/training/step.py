@@ -67,7 +67,7 @@ class StepGuard:
         self.in_a_row = 0
 
     def skip(self, model: nn.Module, optimizer: Optimizer, place: str) -> None:
-        """Count a step that is not applied, or raise as the policy says; ``place`` names the step."""
+        """Count a step that is not applied, or raise by the policy; ``place`` names the step."""
         self.skipped += 1
         self.in_a_row += 1
         why = self._found or "the gradients overflowed in half precision"

@@ -73,7 +73,7 @@ def test_a_card_is_read_as_it_was_written_and_demanded_of_its_own_inputs(tmp_pat
     refused = [
         (card(reward="ff"), inputs, "another reward: digest ff .old_reward., but this run's is cc"),
         (card(), {**inputs, "policy": "ff"}, "another policy: digest dd or ee"),
-        (card(), {**inputs, "split": "gg"}, "says nothing of the split"),
+        (card(), {**inputs, "split": "gg"}, "has no split"),
         (card("no"), inputs, 'the verdict "no": AUC .80. Next: go on'),
     ]
     for written, asked, text in refused:

@@ -38,11 +38,11 @@ SUITES = {  # the tasks of each suite of a simulator
     "b1k": dict(b1k=50),
     "toy": dict(push_puck=1),
 }  # fmt: skip
-EXECUTED = {"openvla-oft": 8, "openvla": 1, "pi05": 10}  # actions of a decision, where a recipe says nothing
+EXECUTED = {"openvla-oft": 8, "openvla": 1, "pi05": 10}  # actions of a decision, where a recipe has none
 STEPS = {"libero": 512, "b1k": 2000, "toy": 24}  # of an episode, likewise; those of b1k as its experiment has them
 SHORT = (
     f"vla.max_steps is missing: episodes end after {STEPS['b1k']:,} steps. BEHAVIOR-1K's own limit is about 26,000,"
-    " twice what humans took: set it, with fewer episodes of a step (scripts.plan --recipe says what they take)"
+    " twice what humans took: set it, with fewer episodes of a step (scripts.plan --recipe shows what they take)"
 )
 TOY_CHUNK = 12
 WAIT = 15  # steps of LIBERO before an episode

@@ -171,7 +171,7 @@ _TRAIN: dict[str, Row] = {
     ),
     **unused(
         "fsdp_offload",
-        "weights stay on the GPU: scripts.plan --recipe says how much of it they take",
+        "weights stay on the GPU: scripts.plan --recipe shows how much of it they take",
         *(True, False),
     ),
     **unused("compile", "policies run as they are; the results are the same", True, False),

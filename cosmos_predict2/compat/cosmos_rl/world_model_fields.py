@@ -212,7 +212,7 @@ _WEB: dict[str, Row] = {
     **under(
         "dataset",
         reads(dict(dataset_name=None, resolution="480", num_video_frames=93, len_t5=512, t5_dim=1024)),
-        unused("object_store", "the address of shards says it; PROD_S3_CHECKPOINT_* are read"),
+        unused("object_store", "the address of shards has it; PROD_S3_CHECKPOINT_* are read"),
         unused(dict(video_decoder_name="video_naive_bytes", caption_type="t2w_qwen2p5_7b"), _NOT_PUBLISHED),
         unused(dict(augmentor_name="video_basic_augmentor_v2", embedding_type="t5_xxl"), _NOT_PUBLISHED),
         unused(
@@ -226,7 +226,7 @@ _LOCAL: dict[str, Row] = {
     **_LOADER,
     **reads(dict(dataset_dir="", offline_text_embedding=False)),
     **only("text_encoder_type", "Embeddings lie in t5_xxl/ or text_embedding/ beside metas/ and videos/", "t5_xxl"),
-    **unused("type", "its section says it"),
+    **unused("type", "its section shows it"),
 }
 _PICTURES = " ".join((*_LOCAL, "image_size", *(f"dataloader.{name}" for name in _WEB)))
 _LOADERS: dict[str, Row] = {

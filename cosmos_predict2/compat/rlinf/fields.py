@@ -112,7 +112,7 @@ _ENVIRONMENT: dict[str, Row] = {
     **only("specific_reset_id", "Every start is used; for one, give a folder that has no other", None),
     **unused("auto_reset", "an environment waits for the others, and finished ones leave the batch"),
     **unused("reset_gripper_open", "recorded first states have the gripper as it was"),
-    **unused("is_eval", "the section says so"),
+    **unused("is_eval", "its section shows it"),
     **unused("seed", "the order of starts follows from actor.seed", 0),
     **unused("use_ordered_reset_state_ids", "every start is used before one comes again"),
     **unused("fps", "of videos, which DrawSamples writes at their own"),

@@ -2,7 +2,7 @@
 """Values of a configuration that its recordings decide: ``${recorded_action_dim:}`` and others.
 
 They are read from the data set of ``dataloader_train`` when a configuration is composed, and saved as numbers. Where
-it cannot be read, the values of the tiny model stand in, and the check of the data set says what is wrong.
+it cannot be read, the values of the tiny model stand in, and the check of the data set reports what is wrong.
 """
 
 from collections.abc import Callable, Mapping

@@ -32,7 +32,7 @@ def imagination_of(
 ) -> Imagination:
     """The action-conditioned world model of some weights, a run or a file; without a path the tiny one that ships.
 
-    What is not given is as the card of the weights says. ``device`` is a GPU where there is one.
+    Values that are not given come from the card of the weights. ``device`` is a GPU where there is one.
     """
     path = dit_path or tiny_action_path()
     flags = ActionModel(

@@ -91,7 +91,7 @@ def from_model_dir(
     **options: Any,
 ) -> WorldModelEnv:
     """The environment that a folder holds. The classifier's verdict on each picture is relatively rewarded, as
-    published, unless ``scoring`` says otherwise; ``options`` are those of `WorldModelEnv`."""
+    published, unless ``scoring`` is set; ``options`` are those of `WorldModelEnv`."""
     parts = find_parts(cosmos_model_dir)
     imagination = imagination_of(
         parts.weights,

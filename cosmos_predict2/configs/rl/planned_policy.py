@@ -26,7 +26,7 @@ OPENVLA = "cosmos_predict2.rl.policies.openvla.policy:OpenVLAPolicy"
 PI05 = "cosmos_predict2.rl.policies.pi05.policy:Pi05Policy"
 LIBERO = "cosmos_predict2.rl.envs.simulators.libero:LiberoTask"
 BEHAVIOR = "cosmos_predict2.rl.envs.simulators.behavior:BehaviorEnv"
-IMAGINED_CHUNK, IMAGINED_SIZE = 12, (256, 320)  # of the published world model of LIBERO, where nothing else is said
+IMAGINED_CHUNK, IMAGINED_SIZE = 12, (256, 320)  # of the published world model of LIBERO, the default
 RECORDED_STEPS = 240  # of an episode that is as long as recordings, which are not read here; as RLinf's of LIBERO
 
 

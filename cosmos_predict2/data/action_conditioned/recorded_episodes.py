@@ -49,8 +49,8 @@ def open_episodes(
 ) -> Sequence[RecordedEpisode]:
     """The episodes of a folder, in their order.
 
-    ``camera`` is a name, of Bridge's layout a number; ``gripper_dim`` says which number of a LeRobot or LIBERO action
-    is the gripper's.
+    ``camera`` is a name, of Bridge's layout a number; ``gripper_dim`` is the index of the gripper in an action of
+    LeRobot or LIBERO.
     """
     for toy_folder in (folder, folder / "train"):
         if any(toy_folder.glob(TOY_STATES)):

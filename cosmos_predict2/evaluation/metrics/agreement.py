@@ -37,7 +37,7 @@ class Estimate:
 def area_under_curve(value_N: Floats, truth_N: Bools, is_pair_N_N: Bools | None = None, seed: int = 0) -> Estimate:
     """The share of pairs of a success and a failure in which the success has the higher value; equal ones are half.
 
-    ``is_pair_N_N`` says which episodes are compared, all without it. Episodes are drawn anew, each outcome by itself.
+    ``is_pair_N_N`` marks the pairs that are compared, null: all. Episodes are drawn anew, each outcome by itself.
     """
     won, lost = value_N[truth_N], value_N[~truth_N]
     wins = (won[:, None] > lost[None]) + 0.5 * (won[:, None] == lost[None])

@@ -142,7 +142,7 @@ def _check_deviation(chain: Chain, k: int, x_next: Tensor, x0: Tensor) -> None:
     found, of_x0 = (float(tensor.float().square().mean().sqrt()) for tensor in (x_next, x0))
     wanted = chain.deviation_after(k, of_x0)
     if not math.isfinite(found) or 1 / LARGEST_DEVIATION <= found / wanted <= LARGEST_DEVIATION:
-        return  # training says what to do about numbers that are not finite
+        return  # training handles numbers that are not finite
     raise TrainingError(
         f"After step {k} of a rollout's {chain.num_steps} its states have a deviation of {found:.3g}, but at this level"
         f" of noise it is {wanted:.3g}: such steps are too coarse for their noise, and what they end in is no clip of"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The book of an environment: which episode each of its members plays, how far it is, and how it ended.
 
-All that the contract of environments says about indexed calls, task and trial numbers, checked actions, ends and saved
+All that the contract of environments requires of indexed calls, task and trial numbers, checked actions, ends and saved
 states is here once; what happens on a step is the environment's own.
 """
 

@@ -46,7 +46,7 @@ def check_environment(env: VecEnv, *, picture_levels: int = 0) -> None:
 
 
 def check_metadata(env: VecEnv, levels: int) -> None:
-    """metadata says suite, action_dim, chunk and max_steps, and there are three environments or more."""
+    """metadata has suite, action_dim, chunk and max_steps, and there are three environments or more."""
     missing = [key for key in METADATA if key not in env.metadata]
     _require(not missing, f"metadata lacks {missing}")
     numbers = {key: env.metadata[key] for key in METADATA[1:]}

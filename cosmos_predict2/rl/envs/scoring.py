@@ -28,7 +28,7 @@ class Scoring(Section):
     reward_coef: float = 1.0
     sparse: bool = False  # pay 1 for a picture that shows success and 0 for any other, in place of its value
     use_rel_reward: bool = False  # pay differences between successive judged pictures, the first one's to 0
-    success_threshold: float | None = None  # of the value; null: as the reward says
+    success_threshold: float | None = None  # of the value; null: the reward's
     # A picture's value is the mean of so many judged ones of its chunk, itself the last: one alone is noisy.
     mean_of: int = attrs.field(default=1, validator=at_least(1))
     confirm: int = attrs.field(default=1, validator=at_least(1))  # successive judged pictures that must show success

@@ -313,7 +313,7 @@ class WorldModelEnv(EnvDefaults):
         return torch.cat([actions_E_A_D, rest], dim=1)
 
     def _judge(self, ids: Ids, frames: Tensor, counts: NDArray[numpy.int64], num_actions: int) -> Scored:
-        """``frames`` end with the picture after each environment's last action, and begin where `_imagine` says."""
+        """``frames`` end with the picture after each environment's last action, and begin where `_imagine` begins."""
         most = int(counts.max())
         if self.scoring.judge == "last":
             shown = _picked(frames, counts[:, None] - most + frames.shape[3] - 1)

@@ -28,7 +28,7 @@ class PolicyLossConfig(Section):
     entropy_bonus: float = attrs.field(default=0.0, validator=at_least(0))
     kl_kind: str = attrs.field(default="k3", validator=one_of(*KL_KINDS))
     sums_unexecuted: bool = False  # a chunk's ratio also counts actions that were never executed, as published
-    largest_log_ratio: float = attrs.field(default=20.0, validator=above(0))  # beyond it the exponential says no more
+    largest_log_ratio: float = attrs.field(default=20.0, validator=above(0))  # beyond it the exponential is useless
 
     def __attrs_post_init__(self) -> None:
         if self.aggregation == "token-mean-of-steps" and self.max_episode_steps is None:
@@ -131,7 +131,7 @@ class VLAGRPOConfig(Section):
     eval_env: Any = None  # of the one of validation; null: ``true_env``, or ``env``
     world_model: Any = None  # of a `Video2WorldModel`: ``env`` is given its `Imagination` as ``imagination``
     card: Any = None  # of scripts.check_imagination, on these very inputs; null: none is asked for
-    allow_unchecked: bool = False  # to learn without a card that fits, which each line of success says
+    allow_unchecked: bool = False  # to learn without a card that fits; each line of success is marked so
     rollout: Any = None  # of a `RolloutSource`, given policy, env and execute; null: in this process
     compare: int = attrs.field(default=200, validator=at_least(0))  # validation starts imagined beside true ones
     # episodes of each start of validation; null: 1, or 4 of a policy whose greedy decisions begin with noise

@@ -34,7 +34,7 @@ class EpisodeStarts(Dataset[dict[str, int]]):
 
     def of_number(self, number: int) -> dict[str, int]:
         if self.num_tasks is None:
-            raise ConfigError("EpisodeStarts.num_tasks is null, and no model has said how many its environment has.")
+            raise ConfigError("EpisodeStarts.num_tasks is null, and no model has set how many its environment has.")
         return {"task_id": number % self.num_tasks, "trial_id": number // self.num_tasks}
 
 

@@ -190,7 +190,7 @@ class RayRollout(RolloutDefaults):
                 self._deaths[worker], self._has_played = 0, True
                 return _unpacked(content, self.device)
             why = f"no answer in {self.timeout:g} seconds"
-        except errors.RayTaskError as error:  # it lives, and says what is wrong
+        except errors.RayTaskError as error:  # it lives, and reports what is wrong
             if isinstance(error.cause, UserError) or not self._has_played:
                 raise error.cause if isinstance(error.cause, Exception) else error from None
             self._ray.kill(self._workers[worker])

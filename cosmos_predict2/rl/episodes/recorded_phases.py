@@ -90,7 +90,7 @@ def outcomes(
 
 
 def figures(found: Sequence[Outcome]) -> dict[str, float]:
-    """Imagined against true success, and how well imagined values tell successes from failures (0.5: not at all)."""
+    """Imagined against true success, and how well imagined values separate the outcomes (0.5: not at all)."""
     if not found:
         return {}
     true, imagined, value = (Tensor(column) for column in zip(*found, strict=True))

@@ -145,7 +145,7 @@ def leaks(world_model: str, reward: str, split: Split) -> list[str]:
         files += [("the reward", about.get("split"))] if "data" in about else []
     found = []
     for name, file in files:
-        with suppress(DataError):  # a file that is gone tells nothing
+        with suppress(DataError):  # a file that is gone proves nothing
             if not file or read_split(file).digest != split.digest:
                 found.append(
                     f"{name} was trained by {'no' if not file else 'another'} split: it may know what is held out"

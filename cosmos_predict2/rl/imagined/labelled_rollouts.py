@@ -97,7 +97,7 @@ def labelled(
 
 
 def _pictures(video_E_C_F_H_W: Tensor, reward_E_F: Tensor) -> LabelledPictures:
-    """The dense reward says both: it is above 0 where the task is done, else minus the distance."""
+    """The dense reward holds both: it is above 0 where the task is done, else minus the distance."""
     reward_N = reward_E_F.flatten()
     pictures_N_H_W_C = video_E_C_F_H_W.permute(0, 2, 3, 4, 1).flatten(0, 1).contiguous()
     return LabelledPictures(pictures_N_H_W_C, reward_N > 0, (reward_N <= 0) & (reward_N > -_NEAR_PX / REWARD_RANGE))

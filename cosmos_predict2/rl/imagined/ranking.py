@@ -112,7 +112,7 @@ def have_failures(world_model: str) -> bool | None:
 
 def ranked(rows: Sequence[Ranked], has_failures: bool | None) -> Ranking:
     """The order by value of those that are judged; with ``has_failures`` false, or where the values of policies of
-    known success do not follow it, a problem says so."""
+    known success do not follow it, it has a ``problem``."""
     judged = [row for row in rows if not row.refused]
     known = [row for row in judged if row.truth is not None]
     value_P, true_P = (

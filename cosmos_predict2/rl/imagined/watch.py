@@ -184,7 +184,7 @@ class ImaginationWatch(ImaginationAlarm):
         }
         seen = self._seen(films, actions, imagination.config.chunk_size) / self._seen_true
         first = self.looks[0].get("obedience", math.nan) if self.looks else seen
-        if self._seen_true > check.READABLE and first > check.READABLE:  # else it says nothing, and nothing of a change
+        if self._seen_true > check.READABLE and first > check.READABLE:  # else neither it nor a change means anything
             found["obedience"] = seen
         return found
 

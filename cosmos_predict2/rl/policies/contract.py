@@ -192,7 +192,7 @@ def check_training_mode(case: _Case) -> None:
 
 
 def check_spread(case: _Case) -> None:
-    """Draws are as spread as the entropy says: its mean log-probability is minus the entropy.
+    """Draws are as spread as the entropy claims: its mean log-probability is minus the entropy.
 
     Policies without an entropy are not judged by it.
     """

@@ -67,7 +67,7 @@ def cast(policy: nn.Module, dtype: torch.dtype, *, is_uniform: bool = False) -> 
 
 def add_adapters(network: nn.Module, rank: int, path: str, without: tuple[str, ...] = ()) -> None:
     """Add those of ``path`` (PEFT's folder) for good, and where ``rank`` is not 0 train new ones alone, with alpha =
-    rank; layers whose names begin as ``without`` says get none."""
+    rank; layers whose names begin with one of ``without`` get none."""
     if path:
         apply_lora(network, path)
     if rank:

@@ -42,7 +42,7 @@ class ToyDetectorReward(FrameRewardDefaults):
 
 
 class WeightedReward(FrameRewardDefaults):
-    """The weighted sum of values; the task is done where the first `FrameReward` among ``rewards`` says so.
+    """The weighted sum of values; the first `FrameReward` among ``rewards`` decides whether the task is done.
 
     A reward of clips, a function of (clips, context), takes the pictures of a chunk for a clip of ``fps`` and has the
     same value for each of them. ``weights`` are 1 where none is given.

@@ -283,7 +283,7 @@ class RemoteReward(RewardDefaults):
             log.warning("the reward %s of %s gives a true clip no valid score", self.reward, place)
 
     def _check_service(self, deadline: float) -> None:
-        """Raise where our service says that it lacks this reward, or gives it more time than there is."""
+        """Raise where our service lacks this reward, or gives it more time than there is."""
         address = self.sender.address
         headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
         try:

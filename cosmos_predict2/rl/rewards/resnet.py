@@ -90,8 +90,8 @@ class ResnetReward(FrameRewardDefaults):
     """Judges pictures one by one with a `SuccessClassifier`; see `FrameReward`.
 
     Success is a probability of at least ``threshold``, by default the one that the file was calibrated to, or 0.5. The
-    value is progress of a file that has it, else the probability of success: ``value`` "progress" or "success" says so
-    itself. With ``rounded`` it is 0 or 1 by the threshold.
+    value is progress of a file that has it, else the probability of success: ``value`` "progress" or "success" chooses
+    one. With ``rounded`` it is 0 or 1 by the threshold.
     """
 
     def __init__(

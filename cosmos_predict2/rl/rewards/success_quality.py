@@ -139,7 +139,7 @@ def reliability_svg(qualities: dict[str, Quality], side: int = 280) -> str:
         dots = "".join(
             f'<circle cx="{left + side * one.probability:.1f}" cy="{margin + side * (1 - one.rate):.1f}"'
             f' r="{3 + 7 * math.sqrt(one.count / most):.1f}" fill="#2a6fb0" fill-opacity="0.8"><title>{one.count}'
-            f" pictures: said {one.probability:.2f}, true {one.rate:.2f}</title></circle>"
+            f" pictures: predicted {one.probability:.2f}, true {one.rate:.2f}</title></circle>"
             for one in quality.bins
         )
         at = left + side * quality.threshold
@@ -151,7 +151,7 @@ def reliability_svg(qualities: dict[str, Quality], side: int = 280) -> str:
             f" {quality.precision:.2f}, recall {quality.recall:.2f}</text>{dots}"
         )
     width, height = margin + len(panels) * (side + gap), 2 * margin + side
-    caption = f'<text x="{margin}" y="{height - 16}">right: said probability; up: true share of success</text>'
+    caption = f'<text x="{margin}" y="{height - 16}">right: predicted probability; up: true share of success</text>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"'
         f' font-size="13" fill="#555">{"".join(panels)}{caption}</svg>\n'

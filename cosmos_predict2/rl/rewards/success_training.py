@@ -77,7 +77,7 @@ class LabelledPictures:
         return 0 < int(self.success_N.sum()) < len(self)
 
     def require_both(self, what: str) -> None:
-        """Raise where all pictures show the same: a classifier made of them says one thing of every picture."""
+        """Raise where all pictures show the same: a classifier made of them gives every picture the same answer."""
         if not self.has_both:
             count = int(self.success_N.sum())
             raise DataError(
@@ -153,7 +153,7 @@ def augmented(images_B_C_H_W: Tensor, draws: torch.Generator, shift: int = 2, *,
 
 @torch.no_grad()
 def log_odds(model: SuccessClassifier, pictures_N_H_W_C: Tensor) -> Tensor:
-    """What the classifier says of pictures, [N, K]."""
+    """The classifier's log-odds of pictures, [N, K]."""
     device = next(model.parameters()).device
     return torch.cat([model.logits(to_unit(part.to(device))).cpu() for part in pictures_N_H_W_C.split(_AT_ONCE)])
 

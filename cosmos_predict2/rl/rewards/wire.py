@@ -3,7 +3,7 @@
 
 A body is JSON on one line, a newline, and arrays in NumPy's .npy format, one after the other. The first array holds the
 clips; the JSON field ``arrays`` names those that follow (an addition to the protocol: what older services ignore).
-Nothing is unpickled, and an array is as long as its header says.
+Nothing is unpickled, and an array has the length that its header declares.
 """
 
 import io

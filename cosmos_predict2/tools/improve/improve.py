@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Go the way: look at the inputs, run the steps that are to be done, learn nothing where the gate says no, write the
+"""Go the way: look at the inputs, run the steps that are to be done, learn nothing where the gate refuses, write the
 page."""
 
 import logging
@@ -55,7 +55,7 @@ def commands(options: Options) -> list[str]:
 
 
 def require_suite(options: Options, recorded: Recorded) -> None:
-    """Build one place of the suite, so that what does not fit the recordings is said before anything is trained."""
+    """Build one place of the suite, so that a misfit with the recordings is reported before anything is trained."""
     policy = SimpleNamespace(action_dim=recorded.action_dim, chunk=1)
     try:
         env = suites.find(options.suite).env(1, policy)

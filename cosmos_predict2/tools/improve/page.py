@@ -59,7 +59,7 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
     for step in due.values():
         if (marker := runner.marker(step)).get("state") == FAILED:
             sentence = f"The way ended at step {runner.steps.index(step) + 1}, {step.title}: {marker['error']}"
-            return Verdict("ended", sentence, "Mend what it says, and start the same command again.")
+            return Verdict("ended", sentence, "Mend what it names, and start the same command again.")
     if due.keys() - left_out:
         return Verdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
     done = [phase for phase in phases_of(options) if f"learning{phase.end}" not in due]
@@ -93,7 +93,7 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
 
 
 def refusals(options: Options, runner: Runner, figures: Figures) -> list[Phase]:
-    """The phases to which the gate says no, of what there is now, unless that is overruled."""
+    """The phases that the gate refuses, of what there is now, unless that is overruled."""
     steps = {step.name: step for step in runner.steps}
     return [
         phase
@@ -103,7 +103,7 @@ def refusals(options: Options, runner: Runner, figures: Figures) -> list[Phase]:
 
 
 def without(options: Options, runner: Runner, refused: Sequence[Phase]) -> set[str]:
-    """Names of the steps that are left out where the gate says no: learning, and where no phase follows all others."""
+    """Names of the steps that are left out where the gate refuses: learning, and where no phase follows all others."""
     names = {f"{name}{phase.end}" for phase in refused for name in ("learning", "export", "after")}
     if refused and refused[-1] == phases_of(options)[-1]:
         steps = [step.name for step in runner.steps]

@@ -44,7 +44,7 @@ _ENDS = 1 << 16  # of a larger one: the beginning and the end
 _LEFT = re.compile(r"\b(\d+) (s|min|h|days)(?: (\d+) (min|h))? left\b")  # as `imaginaire.progress.duration` writes it
 _ERROR = re.compile(r"(error|\w+Error): ")  # how our programs say what a user can mend
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "days": 86400}
-LEAST_MEASURED_S = 60.0  # of steps that are done, before their speed tells that of the others
+LEAST_MEASURED_S = 60.0  # of steps that are done, before their speed predicts that of the others
 _TAIL = 12  # lines of a program that failed without a message of ours
 
 
@@ -169,7 +169,7 @@ class Runner:
         self._write(step, marker)
         began, before = time.monotonic(), _processor_seconds()
         try:
-            code, said = self._process(step, number)
+            code, printed = self._process(step, number)
         finally:
             marker["seconds"] += time.monotonic() - began
             marker["processor_seconds"] += _processor_seconds() - before
@@ -177,8 +177,8 @@ class Runner:
         if code == EXIT_INTERRUPTED:  # it was stopped from outside, with its state saved
             raise SystemExit(code)
         if code not in step.codes:
-            errors = [line for line in said if _ERROR.match(line)]
-            marker["error"] = errors[-1].partition(": ")[2] if errors else "\n".join(said[-_TAIL:])
+            errors = [line for line in printed if _ERROR.match(line)]
+            marker["error"] = errors[-1].partition(": ")[2] if errors else "\n".join(printed[-_TAIL:])
             self._write(step, {**marker, "state": FAILED, "code": code})
             raise TrainingError(
                 f"{number}, ended with exit code {code}: {marker['error']}\n"
@@ -199,7 +199,7 @@ class Runner:
         """Exit code, and the lines that the program printed; its standard output is shown, the log is not."""
         assert self._lock is not None
         environment = {**os.environ, _ROOT: str(self.folder)}
-        said: list[str] = []
+        printed: list[str] = []
         left = _Left()
         began = time.monotonic()
         next_line = began + FIRST_LINE_S
@@ -213,7 +213,7 @@ class Runner:
                 pass_fds=[self._lock.fileno()],  # a step that outlives this process keeps the folder
             )
             threads = [
-                threading.Thread(target=self._copy, args=(pipe, file, said, left, shown), daemon=True)
+                threading.Thread(target=self._copy, args=(pipe, file, printed, left, shown), daemon=True)
                 for pipe, shown in ((child.stdout, True), (child.stderr, False))
             ]
             for thread in threads:
@@ -232,14 +232,14 @@ class Runner:
                         )
             for thread in threads:
                 thread.join()
-        return child.returncode, said
+        return child.returncode, printed
 
-    def _copy(self, pipe: IO[bytes], file: IO[bytes], said: list[str], left: "_Left", is_shown: bool) -> None:
+    def _copy(self, pipe: IO[bytes], file: IO[bytes], printed: list[str], left: "_Left", is_shown: bool) -> None:
         for line in pipe:
             file.write(line)
             file.flush()
             text = line.decode(errors="backslashreplace").rstrip()
-            said.append(text)
+            printed.append(text)
             left.read(text)
             if is_shown and text:
                 self._say(f"    | {text}")
@@ -257,18 +257,18 @@ class Runner:
 
 @dataclass
 class _Left:
-    """The time that a program said it still needs, less what has passed since."""
+    """The time that a program still needed by its last line, less what has passed since."""
 
-    _said: tuple[float, float] | None = None
+    _last: tuple[float, float] | None = None
 
     def read(self, line: str) -> None:
         if found := _LEFT.search(line):
             count, unit, more, smaller = found.groups()
             seconds = int(count) * _SECONDS[unit] + (int(more) * _SECONDS[smaller] if more else 0)
-            self._said = (seconds, time.monotonic())
+            self._last = (seconds, time.monotonic())
 
     def seconds(self) -> float | None:
-        return None if self._said is None else max(0.0, self._said[0] - (time.monotonic() - self._said[1]))
+        return None if self._last is None else max(0.0, self._last[0] - (time.monotonic() - self._last[1]))
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ WORLD_MODEL = "posttraining/video2world/world_model"
 
 @dataclass(frozen=True)
 class Options:
-    """What a user says: nothing but names."""
+    """A user's choices: nothing but names."""
 
     data: Path
     out: Path

@@ -49,7 +49,7 @@ PLACEMENT_SEED = 0  # of what LIBERO draws when a scene is built: published resu
 
 @dataclass(frozen=True)
 class Task:
-    """``language`` is what policies are told; the sentence in the BDDL file reads differently."""
+    """``language`` is the instruction of policies; the sentence in the BDDL file reads differently."""
 
     name: str
     language: str

@@ -2,7 +2,7 @@
 """The worker's side: it builds its environment and answers requests, until the connection ends.
 
 A request is (name, arguments...), an answer (kind, content...). A failure is answered, too; only a process that dies
-says nothing. Observations are not sent: workers write them to memory that the environment shares (`Buffers`). This
+sends nothing. Observations are not sent: workers write them to memory that the environment shares (`Buffers`). This
 imports neither torch nor a simulator: the latter reads the environment variables that are set first.
 """
 

@@ -68,7 +68,7 @@ class WorkerEnv(EnvDefaults):
     make: Any
     num_envs: int
     render: str | None = None  # how MuJoCo renders: see `rendering`; null: nothing is chosen
-    chunk: int | None = None  # actions of a decision; null: as the simulator says
+    chunk: int | None = None  # actions of a decision; null: the simulator's
     terminate_on_success: bool = True
     keep_frames: bool | None = False
     seed: int = 0
@@ -279,7 +279,7 @@ class WorkerEnv(EnvDefaults):
         return answers
 
     def _heard(self, deadlines: Mapping[int, float]) -> Iterable[int]:
-        """The workers that have said something, or ended, before the next deadline."""
+        """The workers that have answered, or ended, before the next deadline."""
         of = {self._workers[i].connection: i for i in deadlines}
         left = min(deadlines.values()) - time.monotonic()
         return [of[one] for one in pipes.wait(list(of), max(left, 0.0)) if isinstance(one, Connection)]
@@ -319,7 +319,7 @@ class _Worker:
 
     def send(self, request: Request) -> None:
         if request is not None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` says why
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` reports why
                 self.connection.send(request)
 
     def receive(self) -> tuple[Any, ...]:

@@ -100,7 +100,7 @@ class Preprocessor:
             sizes, interpolations = config["input_sizes"], config["interpolations"]
         except KeyError as error:
             raise CheckpointError(
-                f"{source} has no {error}, which says how pictures are brought to size. Copy the published file there."
+                f"{source} has no {error}, how pictures are brought to size. Copy the published file there."
             ) from None
         if strategy not in STRATEGIES:
             raise CheckpointError(f"{source}: image_resize_strategy is '{strategy}'.{near(strategy, STRATEGIES)}")

@@ -46,7 +46,7 @@ class TinySizes:
     def config(self) -> dict[str, Any]:
         """The content of config.json."""
         towers: dict[str, Any] = {}
-        if self.vision is not None:  # else the backbone's name says it
+        if self.vision is not None:  # else the backbone's name implies it
             depth = self.vision_layers
             towers[DINOV2] = dict(embed_dim=self.vision[0], depth=depth, num_heads=4, reg_tokens=4, patch=14)
             towers[SIGLIP] = dict(embed_dim=self.vision[1], depth=depth, num_heads=4, mlp_ratio=_SIGLIP_MLP, patch=14)

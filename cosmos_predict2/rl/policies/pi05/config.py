@@ -49,7 +49,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Pi05Config:
-    """Sizes, and how it decides. What a policy's caller sets besides ``path`` replaces what the file says."""
+    """Sizes, and how it decides. What a policy's caller sets besides ``path`` replaces the file's value."""
 
     vlm: Stream = VARIANTS["gemma_2b"]
     expert: Stream = VARIANTS["gemma_300m"]

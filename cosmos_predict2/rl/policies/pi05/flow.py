@@ -43,7 +43,7 @@ def flow_step(
     level_B: Tensor,
     std_B_H_D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of what follows ``x`` at step ``index``; ``std`` is what flow_noise's head says."""
+    """Mean and standard deviation of what follows ``x`` at step ``index``; ``std`` comes from flow_noise's head."""
     x, v = x_B_H_D.float(), v_B_H_D.float()
     times = times.to(x)
     t, after = (times[index_B + k][:, None, None] for k in (0, 1))

@@ -191,7 +191,7 @@ def norm_stats_file(folder: str, asset_id: str = "") -> str:
             (found if name == "norm_stats.json" else waiting).append(below(place, name))
     if len(found) != 1:
         raise CheckpointError(
-            f"{root}: {len(found)} files **/norm_stats.json {sorted(found)}, but exactly one says how states and"
+            f"{root}: {len(found)} files **/norm_stats.json {sorted(found)}, but exactly one must define how states and"
             " actions are scaled. Name the folder below assets of the data that the weights were trained on as"
             " policy.asset_id, or copy its file to assets/<data set>/norm_stats.json."
         )

@@ -209,7 +209,7 @@ class Pi05Network(nn.Module):
 
     def __init__(self, config: Pi05Config) -> None:
         super().__init__()
-        pretrained.transformers()  # or an error that says how to get it
+        pretrained.transformers()  # or an error with the cure
         self.config = config
         expert, dim = config.expert.width, config.action_dim
         paligemma = nn.ModuleDict(

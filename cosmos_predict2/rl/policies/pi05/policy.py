@@ -32,8 +32,8 @@ _BETA = 1.5  # t = 0.001 + 0.999 Beta(1.5, 1)
 
 
 class Pi05Policy(nn.Module, PolicyDefaults):
-    """``path`` is a folder in the public layout or a hub id; ``options`` are fields of `Pi05Config` that replace what
-    its config.json says.
+    """``path`` is a folder in the public layout or a hub id; ``options`` are fields of `Pi05Config` that replace those
+    of its config.json.
 
     ``statistics`` of actions take the place of the folder's, also where it is saved.
     With ``augment`` it is cloned on pictures that are cropped, turned and recoloured a little, as published ones were.

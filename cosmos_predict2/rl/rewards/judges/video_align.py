@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MODEL = "KwaiVGI/VideoReward"
 BASE = "Qwen/Qwen2-VL-2B-Instruct"
-SYSTEM = "You are a helpful assistant."  # what Qwen's template says where nobody says anything
+SYSTEM = "You are a helpful assistant."  # Qwen's template has it where a chat has none
 NAMES = ("VQ", "MQ", "TA")
 TOKENS = tuple(f"<|{name}_reward|>" for name in NAMES)
 TEXT = "{text_prompt}"

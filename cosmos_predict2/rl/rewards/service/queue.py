@@ -6,7 +6,7 @@ renewed; a lease that ran out is given to another worker, and what its first wor
 is lost with no process, and its result is written once.
 
 Only a worker's own death, which its supervisor reports, speaks against its jobs. Each of them is a suspect then, which
-is leased alone; one that was there at ``max_attempts`` deaths fails. A server or a machine that is lost says nothing,
+is leased alone; one that was there at ``max_attempts`` deaths fails. A server or a machine that is lost proves nothing,
 but a job that was leased very often without a result is a suspect, too, and fails in the end.
 
 A result has the version of the reward that gave it. A request that is asked again takes what is there of the present

@@ -221,7 +221,7 @@ class SQLiteQueue:
             free = shutil.disk_usage(Path(self.path).parent).free
         except (QueueUnusable, OSError) as error:
             return str(error)
-        if free < max(_LEAST_FREE, self._lacked):  # a small write says nothing: it finds room in the file
+        if free < max(_LEAST_FREE, self._lacked):  # a small write proves nothing: it finds room in the file
             return f"the disk of the queue {self.path} is full: {free >> 20} MiB are left"
         return ""
 
