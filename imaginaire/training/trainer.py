@@ -29,7 +29,7 @@ from imaginaire.data import stream as data
 from imaginaire.data import workers
 from imaginaire.data.stream import DataStream
 from imaginaire.distributed import parallel, places
-from imaginaire.errors import CheckpointError, DataError, TrainingError, UserError
+from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError, UserError
 from imaginaire.optim import schedules
 from imaginaire.training import memory, preflight, provenance, run_folder
 from imaginaire.training.callbacks import CallbackGroup
@@ -62,10 +62,10 @@ def launch(config: Config) -> int:
         model = lazy_config.instantiate(config.model)
         trainer.train(model, dataloader_train, dataloader_val)
         return EXIT_INTERRUPTED if trainer.interrupted else 0
-    except UserError:
+    except UserError as error:
         if trainer is not None:
             trainer.close()
-            trainer.remove_run_dir()
+            trainer.remove_run_dir(error)
         raise
     finally:
         if trainer is not None:
@@ -110,9 +110,9 @@ class ImaginaireTrainer:
             self.callbacks = CallbackGroup(config, self)
             self.checkpointer = checkpointer.make(config.checkpoint, self.run_dir, self.callbacks)
             self.watchdog = Watchdog(config.trainer.timeout_period, self.run_dir)
-        except UserError:
+        except UserError as error:
             self._unlock()
-            self.remove_run_dir()
+            self.remove_run_dir(error)
             raise
 
     @property
@@ -164,9 +164,13 @@ class ImaginaireTrainer:
             run_folder.unlock(self._lock)
             self._lock = None
 
-    def remove_run_dir(self) -> None:
-        """Remove what a refused start made of the run folder. Its error is on the terminal."""
-        if self._has_begun or self._made_below is None:
+    def remove_run_dir(self, error: UserError) -> None:
+        """Remove what a refused start made of the run folder. Its error is on the terminal.
+
+        Some settings are refused in the first step alone, such as those of a service that it asks.
+        """
+        is_refused = isinstance(error, ConfigError) and self.iteration == self.resumed_iteration
+        if (self._has_begun and not is_refused) or self._made_below is None:
             return
         logs.setup(None, distributed.rank())  # no log in a folder that is gone
         if distributed.is_rank0():

@@ -239,6 +239,11 @@ class NoBatches(project.RestlessModel):
         return iter(())
 
 
+class RefusedByService(project.RestlessModel):
+    def train_batches(self, dataloader: Any) -> Any:
+        raise ConfigError("The service has no such reward.")
+
+
 class WithoutStep(ImaginaireModel):
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
@@ -273,6 +278,7 @@ _MISSING = [f"dataloader_train.dataset._target_={__name__}.Missing", "+dataloade
         (["+trainer.callbacks.loss_log.logging_iter_multipler=0"], ConfigError, "loss_log.logging_iter_multipler"),
         (_MISSING, DataError, "dataloader_train.dataset: .*/no/such/folder"),
         ([f"model._target_={__name__}.NoBatches", *QUICK], DataError, "NoBatches"),
+        ([f"model._target_={__name__}.RefusedByService", *QUICK], ConfigError, "no such reward"),
     ],
 )
 def test_a_refused_start_names_its_key_and_leaves_no_folder(
