@@ -163,9 +163,12 @@ def product_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, floa
     return best[0], best[1]
 
 
-def ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """The most operations per second that a square matrix product reaches here."""
-    return max(product_rates(device, dtype))
+def ceiling() -> float:
+    """The most operations per second that a square matrix product reaches here, which is printed."""
+    device, dtype = machine.device_and_dtype()
+    peak = max(product_rates(device, dtype))
+    print(f"{machine.described(device)}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s", flush=True)
+    return peak
 
 
 def _stand_in_for_torchvision() -> None:

@@ -16,12 +16,8 @@ import contextlib
 import gc
 import importlib
 import itertools
-import json
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +25,7 @@ import numpy
 import torch
 
 from benchmarks import machine, rollout
-from benchmarks.train_step import CONFIG, ROOT, known_gpu
+from benchmarks.train_step import CONFIG, ROOT
 from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
 from cosmos_predict2.compat.rlinf.files import load_embodiment
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
@@ -58,50 +54,10 @@ SHOWN_ERROR = 6  # lines
 BIAS = -2.0  # of the classifier: no episode ends early
 
 
-class Phases:
-    """Seconds and peak memory by phase; what lies inside another phase counts for itself alone."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.memory: dict[str, tuple[int, int]] = {}
-        self._names = ["load"]
-        machine.forget_peak_memory()
-        self._since = time.perf_counter()
-
-    def _mark(self) -> None:
-        machine.wait()
-        now, name = time.perf_counter(), self._names[-1]
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
-        most = zip(self.memory.get(name, (0, 0)), machine.peak_memory(), strict=True)
-        used, taken = (max(pair) for pair in most)
-        self.memory[name] = used, taken
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        self._since = time.perf_counter()
-
-    def enter(self, name: str) -> None:
-        self._mark()
-        self._names.append(name)
-
-    def leave(self) -> None:
-        self._mark()
-        self._names.pop()
-
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            self.enter(name)
-            try:
-                return function(*arguments, **options)
-            finally:
-                self.leave()
-
-        return call
-
-
 class ExperienceClock(Callback):
     """Times the phases of the trainer and of the model that it trains."""
 
-    phases: ClassVar[Phases]
+    phases: ClassVar[machine.Phases]
     facts: ClassVar[dict[str, float]] = {}
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
@@ -239,16 +195,11 @@ def without_drawing(network: Any) -> Iterator[None]:
 def planned(policy: str, size: str, args: argparse.Namespace) -> dict[str, Any]:
     """The estimates of scripts.plan for the published configuration with these changes, by what is trained."""
     words = [f"{name}={value}" for name, value in changes(policy, size, args).items()]
-    command = [sys.executable, "-m", "scripts.plan", "--gpus", "1", "--json", "-", "--embodied", NAMES[policy]]
-    if torch.cuda.is_available() and (gpu := known_gpu(torch.cuda.get_device_name())):
-        command += ["--gpu", gpu]
-    run = subprocess.run([*command, "--", *words], capture_output=True, text=True, cwd=ROOT, check=False)
-    try:
-        found: dict[str, Any] = json.loads(run.stdout)["forms"]
-    except (ValueError, KeyError):
-        print(f"  plan: {(run.stderr or run.stdout).strip()[-300:]}")
-        return {}
-    return found
+    found = machine.planned("--embodied", NAMES[policy], "--", *words)
+    if "error" in found:
+        print(f"  plan: {found['error']}")
+    forms: dict[str, Any] = found.get("forms", {})
+    return forms
 
 
 def measure(policy: str, size: str, args: argparse.Namespace) -> None:
@@ -265,7 +216,9 @@ def measure(policy: str, size: str, args: argparse.Namespace) -> None:
         overrides = overrides_of(policy, size, args, folder)
         log_probs = grpo.log_probs
         ExperienceClock.facts.clear()
-        ExperienceClock.phases = phases = Phases()
+        ExperienceClock.phases = phases = machine.Phases()
+        machine.forget_peak_memory()
+        phases.enter("load")
         grpo.log_probs = phases.timed("update: probabilities", log_probs)
         try:
             with without_drawing(NETWORKS[policy]):
@@ -276,15 +229,15 @@ def measure(policy: str, size: str, args: argparse.Namespace) -> None:
                 report(phases, planned(policy, size, args))
 
 
-def report(phases: Phases, plan: dict[str, Any]) -> None:
+def report(phases: machine.Phases, plan: dict[str, Any]) -> None:
     """The table of what ran, complete or not, beside the plan."""
     total = sum(phases.seconds.values())
     print(f"  {'':24}{'seconds':>10}{'share':>8}{'GB in use':>12}{'GB taken':>12}")
     for name, spent in sorted(phases.seconds.items()):
         used, taken = phases.memory[name]
         print(f"  {name:24}{spent:>10.2f}{spent / total:>8.1%}{used / 1e9:>12.2f}{taken / 1e9:>12.2f}")
-    most = [max(pair) / 1e9 for pair in zip(*phases.memory.values(), strict=True)]
-    print(f"  {'whole':24}{total:>10.2f}{'':>8}{most[0]:>12.2f}{most[1]:>12.2f}   goal: {GOAL_GB} GB")
+    used, taken = phases.peak()
+    print(f"  {'whole':24}{total:>10.2f}{'':>8}{used / 1e9:>12.2f}{taken / 1e9:>12.2f}   goal: {GOAL_GB} GB")
     for form, one in plan.items():
         parts = {name: value for name, value in one.items() if name not in ("fits", "total", "hours_per_epoch")}
         listed = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in parts.items())
@@ -294,8 +247,7 @@ def report(phases: Phases, plan: dict[str, Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """All policies; the exit code."""
-    if args.size != "tiny" and not torch.cuda.is_available():
-        raise SystemExit(f"--size {args.size} takes hours without a GPU, and there is none: --size tiny")
+    machine.require_gpu(args.size)
     machine.quiet_trainer()
     print(f"{machine.described(machine.device_and_dtype()[0])}; random weights, rewards not rounded")
     code = 0

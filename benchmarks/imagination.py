@@ -58,7 +58,7 @@ class Loop:
         trials = torch.arange(groups)
         self.starts = {"task_id": torch.zeros_like(trials), "trial_id": trials}
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-6)
-        self.shares = machine.Shares()
+        self.shares = machine.Phases()
         for part, holder, name in parts(self.model):
             object.__setattr__(holder, name, self.shares.timed(part, getattr(holder, name)))
         self.iterate = self.shares.timed("update", self._iterate)
@@ -73,9 +73,9 @@ class Loop:
             self.optimizer.step()
 
 
-def imagined(way: str, num_envs: int, num_steps: int, precision: str = "float32") -> WorldModelEnv:
+def imagined(way: str, num_envs: int, num_steps: int) -> WorldModelEnv:
     """The tiny world model as an environment that imagines in this way."""
-    (scoring, sampling), imagination = WAYS[way], imagination_of(precision=precision)
+    (scoring, sampling), imagination = WAYS[way], imagination_of()
     if way == PUBLIC:
         imagination.generate_actions = rollout.published(imagination.world)  # type: ignore[method-assign]
     reward = ToyDetectorReward()
@@ -91,10 +91,10 @@ def parts_of(model: Any) -> Parts:
     yield "reward", model.env.reward, "judge"
 
 
-def measure(num_envs: int, num_steps: int, members: int, rounds: int, precision: str) -> None:
+def measure(num_envs: int, num_steps: int, members: int, rounds: int) -> None:
     print(f"\n{num_envs} environments, {num_steps} steps, groups of {members}")
     rl = VLARLConfig(group_size=members, updates=4, minibatches=4)
-    envs = {way: L(imagined)(way=way, num_envs=num_envs, num_steps=num_steps, precision=precision) for way in WAYS}
+    envs = {way: L(imagined)(way=way, num_envs=num_envs, num_steps=num_steps) for way in WAYS}
     policy = L(ToyPolicy)(path=tiny_policy_path())
     loops = {way: Loop(policy, env, num_envs // members, rl, parts_of) for way, env in envs.items()}
     success = {way: loop.model.source.collect(loop.model.starts(loop.starts)).success_E for way, loop in loops.items()}
@@ -114,21 +114,19 @@ def main() -> None:
     parser.add_argument("--envs", nargs="*", type=int, help="default: 16 64, of --released 16")
     parser.add_argument("--steps", nargs="*", type=int, default=[24], help="of an episode")
     parser.add_argument("--groups_of", nargs="*", type=int, default=[8])
-    parser.add_argument("--precision", default="float32")
     parser.add_argument("--released", action="store_true", help="chunks of the published sizes, with random weights")
     parser.add_argument("--size", default="2B", choices=list(rollout.SETTINGS), help="of --released; 2B needs a GPU")
     parser.add_argument("--published", default="batch", choices=("none", "batch", "single"), help="way, of --released")
-    parser.add_argument("--profile", action="store_true", help="where one chunk's time goes, of --released")
     args = machine.parse(parser)
     if args.released:
         for num_envs in args.envs or [16]:
-            released_imagination.measure(args.size, num_envs, args.rounds or 2, args.published, args.profile)
+            released_imagination.measure(args.size, num_envs, args.rounds or 2, args.published)
         return
     torch.set_num_threads(args.threads or 1)
     device, _ = machine.device_and_dtype()
-    print(f"{machine.described(device)}, {args.precision}")
+    print(f"{machine.described(device)}")
     for sizes in itertools.product(args.envs or [16, 64], args.steps, args.groups_of):
-        measure(*sizes, args.rounds or 3, args.precision)
+        measure(*sizes, args.rounds or 3)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,9 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from benchmarks.train_step import known_gpu
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-from cosmos_predict2.tools.plan.speed import GPUS
 from cosmos_predict2.world_model.options import GUIDED
 from cosmos_predict2.world_model.world_model import WorldModel
 
@@ -106,12 +104,11 @@ def measure(size: str, resolution: str, num_steps: int, network_batch: str) -> d
     each = halves * statistics.median(spent for spent, _ in parts.passes)
     latent = (pipe.config.state_t, shape[1] // 8, shape[2] // 8)
     flops = forward_flops(pipe.dit, latent, text_tokens=text.shape[1], is_prepared=True, batch_size=2).total
-    gpu = known_gpu(torch.cuda.get_device_name()) if world.device.type == "cuda" else None
-    share = f", {flops / each / GPUS[gpu].peak:.1%} of the data sheet" if gpu else ""
     print(f"\n{size} {resolution}: {shape[0]} frames of {shape[1]} x {shape[2]}, guidance, {num_steps} steps")
     way = "as one batch of two" if batch == 2 else "one after the other"
     print(f"  the halves of the guidance pass {way} ({network_batch}); {evaluations} evaluations")
-    print(f"  an evaluation {each:.3f} s ({flops / 1e12:.4g} TFLOP{share})")
+    share = machine.of_data_sheet(flops / each)
+    print(f"  an evaluation {each:.3f} s ({flops / 1e12:.4g} TFLOP, {share} of the data sheet)")
     print(f"  {'':10}{'seconds':>10}{'GB in use':>12}{'GB taken':>12}")
     for part, spent in seconds.items():
         in_use, taken = parts.memory[part]
@@ -134,8 +131,7 @@ def main() -> None:
     machine.quiet_trainer()
     print(f"{machine.described(machine.device_and_dtype()[0])}, random weights")
     size = args.size or ("2B" if args.released else "tiny")
-    if size != "tiny" and not torch.cuda.is_available():
-        raise SystemExit(f"{size} takes hours without a GPU, and there is none: --size tiny")
+    machine.require_gpu(size)
     for resolution in ["48"] if size == "tiny" else args.resolutions:
         measure(size, resolution, args.steps, args.network_batch)
         gc.collect()  # the timed parts hold each other

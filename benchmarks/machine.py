@@ -37,6 +37,28 @@ def device_and_dtype() -> tuple[torch.device, torch.dtype]:
     return device, torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
+def require_gpu(size: str) -> None:
+    """Exit where a released size would run without a GPU."""
+    if size != "tiny" and not torch.cuda.is_available():
+        raise SystemExit(f"{size} takes hours without a GPU, and there is none: take the size tiny.")
+
+
+def known_gpu(name: str) -> str | None:
+    """The name that plan has for this GPU: "NVIDIA H100 NVL" is H100-NVL; None for one that it does not know."""
+    from cosmos_predict2.tools.plan.speed import GPUS
+
+    keys = sorted(GPUS, key=len, reverse=True)
+    return next((key for key in keys if all(part in name for part in key.split("-"))), None)
+
+
+def of_data_sheet(rate: float) -> str:
+    """Operations per second as a share of what this GPU's data sheet has; "-" where there is none."""
+    from cosmos_predict2.tools.plan.speed import GPUS
+
+    gpu = known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    return f"{rate / GPUS[gpu].peak:.1%}" if gpu else "-"
+
+
 def described(device: torch.device) -> str:
     """PyTorch's version with the GPU's name, or with the threads on this kind of processor."""
     is_gpu = device.type == "cuda"
@@ -121,26 +143,48 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-class Shares:
-    """Seconds by part; a part inside another counts for itself alone."""
+class Phases:
+    """Seconds and peak memory by phase; what lies inside another phase counts for itself alone."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self._inside: list[float] = []
+        self.memory: dict[str, tuple[int, int]] = {}  # as of `peak_memory`
+        self._names: list[str] = []
+        self._since = 0.0
+
+    def enter(self, name: str) -> None:
+        self._mark()
+        self._names.append(name)
+
+    def leave(self) -> None:
+        self._mark()
+        self._names.pop()
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            start = time.perf_counter()
-            self._inside.append(0.0)
-            result = function(*arguments, **options)
-            wait()
-            spent = time.perf_counter() - start
-            self.seconds[name] += spent - self._inside.pop()
-            if self._inside:
-                self._inside[-1] += spent
-            return result
+            self.enter(name)
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.leave()
 
         return call
+
+    def peak(self) -> tuple[int, int]:
+        """The most of all phases."""
+        used, taken = (max(bytes_each) for bytes_each in zip(*self.memory.values(), strict=True))
+        return used, taken
+
+    def _mark(self) -> None:
+        wait()
+        now, name = time.perf_counter(), self._names[-1] if self._names else None
+        if name is not None:
+            self.seconds[name] += now - self._since
+            used, taken = (max(pair) for pair in zip(self.memory.get(name, (0, 0)), peak_memory(), strict=True))
+            self.memory[name] = used, taken
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        self._since = time.perf_counter()
 
 
 def wait() -> None:
@@ -172,6 +216,23 @@ def program(root: str | Path, *words: str) -> float:
     subprocess.run([sys.executable, "-m", *words], check=True, env={**os.environ, **own})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def planned(*words: str) -> dict[str, Any]:
+    """The estimate of scripts.plan for one process on this device; ``error`` where it makes none."""
+    command = [sys.executable, "-m", "scripts.plan", "--gpus", "1", "--json", "-"]
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        command += ["--gpu_memory", f"{properties.total_memory / 2**30:.0f}"]
+        name = known_gpu(properties.name)
+        command += ["--gpu", name] if name else []
+    run = subprocess.run([*command, *words], capture_output=True, text=True, cwd=RECORD.parents[1], check=False)
+    try:
+        found: dict[str, Any] = json.loads(run.stdout)
+    except ValueError:
+        lines = (run.stderr or run.stdout).strip().splitlines()
+        return {"error": lines[-1] if lines else "no output"}
+    return found
 
 
 def train(root: str | Path, name: str, experiment: str, *overrides: str) -> tuple[Path, float]:

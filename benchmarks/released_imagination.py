@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The world-model environment at its published sizes, with random weights: seconds of a chunk, and where they go.
 
-    python -m benchmarks.imagination --released [--envs 16] [--rounds 2] [--size tiny] [--published none] [--profile]
+    python -m benchmarks.imagination --released [--envs 16] [--rounds 2] [--size tiny] [--published none]
 
 The 2B network with actions and the Wan tokenizer in bfloat16 imagine 12 frames of 256x320 in 10 steps of the 2AB solver
 (11 evaluations) with guidance 7, and a classifier judges every picture, as a published folder is set up for it. What
@@ -22,15 +22,13 @@ import torch
 
 from benchmarks import machine, rollout
 from benchmarks.dit import ceiling
-from benchmarks.machine import Shares
+from benchmarks.machine import Phases
 from benchmarks.rollout import published
-from benchmarks.train_step import known_gpu
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, RecordedStarts, write_starts
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier
-from cosmos_predict2.tools.plan.speed import GPUS
 from cosmos_predict2.world_model.assembly import network_of
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
@@ -80,9 +78,9 @@ def step_flops(config: Video2WorldPipelineConfig, num_envs: int, size: str) -> i
     return forward_flops(net, shape, text_tokens=0, timestep_rows=shape[0], batch_size=num_envs, is_prepared=True).total
 
 
-def time_parts(env: WorldModelEnv) -> Shares:
+def time_parts(env: WorldModelEnv) -> Phases:
     """Time what a chunk consists of from now on; the device is waited for after each part."""
-    shares, imagination = Shares(), env.imagination
+    shares, imagination = Phases(), env.imagination
     for part, holder, name in (
         ("encode", imagination.world, "given_latents"),
         ("network", imagination.world, "denoiser"),
@@ -95,13 +93,10 @@ def time_parts(env: WorldModelEnv) -> Shares:
     return shares
 
 
-def measure(size: str, num_envs: int, rounds: int, way: str, is_profiled: bool) -> None:
-    device, dtype = machine.device_and_dtype()
-    if size != "tiny" and device.type != "cuda":
-        raise SystemExit(f"--size {size} takes hours without a GPU, and there is none: --size tiny")
-    peak = ceiling(device, dtype)
+def measure(size: str, num_envs: int, rounds: int, way: str) -> None:
+    machine.require_gpu(size)
+    peak = ceiling()
     height, width, num_tokens = rollout.SETTINGS[size]
-    print(f"{machine.described(device)}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s")
     print(f"{size}, {num_envs} environments, 12 frames of {height}x{width}, {SAMPLING.num_steps} steps", flush=True)
     machine.forget_peak_memory()
     with tempfile.TemporaryDirectory() as folder:
@@ -109,13 +104,11 @@ def measure(size: str, num_envs: int, rounds: int, way: str, is_profiled: bool) 
         first = chunk(env)
         ours = report("all pictures judged", env, rounds)
         print(f"    goal {GOAL_S} s at the published sizes; the first chunk took {first:.2f} s", flush=True)
-        report_memory()
+        report_memory(*machine.peak_memory())
         scoring, attempt = env.scoring, PrintedFailures()
         env.scoring = Scoring(judge="last", use_rel_reward=True, terminate_on_success=True)
         attempt("the last picture judged alone", lambda: report("the last picture judged alone", env, rounds))
         env.scoring = scoring
-        if is_profiled:
-            attempt("profile", lambda: profile(env))
         generate, denoiser = env.imagination.generate_actions, env.imagination.world.denoiser
         shares = time_parts(env)
         report("all pictures judged, by part", env, rounds)
@@ -127,13 +120,14 @@ def measure(size: str, num_envs: int, rounds: int, way: str, is_profiled: bool) 
             imagine = published(env.imagination.world, chosen, num_tokens)
             env.imagination.generate_actions = shares.timed("imagine", imagine)  # type: ignore[method-assign]
             shares.seconds.clear()
+            shares.memory.clear()
             machine.forget_peak_memory()
             name = f"as the public code does, {'in one batch' if way == 'batch' else 'one after the other'}"
             if (took := attempt(name, lambda: report(name, env, 1))) is not None:
                 report_parts(shares, 1)
                 print(f"    {took / ours:.2f} times ours")
-                report_memory()
-        if device.type == "cuda":  # last: what a capture leaves behind when it fails is not known
+                report_memory(*shares.peak())
+        if env.device.type == "cuda":  # last: what a capture leaves behind when it fails is not known
             env.imagination.generate_actions, env.imagination.world.denoiser = generate, denoiser  # type: ignore[method-assign]
             env.sampling = replace(env.sampling, use_cuda_graphs=True)
             attempt("captured passes", lambda: (chunk(env), report("captured passes", env, rounds)))
@@ -152,7 +146,7 @@ def report(name: str, env: WorldModelEnv, rounds: int) -> float:
     return took
 
 
-def report_parts(shares: Shares, rounds: int) -> None:
+def report_parts(shares: Phases, rounds: int) -> None:
     total = sum(shares.seconds.values())
     parts = [f"{part} {shares.seconds[part] / rounds:.3f} s ({shares.seconds[part] / total:.0%})" for part in PARTS]
     print(f"    {'  '.join(parts)}", flush=True)
@@ -161,29 +155,16 @@ def report_parts(shares: Shares, rounds: int) -> None:
 def report_step(seconds: float, flops: int, peak: float) -> None:
     """One evaluation of the network beside the fastest matrix product, and beside the data sheet."""
     rate = flops / seconds
-    gpu = known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
-    sheet = f"{rate / GPUS[gpu].peak:.1%} of the data sheet's {GPUS[gpu].peak / 1e12:.0f}" if gpu else "no data sheet"
     print(
         f"    a denoising step: {1e3 * seconds:.1f} ms, {flops / 1e12:.4g} TFLOP, {rate / 1e12:.4g} TFLOP/s:"
-        f" {rate / peak:.1%} of the fastest product, {sheet} (goal {GOAL_SHARE:.0%})",
+        f" {rate / peak:.1%} of the fastest product, {machine.of_data_sheet(rate)} of the data sheet (goal"
+        f" {GOAL_SHARE:.0%})",
         flush=True,
     )
 
 
-def report_memory() -> None:
-    used, taken = machine.peak_memory()
+def report_memory(used: int, taken: int) -> None:
     print(f"    peak memory: {used / 1e9:.2f} GB in use, {taken / 1e9:.2f} GB taken", flush=True)
-
-
-def profile(env: WorldModelEnv) -> None:
-    """Print which operations a chunk's time goes to."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if is_gpu := env.device.type == "cuda":
-        activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as recorded:
-        chunk(env)
-    order = "self_device_time_total" if is_gpu else "self_cpu_time_total"
-    print(recorded.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=70), flush=True)
 
 
 class PrintedFailures:

@@ -26,9 +26,8 @@ from typing import Any, ClassVar
 import torch
 
 from benchmarks import machine
-from benchmarks.phases import CONFIG, QUIET, RL, ROWS, PhaseClock, passes_of
-from benchmarks.train_step import known_gpu
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS
+from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.rl.clips.rollout import LEVEL_SOLVER
 from cosmos_predict2.rl.config import ANY, RLConfig, rl_of
 from cosmos_predict2.tools.plan.memory import Memory, predict_memory
@@ -37,9 +36,20 @@ from cosmos_predict2.tools.plan.workload import Workload, read_workload
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire.config.compose import compose
 from imaginaire.config.schema import Config
-from imaginaire.errors import UserError
+from imaginaire.errors import ConfigError, UserError
+from imaginaire.training.callbacks import Callback
 
 ROOT = Path(__file__).resolve().parents[1]
+CONFIG = "cosmos_predict2/configs/base/config.py"
+RL = "model.config.rl"
+QUIET = ["ckpt_type=dummy", "trainer.run_validation=false"]
+ROWS = {  # what is shown -> phases of the trainer
+    "data": ("data",),
+    "rollout": ("rollout",),
+    "reward": ("reward", "reward_wait"),
+    "gradient": ("forward", "backward", "comm"),
+    "update": ("optimizer",),
+}
 OURS = ("cosmos_predict2", "imaginaire")  # where a wait is looked for
 EXPERIMENTS = ("predict2p5_2b_flow_grpo", "predict2p5_2b_ddrl", "predict2p5_2b_nft")
 ARCHITECTURES = {"lora": "adapters", "base": "all weights"}
@@ -48,6 +58,31 @@ CLIPS, SAMPLE_STEPS, TRAINED = 2, 4, 1  # of an experience, in place of those of
 LOOSE = f"{RL}.ratio_tolerance=1e9"
 GOAL_MEMORY, GOAL_ROLLOUT = 0.05, 1.05
 PIPE = "model.config.pipe_config"
+
+
+def passes_of(work: Workload) -> Passes:
+    """The passes of an experience; raises for an experiment that makes none."""
+    if work.passes is None:
+        raise ConfigError(
+            "The experiment makes no clips to learn from. --experiment takes one that learns from rewards of clips,"
+            " such as tiny_flow_grpo_toy_world."
+        )
+    return work.passes
+
+
+class PhaseClock(Callback):
+    """Seconds of each phase of each step, and of the whole step."""
+
+    steps: ClassVar[list[dict[str, float]]] = []
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        self._mark = time.perf_counter()
+
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
+        machine.wait()
+        phases, now = self.trainer.timers.read_and_reset(), time.perf_counter()
+        self.steps.append({**phases, "all": now - self._mark})
+        self._mark = now
 
 
 class Synchronisations:
@@ -211,9 +246,8 @@ def with_length(overrides: list[str], experiences: int) -> tuple[Config, list[st
 
 
 def run(arguments: argparse.Namespace) -> None:
+    machine.require_gpu(arguments.size)
     device, dtype = machine.device_and_dtype()
-    if arguments.size != "tiny" and device.type != "cuda":
-        raise SystemExit("--size 2B takes hours without a GPU, and there is none: --size tiny")
     print(f"{machine.described(device)}, {dtype}", flush=True)
     if arguments.syncs and device.type != "cuda":
         print("--syncs: on a CPU there is nothing to count, for the host waits for no device")
@@ -297,9 +331,9 @@ def report_phases(work: Workload, clips: int, seconds: Mapping[str, float]) -> N
     parts = "  ".join(f"{row} {value:.2f} s ({value / whole:.0%})" for row, value in rows.items())
     print(f"  an experience of {clips} clips: {whole:.2f} s   {parts}")
     flops = predict_speed(work, assumed).model_flops_per_gpu
-    gpu = known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
-    share = f", {flops / whole / GPUS[gpu].peak:.1%} of the data sheet's peak" if gpu else ""
-    print(f"  {flops / 1e12:.4g} TFLOP, {flops / whole / 1e12:.4g} TFLOP/s{share}", flush=True)
+    rate = flops / whole
+    share = machine.of_data_sheet(rate)
+    print(f"  {flops / 1e12:.4g} TFLOP, {rate / 1e12:.4g} TFLOP/s, {share} of the data sheet's peak", flush=True)
 
 
 def report_memory(planned: Memory, used: int, taken: int) -> None:

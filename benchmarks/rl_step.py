@@ -22,7 +22,7 @@ import torch
 
 from benchmarks import machine, released_rl_step
 from benchmarks.dit import ceiling
-from benchmarks.phases import CONFIG, QUIET, RL, ROWS, PhaseClock, passes_of
+from benchmarks.released_rl_step import CONFIG, QUIET, RL, ROWS, PhaseClock, passes_of
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.rl.config import RLConfig, rl_of
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
@@ -90,7 +90,7 @@ def options(experiment: str, overrides: list[str]) -> list[str]:
     first = [f"experiment={experiment}", *QUIET]
     names = compose(CONFIG, first).trainer.callbacks
     extra = [f"trainer.callbacks.{name}=null" for name in names if name != "grad_clip"]
-    clock = "+trainer.callbacks.phase_clock={_target_: benchmarks.phases.PhaseClock}"
+    clock = "+trainer.callbacks.phase_clock={_target_: benchmarks.released_rl_step.PhaseClock}"
     return [*first, *extra, clock, *overrides]
 
 
@@ -118,9 +118,7 @@ def main() -> None:
     if arguments.released:
         released_rl_step.run(arguments)
         return
-    device, dtype = machine.device_and_dtype()
-    peak = ceiling(device, dtype)
-    print(f"{machine.described(device)}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s")
+    peak = ceiling()
     for experiment in arguments.experiment or ["tiny_flow_grpo_toy_world"]:
         run(experiment, arguments, peak, 2 if arguments.quick else 6)
 

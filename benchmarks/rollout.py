@@ -222,8 +222,7 @@ def main() -> None:
         parser.error("--batches, --num_steps and --rounds are 1 at least")
     device, dtype = machine.device_and_dtype()
     size = arguments.model_size
-    if size != "tiny" and device.type != "cuda":
-        parser.error(f"--model_size {size} takes hours without a GPU, and there is none: leave it out")
+    machine.require_gpu(size)
     height, width, _ = SETTINGS[size]
     print(f"{machine.described(device)}, {dtype}, {size} network by frames, {height}x{width}", flush=True)
     print("whether all ways give the same videos, in float32: ", end="", flush=True)

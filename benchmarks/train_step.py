@@ -18,8 +18,6 @@ import gc
 import json
 import re
 import statistics
-import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +29,6 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import machine
 from benchmarks.dit import ceiling
 from cosmos_predict2.nn.flops import forward_flops
-from cosmos_predict2.tools.plan.speed import GPUS
 from cosmos_predict2.world_model.assembly import network_of
 from imaginaire.config.schema import Config
 from imaginaire.errors import TrainingError, UserError
@@ -220,28 +217,6 @@ def largest_batch(arguments: argparse.Namespace) -> tuple[StepCosts, list[str]]:
     return best
 
 
-def prediction(overrides: list[str]) -> dict[str, Any]:
-    """The estimate of scripts.plan for one process on this device."""
-    command = [sys.executable, "-m", "scripts.plan", "--gpus", "1", "--json", "-"]
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        command += ["--gpu_memory", f"{properties.total_memory / 2**30:.0f}"]
-        name = known_gpu(properties.name)
-        command += ["--gpu", name] if name else []
-    run = subprocess.run([*command, "--", *overrides], capture_output=True, text=True, cwd=ROOT, check=False)
-    try:
-        found: dict[str, Any] = json.loads(run.stdout)
-    except ValueError:
-        return {"error": (run.stderr or run.stdout).strip().splitlines()[-1:] or ["no output"]}
-    return found
-
-
-def known_gpu(name: str) -> str | None:
-    """The name that plan has for this GPU: "NVIDIA H100 NVL" is H100-NVL; None for one that it does not know."""
-    keys = sorted(GPUS, key=len, reverse=True)
-    return next((key for key in keys if all(part in name for part in key.split("-"))), None)
-
-
 def main() -> None:
     parser = machine.parser(__doc__)
     parser.add_argument("--model_size", default="2B", choices=("tiny", "2B", "14B"))
@@ -256,14 +231,12 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the figures to this file too")
     arguments = parser.parse_args()
     machine.quiet_trainer()
-    device, dtype = machine.device_and_dtype()
-    peak = ceiling(device, dtype)
-    print(f"{machine.described(device)}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s")
+    peak = ceiling()
     try:
         found, added = largest_batch(arguments) if arguments.action else first_that_fits(arguments)
     except UserError as error:
         raise SystemExit(f"error: {error}") from error
-    plan = prediction([*experiment(arguments), *added])
+    plan = machine.planned("--", *experiment(arguments), *added)
     report(arguments, found, plan, peak)
     if arguments.profile:
         report_kernels(found.kernels)
@@ -282,15 +255,17 @@ def report(arguments: argparse.Namespace, found: StepCosts, plan: dict[str, Any]
     total, overhead = memory.get("total"), memory.get("overhead")
     planned_use = None if total is None or overhead is None else (total - overhead) / 1e9
     planned_tokens = plan["tokens"] * plan["clips_per_step"] if "tokens" in plan else None
-    gpu = known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
-    nominal = f"{rate / GPUS[gpu].peak:.1%}" if gpu else "-"
     rows = [
         ("tokens a step", f"{found.tokens:,}", predicted(planned_tokens, "{:,}")),
         ("model TFLOP a step", f"{found.flops / 1e12:.4g}", ""),
         ("seconds a step", f"{found.seconds:.3f}", predicted(plan.get("seconds_per_iteration"), "{:.3f}")),
         ("TFLOP/s", f"{rate / 1e12:.4g}", ""),
         ("share of the ceiling", f"{rate / peak:.1%}", ""),
-        ("share of the data sheet (MFU)", nominal, predicted(plan.get("model_flops_utilisation"), "{:.1%}")),
+        (
+            "share of the data sheet (MFU)",
+            machine.of_data_sheet(rate),
+            predicted(plan.get("model_flops_utilisation"), "{:.1%}"),
+        ),
         ("peak GB in use", f"{found.allocated / 1e9:.2f}", predicted(planned_use, "{:.2f}")),
         ("peak GB taken", f"{found.reserved / 1e9:.2f}", predicted(total and total / 1e9, "{:.2f}")),
     ]
@@ -298,7 +273,7 @@ def report(arguments: argparse.Namespace, found: StepCosts, plan: dict[str, Any]
     for name, measured, planned in rows:
         print(f"  {name:32s}{measured:>12s}{planned:>12s}")
     if "error" in plan:
-        print(f"  plan: {plan['error'][0]}")
+        print(f"  plan: {plan['error']}")
 
 
 def report_kernels(seconds: dict[str, float]) -> None:

@@ -110,7 +110,7 @@ def test_memory_that_runs_out_is_met_with_less(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_the_gpu_is_found_in_the_table_of_plan(name: str, known: str | None) -> None:
-    assert train_step.known_gpu(name) == known
+    assert train_step.machine.known_gpu(name) == known
 
 
 @pytest.mark.slow
