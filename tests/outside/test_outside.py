@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user adds in a folder outside the tree works in every program; the files are those of extending.md."""
+"""Additions in a folder outside the tree work in every program; the files are those of extending{,_rl}.md."""
 
 import json
 import re
@@ -13,9 +13,9 @@ import pytest
 from tests.programs import HANG_S, python
 from tests.test_documentation import ROOT, blocks
 
-PAGE = ROOT / "documentations/extending.md"
+PAGES = [ROOT / "documentations" / name for name in ("extending.md", "extending_rl.md")]
 RUNS = "checkpoints/posttraining"
-NETWORK, POLICY = f"{RUNS}/video2world/my_network", f"{RUNS}/reinforcement_learning/my_policy"
+POLICY = f"{RUNS}/reinforcement_learning/my_policy"
 FRESH_NOISE = ROOT / "documentations/rl_options.md"
 TOY = "cosmos_predict2.rl.envs.toy:ToyEnv"  # an environment by its path
 PROGRAM = """
@@ -43,9 +43,8 @@ SHORT_POLICY = (
     " model.config.rl.minibatches=1"
 )
 SHORT = {  # what the commands of the page get besides
-    "experiment=my_project": "trainer.max_iter=5",
-    "experiment=my_network": "trainer.max_iter=3",
-    "experiment=my_objective": "trainer.max_iter=3",
+    "job.name=my_callback": "trainer.max_iter=5",
+    "experiment=my_project": "trainer.max_iter=3 trainer.run_validation=false",
     "job.name=brighter": SHORT_RL,
     "--policy my_policy": "--demonstrations 4 --steps 5",
     "experiment=my_policy": SHORT_POLICY,
@@ -54,8 +53,8 @@ SHORT = {  # what the commands of the page get besides
 
 
 def commands() -> Iterable[list[str]]:
-    """The commands of the page that need its files, without ``python -m``, and made short."""
-    for language, block in blocks(PAGE):
+    """The commands of the pages that need their files, without ``python -m``, and made short."""
+    for language, block in (each for page in PAGES for each in blocks(page)):
         if language == "bash" and block.startswith("# needs the files of this section"):
             text = block.replace("\\\n", "").replace("$CHECKOUT", str(ROOT)).replace("$run", POLICY)
             for line in re.findall(r"^python (?:-m )?(.*)", text, re.MULTILINE):
@@ -71,25 +70,22 @@ def play(folder: Path, programs: Iterable[list[str]]) -> None:
 @pytest.mark.slow
 def test_what_is_added_is_trained_and_read_again_by_every_program(tmp_path: Path) -> None:
     """Two processes: what the first has trained the second knows by ``--import`` alone."""
-    for _, block in blocks(PAGE):
+    for _, block in (each for page in PAGES for each in blocks(page)):
         if found := re.match(r"# needs its place: (my_project/\w+\.py)\n", block):
             (tmp_path / found[1]).parent.mkdir(exist_ok=True)
             (tmp_path / found[1]).write_text(block)
     trains = ("scripts.train", "scripts.train_policy")
     of_page = list(commands())
-    play(tmp_path, [words for words in of_page if words[0] in trains and "other_" not in str(words)])
-    assert "train/largest_weight" in next(tmp_path.rglob("my_project/metrics.jsonl")).read_text()
+    play(tmp_path, [words for words in of_page if words[0] in trains])
+    assert "train/largest_weight" in next(tmp_path.rglob("my_callback/metrics.jsonl")).read_text()
     own = ["--import", "my_project"]
     more = [
-        ["scripts.evaluate_world_model", *own, "--dit_path", NETWORK, "--num_clips", "2", "--num_steps", "2"],
-        ["scripts.convert", *own, NETWORK, "exported.safetensors"],
-        ["scripts.plan", *own, "--config=my_project/config.py", "--", "experiment=my_network"],
         ["scripts.plan", *own, "--config", f"{POLICY}/config.yaml"],
         ["scripts.evaluate_policy", *own, "--suite", TOY, "--episodes", "2", "--policy", POLICY],
         ["scripts.run_report", *own, POLICY],
     ]
     play(tmp_path, [*(words for words in of_page if words[0] not in trains), *more])
-    for file in ("output/generated_video.mp4", "outputs/exported/policy.safetensors", "exported.safetensors"):
+    for file in ("output/generated_video.mp4", "outputs/exported/policy.safetensors", "outputs/mine.safetensors"):
         assert (tmp_path / file).is_file(), file
     figures = json.loads((tmp_path / "outputs/evaluation/evaluation.json").read_text())
     assert figures["suite"] == "my_robot"
