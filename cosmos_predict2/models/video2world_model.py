@@ -320,6 +320,12 @@ class Video2WorldModel(ImaginaireModel):
         sigma_B_T = sigma_B_T if sigma_B_T.shape[1] == 1 else context.split_frames(sigma_B_T, 1)
         condition = context.part_of(condition)
         error, parts = world.objective.errors(world.denoiser, x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_T, condition)
+        if "x0_pred" not in parts:
+            name = type(world.objective).__qualname__
+            raise ConfigError(
+                f"{name}.errors returned the parts {sorted(parts)}, but 'x0_pred', the predicted latents, is needed:"
+                " return those of the class that it derives from, too."
+            )
         loss = self._reduced(error)
         output = {
             **parts,

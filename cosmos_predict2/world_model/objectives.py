@@ -223,7 +223,7 @@ class Objective(Protocol):
         sigma_B_T: Tensor,
         condition: Condition,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The squared error that training reduces, and its parts: ``xt``, ``x0_pred`` and others."""
+        """The squared error that training reduces, and its parts: ``x0_pred``, and others, whose scalars are logged."""
 
     def errors_of_zero_velocity(self, output: Mapping[str, Any]) -> Tensor:
         """The `errors` of a network that predicts a velocity of zero, for the same draws."""

@@ -225,6 +225,11 @@ class Halved(EDM):
         return error / 2, parts
 
 
+class Partless(EDM):
+    def errors(self, *inputs: Any) -> tuple[Tensor, dict[str, Any]]:
+        return super().errors(*inputs)[0], {"mine": torch.zeros(())}
+
+
 def test_a_loss_or_an_objective_of_ones_own_goes_with_any_noise() -> None:
     config = Predict2p5Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(net=L(Video2WorldDiT)(**NET)))
     assert checked_model(WithOwnLoss, _node(config)) == [] and WithOwnLoss(config).world.objective is not None
@@ -233,6 +238,8 @@ def test_a_loss_or_an_objective_of_ones_own_goes_with_any_noise() -> None:
     _, loss = model.training_step(batch, 0)
     torch.testing.assert_close(2 * loss, make_parts_model().training_step(batch, 0)[1])
     assert isinstance(make_parts_model(objective=L(halved_by_function)()).world.objective, Halved)
+    with pytest.raises(ConfigError, match=r"Partless.errors returned the parts \['mine'\], but 'x0_pred'"):
+        make_parts_model(objective=L(Partless)()).training_step(batch, 0)
     with pytest.raises(ConfigError, match="objective made"):
         make_parts_model(objective=L(repr)())
     for target in (Halved, halved_by_function):
