@@ -266,7 +266,7 @@ class ImaginaireTrainer:
             callbacks.on_training_step_start(model, batch, iteration)
             callbacks.on_training_step_batch_start(model, batch, iteration)
             output, loss = self._forward_backward(model, batch, is_last)
-            total = loss.detach() if total is None else total + loss.detach()
+            total = loss if total is None else total + loss
             if is_last:
                 self._optimizer_step(model, total / micro_batches)
             callbacks.on_training_step_batch_end(model, batch, output, loss, iteration)
@@ -289,7 +289,7 @@ class ImaginaireTrainer:
                 self.averager()
                 self.broadcast_buffers()
         callbacks.on_after_backward(model, iteration)
-        return output, loss
+        return output, loss.detach()
 
     def _optimizer_step(self, model: ImaginaireModel, loss: Tensor) -> None:
         callbacks, optimizer, scheduler, scaler = self.callbacks, self.optimizer, self.scheduler, self.grad_scaler

@@ -34,12 +34,15 @@ QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trai
 
 class Recorder(Callback):
     seen: list[tuple[str, int | None]] = []
+    has_graph: set[tuple[str, bool]] = set()  # of a loss that a hook got
 
 
 def _recording(hook: str) -> Any:
     def note(self: Any, *args: Any, **kwargs: Any) -> None:
         iterations = [a for a in (*args, *kwargs.values()) if isinstance(a, int)]
         Recorder.seen.append((hook, iterations[0] if iterations else None))
+        losses = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) and "training_step" in hook]
+        Recorder.has_graph.update((hook, loss.requires_grad) for loss in losses)
 
     return note
 
@@ -68,6 +71,7 @@ def test_hooks_come_in_the_documented_order(tmp_path: Path) -> None:
     ends = [iteration for name, iteration in seen if name == "on_training_step_end"]
     inside = [iteration for name, iteration in seen if name == "on_before_optimizer_step"]
     assert ends == [1, 2] and inside == [0, 1]
+    assert Recorder.has_graph == {("on_training_step_end", False), ("on_training_step_batch_end", False)}
     assert ("on_save_checkpoint_success", 2) in Recorder.seen
     Recorder.seen.clear()
     train(tmp_path, [*overrides, "trainer.max_iter=3", RECORD])
