@@ -14,7 +14,7 @@ from tests.programs import HANG_S
 
 REPOSITORY = Path(__file__).parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
-HEAVY = ("diffusers", "transformers", "peft", "av", "wandb", "ray")
+HEAVY = ("diffusers", "transformers", "peft", "av", "wandb", "ray", "sympy")  # torch.distributed.tensor has the last
 
 
 def _python(code: str, *arguments: str) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from cosmos_predict2.checkpoints.card import read_card, safetensors_header
 from cosmos_predict2.checkpoints.card_checks import agreed_alpha
@@ -23,6 +22,7 @@ from cosmos_predict2.checkpoints.dit_weights import clean_name
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, LazyTensors, below, local_file, names_at, shape_of
+from imaginaire.distributed.parallel import is_dtensor
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.optim.lora import FILE_FORMAT
 
@@ -412,7 +412,7 @@ def _require_fit(adapter: Adapter, targets: Mapping[str, Tensor]) -> None:
         )
     for layer, factors in adapter.layers.items():
         target = targets[layer]
-        if isinstance(target, DTensor):
+        if is_dtensor(target):
             raise ConfigError("A sharded network cannot take adapters; add them before it is sharded.")
         if factors.shape != tuple(target.shape):
             raise CheckpointError(

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from cosmos_predict2.checkpoints import load_dit, read_card
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
@@ -43,6 +42,7 @@ from cosmos_predict2.world_model.sampling import (
 from imaginaire import distributed
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
+from imaginaire.distributed.parallel import is_fsdp
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.progress import Progress
 
@@ -380,7 +380,8 @@ class WorldModel:
         denoiser = self.objective.denoiser(self._graphed_net()) if options.use_cuda_graphs else self.denoiser
 
         def run(condition: Condition) -> Callable[[Tensor, Tensor], Tensor]:
-            if isinstance(self.net, FSDPModule):  # its weights are whole only inside its own forward pass
+            is_sharded: bool = is_fsdp(self.net)
+            if is_sharded:  # its weights are whole only inside its own forward pass
                 if not condition.is_without_text:
                     self.net.require_readable(condition.crossattn_emb_B_S_E)
                 prepared = None
@@ -460,7 +461,7 @@ class WorldModel:
 
     def _on_all_ranks(self, value: bool) -> bool:
         """True where ``value`` is, on all ranks that share this one's forward passes: with sharded weights, on all."""
-        found, is_sharded = torch.tensor(float(value)), isinstance(self.net, FSDPModule)
+        found, is_sharded = torch.tensor(float(value)), is_fsdp(self.net)
         if is_sharded or self.context.size > 1:
             distributed.all_reduce_(found, "min", None if is_sharded else self.context.group)
         return bool(found)

@@ -16,15 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.dcp import DcpTensors, Like, Tree
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
+from imaginaire.checkpoint.plain_pickle import Like, Tree
 from imaginaire.checkpoint.weight_files import POINTER, LazyTensors
 from imaginaire.config import lazy_config
 from imaginaire.config.names import describe, locate, target_of
@@ -300,6 +299,8 @@ class Checkpointer:
             report = model.account_checkpoint_state(source)
             report = replace(report, not_finite=weights.not_finite({name: live[name] for name in report.matched}))
         else:
+            from imaginaire.checkpoint.dcp import DcpTensors
+
             source = saved.read("model") if not saved.is_dcp else DcpTensors(saved.path("model"))
             if from_average:
                 source = _average_as_weights(source, saved.path("model"))
@@ -433,7 +434,7 @@ def _gather(tree: Tree, *, keep: bool) -> Tree:
         whole = parallel.full_tensor(tree)
         if not keep:
             return None
-        return whole.to("cpu", copy=not isinstance(tree, DTensor) or whole.device.type != "cpu").contiguous()
+        return whole.to("cpu", copy=not parallel.is_dtensor(tree) or whole.device.type != "cpu").contiguous()
     if isinstance(tree, dict):
         return {name: _gather(value, keep=keep) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -447,7 +448,7 @@ def _like_parameters(model: ImaginaireModel) -> Like:
 
     def like(place: tuple[str, ...], size: torch.Size, dtype: torch.dtype) -> Tensor:
         parameter = parameters.get(place[1]) if len(place) == 3 else None
-        if isinstance(parameter, DTensor) and parameter.shape == size:
+        if parallel.is_dtensor(parameter) and parameter.shape == size:
             return torch.zeros_like(parameter, dtype=dtype)
         return torch.empty(size, dtype=dtype)
 

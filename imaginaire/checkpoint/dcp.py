@@ -31,7 +31,7 @@ from torch.futures import Future
 
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import plain_pickle
-from imaginaire.checkpoint.plain_pickle import Made, Named, load_plain, only
+from imaginaire.checkpoint.plain_pickle import Like, Made, Named, Tree, load_plain, only
 from imaginaire.errors import CheckpointError, first_line
 from imaginaire.storage import object_store
 from imaginaire.storage.object_store import StrPath
@@ -56,9 +56,6 @@ _ALLOWED = {
 _DTYPES = {f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 # The byte tensor in which this project's own DCP folders keep everything that is not a tensor.
 PLAIN = "plain"
-
-Tree = Any
-Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the tensor to load into
 
 
 class SafeFileSystemReader(FileSystemReader):
@@ -157,10 +154,6 @@ def dcp_writer(path: StrPath) -> Any:
 
     object_store.filesystem(path)  # sets up the client that fsspec then hands to the writer
     return FsspecWriter(path, **object_store.filesystem_options(path))
-
-
-def is_dcp(folder: StrPath) -> bool:
-    return storage.exists(storage.join(folder, ".metadata"))
 
 
 # Trees: tensors under dotted keys, everything else in one byte tensor -------------------------------------------------

@@ -29,12 +29,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed, storage
-from imaginaire.checkpoint.dcp import Like, SafeFileSystemReader, Tree, read_tree, write_tree
-from imaginaire.checkpoint.plain_pickle import FAULTS, load_plain
+from imaginaire.checkpoint.plain_pickle import FAULTS, Like, Tree, load_plain
 from imaginaire.checkpoint.weight_files import POINTER, load_pt
+from imaginaire.distributed.parallel import is_dtensor
 from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ _NAME = re.compile(r"iter_(\d{9,})(\.pt)?")
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 _PLAIN_TYPES = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
-_PLAIN_TYPES |= {Tensor, nn.Parameter, DTensor}
+_PLAIN_TYPES |= {Tensor, nn.Parameter}  # and DTensors
 
 CHUNK_BYTES = 4 * 2**20
 THREADS = min(4, os.cpu_count() or 1)
@@ -96,6 +95,8 @@ class CheckpointSet:
         if not self.has(kind):
             raise CheckpointError(f"{self.path(kind)} is missing.")
         if self.is_dcp:
+            from imaginaire.checkpoint.dcp import read_tree
+
             return read_tree(self.path(kind), like)
         return load_pt(self.path(kind))
 
@@ -149,6 +150,8 @@ class CheckpointSet:
             return [Archive(storage.local_copy(path), path)]
         if storage.is_remote(path):
             return []
+        from imaginaire.checkpoint.dcp import SafeFileSystemReader
+
         places = SafeFileSystemReader(path).read_metadata().storage_data.items()
         return [
             Archive(
@@ -242,6 +245,8 @@ def write_standard(saved: CheckpointSet, trees: dict[str, Tree]) -> None:
 
 def write_dcp(saved: CheckpointSet, trees: dict[str, Tree], group: Any = None) -> None:
     """Write the four folders, every rank its shards; the pointer is the caller's."""
+    from imaginaire.checkpoint.dcp import write_tree
+
     for kind in KINDS:
         if kind == "trainer" and (group is None or distributed.is_rank0()):
             trees["trainer"]["files"] = {k: fingerprint(saved.path(k)) for k in KINDS[:-1]}
@@ -261,7 +266,7 @@ def check_plain(tree: Tree, place: str) -> None:
     elif type(tree) in (list, tuple):
         for index, value in enumerate(tree):
             check_plain(value, f"{place}.{index}")
-    elif type(tree) not in _PLAIN_TYPES:
+    elif type(tree) not in _PLAIN_TYPES and not is_dtensor(tree):
         kind = f"{type(tree).__module__}.{type(tree).__qualname__}"
         raise CheckpointError(
             f"{place} is a {kind}, which a checkpoint cannot hold. Give plain numbers, strings, containers or tensors "

@@ -26,12 +26,17 @@ from typing import IO, Any
 import numpy
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 # What reading a damaged zip raises: its fields are read as they come.
 FAULTS = (
     *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError),
     *(ValueError, OverflowError, KeyError, NotImplementedError, RuntimeError),
 )
+
+Tree = Any  # dictionaries, lists, plain values and tensors
+Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the tensor to load into
+
 _LOCK = threading.RLock()
 _LONGEST_NUMBER = 255  # bytes of an integer
 _SHORT, _SIGNED, _INT, _LONG, _FLOAT = (struct.Struct(form) for form in ("<H", "<i", "<I", "<Q", ">d"))

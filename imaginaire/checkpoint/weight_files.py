@@ -19,7 +19,6 @@ from urllib.parse import unquote
 from torch import Tensor
 
 from imaginaire import foreign_json, storage
-from imaginaire.checkpoint.dcp import DcpTensors, is_dcp
 from imaginaire.checkpoint.plain_pickle import Refused, load_plain, read_arrays, refused_object
 from imaginaire.errors import CheckpointError, ConfigError, first_line, listed, near
 from imaginaire.storage import hub
@@ -307,7 +306,7 @@ def _open_folder(folder: _Folder) -> Mapping[str, Tensor]:
         return open_address(_pointed(address))
     if "checkpoints" in names and storage.exists(storage.join(address, "checkpoints", POINTER)):
         return open_address(_pointed(storage.join(address, "checkpoints")))
-    if "model" in names and is_dcp(storage.join(address, "model")):
+    if "model" in names and storage.exists(storage.join(address, "model", ".metadata")):
         return _open_dcp(storage.join(address, "model"))
     if (found := _open_files(folder)) is not None:
         return found
@@ -374,6 +373,8 @@ def _require_shards(folder: _Folder, needed: Iterable[str]) -> None:
 
 
 def _open_dcp(address: str) -> Mapping[str, Tensor]:
+    from imaginaire.checkpoint.dcp import DcpTensors
+
     tensors = DcpTensors(address)
     if not tensors:
         raise CheckpointError(f"{address} is a DCP folder without tensors.")

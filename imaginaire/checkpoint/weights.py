@@ -16,12 +16,11 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed
 from imaginaire.checkpoint.layout import CheckpointSet, require_unchanged, set_of_weights
 from imaginaire.checkpoint.weight_files import LazyTensors, latest, load_pt, open_address, shape_of
-from imaginaire.distributed.parallel import copy_shard, to_local
+from imaginaire.distributed.parallel import copy_shard, is_dtensor, to_local
 from imaginaire.errors import CheckpointError, listed
 
 __all__ = ["load_pt"]  # used as weights.load_pt by other packages
@@ -278,7 +277,7 @@ def _copy(name: str, target: Tensor, source: Tensor) -> None:
             f"'{name}' is {source.dtype} in the file, which is quantised, and {target.dtype} in the model. Give the"
             " weights in bfloat16 or float32."
         )
-    if isinstance(target, DTensor) and any(placement.is_partial() for placement in target.placements):
+    if is_dtensor(target) and any(placement.is_partial() for placement in target.placements):
         raise CheckpointError(f"'{name}' is a partial sum ({target.placements}); it cannot take weights.")
     copy_shard(target, source)
 

@@ -12,17 +12,19 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from imaginaire import distributed
 from imaginaire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 log = logging.getLogger(__name__)
 
@@ -140,21 +142,33 @@ def _init_megatron(context_parallel_size: int) -> None:
         parallel_state.initialize_model_parallel(context_parallel_size=context_parallel_size)
 
 
+def is_dtensor(value: Any) -> "TypeGuard[DTensor]":
+    """True for a DTensor. Nothing is one before its module is imported, which takes half a second."""
+    return isinstance(value, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
+
+
+def is_fsdp(module: nn.Module) -> "TypeGuard[FSDPModule]":
+    """True for a module that `fully_shard` has sharded; as `is_dtensor`, it imports nothing."""
+    return isinstance(module, getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ()))
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole tensor (a collective for DTensors), detached."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def to_local(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def local_part(target: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
     """This rank's piece of a tensor, and where it lies in the whole; all of a plain tensor."""
-    if not isinstance(target, DTensor):
+    if not is_dtensor(target):
         return target, tuple(slice(0, length) for length in target.shape)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
     local = target.to_local()
     assert tuple(local.shape) == tuple(shape), f"local shard {tuple(local.shape)}, computed {tuple(shape)}"
@@ -163,10 +177,10 @@ def local_part(target: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
 
 def copy_shard(target: Tensor, source: Tensor) -> None:
     """Copy a full or sharded tensor into a plain or sharded one; a full source needs no communication."""
-    if not isinstance(target, DTensor):
+    if not is_dtensor(target):
         target.copy_(full_tensor(source))
         return
-    if isinstance(source, DTensor):
+    if is_dtensor(source):
         if source.device_mesh == target.device_mesh and source.placements == target.placements:
             target.to_local().copy_(source.to_local())
             return
@@ -177,24 +191,20 @@ def copy_shard(target: Tensor, source: Tensor) -> None:
 
 def is_in_step(model: nn.Module, dims: ParallelDims) -> bool:
     """True if ranks wait for each other within a forward pass: parameters are sharded, or clips are split."""
-    return dims.context_parallel_size > 1 or any(isinstance(p, DTensor) for p in model.parameters())
+    return dims.context_parallel_size > 1 or any(is_dtensor(p) for p in model.parameters())
 
 
 def reshard(model: nn.Module) -> None:
     """Give back what a forward pass gathered, also one that an exception ended."""
-    from torch.distributed.fsdp import FSDPModule
-
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_fsdp(module):
             module.reshard()
 
 
 def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
     """Let the sharded parts of a model reduce gradients in the next backward, or keep them for the next micro-batch."""
-    from torch.distributed.fsdp import FSDPModule
-
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_fsdp(module):
             module.set_requires_gradient_sync(enabled, recurse=False)
 
 
@@ -218,7 +228,7 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
         return torch.zeros(())
     groups: dict[Any, list[Tensor]] = {}
     for grad in grads:
-        layout = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
+        layout = (grad.device_mesh, grad.placements) if is_dtensor(grad) else None
         groups.setdefault((layout, grad.dtype), []).append(to_local(grad))
     squares: list[Tensor] = []
     for (layout, dtype), parts in groups.items():
@@ -260,7 +270,7 @@ class GradientAverager:
     """
 
     def __init__(self, model: nn.Module, *, static_graph: bool, find_unused_parameters: bool) -> None:
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and not isinstance(p, DTensor)]
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and not is_dtensor(p)]
         self._names = {p: n for n, p in named}
         self._buckets = list(_buckets([p for _, p in named]))
         self._agree_once = static_graph and not find_unused_parameters
@@ -357,9 +367,9 @@ def replicas_equal(model: nn.Module, *, sharded: bool = False) -> str | None:
         return None
     mine: dict[str, tuple[tuple[int, ...], int]] = {}  # where this rank's shard lies, and its checksum
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor) == sharded and not parameter.is_meta:
+        if is_dtensor(parameter) == sharded and not parameter.is_meta:
             cut: tuple[int, ...] = ()
-            if isinstance(parameter, DTensor):
+            if is_dtensor(parameter):
                 place: Sequence[int] = parameter.device_mesh.get_coordinate() or ()
                 cut = tuple(i for i, placement in zip(place, parameter.placements) if not placement.is_replicate())
             mine[name] = (cut, checksum(to_local(parameter)))
@@ -390,7 +400,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _has_plain_data(tensor: Tensor) -> bool:
-    return not isinstance(tensor, DTensor) and not tensor.is_meta and tensor.numel() > 0
+    return not is_dtensor(tensor) and not tensor.is_meta and tensor.numel() > 0
 
 
 def _broadcast(tensors: Iterable[Tensor]) -> None:

@@ -18,11 +18,10 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw as torch_adamw
 
-from imaginaire.distributed.parallel import in_runs, to_local
+from imaginaire.distributed.parallel import in_runs, is_dtensor, to_local
 from imaginaire.errors import ConfigError, near
 from imaginaire.optim.schedules import build_scheduler, constant, lambda_cosine, lambda_linear
 from imaginaire.optim.state import load_named_state, named_state
@@ -177,8 +176,8 @@ class _Row:
     def __init__(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor]) -> None:
         self.param, self.grad, self.weight = param, grad, state.get("master", param)
         self.exp_avg, self.exp_avg_sq, self.step = state["exp_avg"], state["exp_avg_sq"], state["step"]
-        if isinstance(param, DTensor):
-            assert isinstance(grad, DTensor) and grad.placements == param.placements, "gradient and parameter differ"
+        if is_dtensor(param):
+            assert is_dtensor(grad) and grad.placements == param.placements, "gradient and parameter differ"
             self.param, self.grad = to_local(param), to_local(grad)
             self.weight = to_local(state["master"]) if "master" in state else self.param
             self.exp_avg, self.exp_avg_sq = to_local(self.exp_avg), to_local(self.exp_avg_sq)

@@ -15,11 +15,10 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed, foreign_json, random, storage
 from imaginaire.checkpoint import weights
-from imaginaire.distributed.parallel import copy_shard, full_tensor
+from imaginaire.distributed.parallel import copy_shard, full_tensor, is_dtensor
 from imaginaire.errors import CheckpointError, ConfigError, near
 
 FILE_FORMAT = "lora-1"
@@ -95,7 +94,7 @@ class LoraLinear(nn.Module):
     def merged(self) -> nn.Linear:
         """The base layer with W + alpha / rank * B A, summed in float32 and kept in W's dtype."""
         weight = self.base_layer.weight
-        if isinstance(weight, DTensor):
+        if is_dtensor(weight):
             raise ConfigError(
                 "A sharded module cannot be merged; gather its weights or merge a saved checkpoint instead."
             )

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from imaginaire.distributed.parallel import is_dtensor
 from imaginaire.errors import ConfigError, near
 from imaginaire.optim.adamw import CAST_NUMEL, FusedAdamW, state_dtype
 
@@ -49,7 +49,7 @@ def muon(
     takes it there, and "float32" elsewhere.
     """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    if sharded := [name for name, param in named if isinstance(param, DTensor)]:
+    if sharded := [name for name, param in named if is_dtensor(param)]:
         raise ConfigError(
             f"optimizer muon orthogonalises whole matrices, and {len(sharded)} parameters are sharded (such as "
             f"{sharded[0]}). Set model.config.fsdp_shard_size=0, or use optimizer=fusedadamw with a learning rate of "

@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from cosmos_predict2.rl.episodes.episodes import BAR, LocalRollout, Mode, RolloutDefaults, Starts, Trajectories, release
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, VecEnv, completed
 from imaginaire import distributed
+from imaginaire.distributed.parallel import is_dtensor
 from imaginaire.errors import ConfigError, TrainingError, UserError, missing_package
 from imaginaire.progress import LINES_S, Progress
 
@@ -140,7 +140,7 @@ class RayRollout(RolloutDefaults):
     def _require_playable(self, world_model: nn.Module | None) -> None:
         if self.device.type == "cuda" and not self._options["num_gpus"]:
             raise ConfigError(f"{KEY}.num_gpus is 0, but the policy is on {self.device}: give each worker a part.")
-        if world_model is not None and any(isinstance(weight, DTensor) for weight in world_model.parameters()):
+        if world_model is not None and any(is_dtensor(weight) for weight in world_model.parameters()):
             raise ConfigError(
                 f"{KEY}: workers imagine with a whole world model, but it is sharded. Set"
                 " model.config.world_model.config.fsdp_shard_size=0, or play in the processes that train:"

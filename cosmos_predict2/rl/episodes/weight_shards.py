@@ -21,10 +21,9 @@ import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed
-from imaginaire.distributed.parallel import local_part, reshard
+from imaginaire.distributed.parallel import is_dtensor, local_part, reshard
 from imaginaire.errors import ConfigError, TrainingError
 
 CHANGING, FROZEN = "changing", "frozen"  # trained parameters and all buffers; the other parameters
@@ -61,7 +60,7 @@ Shards = dict[str, Shard]
 
 def _sends(tensor: Tensor) -> bool:
     """True where this rank is the first that holds what it holds of a tensor."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return distributed.is_rank0()
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
