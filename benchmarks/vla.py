@@ -5,9 +5,9 @@
     python -m benchmarks.vla --released [--policies openvla pi05] [--adapters] [--size tiny]
 
 The first table has iterations of tiny policies in the toy world's simulator and in the tiny world model (one evaluation
-a chunk): decisions a second while the policy decides, steps a second while the environment steps, steps a second of
-the whole, and where the time goes. "transfer" is what lies between environment and network: pictures brought to size,
-prompts, and their way to the device; "update" is four minibatches, with the probabilities before them.
+a chunk). It counts decisions a second while the policy decides, steps a second while the environment steps, and steps a
+second of the whole; then the shares of time. "transfer" lies between environment and network: pictures brought to size,
+prompts, and their way to the device. "update" is four minibatches, with the probabilities before them.
 
 The second pairs passes of OpenVLA with the plain way, all logits of transformers' `LlamaForCausalLM` over whole rows,
 whose slice of action tokens is taken afterwards; the autoregressive decision computes the row anew for each token

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a checkpoint into another form: the two training layouts into each other, one network's weights into a released
-.pt, a safetensors file or diffusers' transformer folder, its LoRA adapters into what PEFT or diffusers read, or a
-trained policy into the layout that it was published in."""
+"""Turn a checkpoint into another form.
+
+The two training layouts become each other. A network's weights become a released .pt, a safetensors file or diffusers'
+transformer folder, its LoRA adapters files of PEFT or diffusers. A trained policy takes its published layout.
+"""
 
 import argparse
 import logging

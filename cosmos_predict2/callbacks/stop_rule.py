@@ -263,7 +263,7 @@ def _length(iterations: Sequence[int], losses: Sequence[float], present: int) ->
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
-    """So that each noise level counts alike."""
+    """The mean in which each noise level counts alike."""
     return math.exp(sum(math.log(max(value, 1e-12)) for value in values) / len(values))
 
 

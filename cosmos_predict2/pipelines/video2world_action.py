@@ -47,8 +47,7 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
     def from_config(
         cls, config: Video2WorldPipelineConfig, dit_path: str = "", *arguments: Any, **options: Any
     ) -> "Video2WorldActionConditionedPipeline":
-        """As for Video2World; the weights must record which transform of actions they were trained with, or the
-        config."""
+        """The pipeline, as for Video2World; the weights or the config must record the transform of actions."""
         if not isinstance(config, Video2WorldActionPipelineConfig):
             raise ConfigError("This pipeline is configured by a Video2WorldActionPipelineConfig, for its actions.")
         card = read_card(dit_path)

@@ -218,7 +218,7 @@ class RLModel(ImaginaireModel, ABC):
         return nullcontext() if self._old is None else self._old.scope(self.net)
 
     def copied_weights(self) -> dict[str, Tensor]:
-        """As checkpoints have them."""
+        """The weights of the copies, by their names in checkpoints."""
         copies = {"net_ref": self._reference, "net_old": self._old}
         return {f"{key}.{n}": w for key, copy in copies.items() if copy is not None for n, w in copy.weights.items()}
 

@@ -84,7 +84,7 @@ def _environment_timeout_s() -> float:
 
 
 def why_not_joined(error: BaseException) -> str:
-    """Why the process group was not formed, and what to change."""
+    """The reason that the process group was not formed, and what to change."""
     text = str(error).splitlines()[0]
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if "EADDRINUSE" in text:

@@ -5,10 +5,10 @@
     obs, info = env.reset()
     obs, rewards, terminations, truncations, info = env.chunk_step(actions)    # [N, 8, 7], scaled by the model's card
 
-The differences from `WorldModelEnv`: all episodes have one length and none ends early, a success is flagged again in
-every chunk that shows it, starts are drawn by group from a generator of the environment, the noise of an environment
-depends on its micro-batch, a short chunk is filled up with zeros, pixels are cut to bytes and not rounded, and a reward
-with ``takes_floats = True`` sees them before that, in [-1, 1].
+The differences from `WorldModelEnv`: all episodes have one length, and none ends early. A success is flagged again in
+every chunk that shows it. Starts are drawn by group from a generator of the environment, and the noise of an
+environment depends on its micro-batch. A short chunk is filled up with zeros. Pixels are cut to bytes and not rounded;
+a reward with ``takes_floats = True`` sees them before that, in [-1, 1].
 """
 
 import io

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading the action from two frames: a small regression that is fitted to true frames and applied to imagined ones.
 
-The features of a pair of frames are how much better a shift of the first one fits the second than the shift to the
-other side, for each colour: nearly linear in the motion of a thing that looks the same, so ridge regression is enough
-where camera and background stand still. A frame that is off by a third of a pixel, as a tokenizer leaves it, spoils the
+The features of a pair of frames are how much better a shift of the first one fits the second than the opposite shift,
+for each colour. They are nearly linear in the motion of an object, so ridge regression is enough where camera and
+background stand still. A frame that is off by a third of a pixel, as a tokenizer leaves it, spoils the
 reading of both steps beside it; the sums over four steps (``r2_of_sums``) measure the model's own part. The score on
 true frames shows how far to trust it.
 """

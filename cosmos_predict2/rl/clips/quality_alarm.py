@@ -169,7 +169,7 @@ class QualityAlarm(EveryN):
         scheduler.load_state_dict(scheduler.state_dict())  # the rates of the next step follow
 
     def _judge(self, name: str, value: float, iteration: int) -> str | None:
-        """Why the alarm goes off for a measure; else its best is kept."""
+        """The reason of an alarm for a measure; None, and its best is kept, where there is none."""
         reward = self._reward if self._reward is not None else float("-inf")
         best = self._best.get(name)
         if best is None or value > best[0]:

@@ -43,11 +43,11 @@ class ToyEnv(EnvDefaults):
     """``num_envs`` tables, each with an episode of its own; see `VecEnv`.
 
     The dense reward of `toy_world.tasks` is paid for the last step of an episode, or with ``reward_on`` "each" for
-    every step. info has besides ``distance`` (pixels that are left) and ``states`` [E, 10], and with ``keep_frames``
-    ``frames`` [E, A, H, W, 3], the pictures after each action, for a world model to learn
-    from: in the share ``ring_elsewhere`` of the episodes they show the ring where the policy did not see it, since
-    physics knows no ring; and ``moved`` [E, A], the actions that moved an object. ``active_dims`` are the action
-    entries that a policy for these tasks uses.
+    every step. info also has ``distance`` (pixels that are left) and ``states`` [E, 10]. With ``keep_frames`` it has
+    ``frames`` [E, A, H, W, 3], the pictures after each action, and ``moved`` [E, A], the actions that moved an object.
+    A world model learns from these frames: in the share ``ring_elsewhere`` of the episodes they show the ring at
+    another place than the policy saw, since physics knows no ring. ``active_dims`` are the action entries that a policy
+    for these tasks uses.
     """
 
     def __init__(

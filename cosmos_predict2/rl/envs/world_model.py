@@ -68,15 +68,15 @@ class WorldModelEnv(EnvDefaults):
     """``num_envs`` imagined episodes of at most ``max_steps`` actions; see `VecEnv`. None: as long as recorded ones.
 
     Actions are clipped to [-1, 1] with ``clip_actions``, or "recorded" to the range of the recordings that ``starts``
-    are of. ``chunk`` of them are imagined at once, as the weights were trained for unless it is given. A shorter chunk
+    are of. ``chunk`` of them are imagined at once, by default as many as the weights were trained for. A shorter chunk
     of a policy is filled up: with actions that do not move and keep ``gripper_dims`` ("hold"), or with zeros. ``text``
-    is "none" or the task's sentence. An end is handed on in bytes or as it was decoded ("float"), and with starts of
-    five pictures the last five; with ``keep_first`` the episode's first picture stands before the last four.
-    ``batch_size`` are imagined together. With ``num_noises`` 2 each chunk is imagined twice, by two noises, each going
-    on from its own end; the policy sees the first, and the worst one is paid. ``offload`` "phase" lets `offload` move
-    everything to the host. ``state_size`` zeros stand for proprioception, of which a world model knows nothing.
-    info has besides ``value`` [E] of the last judged picture, ``values`` [E, A] of all, ``disagrees`` [E], and with
-    ``keep_frames`` ``frames`` [E, A, H, W, 3], where what was not executed repeats what was.
+    is "none" or the task's sentence. Ends are handed over as uint8, or as decoded floats ("float"); with starts of five
+    pictures the last five, with ``keep_first`` the episode's first picture and the last four. ``batch_size`` are
+    imagined together. With ``num_noises`` 2 each chunk is imagined twice, by two noises, each going on from its own
+    end; the policy sees the first, and the worst one is paid. ``offload`` "phase" lets `offload` move everything to the
+    host. ``state_size`` zeros stand for proprioception, which a world model does not predict. info also has ``value``
+    [E] of the last judged picture, ``values`` [E, A] of all, and ``disagrees`` [E]. With ``keep_frames`` it has
+    ``frames`` [E, A, H, W, 3]; actions that were not executed repeat the last picture.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class WorldModelEnv(EnvDefaults):
         return self._to_bytes(video)
 
     def _filled(self, actions_E_A_D: Tensor) -> Tensor:
-        """As many actions as are imagined at once."""
+        """The actions, filled up or cut to the number that is imagined at once."""
         have = actions_E_A_D.shape[1]
         if have >= self.new_frames:
             return actions_E_A_D[:, : self.new_frames]

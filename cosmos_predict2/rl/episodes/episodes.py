@@ -39,7 +39,7 @@ class Starts:
         return Starts(self.task_ids[rows], self.trial_ids[rows], self.seeds[rows], self.draws[rows])
 
     def options(self, env_ids: list[int]) -> dict[str, list[int]]:
-        """As a reset of these environments takes them."""
+        """The options of a reset of these environments."""
         return dict(env_ids=env_ids, task_ids=self.task_ids, trial_ids=self.trial_ids, seeds=self.seeds)
 
     def repeated(self, times: int) -> "Starts":
@@ -210,9 +210,9 @@ class LocalRollout(RolloutDefaults):
 class Places:
     """The episode that each environment plays.
 
-    An idle environment takes the next start at once. Where others would have to wait for its reset (``reset_chunks`` of
-    the metadata), it does so when the idle ones have waited together as long as the others would: with the cheapest
-    resets that is at once, with the dearest when all are idle.
+    An idle environment takes the next start at once, unless others would have to wait for its reset (``reset_chunks``
+    of the metadata). Then it waits until the idle ones have waited together as long as the others would. With the
+    cheapest resets that is at once, with the dearest when all are idle.
     """
 
     def __init__(self, env: VecEnv, starts: Starts) -> None:

@@ -431,8 +431,10 @@ def true_attempts(policy: Any, env: VecEnv, imagination: Imagination, reward: Fr
 
 
 def optimism(like_success: Estimate, true_success: Estimate, ends: Estimate) -> float:
-    """By how much more a policy is valued like recordings that succeeded than one of this true success would be: half
-    of its successes are valued above a recorded one, and of its failures as many as of recorded ones."""
+    """The part of ``like_success`` that this true success does not explain.
+
+    In an honest case half of its successes are valued above a recorded one, and as many failures as recorded ones.
+    """
     return like_success.value - true_success.value / 2 - (1 - true_success.value) * (1 - ends.value)
 
 

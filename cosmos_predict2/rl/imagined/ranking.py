@@ -72,7 +72,7 @@ class Ranking:
 
 
 def refusal(policy: str, inputs: Mapping[str, Collection[str]], places: Mapping[str, str]) -> str:
-    """Why a policy is not judged by a world model and a reward (their digests, and where they lie); "" where it is.
+    """The reason not to judge a policy by a world model and a reward (their digests and paths); "" for none.
 
     A run records the digests of what it learnt in, and its configuration the paths: of one that was trained on since,
     the digest is another one.

@@ -130,7 +130,7 @@ class Windows:
 
     @property
     def observation(self) -> Observation:
-        """As an environment shows it: one camera, and no state, which recordings of pictures do not have."""
+        """The observation in an environment's form: one camera, and no state, which recordings of pictures lack."""
         pictures = self.pictures_B_H_W_C
         return {
             "full_image": pictures,
@@ -232,7 +232,7 @@ def recorded_demonstrations(
 
 @dataclass(frozen=True)
 class CloningOptions:
-    """How long and how fast."""
+    """Length and learning rate of a cloning."""
 
     steps: int = 1500
     lr: float = 1e-3  # falls to 0 in a line

@@ -131,7 +131,7 @@ class ResnetReward(FrameRewardDefaults):
         return Judgement(value_E_F, is_success_E_F)
 
     def probabilities(self, frames_E_F_H_W_C: Tensor) -> Tensor:
-        """Of success, [E, F], of uint8 pictures."""
+        """Probabilities of success, [E, F], of uint8 pictures."""
         return self.outputs(frames_E_F_H_W_C)[:, :, 0]
 
     @torch.no_grad()

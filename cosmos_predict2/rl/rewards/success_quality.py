@@ -33,7 +33,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Quality:
-    """What a classifier is worth on labelled pictures. Shares of nothing are NaN."""
+    """The quality of a classifier on labelled pictures. Shares of nothing are NaN."""
 
     count: int
     base_rate: float
@@ -80,7 +80,7 @@ def measure(model: SuccessClassifier, pictures: LabelledPictures, threshold: flo
 
 @dataclass(frozen=True)
 class Ends:
-    """What a reward is worth at the ends of episodes, where it is paid: one picture of each, by what truly happened.
+    """The quality of a reward at the ends of episodes, where it is paid: one picture of each, by what truly happened.
 
     The area under the curve is the probability that the value of a success is above that of a failure: 0.5 by chance,
     which stays below ``chance`` in 95 of 100 cases.

@@ -65,7 +65,7 @@ class LabelledPictures:
         return replace(self, pictures_N_H_W_C=pictures_N_H_W_C[: len(self)].clone())
 
     def wanted(self, num_heads: int) -> Tensor:
-        """What the outputs of a classifier should say, [N, K]: success, and progress where it has that."""
+        """Targets of the outputs of a classifier, [N, K]: success, and progress where it has that."""
         success_N = self.success_N.float()
         if num_heads == 1:
             return success_N[:, None]
@@ -88,7 +88,7 @@ class LabelledPictures:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How long, how fast, and of what a batch consists."""
+    """Length, learning rate, and the parts of a batch."""
 
     steps: int = 1500
     lr: float = 2e-3  # falls to 0 in a line

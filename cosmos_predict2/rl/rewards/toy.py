@@ -123,7 +123,7 @@ def seen(video_B_C_F_H_W: Tensor, things: Sequence[str] = THINGS) -> Detection:
 
 
 def _seen_truly(context: Mapping[str, Any], things: Sequence[str] = THINGS) -> Detection:
-    """What true clips show. The clips of a group follow each other and have the same one, which is looked at once."""
+    """The objects that true clips show. Clips of a group follow each other and share one, which is read once."""
     true, rows = torch.unique_consecutive(_required(context, "true_video"), dim=0, return_inverse=True)
     found = seen(true, things)
     position = {thing: where[rows.numpy()] for thing, where in found.position.items()}

@@ -48,7 +48,7 @@ def keep(phase: Phase) -> None:
 
 
 def commands(options: Options) -> list[str]:
-    """What would be started, as a user would type it."""
+    """The commands that would be started, as a user would type them."""
     steps = steps_of(options, look(options))
     runner = Runner(options.out, steps)
     return [runner.command(step) for step in steps]

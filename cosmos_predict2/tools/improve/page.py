@@ -32,7 +32,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the programs of a way have written, as far as they have."""
+    """The results that the programs of a way have written so far."""
 
     out: Path
 

@@ -93,7 +93,7 @@ class Runner:
     # ---- markers -----------------------------------------------------------------------------------------------------
 
     def marker(self, step: Step) -> dict[str, Any]:
-        """What is known of a step; empty where it was never started."""
+        """The record of a step; empty where it was never started."""
         try:
             return foreign_json.load_object(self.folder / f"steps/{step.name}.json")
         except (OSError, ValueError):
@@ -320,6 +320,6 @@ def _remove(path: Path) -> None:
 
 
 def _processor_seconds() -> float:
-    """Of the child processes that have ended, and of their own."""
+    """Processor-seconds of the child processes that have ended, and of their own children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

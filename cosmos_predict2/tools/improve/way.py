@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the recordings decide: sizes of their pictures as the models see them, numbers of an action, lengths."""
+    """Values that the recordings decide: sizes of pictures as the models see them, numbers of an action, lengths."""
 
     size: tuple[int, int]
     height: int  # of the pictures as they were recorded
@@ -92,7 +92,7 @@ class Phase:
 
     @property
     def end(self) -> str:
-        """Of the names of steps and runs."""
+        """The ending of the names of steps and runs."""
         return "" if self.number == 1 else f"_{self.number}"
 
     @property

@@ -92,7 +92,7 @@ class Workload:
         return ranks * self.batch_size * self.grad_accum
 
     def per_micro_batch(self, passes: float) -> float:
-        """So many passes of each clip of an experience, as passes of the clips of a micro-batch."""
+        """Passes of the clips of a micro-batch, of so many passes of each clip of an experience."""
         assert self.passes is not None
         micro_batches = self.grad_accum * self.passes.updates
         return passes * self.passes.clips / (micro_batches * self.batch_size)

@@ -60,8 +60,8 @@ class WorkerEnv(EnvDefaults):
 
     ``step_timeout`` and ``reset_timeout`` are the seconds that a worker may take for one action and for a start or a
     reset, before it counts as dead. After ``max_deaths`` of one environment in a row, without an episode between, the
-    run ends, with the last traceback where there is one. info has besides ``valid`` [E], false of lost episodes, and
-    with ``keep_frames`` ``frames`` [E, A, H, W, 3], the pictures after each action. A state is an episode's start and
+    run ends, with the last traceback where there is one. info also has ``valid`` [E], false of lost episodes. With
+    ``keep_frames`` it has ``frames`` [E, A, H, W, 3], the pictures after each action. A state is an episode's start and
     its actions: loading plays it.
     """
 

@@ -350,7 +350,7 @@ def recorded_settings(path: str, actions_B_A_D: Tensor, *, keep_statistics: bool
 
 
 def _known_statistics(folder: Folder, config: Mapping[str, Any], key: str) -> tuple[str, Mapping[str, Any]]:
-    """As `Folder.statistics`; nothing where it has none, or several of which none is named."""
+    """`Folder.statistics`, or nothing where there are none, or several of which none is named."""
     try:
         return folder.statistics(config, key)
     except CheckpointError:

@@ -113,7 +113,7 @@ class Queue(Protocol):
     def depth(self) -> dict[str, Depth]: ...
 
     def fault(self) -> str:
-        """Why it cannot be used; empty while it can, as far as is known."""
+        """The reason that it cannot be used; empty while none is known."""
 
     def purge(self) -> int:
         """Forget results that are older than their time to live; jobs are ``expired`` for as long again."""

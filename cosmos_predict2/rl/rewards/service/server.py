@@ -44,7 +44,7 @@ LOOK_S = 0.02  # between two looks at the queue, for all pulls that wait
 
 
 class Service:
-    """What the handlers share."""
+    """The state that the handlers share."""
 
     def __init__(self, settings: ServiceSettings, queue: Queue, supervisor: Supervisor, metrics: Metrics) -> None:
         self.settings = settings
@@ -185,7 +185,7 @@ class Service:
         return self._seen_faults[1]
 
     def faults(self) -> list[str]:
-        """Why the service is not ready; empty when it is."""
+        """The reasons that the service is not ready; empty when it is."""
         found = [f"{name} is not ready" for name in self.names if not self.supervisor.is_ready(name)]
         if self.is_draining:
             found.append("the service is stopping")

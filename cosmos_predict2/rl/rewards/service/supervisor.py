@@ -167,7 +167,7 @@ class Slot:
         return reason, is_unfit or code == UNFIT
 
     def _overdue(self, load_ends: float) -> str:
-        """Why the process has had its time; empty while it has not."""
+        """The limit of time that the process has passed; empty while it has not."""
         if self._busy_until is not None and time.monotonic() > self._busy_until:
             return f"no clip decoded and no portion scored within {self.reward.timeout_s:g} s"
         if self.state == STARTING and time.monotonic() > load_ends:
@@ -244,7 +244,7 @@ class Supervisor:
         }
 
     def version(self, reward: str) -> str:
-        """That of the reward's present workers."""
+        """The version of the reward's present workers."""
         return self._of(reward)[0].version
 
     def needs_pixels(self, reward: str) -> bool | None:

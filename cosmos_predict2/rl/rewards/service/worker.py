@@ -92,7 +92,7 @@ class Worker:
                 wait = min(2 * wait, LONGEST_WAIT_S)
 
     def _next_portion(self) -> list[Job]:
-        """As many jobs as are there, after a short wait for more where there are some."""
+        """Waiting jobs, at most a batch; where there are some, after a short wait for more."""
         jobs = self._lease(self.settings.max_batch)
         ends = time.monotonic() + self.settings.max_wait_s
         is_suspect = any(job.is_suspect for job in jobs)
@@ -131,7 +131,7 @@ class Worker:
         )  # fmt: skip
 
     def _write(self, job: Job, result: dict[str, Any] | Exception) -> bool:
-        """Whether the result is written; where the queue does not answer, the job is scored again."""
+        """True if the result is written; where the queue does not answer, the job is scored again."""
         try:
             if isinstance(result, Exception):
                 reason = str(result) if isinstance(result, UserError) else f"{type(result).__name__}: {result}"
