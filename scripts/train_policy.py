@@ -57,6 +57,16 @@ def _starts(text: str) -> list[int] | str:
     return starts
 
 
+def _suite(text: str) -> str:
+    """The ``type`` of --suite."""
+    if text != "toy":
+        raise argparse.ArgumentTypeError(
+            f"'{text}' has no expert to clone; only toy has. Record a driver of yours (python -m scripts.collect"
+            f" --suite {text} --policy MODULE:CLASS --episodes 50 --out DATA), and clone it: --data DATA"
+        )
+    return text
+
+
 parser = command_line.parser("scripts.train_policy", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
 add(
@@ -88,7 +98,7 @@ add(
 add("--expert_only", action="store_true", help="of pi05: train the action expert, and keep what sees and reads")
 add("--augment", action="store_true", help="of pi05: crop, turn and recolour its pictures a little, as published")
 add("--variant", choices=["oft", "l1"], help="of openvla_oft: tokens, or numbers, for imitation alone (default: oft)")
-add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
+add("--suite", type=_suite, default="toy", help="the world of the demonstrations: toy, the only one with an expert")
 add(
     "--demonstrations",
     type=command_line.at_least(1, 10**6),

@@ -101,6 +101,7 @@ MISTAKES = [
     ("plan", ["--gpus", "999999999999"], "--gpus"),
     ("plan", ["--gpus", "0"], "--gpus"),
     ("prepare_lerobot_data", ["--source", ""], "--source"),
+    ("train_policy", ["--out", "{out}", "--suite", "my_robot"], "--suite my_robot --policy MODULE:CLASS"),
     ("train_policy", ["--out", "{out}", "--camera", "front"], "--camera"),
     ("train_policy", ["--out", "{out}", "--action_keys", "action"], "--action_keys"),
     ("train_policy", ["--out", "{out}", "--batch_size", "100000000"], "--batch_size"),
