@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.configs.rl.imagination import imagination_of
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import make_split, read_split, recorded_outcomes, require_usable
+    from cosmos_predict2.rl.envs.replays import require_actions_of
     from cosmos_predict2.rl.imagined import check
     from cosmos_predict2.rl.imagined.verdict import judge, require_known, table
     from cosmos_predict2.rl.trust import Card, digest, write_card
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     ends = recorded_outcomes(source, args.success_column, last=True) if has_column else split.outcomes
     learnt = check.read_episodes(source, args.camera, check.chosen(split.train, LEARNT, args.seed), split.outcomes, 0)
     episodes = check.read_episodes(source, args.camera, held_out, ends, chunk)
-    check.require_dim(imagination, episodes, args.data)
+    require_actions_of(source, imagination)
     figures, films = check.replays(imagination, reward, episodes, args.seed)
     figures |= check.obedience(films, episodes, learnt, chunk)
     figures |= {"leaks": check.leaks(args.world_model, args.reward, split), "allowed": args.allow}
@@ -101,8 +102,7 @@ def run(args: argparse.Namespace) -> int:
     judged = judge(figures, by_policy, args.allow)
 
     command = shlex.join([*["python", "-m", "scripts.check_imagination"], *sys.argv[1:]])
-    content = check.plain({**figures, **by_policy})
-    card = Card(judged.verdict, judged.reasons, content, inputs, judged.next_step, places, command)
+    card = Card(judged.verdict, judged.reasons, {**figures, **by_policy}, inputs, judged.next_step, places, command)
     write_card(Path(args.out), card)
     print(f"{judged.verdict}: {judged.sentence}")
     print(table(judged.lines))

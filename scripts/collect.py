@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from imaginaire import command_line
+from imaginaire import command_line, storage
 from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,6 @@ add("--device", default=None, help="of the policy, cpu or cuda (default: a GPU w
 
 def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.data.lerobot.writer import Writer
-    from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
     from cosmos_predict2.rl.episodes.recording import CAMERA, recorded_episodes
@@ -122,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
     figures |= dict(execute=execute, episodes=len(writer) - before, from_episode=before, successes=successes, lost=lost)
     figures["command"] = shlex.join(["python", "-m", "scripts.collect", *sys.argv[1:]])
     earlier = foreign_json.load_object(record)["collections"] if record.is_file() else []
-    write_json(record, {"collections": [*earlier, {**figures, **suite.conditions(), "versions": run_record()}]})
+    storage.write_json(record, {"collections": [*earlier, {**figures, **suite.conditions(), "versions": run_record()}]})
     if not args.append:
         place.replace(out)
     if lost:

@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from imaginaire import command_line
+from imaginaire import command_line, storage
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,6 @@ add("--fps", type=command_line.above_zero, default=None, help="of the videos (de
 
 
 def run(args: argparse.Namespace) -> None:
-    from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.world_model import require_state
     from cosmos_predict2.rl.episodes.policy_evaluation import (
@@ -172,7 +171,7 @@ def run(args: argparse.Namespace) -> None:
         out.mkdir(parents=True, exist_ok=True)
         if args.videos:
             content["videos"] = _write_videos(args, out, found, env, imagination)
-        write_json(out / FIGURES, content)
+        storage.write_json(out / FIGURES, content)
         print(f"figures: {out / FIGURES}")
     env.close()
 
@@ -205,6 +204,7 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: An
     from cosmos_predict2.rl.envs.scoring import Scoring
     from cosmos_predict2.rl.envs.starts import SimulatedStarts, ToyStarts
     from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+    from cosmos_predict2.rl.imagined.check import read_reward
     from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 
     if args.suite == suites.TOY:
@@ -212,7 +212,7 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: An
         starts: Any = ToyStarts(setting, args.tasks, split=args.split or "val")
         reward: Any = ToyDetectorReward(setting)
     else:
-        starts, reward = SimulatedStarts(env, len(args.tasks)), _judge(args.reward)
+        starts, reward = SimulatedStarts(env, len(args.tasks)), read_reward(args.reward)
     return WorldModelEnv(
         imagination,
         starts,
@@ -222,19 +222,6 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: An
         scoring=Scoring(judge="last", reward_on="last"),
         sampling=replace(ONE_EVALUATION, num_steps=args.num_steps),
     )
-
-
-def _judge(reward: str) -> Any:
-    """A success classifier's file, or a class of one's own."""
-    from cosmos_predict2.rl.rewards.resnet import ResnetReward
-    from imaginaire.buildable import resolve
-
-    if ":" not in reward or Path(reward).is_file():
-        return ResnetReward(reward)
-    judge = resolve(reward, "reward")()
-    if not hasattr(judge, "judge"):
-        raise ConfigError(f"--reward {reward}: it has no judge(frames, context), as a FrameReward has.")
-    return judge
 
 
 def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, imagination: Any | None) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from imaginaire import command_line
+from imaginaire import command_line, storage
 from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,6 @@ def _recordings(args: argparse.Namespace) -> None:
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import read_split
     from cosmos_predict2.evaluation.metrics import tokenizer_quality as quality
-    from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.tokenizers import tiny_fit
     from cosmos_predict2.tokenizers.tiny import SHIPPED
 
@@ -96,7 +95,7 @@ def _recordings(args: argparse.Namespace) -> None:
     value = _value(args.reward)
     if args.measure:
         figures = figures_of(_tokenizer(args.measure), value=value)
-        write_json(Path(args.out), {"tokenizer": args.measure, **about, **figures.as_dict()})
+        storage.write_json(Path(args.out), {"tokenizer": args.measure, **about, **figures.as_dict()})
         print(f"{args.out}: {figures.as_text()}")
         return
 
@@ -113,7 +112,9 @@ def _recordings(args: argparse.Namespace) -> None:
     tiny_fit.write(args.out, net, {**_made(args, steps), "data": args.data, "began": start})
     figures, before = figures_of(_tokenizer(args.out), value=value), figures_of(_tokenizer("tiny"))
     content = {"tokenizer": args.out, **about, **figures.as_dict(), "psnr_of_shipped": before.psnr}
-    write_json(Path(args.out).with_suffix(".json"), {**content, "steps": steps, "began": start, "seconds": seconds})
+    storage.write_json(
+        Path(args.out).with_suffix(".json"), {**content, "steps": steps, "began": start, "seconds": seconds}
+    )
     print(
         f"{args.out}: {steps} steps from {start}, {seconds:.0f} processor-seconds, {before.psnr:.1f} dB (the shipped"
         f" one) -> {figures.psnr:.1f} dB; figures: {Path(args.out).with_suffix('.json')}"

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from imaginaire import command_line
+from imaginaire import command_line, storage
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,8 @@ add("--device", default=None, help="cpu or cuda (default: a GPU where there is o
 
 def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.configs.rl.imagination import imagination_of
-    from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
-    from cosmos_predict2.rl.imagined.check import plain, read_reward
+    from cosmos_predict2.rl.imagined.check import read_reward
     from cosmos_predict2.rl.imagined.ranking import Ranked, have_failures, ranked, refusal, table
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.trust import digest
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     for name, figure in found.figures.items():
         print(f"  {name.replace('_', ' ')}: {figure.as_text() if hasattr(figure, 'as_text') else figure}")
     if args.out:
-        write_json(Path(args.out), plain(found.as_dict()))
+        storage.write_json(Path(args.out), found.as_dict())
         print(f"figures: {args.out}")
     return int(bool(found.problem))
 

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from imaginaire import command_line
+from imaginaire import command_line, storage
 from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,6 @@ own("--val_fraction", type=float, default=0.25, help="without --split: share of 
 def run(args: argparse.Namespace) -> None:
     import torch
 
-    from cosmos_predict2.evaluation.reports.evaluation_page import write_json
     from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
     from cosmos_predict2.rl.rewards.success_quality import measure, measure_ends, reliability_svg
     from cosmos_predict2.rl.rewards.success_training import (
@@ -109,11 +108,9 @@ def run(args: argparse.Namespace) -> None:
         args.least_precision = 0.8 if is_toy or not args.world_model else 0.0
     if not 0 < args.precision < 1:
         raise ConfigError(f"--precision {args.precision}: above 0 and below 1.")
-    for flag in ("least_precision", "least_recall"):
-        if not 0 <= getattr(args, flag) < 1:
-            raise ConfigError(f"--{flag} {getattr(args, flag)}: 0 or more and below 1.")
-    if args.least_area is not None and not 0 <= args.least_area < 1:
-        raise ConfigError(f"--least_area {args.least_area}: 0 or more and below 1.")
+    for flag in ("least_precision", "least_recall", "least_area"):
+        if (least := getattr(args, flag)) is not None and not 0 <= least < 1:
+            raise ConfigError(f"--{flag} {least}: 0 or more and below 1.")
     device = device_of(args.device)
     shown = _toy_pictures(args, device) if is_toy else _recorded_pictures(args, device)
     with random.preserved():
@@ -140,9 +137,7 @@ def run(args: argparse.Namespace) -> None:
         )
     qualities = {name: measure(model, part, threshold.value) for name, part in shown.measured.items()}
     ends = {name: measure_ends(model, part, threshold.value) for name, part in shown.ends.items()}
-    for name, quality in qualities.items():
-        print(f"{name}: {quality.as_text()}")
-    for name, found in ends.items():
+    for name, found in (*qualities.items(), *ends.items()):
         print(f"{name}: {found.as_text()}")
     about: dict[str, Any] = dict(
         threshold=threshold.value,
@@ -160,15 +155,9 @@ def run(args: argparse.Namespace) -> None:
         command=shlex.join(["python", "-m", "scripts.train_reward_model", *sys.argv[1:]]),
         **shown.about,
     )
-    content = {
-        **about,
-        "versions": run_record(),
-        "quality": {name: q.as_dict() for name, q in qualities.items()},
-        "ends": {name: found.as_dict() for name, found in ends.items()},
-    }
-    write_json(out / FIGURES, content)
+    storage.write_json(out / FIGURES, {**about, "versions": run_record(), "quality": qualities, "ends": ends})
     (out / PICTURE).write_text(reliability_svg(qualities), encoding="utf-8")
-    if problem := _too_small_area(args, ends) or _below_limit(args, qualities):
+    if problem := _problem(args, qualities, ends):
         raise DataError(
             f"{problem} A policy would learn from wrong rewards, so no {FILE} is written; {out / FIGURES} has all"
             " figures. To write it nevertheless: --least_precision 0 --least_recall 0"
@@ -192,23 +181,9 @@ _LIMITED_BY = (
 )
 
 
-def _below_limit(args: argparse.Namespace, qualities: Mapping[str, Any]) -> str:
-    """The first figure below its limit, in words, or ""; NaN is too low. In the toy world what pictures show counts,
-    and not the outcome."""
-    from cosmos_predict2.rl.rewards.success_quality import OUTCOME
-
-    for kind, quality in qualities.items():
-        for name in ("precision", "recall"):
-            least, found = getattr(args, f"least_{name}"), getattr(quality, name)
-            if (kind != OUTCOME or args.data != "toy") and least and not found >= least:
-                cure = "Train longer (--steps), on more episodes with success, or with another --precision."
-                cure = _LIMITED_BY if kind == OUTCOME else cure
-                return f"{kind}: {name} {found:.3f} on held-out pictures, but --least_{name} is {least:g}. {cure}"
-    return ""
-
-
-def _too_small_area(args: argparse.Namespace, ends: Mapping[str, Any]) -> str:
-    """The first kind of ends that are valued no better than by chance, in words, or ""; true ones come first."""
+def _problem(args: argparse.Namespace, qualities: Mapping[str, Any], ends: Mapping[str, Any]) -> str:
+    """The first figure below its limit, in words, or ""; NaN is too low. Ends come first, true ones before imagined
+    ones; in the toy world what pictures show counts, and not the outcome."""
     from cosmos_predict2.rl.rewards.success_quality import OUTCOME
 
     for kind, found in ends.items():
@@ -220,6 +195,13 @@ def _too_small_area(args: argparse.Namespace, ends: Mapping[str, Any]) -> str:
                 f"{kind}: the area under the curve of {found.episodes} ends is {found.area_under_curve:.3f}, but"
                 f" {limit} {least:.3f}. {cure}"
             )
+    for kind, quality in qualities.items():
+        for name in ("precision", "recall"):
+            least, share = getattr(args, f"least_{name}"), getattr(quality, name)
+            if (kind != OUTCOME or args.data != "toy") and least and not share >= least:
+                cure = "Train longer (--steps), on more episodes with success, or with another --precision."
+                cure = _LIMITED_BY if kind == OUTCOME else cure
+                return f"{kind}: {name} {share:.3f} on held-out pictures, but --least_{name} is {least:g}. {cure}"
     return ""
 
 
@@ -233,17 +215,6 @@ class _Shown:
     ends: Mapping[str, Any] = field(default_factory=dict)
     calibrating_ends: list[Any] = field(default_factory=list)
     about: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _no_better_than_chance(ends: Mapping[str, Any]) -> str:
-    """The kind of ends that a reward values no better than by chance, in words, or ""."""
-    for kind, found in ends.items():
-        if not found.is_above_chance:
-            return (
-                f"{kind}: the area under the curve of {found.episodes} ends is {found.area_under_curve:.3f}, which"
-                f" chance reaches, too (up to {found.chance:.3f})"
-            )
-    return ""
 
 
 def _toy_pictures(args: argparse.Namespace, device: str) -> _Shown:
@@ -285,6 +256,7 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import require_usable
     from cosmos_predict2.data.video.clips import CROPS
+    from cosmos_predict2.rl.envs.replays import require_actions_of
     from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
     from cosmos_predict2.rl.rewards.success_quality import OUTCOME, TRUE
     from cosmos_predict2.rl.rewards.success_training import LabelledPictures
@@ -304,31 +276,24 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
                 f" {card.frame_rate:g} (a stride): its actions lead further than one recorded picture. Give recordings"
                 " of that rate, or a world model without a stride."
             )
+        if int(source.episodes.lengths.min()) < 2:
+            raise DataError(f"{args.data} has an episode of one picture: nothing can be imagined of it. Remove it.")
+        require_actions_of(source, imagination)
         if (size := card.video_size) is not None:
             fit = partial(CROPS[card.input_crop or "stretch"], size=size)
-    recordings = LabelledRecordings(
-        source, args.success_column, args.camera, parts.train, near_misses=args.near, fit=fit
-    )
-    if imagination is not None:
-        recordings.require_actions_of(imagination)
-    learnt, calibrating, measured = (
-        recordings.labelled(part, imagination, args.seed) for part in (parts.train, parts.calibrate, parts.test)
-    )
+    recordings = LabelledRecordings(source, args.success_column, args.camera, parts[0], near_misses=args.near, fit=fit)
+    learnt, calibrating, measured = (recordings.labelled(part, imagination, args.seed) for part in parts)
     judged = [TRUE] if imagination is None else [TRUE, OUTCOME]
-    last = slice(-1, None)
+
+    def ends(kind: str, *parts: Mapping[str, list[Any]]) -> Any:
+        return LabelledPictures.joined([one.rows(slice(-1, None)) for part in parts for one in part[kind]])
+
     return _Shown(
         [one for kind in learnt.values() for one in kind],
         {kind: LabelledPictures.joined(calibrating[kind]) for kind in judged},
         {kind: LabelledPictures.joined(episodes) for kind, episodes in measured.items()},
-        {
-            kind: LabelledPictures.joined([one.rows(last) for one in (*calibrating[kind], *measured[kind])])
-            for kind in judged
-        },
-        [
-            LabelledPictures.joined([one.rows(last) for one in calibrating[kind]])
-            for kind in judged
-            if imagination is not None
-        ],
+        {kind: ends(kind, calibrating, measured) for kind in judged},
+        [] if imagination is None else [ends(kind, calibrating) for kind in judged],
         dict(split=args.split, discount=recordings.discount),
     )
 

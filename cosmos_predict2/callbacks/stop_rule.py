@@ -15,7 +15,6 @@ scheduler, and the run ends with it. At the end the curve of the loss predicts h
 RUN/stop_rule.json has all of it.
 """
 
-import json
 import logging
 import math
 import os
@@ -134,8 +133,7 @@ class StopRule(Callback):
         log.info("%s", verdict.text)
         if distributed.is_rank0():
             content = {**asdict(verdict), "iteration": iteration, "looks": [asdict(look) for look in self.looks]}
-            text = json.dumps(_finite(content), indent=2) + "\n"
-            storage.write_atomically(os.path.join(self.trainer.run_dir, FILE), lambda file: file.write(text.encode()))
+            storage.write_json(os.path.join(self.trainer.run_dir, FILE), content)
 
     def state_dict(self) -> dict[str, Any]:
         return {"looks": [asdict(look) for look in self.looks], "end": self._end}
@@ -271,12 +269,3 @@ def _psnr(one: Tensor, other: Tensor) -> float:
     """Decibels, the mean over clips, of the pictures after the first."""
     squared = (one[:, :, 1:].float() - other[:, :, 1:].float()).square().mean(dim=(1, 2, 3, 4))
     return float((10 * torch.log10(255**2 / squared.clamp(min=0.01))).mean())
-
-
-def _finite(value: Any) -> Any:
-    """The same for JSON, which has no NaN."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from numpy.typing import NDArray
 
 from cosmos_predict2.data.lerobot.info import Part, held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
@@ -138,21 +139,28 @@ def make_split(
 
 
 def recorded_outcomes(source: LeRobotSource, column: str, *, last: bool = False) -> list[bool | None]:
-    """Success of each episode: a number above 0.5 in ``column`` on any frame, or with ``last`` on the last one.
+    """Success of each episode: of any of its frames, or with ``last`` of the last one.
 
     None where no frame shows success and some have no number: what is not recorded is no failure either.
     """
+    found: list[bool | None] = []
+    for i in range(len(source)):
+        success, unknown = (part[-1:] if last else part for part in success_of_frames(source, i, column))
+        found.append(True if success.any() else None if unknown.any() else False)
+    return found
+
+
+def success_of_frames(source: LeRobotSource, i: int, column: str) -> tuple[NDArray[numpy.bool_], NDArray[numpy.bool_]]:
+    """[F], true for the frames of an episode that show success, by a number above 0.5 in ``column``; and [F], true
+    where none is recorded."""
     if column not in source.info.features:
         raise DataError(
             f"{source.info.root} has no column '{column}', which marks success.{near(column, source.info.features)}"
-            " Name it (--success_column), or have the last pictures judged (--classifier FILE)."
+            " Name it (--success_column), or have the last pictures judged (split_recordings --classifier FILE)."
         )
-    found: list[bool | None] = []
-    for i in range(len(source)):
-        values = source.columns(i, [column], gaps=True)[column].reshape(int(source.episodes.lengths[i]), -1)
-        values = (values[-1:] if last else values).astype(numpy.float64)
-        found.append(True if (values > 0.5).any() else None if numpy.isnan(values).any() else False)
-    return found
+    values = source.columns(i, [column], gaps=True)[column].astype(numpy.float64)
+    values = values.reshape(int(source.episodes.lengths[i]), -1)
+    return (values > 0.5).any(axis=1), numpy.isnan(values).any(axis=1)
 
 
 def require_usable(source: LeRobotSource, camera: str | None = None, action_keys: Sequence[str] | None = None) -> None:

@@ -65,9 +65,7 @@ class Card:
 
 def write_card(path: Path, card: Card) -> None:
     """Write the card, complete or not at all."""
-    text = json.dumps({"format": "imagination card 1", **asdict(card)}, indent=1, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(path, lambda file: file.write(text.encode()))
+    storage.write_json(path, {"format": "imagination card 1", **asdict(card)}, indent=1)
 
 
 def read_card(path: str) -> Card:

@@ -12,14 +12,17 @@ import errno
 import fcntl
 import glob
 import hashlib
+import json
 import logging
 import math
+import numbers
 import os
 import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -260,6 +263,24 @@ def write_atomically(path: StrPath, write: Callable[[BinaryIO], object]) -> None
                 os.unlink(temporary)
             raise
         _sync(os.path.dirname(target) or ".")
+
+
+def write_json(path: StrPath, values: object, *, indent: int = 2) -> None:
+    """Values as JSON, complete or not at all; null for a number that is not finite, which JSON does not know."""
+    text = json.dumps(_finite(values), indent=indent, default=str, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _finite(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):  # NumPy's numbers, too
+        return float(value) if math.isfinite(value) else None
+    return value
 
 
 def copy_into(folder: StrPath, local: Path, *parts: str) -> str:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.reports.action_evaluation import ActionTrials, Report
-from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, shown_width, write_json, written
+from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, shown_width, written
 from cosmos_predict2.evaluation.reports.toy_world import Futures, ImaginedFigures
 from cosmos_predict2.pipelines.evaluation_data import Recordings
+from imaginaire import storage
 
 NUM_SHOWN = 4  # clips, those in which most happens
 
@@ -54,7 +55,7 @@ def write_report(
         values["futures"] = {"error": futures.error(), "apart": futures.apart()}
     if figures is not None:
         values["toy_world"] = figures.as_dict()
-    write_json(folder / FIGURES, values)
+    storage.write_json(folder / FIGURES, values)
     return page.write(folder)
 
 

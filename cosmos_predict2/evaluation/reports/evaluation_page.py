@@ -205,20 +205,6 @@ def _cells(corner: str, columns: Sequence[object], rows: Sequence[tuple[str, Seq
     return [[corner, *map(str, columns)], *([name, *(f"{value:.3f}" for value in values)] for name, values in rows)]
 
 
-def write_json(path: Path, values: Mapping[str, object]) -> None:
-    """The figures, complete or not at all; null for one that is not finite, which JSON does not know."""
-    text = json.dumps(_finite(values), indent=2, default=str, allow_nan=False) + "\n"
-    storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _drawing(title: str, lines: Mapping[str, Points], across: str) -> str:
     """An SVG of lines, with the ranges of both axes; without infinite values, which have no place."""
     lines = {name: [(x, y) for x, y in line if math.isfinite(y)] for name, line in lines.items()}

@@ -21,12 +21,12 @@ from cosmos_predict2.evaluation.reports.evaluation_page import (
     Table,
     aligned,
     shown_width,
-    write_json,
     written,
 )
 from cosmos_predict2.models.text import TrainingText
 from cosmos_predict2.pipelines.recorded_run import dataset_node, described_dataset, held_out_doubt, held_out_node
 from cosmos_predict2.world_model.world_model import build_world_model
+from imaginaire import storage
 from imaginaire.checkpoint.weight_files import latest
 from imaginaire.config import lazy_config
 from imaginaire.data.facts import facts_of
@@ -166,7 +166,7 @@ class HeldOutEvaluation:
             f"Generated frames are {figures.gain:+.1f} dB nearer to the truth than a standstill, and"
             f" {figures.psnr - figures.psnr_before:+.1f} dB nearer than before the training."
         )
-        write_json(folder / FIGURES, figures.as_dict())
+        storage.write_json(folder / FIGURES, figures.as_dict())
         return page.write(folder)
 
     def show(self, path: Path, fps: float) -> Path:

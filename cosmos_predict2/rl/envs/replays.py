@@ -6,13 +6,15 @@
 Pictures are those that a policy learns from with the same seeds and actions: `WorldModelEnv` imagines them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.rl.envs.first_frames import FirstFrames
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
@@ -45,6 +47,40 @@ class _Unjudged(FrameRewardDefaults):
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
         nothing = torch.zeros(frames_E_F_H_W_C.shape[:2])
         return Judgement(nothing, nothing.bool())
+
+
+def whole_chunks(
+    num_actions: Sequence[int], chunk: int, together: Callable[[int], int] = lambda count: BATCH
+) -> Iterator[tuple[int, list[int]]]:
+    """Episodes of as many chunks: the number of their actions with a full last chunk, and so many that are imagined
+    together, by their places in the list."""
+    counts = [-(-number // chunk) * chunk for number in num_actions]
+    for count in sorted(set(counts)):
+        group, step = [i for i, other in enumerate(counts) if other == count], together(count)
+        yield from ((count, group[k : k + step]) for k in range(0, len(group), step))
+
+
+def held(actions_L_D: Tensor, count: int) -> Tensor:
+    """Behind the others actions that do not move and keep the last number, as `WorldModelEnv` fills a chunk."""
+    rest = torch.zeros(count - len(actions_L_D), actions_L_D.shape[1])
+    rest[:, -1] = actions_L_D[-1, -1]
+    return torch.cat([actions_L_D, rest])
+
+
+def recorded_actions(source: LeRobotSource, i: int) -> Tensor:
+    """[F - 1, D], the raw actions of an episode that lead from one picture to the next."""
+    rows = source.parts(i, source.action_parts(None))
+    return torch.from_numpy(rows.astype(numpy.float32))[: int(source.episodes.lengths[i]) - 1]
+
+
+def require_actions_of(source: LeRobotSource, imagination: Imagination) -> None:
+    """Raise where the recorded actions are not those of the world model."""
+    found, wanted = source.width(source.action_parts(None)), imagination.transform.dim
+    if found != wanted:
+        raise DataError(
+            f"{source.info.root}: its actions have {found} numbers, but those of the world model have {wanted}: it is"
+            " of another robot. Give one that was trained on these recordings (--world_model)."
+        )
 
 
 def replayed(

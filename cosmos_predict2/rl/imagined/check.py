@@ -10,9 +10,9 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from cosmos_predict2.evaluation.metrics import agreement
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import fit_probe
 from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded, SimulatedStarts
-from cosmos_predict2.rl.envs.replays import BATCH, replayed, round_trip
+from cosmos_predict2.rl.envs.replays import BATCH, held, recorded_actions, replayed, round_trip, whole_chunks
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
@@ -89,7 +89,7 @@ def read_episodes(
     source: LeRobotSource, camera: str | None, numbers: Sequence[int], outcomes: Sequence[bool | None], tail: int
 ) -> Episodes:
     """These episodes, but for those of an unknown outcome or without an action."""
-    key, parts = source.camera(camera), source.action_parts(None)
+    key = source.camera(camera)
     first: list[Tensor] = []
     tails: list[Tensor] = []
     films: list[Tensor] = []
@@ -105,7 +105,7 @@ def read_episodes(
             films.append(pictures)
         first.append(pictures[0])
         tails.append(pictures[-min(tail + 1, length) :].clone())
-        actions.append(torch.from_numpy(source.parts(i, parts).astype(numpy.float32))[: length - 1])
+        actions.append(recorded_actions(source, i))
         success.append(outcome)
         tasks.append(source.caption(i))
     if not first:
@@ -153,12 +153,6 @@ def leaks(world_model: str, reward: str, split: Split) -> list[str]:
     return found
 
 
-def require_dim(imagination: Imagination, episodes: Episodes, data: str) -> None:
-    """Raise where the recordings' actions are not those that the world model takes."""
-    if (found := episodes.actions[0].shape[1]) != (wanted := imagination.transform.dim):
-        raise ConfigError(f"{data} has actions of {found} numbers, but the world model takes {wanted}.")
-
-
 # Replays --------------------------------------------------------------------------------------------------------------
 
 
@@ -204,19 +198,15 @@ def imagined_ends(
 
     Episodes of equally many chunks are imagined together; a last chunk is filled up as `WorldModelEnv` does it.
     """
-    chunk = imagination.config.chunk_size
-    counts = [-(-len(rows) // chunk) for rows in actions]
     ends: dict[int, Tensor] = {}
     films: dict[int, Tensor] = {}
-    for count in sorted(set(counts)):
-        group = [i for i, other in enumerate(counts) if other == count]
-        for part in (group[k : k + BATCH] for k in range(0, len(group), BATCH)):
-            filled = torch.stack([_held(actions[i], count * chunk) for i in part])
-            seeds = [derive_seed(seed, i, "replay") % 2**31 for i in part]
-            for i, frames in zip(part, replayed(imagination, first_E_H_W_C[part], filled, seeds=seeds), strict=True):
-                ends[i] = frames[len(actions[i])].clone()
-                if i < num_films:
-                    films[i] = frames[: len(actions[i]) + 1].clone()
+    for count, part in whole_chunks([len(rows) for rows in actions], imagination.config.chunk_size):
+        filled = torch.stack([held(actions[i], count) for i in part])
+        seeds = [derive_seed(seed, i, "replay") % 2**31 for i in part]
+        for i, frames in zip(part, replayed(imagination, first_E_H_W_C[part], filled, seeds=seeds), strict=True):
+            ends[i] = frames[len(actions[i])].clone()
+            if i < num_films:
+                films[i] = frames[: len(actions[i]) + 1].clone()
     return torch.stack([ends[i] for i in range(len(actions))]), [films[i] for i in sorted(films)]
 
 
@@ -247,13 +237,6 @@ def _nothing(episodes: Episodes) -> Tensor:
     rows = torch.cat(episodes.actions)
     is_motion = ((rows.amin(dim=0) <= 0) & (rows.amax(dim=0) >= 0)).all()
     return torch.zeros(rows.shape[1]) if is_motion else rows.mean(dim=0)
-
-
-def _held(actions_L_D: Tensor, count: int) -> Tensor:
-    """Behind the others actions that do not move and keep the last number."""
-    rest = torch.zeros(count - len(actions_L_D), actions_L_D.shape[1])
-    rest[:, -1] = actions_L_D[-1, -1]
-    return torch.cat([actions_L_D, rest])
 
 
 def _coded_ends(imagination: Imagination, episodes: Episodes) -> Tensor:
@@ -414,7 +397,7 @@ def true_attempts(policy: Any, env: VecEnv, imagination: Imagination, reward: Fr
     executed = played.executed_M_E_A.transpose(0, 1)
     actions = [rows[done] for rows, done in zip(played.actions_M_E_A_D.transpose(0, 1), executed, strict=True)]
     length = max(len(rows) for rows in actions)  # one that ended on success rests there while others go on
-    actions = [_held(rows, length) for rows in actions]
+    actions = [held(rows, length) for rows in actions]
     rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
     pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
     tasks = [text for text in first.task_description for _ in range(MEMBERS)]
@@ -436,16 +419,3 @@ def optimism(like_success: Estimate, true_success: Estimate, ends: Estimate) -> 
     In an honest case half of its successes are valued above a recorded one, and as many failures as recorded ones.
     """
     return like_success.value - true_success.value / 2 - (1 - true_success.value) * (1 - ends.value)
-
-
-def plain(figures: Any) -> Any:
-    """Figures as JSON has them: null for one that is not finite."""
-    if isinstance(figures, Estimate):
-        return plain(asdict(figures))
-    if isinstance(figures, Mapping):
-        return {name: plain(value) for name, value in figures.items()}
-    if isinstance(figures, list | tuple):
-        return [plain(value) for value in figures]
-    if isinstance(figures, float | numpy.floating):
-        return float(figures) if math.isfinite(figures) else None
-    return figures

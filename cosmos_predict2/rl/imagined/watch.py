@@ -17,7 +17,6 @@ and the others of `check.policy_figures`. Where one leaves its range, the run go
 its best look before and ends: its newest checkpoint has them. RUN/imagination_watch.json has all looks.
 """
 
-import json
 import logging
 import math
 import os
@@ -195,9 +194,8 @@ class ImaginationWatch(ImaginationAlarm):
 
     def _write(self) -> None:
         if distributed.is_rank0():
-            text = json.dumps({"looks": self.looks, "ended": self._ended}, indent=1) + "\n"
-            path = os.path.join(self.trainer.run_dir, FILE)
-            storage.write_atomically(path, lambda file: file.write(text.encode()))
+            looks = {"looks": self.looks, "ended": self._ended}
+            storage.write_json(os.path.join(self.trainer.run_dir, FILE), looks, indent=1)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "looks": self.looks, "distances": self._distances}

@@ -13,11 +13,11 @@ from torch import Tensor
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import read_split
 from cosmos_predict2.data.video.media import resize_and_crop
-from cosmos_predict2.evaluation.reports.evaluation_page import write_json, written
+from cosmos_predict2.evaluation.reports.evaluation_page import written
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.way import Options, Recorded
 from cosmos_predict2.world_model.sampling import to_uint8
-from imaginaire import foreign_json
+from imaginaire import foreign_json, storage
 
 NUM_SHOWN = 2  # of either outcome
 
@@ -41,7 +41,7 @@ def illustrate(step: str, options: Options, recorded: Recorded) -> None:
     }
     path = folder / "captions.json"
     known = foreign_json.load_object(path) if path.exists() else {}
-    write_json(path, {**known, step: captions})
+    storage.write_json(path, {**known, step: captions})
 
 
 def _episodes(options: Options, recorded: Recorded) -> Iterator[tuple[int, str, Tensor]]:

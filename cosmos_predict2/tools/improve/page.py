@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, write_json
+from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page
 from cosmos_predict2.evaluation.reports.run_report import by_name, read_records
 from cosmos_predict2.rl.imagined.verdict import BOUNDS
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
 from cosmos_predict2.tools.improve.way import CLONED, GATE, WORLD_MODEL, Options, Phase, phases_of
-from imaginaire import foreign_json
+from imaginaire import foreign_json, storage
 from imaginaire.progress import duration
 
 VERDICT = "verdict.json"
@@ -324,7 +324,9 @@ def write_page(options: Options, runner: Runner, figures: Figures) -> Path:
     for rung in (_recordings, _tokenizer, _world_model, _reward, _clone, _gate, _policy):
         rung(page, options, figures)
     _costs(page, runner)
-    write_json(options.out / VERDICT, {"verdict": found.word, "sentence": found.sentence, "next": found.next_step})
+    storage.write_json(
+        options.out / VERDICT, {"verdict": found.word, "sentence": found.sentence, "next": found.next_step}
+    )
     return page.write(options.out)
 
 

@@ -29,8 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from cosmos_predict2.evaluation.reports.evaluation_page import write_json
-from imaginaire import foreign_json
+from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.progress import FIRST_LINE_S, LINES_S, duration
 
@@ -193,7 +192,7 @@ class Runner:
         print(text, file=self.shown, flush=True)
 
     def _write(self, step: Step, marker: Mapping[str, Any]) -> None:
-        write_json(self.folder / f"steps/{step.name}.json", marker)
+        storage.write_json(self.folder / f"steps/{step.name}.json", marker)
 
     def _process(self, step: Step, number: str) -> tuple[int, list[str]]:
         """Exit code, and the lines that the program printed; its standard output is shown, the log is not."""

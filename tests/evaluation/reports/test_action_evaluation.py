@@ -37,7 +37,6 @@ from cosmos_predict2.evaluation.reports.action_evaluation import (
     verdict,
 )
 from cosmos_predict2.evaluation.reports.action_report import write_report
-from cosmos_predict2.evaluation.reports.evaluation_page import write_json
 from cosmos_predict2.evaluation.reports.toy_world import Futures, imagine_futures
 from cosmos_predict2.pipelines import evaluation_data
 from cosmos_predict2.pipelines.evaluation_data import Recordings, read_recordings, recordings_of_run, toy_recordings
@@ -46,6 +45,7 @@ from cosmos_predict2.pipelines.video2world_action import Video2WorldActionCondit
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import build_world_model
+from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError
 from scripts import evaluate_world_model
 from tests.programs import call
@@ -296,7 +296,7 @@ def test_wrong_flags_are_exit_2_and_named(words: str, capsys: pytest.CaptureFixt
 
 
 def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"rate": float("nan"), "psnr": [1.0, float("inf")], "of": (1, {"a": "b"})})
+    storage.write_json(tmp_path / "x.json", {"rate": float("nan"), "psnr": [1.0, float("inf")], "of": (1, {"a": "b"})})
     text = (tmp_path / "x.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {"rate": None, "psnr": [1.0, None], "of": [1, {"a": "b"}]}
 

@@ -283,14 +283,14 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(folder: Path, column: str, **options: Any) -> tuple[LabelledRecordings, Any]:
     source = LeRobotSource.open(folder)
     parts = parts_of(source, "", options.pop("val_fraction", 0.34))
-    return LabelledRecordings(source, column, None, parts.train, near_misses=options.pop("near", 3), **options), parts
+    return LabelledRecordings(source, column, None, parts[0], near_misses=options.pop("near", 3), **options), parts
 
 
 def test_recordings_have_their_successes_what_came_just_before_and_how_far_it_was(recordings: Path) -> None:
     found, parts = recorded(recordings, "next.done")
-    assert (len(parts.train), len(parts.calibrate), len(parts.test)) == (4, 1, 1)
+    assert [len(part) for part in parts] == [4, 1, 1]
     assert found.discount == pytest.approx(0.1 ** (1 / 12))  # the usual recording begins at 0.1
-    for part in found.labelled([*parts.train, *parts.test])["held out"]:
+    for part in found.labelled([*parts[0], *parts[2]])["held out"]:
         assert part.pictures_N_H_W_C.shape == (13, 48, 48, 3) and part.pictures_N_H_W_C.dtype == torch.uint8
         assert part.success_N.nonzero().flatten().tolist() == [12]
         assert part.near_N.nonzero().flatten().tolist() == [9, 10, 11]
@@ -303,9 +303,9 @@ def test_recordings_have_their_successes_what_came_just_before_and_how_far_it_wa
 
 def test_large_recordings_are_thinned_from_their_ends(recordings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, parts = recorded(recordings, "next.done")
-    whole = found.labelled(parts.train)["held out"]
+    whole = found.labelled(parts[0])["held out"]
     monkeypatch.setattr(labelled_recordings, "MEMORY", 4 * 5 * 48 * 48 * 3)  # of 13 pictures of each every third
-    for one, other in zip(whole, found.labelled(parts.train)["held out"], strict=True):
+    for one, other in zip(whole, found.labelled(parts[0])["held out"], strict=True):
         assert torch.equal(other.pictures_N_H_W_C, one.pictures_N_H_W_C[[0, 3, 6, 9, 12]])
         assert other.success_N.tolist() == [False] * 4 + [True]
 
@@ -318,7 +318,7 @@ def test_success_is_more_than_half_and_pictures_are_upright(monkeypatch: pytest.
         info = SimpleNamespace(features={"done": {}}, root="x")
         episodes = SimpleNamespace(lengths=numpy.array([7] * 4))
         camera = staticmethod(lambda name: name)
-        columns = staticmethod(lambda i, names: {"done": done * (i < 3)})
+        columns = staticmethod(lambda i, names, gaps: {"done": done * (i < 3)})
         frames = staticmethod(lambda i, place, rows, fit: frames[:, list(rows)])
 
     found = LabelledRecordings(Source(range(4)), "done", None, [0, 3], near_misses=2)  # type: ignore[arg-type]
@@ -340,7 +340,7 @@ def test_recordings_are_held_out_with_success_and_are_not_mirrored(
     assert _command(*words, *ANY, "--out", str(tmp_path / "rm")) == 0 and not options[0].mirror
     assert "NaN" not in (tmp_path / "rm" / "quality.json").read_text()
     columns = LeRobotSource.columns
-    failures = lambda *given: {name: value * 0 for name, value in columns(*given).items()}  # noqa: E731
+    failures = lambda *given, **how: {name: value * 0 for name, value in columns(*given, **how).items()}  # noqa: E731
     monkeypatch.setattr(LeRobotSource, "columns", failures)
     assert _command(*words, "--out", str(tmp_path / "other")) == 2
     assert "calibrated, 0 show success" in capsys.readouterr().err
