@@ -137,8 +137,8 @@ def run(args: argparse.Namespace) -> None:
         )
     qualities = {name: measure(model, part, threshold.value) for name, part in shown.measured.items()}
     ends = {name: measure_ends(model, part, threshold.value) for name, part in shown.ends.items()}
-    for name, found in (*qualities.items(), *ends.items()):
-        print(f"{name}: {found.as_text()}")
+    judged: list[tuple[str, Any]] = [*qualities.items(), *ends.items()]
+    print("\n".join(f"{name}: {found.as_text()}" for name, found in judged))
     about: dict[str, Any] = dict(
         threshold=threshold.value,
         threshold_range=[threshold.low, threshold.high],

@@ -160,7 +160,7 @@ def success_of_frames(source: LeRobotSource, i: int, column: str) -> tuple[NDArr
         )
     values = source.columns(i, [column], gaps=True)[column].astype(numpy.float64)
     values = values.reshape(int(source.episodes.lengths[i]), -1)
-    return (values > 0.5).any(axis=1), numpy.isnan(values).any(axis=1)
+    return numpy.any(values > 0.5, axis=1), numpy.any(numpy.isnan(values), axis=1)
 
 
 def require_usable(source: LeRobotSource, camera: str | None = None, action_keys: Sequence[str] | None = None) -> None:

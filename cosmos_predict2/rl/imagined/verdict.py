@@ -191,7 +191,7 @@ def judge(
     that are missing neither."""
     groups = [("", figures), *((by_policy or {}).items())]
     fewest = min(figures["successes"], figures["episodes"] - figures["successes"])
-    lines = tuple(line for name, group in groups for line in _lines(name, group, allowed))
+    lines = tuple(line for name, group in groups for line in lines_of(name, group, allowed))
     if is_few := fewest < LEAST_EPISODES:  # what needs both outcomes is not known, neither good nor bad
         lines = tuple(replace(one, verdict="doubtful") if one.bound.name.startswith("ends_") else one for one in lines)
     wrong = [line for line in lines if not line.is_allowed and line.verdict != GO]
@@ -211,10 +211,13 @@ def judge(
     return Judged(verdict, tuple(reasons), next_step, lines, warnings)
 
 
-def _lines(policy: str, figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[Line]:
+def lines_of(policy: str, figures: Mapping[str, Any], allowed: Collection[str] = ()) -> Iterator[Line]:
+    """The figures that have a bound, as they were measured or as a card has them."""
     of_one = policy.partition("/")[2]  # of several policies, its number
     for bound in BOUNDS:
         found = figures.get(bound.name)
+        if isinstance(found, Mapping):
+            found = Estimate(**{name: math.nan if value is None else value for name, value in found.items()})
         value = found.value if isinstance(found, Estimate) else found
         if value is not None and not math.isnan(value):
             shown = found.as_text() if isinstance(found, Estimate) else f"{value:.2f}"

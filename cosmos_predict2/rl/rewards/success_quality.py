@@ -5,8 +5,7 @@ Letters: N pictures.
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -43,9 +42,6 @@ class Quality:
     accuracy: float
     calibration_error: float  # mean |probability - rate| over the bins, by count
     bins: list[Bin]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def as_text(self) -> str:
         return (
@@ -94,9 +90,6 @@ class Ends:
     false_positive_rate: float
     value_of_successes: float  # means of what is paid
     value_of_failures: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def as_text(self) -> str:
         return (

@@ -1,19 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Go the way: look at the inputs, run the steps that are to be done, learn nothing where the gate refuses, write the
-page."""
+page, and the clips of it that no program of the way writes: RUN/page/NAME.mp4, and captions.json with their captions.
+"""
 
 import logging
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
+import torch
+
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.split import read_split
+from cosmos_predict2.data.video.media import resize_and_crop
+from cosmos_predict2.evaluation.reports.evaluation_page import written
 from cosmos_predict2.rl.envs import suites
-from cosmos_predict2.tools.improve.illustrations import illustrate
+from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.page import Figures, Verdict, refusals, verdict_of, without, write_page
 from cosmos_predict2.tools.improve.steps import Runner, digest
 from cosmos_predict2.tools.improve.way import Options, Phase, Recorded, look, phases_of, steps_of
+from cosmos_predict2.world_model.sampling import to_uint8
+from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+NUM_SHOWN = 2  # recordings of either outcome
 
 
 def improve(options: Options) -> Verdict:
@@ -31,7 +43,7 @@ def improve(options: Options) -> Verdict:
                 if phase != phases_of(options)[-1]:
                     keep(phase)
             try:
-                if runner.run(step):
+                if runner.run(step) and step.name in ("split", "tokenizer"):
                     illustrate(step.name, options, recorded)
             finally:
                 page = write_page(options, runner, figures)
@@ -74,3 +86,26 @@ def require_suite(options: Options, recorded: Recorded) -> None:
             )
     finally:
         env.close()
+
+
+@torch.no_grad()
+def illustrate(step: str, options: Options, recorded: Recorded) -> None:
+    """Held-out recordings with their outcomes, or behind the tokenizer true ones beside what comes back."""
+    source, split = LeRobotSource.open(options.data), read_split(options.out / "split.json")
+    camera, fit = source.camera(options.camera or None), partial(resize_and_crop, size=recorded.size)
+    tokenizer = TinyTokenizer(str(options.out / "tokenizer.safetensors")) if step == "tokenizer" else None
+    folder, captions = options.out / "page", {}
+    folder.mkdir(exist_ok=True)
+    for outcome, word in ((True, "succeeds"), (False, "fails")):
+        for i in [i for i in split.held_out if split.outcomes[i] is outcome][:NUM_SHOWN]:
+            video = source.frames(i, camera, range(split.lengths[i]), fit=fit)
+            name, caption = f"{i}_recorded", f"recording {i}, {word}"
+            if tokenizer is not None:  # of whole groups of frames
+                video = video[:, : (video.shape[1] - 1) // GROUP * GROUP + 1]
+                back = to_uint8(tokenizer.decode(tokenizer.encode(video[None].float() / 127.5 - 1)))[0]
+                video = torch.cat([video, back], dim=-1)
+                name, caption = f"{i}_round_trip", f"recording {i}: true, and back from latents"
+            captions[written(folder, name, caption, video, recorded.fps).file] = caption
+    path = folder / "captions.json"
+    known = foreign_json.load_object(path) if path.exists() else {}
+    storage.write_json(path, {**known, step: captions})

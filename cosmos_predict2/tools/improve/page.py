@@ -11,7 +11,7 @@ from typing import Any
 
 from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page
 from cosmos_predict2.evaluation.reports.run_report import by_name, read_records
-from cosmos_predict2.rl.imagined.verdict import BOUNDS
+from cosmos_predict2.rl.imagined.verdict import lines_of, table
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
 from cosmos_predict2.tools.improve.way import CLONED, GATE, WORLD_MODEL, Options, Phase, phases_of
 from imaginaire import foreign_json, storage
@@ -153,72 +153,52 @@ def _ladder(options: Options, figures: Figures) -> Iterator[tuple[str, str, str,
         if found := figures.card(phase):
             kind = {"go": "good", "no": "bad"}.get(found["verdict"], "")
             yield f"gate{phase.title}", found["verdict"], "is what it imagines to be trusted?", kind
-    for name, title in _played(options):
+    played = {f"after{phase.end}": f"policy{phase.title}, truly" for phase in phases_of(options)}
+    for name, title in {"before": "clone, truly", **played}.items():
         if found := figures.success(name):
             yield title, f"{found['rate']:.3f}", f"{found['low']:.3f} to {found['high']:.3f} of {found['episodes']}", ""
 
 
-def _played(options: Options) -> list[tuple[str, str]]:
-    """Names of the evaluations, and of whom they are."""
-    after = [(f"after{phase.end}", f"policy{phase.title}, truly") for phase in phases_of(options)]
-    return [("before", "clone, truly"), *after]
-
-
-def _recordings(page: Page, options: Options, figures: Figures) -> None:
-    found, split = figures.read("recordings.json"), figures.read("split.json")
-    if not found:
-        return
+def _recordings(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
     counts = ", ".join(f"{count} {what}" for what, count in found["counts"].items())
-    faults = f"{len(found['faults'])} faults" if found["faults"] else "no faults"
-    page.heading("1. Recordings", f"{counts}; {faults}.")
-    if split:
+    page.heading("1. Recordings", f"{counts}; {len(found['faults']) or 'no'} faults.")
+    if split := figures.read("split.json"):
         outcomes = {part: [split["outcomes"][i] for i in split[part]] for part in ("train", "calibrate", "test")}
-        shares = [f"{part}: {found.count(True)} succeed, {found.count(False)} fail" for part, found in outcomes.items()]
-        page.findings(shares)
+        page.findings([f"{part}: {o.count(True)} succeed, {o.count(False)} fail" for part, o in outcomes.items()])
         page.note("What is held out (calibrate, test) is seen by no training; test by no threshold and no stop rule.")
-    page.clips(_shown(options, "split"))
+    page.clips(_illustrations(figures, "split"))
 
 
-def _tokenizer(page: Page, options: Options, figures: Figures) -> None:
-    found = figures.read("tokenizer.json")
-    if not found:
-        return
+def _tokenizer(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
     page.heading(
         "2. Tokenizer",
         f"Fitted to these pictures, it is {found['verdict']}: {found['psnr']:.1f} dB on held-out ones, where the"
         f" tokenizer that ships has {found['psnr_of_shipped']:.1f}.",
     )
     page.findings(found["reasons"])
-    page.clips(_shown(options, "tokenizer"))
+    page.clips(_illustrations(figures, "tokenizer"))
 
 
-def _world_model(page: Page, options: Options, figures: Figures) -> None:
-    found, rule = figures.read("imagined/figures.json"), figures.read(f"{WORLD_MODEL}/stop_rule.json")
-    if not rule:
-        return
+def _world_model(page: Page, options: Options, figures: Figures, rule: dict[str, Any]) -> None:
     page.heading("3. World model", rule["text"])
-    looks = {
-        title: {name: [(look["iteration"], _number(look[key])) for look in rule["looks"]] for name, key in keys.items()}
-        for title, keys in _LOOKS.items()
-    }
-    page.plots(looks, "iteration")
-    if found:
+    page.plots(
+        {
+            "Loss": {"held out": _curve(rule["looks"], "loss"), "of training": _curve(rule["looks"], "loss_seen")},
+            "Imagined pictures, dB": {
+                "imagined": _curve(rule["looks"], "psnr"),
+                "the tokenizer alone": _curve(rule["looks"], "psnr_tokenizer"),
+            },
+        },
+        "iteration",
+    )
+    if found := figures.read("imagined/figures.json"):
         page.verdict(f"It {found['verdict']['sentence']}.")
         page.clips(_clips(options.out, "imagined", "clip_*.mp4"))
         page.note("Held-out recordings, and what is imagined of their first picture and their own actions.")
         page.link("its evaluation, with all figures and videos", "imagined/index.html")
 
 
-_LOOKS = {
-    "Loss": {"held out": "loss", "of training": "loss_seen"},
-    "Imagined pictures, dB": {"imagined": "psnr", "the tokenizer alone": "psnr_tokenizer"},
-}
-
-
-def _reward(page: Page, options: Options, figures: Figures) -> None:
-    found = figures.read("reward/quality.json")
-    if not found:
-        return
+def _reward(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
     page.heading("4. Reward", "A success classifier of pictures; figures of held-out recordings.")
     columns = ("precision", "recall", "accuracy", "calibration_error")
     rows = [(name, [_number(one.get(key)) for key in columns]) for name, one in found["quality"].items()]
@@ -226,14 +206,10 @@ def _reward(page: Page, options: Options, figures: Figures) -> None:
     page.pictures([Clip("probability that it gives, and the share that truly succeeds", "reward/reliability.svg")])
 
 
-def _clone(page: Page, options: Options, figures: Figures) -> None:
-    found, before = figures.read(f"{CLONED}/clone.json"), figures.success("before")
-    if not found:
-        return
+def _clone(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
     page.heading("5. Clone", found["best"]["verdict"]["text"])
-    losses = [(one["iteration"], _number(one["loss"])) for one in found["history"]]
-    page.plots({"Held-out loss": {"loss": losses}}, "iteration")
-    if before:
+    page.plots({"Held-out loss": {"loss": _curve(found["history"], "loss")}}, "iteration")
+    if before := figures.success("before"):
         page.verdict(
             f"It truly succeeds on {before['rate']:.3f} of {before['episodes']} episodes"
             f" ({before['low']:.3f} to {before['high']:.3f})."
@@ -242,31 +218,25 @@ def _clone(page: Page, options: Options, figures: Figures) -> None:
         page.note("Left as it truly goes, right what is imagined of the same actions.")
 
 
-def _gate(page: Page, options: Options, figures: Figures) -> None:
-    for phase in phases_of(options):
-        if not (card := figures.card(phase)):
-            continue
-        page.heading(f"6. Gate{phase.title}", f"Is what is imagined to be trusted? {card['verdict']}.")
-        page.findings(card["reasons"])
-        page.text("\n".join(_bounded(card["figures"])))
-        page.note(f"Next, says the gate: {card['next_step']}")
+def _gate(page: Page, phase: Phase, card: dict[str, Any]) -> None:
+    page.heading(f"6. Gate{phase.title}", f"Is what is imagined to be trusted? {card['verdict']}.")
+    page.findings(card["reasons"])
+    figures = card["figures"]
+    groups = {"": figures, **{name: figures[name] for name in figures if name.partition("/")[0] == "policy"}}
+    allowed = figures.get("allowed", ())
+    page.text(table([line for name, group in groups.items() for line in lines_of(name, group, allowed)]))
+    page.note(f"Next, says the gate: {card['next_step']}")
 
 
-def _policy(page: Page, options: Options, figures: Figures) -> None:
-    for phase in phases_of(options):
-        if not (phase.learnt / "metrics.jsonl").exists():
-            continue
-        lines = by_name(read_records(str(phase.learnt)))
-        after = figures.success(f"after{phase.end}")
-        known = f" It truly succeeds on {after['rate']:.3f} of {after['episodes']} episodes." if after else ""
-        page.heading(f"7. Policy{phase.title}", f"It learnt in what the world model imagines.{known}")
-        drawn = {
-            title: {name: lines[key] for key, name in keys.items() if key in lines} for title, keys in _CURVES.items()
-        }
-        page.plots({title: of_title for title, of_title in drawn.items() if of_title}, "iteration")
-        page.clips(_clips(options.out, f"after{phase.end}", "*.mp4"))
-        if after:
-            page.note("Left as it truly goes, right what is imagined of the same actions.")
+def _policy(page: Page, options: Options, phase: Phase, after: dict[str, Any]) -> None:
+    lines = by_name(read_records(str(phase.learnt)))
+    known = f" It truly succeeds on {after['rate']:.3f} of {after['episodes']} episodes." if after else ""
+    page.heading(f"7. Policy{phase.title}", f"It learnt in what the world model imagines.{known}")
+    drawn = {title: {name: lines[key] for key, name in keys.items() if key in lines} for title, keys in _CURVES.items()}
+    page.plots({title: of_title for title, of_title in drawn.items() if of_title}, "iteration")
+    page.clips(_clips(options.out, f"after{phase.end}", "*.mp4"))
+    if after:
+        page.note("Left as it truly goes, right what is imagined of the same actions.")
 
 
 _CURVES = {
@@ -277,36 +247,31 @@ _CURVES = {
     },
     "Change from update to update": {"train/approx_kl": "approximate KL"},
 }
+_RUNGS = {  # what each is made of
+    "recordings.json": _recordings,
+    "tokenizer.json": _tokenizer,
+    f"{WORLD_MODEL}/stop_rule.json": _world_model,
+    "reward/quality.json": _reward,
+    f"{CLONED}/clone.json": _clone,
+}
 
 
 def _clips(out: Path, folder: str, pattern: str) -> list[Clip]:
-    """The first videos of a step, named as their files are."""
-
-    def true_first(file: Path) -> str:
-        return file.stem.replace("_imagined", "_with")
-
-    files = sorted((out / folder).glob(pattern), key=true_first)[:MOST_CLIPS]
-    return [Clip(file.stem.replace("_", " ").replace("--", ", "), f"{folder}/{file.name}") for file in files]
+    """The first videos of a step, named as their files are, true ones before imagined ones."""
+    files = sorted((out / folder).glob(pattern), key=lambda file: file.stem.replace("_imagined", "_with"))
+    return [
+        Clip(file.stem.replace("_", " ").replace("--", ", "), f"{folder}/{file.name}") for file in files[:MOST_CLIPS]
+    ]
 
 
-def _shown(options: Options, name: str) -> list[Clip]:
-    """The clips that `illustrations` wrote for a step."""
-    captions = Figures(options.out).read("page/captions.json").get(name, {})
+def _illustrations(figures: Figures, name: str) -> list[Clip]:
+    """The clips that `improve.illustrate` wrote for a step."""
+    captions = figures.read("page/captions.json").get(name, {})
     return [Clip(caption, f"page/{file}") for file, caption in captions.items()]
 
 
-def _bounded(figures: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each figure of a card that has a bound: the figure with its interval, the bound, how it stands."""
-    policies = [name for name in figures if name.partition("/")[0] == "policy"]
-    for name, group in [("", figures), *((name, figures[name]) for name in policies)]:
-        for bound in BOUNDS:
-            found = group.get(bound.name)
-            value = found["value"] if isinstance(found, Mapping) else found
-            if value is not None:
-                of = f", {name}" if "/" in name else ""
-                interval = f" [{found['low']:.2f}, {found['high']:.2f}]" if isinstance(found, Mapping) else ""
-                shown = f"{value:.2f}{interval}"
-                yield f"{bound.text + of:<60} {shown:<18} {bound.as_text():<24} {bound.judged(value)}"
+def _curve(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    return [(record["iteration"], _number(record[key])) for record in records]
 
 
 def _number(value: Any) -> float:
@@ -317,36 +282,34 @@ def write_page(options: Options, runner: Runner, figures: Figures) -> Path:
     """Write RUN/index.html and RUN/verdict.json; gives the page."""
     found = verdict_of(options, runner, figures)
     title = f"From {options.data.name} to a policy" + (f", {options.suite}" if options.suite else "")
-    page = Page(title, list(_facts(options, runner)), video_width=192)
+    markers = [(step.title, runner.marker(step)) for step in runner.steps]
+    costs = [
+        (title, [marker["seconds"] / 60, marker["processor_seconds"] / 60])
+        for title, marker in markers
+        if marker.get("state") == DONE
+    ]
+    minutes, used = (sum(cost[k] for _, cost in costs) for k in range(2))
+    facts = [
+        f"{len(costs)} of {len(markers)} steps done, in {duration(60 * minutes)}; {used:.1f} processor minutes",
+        f"recordings: {options.data}; policy: {options.policy}; seed {options.seed}",
+    ]
+    page = Page(title, facts, video_width=192)
     page.verdict(found.sentence)
     page.verdict(f"Next: {found.next_step}")
     page.tiles(list(_ladder(options, figures)))
-    for rung in (_recordings, _tokenizer, _world_model, _reward, _clone, _gate, _policy):
-        rung(page, options, figures)
-    _costs(page, runner)
-    storage.write_json(
-        options.out / VERDICT, {"verdict": found.word, "sentence": found.sentence, "next": found.next_step}
-    )
-    return page.write(options.out)
-
-
-def _facts(options: Options, runner: Runner) -> Iterator[str]:
-    markers = [runner.marker(step) for step in runner.steps]
-    done = [marker for marker in markers if marker.get("state") == DONE]
-    took = sum(marker["seconds"] for marker in done)
-    used = sum(marker["processor_seconds"] for marker in done)
-    yield f"{len(done)} of {len(markers)} steps done, in {duration(took)}; {used / 60:.1f} processor minutes"
-    yield f"recordings: {options.data}; policy: {options.policy}; seed {options.seed}"
-
-
-def _costs(page: Page, runner: Runner) -> None:
+    for file, draw in _RUNGS.items():
+        if content := figures.read(file):
+            draw(page, options, figures, content)
+    for phase in phases_of(options):
+        if card := figures.card(phase):
+            _gate(page, phase, card)
+    for phase in phases_of(options):
+        if (phase.learnt / "metrics.jsonl").exists():
+            _policy(page, options, phase, figures.success(f"after{phase.end}"))
     page.heading("What it cost", "Minutes by the clock, and of all processors together.")
-    rows = []
-    for step in runner.steps:
-        marker = runner.marker(step)
-        if marker.get("state") == DONE:
-            rows.append((step.title, [marker["seconds"] / 60, marker["processor_seconds"] / 60]))
-    rows.append(("all", [sum(row[1][k] for row in rows) for k in range(2)]))
-    page.table("step", ["minutes", "processor minutes"], rows)
+    page.table("step", ["minutes", "processor minutes"], [*costs, ("all", [minutes, used])])
     page.heading("Commands", "Each step can be run alone.")
     page.text("\n".join(runner.command(step) for step in runner.steps))
+    content = {"verdict": found.word, "sentence": found.sentence, "next": found.next_step}
+    storage.write_json(options.out / VERDICT, content)
+    return page.write(options.out)

@@ -2,6 +2,7 @@
 """The way from recordings to a better policy: its programs in their order, with the arguments for these recordings."""
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,10 +73,10 @@ def steps_of(options: Options, recorded: Recorded) -> list[Step]:
     steps += [way.reward(first), way.clone(first), way.starts(first), way.gate(first), way.learning(first)]
     steps += [way.export(first)]
     if options.suite:
-        steps += [way.truth("before", "truth before", first, first.policy), way.after(first)]
+        steps += [way.truth("before", first, first.policy), way.truth("after", first, first.result)]
     for phase in others:
         steps += [way.collect(phase), way.split(phase), way.world_model(phase), way.reward(phase), way.starts(phase)]
-        steps += [way.gate(phase), way.learning(phase), way.export(phase), way.after(phase)]
+        steps += [way.gate(phase), way.learning(phase), way.export(phase), way.truth("after", phase, phase.result)]
     return steps
 
 
@@ -84,41 +85,18 @@ class Phase:
     """The paths of a phase: the first is of the recordings, each later one also of the policy's own episodes."""
 
     number: int  # from 1
+    end: str  # of the names of steps and runs
+    title: str
     folder: Path
     data: Path
     policy: Path  # that learns
     world_model: Path
     learnt: Path  # the run in which it does
-
-    @property
-    def end(self) -> str:
-        """The ending of the names of steps and runs."""
-        return "" if self.number == 1 else f"_{self.number}"
-
-    @property
-    def title(self) -> str:
-        return "" if self.number == 1 else f", phase {self.number}"
-
-    @property
-    def split(self) -> Path:
-        return self.folder / "split.json"
-
-    @property
-    def reward(self) -> Path:
-        return self.folder / "reward"
-
-    @property
-    def starts(self) -> Path:
-        return self.folder / "starts"
-
-    @property
-    def card(self) -> Path:
-        return self.folder / CARD
-
-    @property
-    def result(self) -> Path:
-        """The policy as a folder that can be given away."""
-        return self.folder / "policy"
+    split: Path
+    reward: Path
+    starts: Path
+    card: Path
+    result: Path  # the policy as a folder that can be given away
 
 
 def phases_of(options: Options) -> list[Phase]:
@@ -130,14 +108,34 @@ def phases_of(options: Options) -> list[Phase]:
         found.append(
             Phase(
                 number=number,
+                end=end,
+                title=f", phase {number}" if found else "",
                 folder=folder,
                 data=folder / "data" if found else options.data,
                 policy=found[-1].result if found else options.out / CLONED / "policy",
                 world_model=options.out / f"{WORLD_MODEL}{end}",
                 learnt=options.out / f"{REINFORCED}{end}",
+                split=folder / "split.json",
+                reward=folder / "reward",
+                starts=folder / "starts",
+                card=folder / CARD,
+                result=folder / "policy",
             )
         )
     return found
+
+
+Words = tuple[str, ...]
+
+
+def _flags(**values: object) -> Words:
+    """``--name value`` of each, but for empty ones."""
+    return tuple(word for name, value in values.items() if value != "" for word in (f"--{name}", str(value)))
+
+
+def _overrides(values: Mapping[str, object]) -> Words:
+    """``key=value`` of each, but for empty ones."""
+    return tuple(f"{key}={value}" for key, value in values.items() if value != "")
 
 
 class _Way:
@@ -147,216 +145,153 @@ class _Way:
         self.options, self.recorded, self.out = options, recorded, options.out
         self.tokenizer_file = options.out / "tokenizer.safetensors"
         self.imports = tuple(word for name in options.imports for word in ("--import", name))
-        self.suite = ("--suite", options.suite) if options.suite else ()
-        self.seed, self.seed_of_run = ("--seed", str(options.seed)), f"trainer.seed={options.seed}"
-        self.camera = ("--camera", options.camera) if options.camera else ()
-        self.camera_of_run = (f"dataloader_train.dataset.camera={options.camera}",) if options.camera else ()
-        self.image_size: tuple[str, ...] = ()
+        self.suite, self.camera = _flags(suite=options.suite), _flags(camera=options.camera)
+        self.seed = _flags(seed=options.seed)
+        self.suite_size = self.suite
         if options.suite.startswith(GYM) and "image_size=" not in options.suite:
-            self.image_size = ("--image_size", str(recorded.height))
+            self.suite_size = (*self.suite, *_flags(image_size=recorded.height))
         self.area = recorded.size[0] * recorded.size[1] / USUAL_AREA
         own = (*map(_file_of, options.imports), _file_of(options.policy), _file_of(options.suite))
         self.modules = tuple(path for path in own if path is not None)
 
     def check(self) -> Step:
-        found = self.out / "recordings.json"
-        words = ("-m", "scripts.check_dataset", str(self.options.data), "--json", str(found))
-        return Step("check", "look through the recordings", words, (self.options.data,), (found,), guess_s=15)
+        found, data = self.out / "recordings.json", self.options.data
+        words = ("-m", "scripts.check_dataset", str(data), *_flags(json=found))
+        return Step("check", "look through the recordings", words, (data,), (found,), guess_s=15)
 
     def split(self, phase: Phase) -> Step:
-        before = phases_of(self.options)[phase.number - 2].split
-        extended = ("--extend", str(before)) if phase.number > 1 else ()  # what was held out stays so
-        words = ("-m", "scripts.split_recordings", str(phase.data), "--success_column", self.options.success_column)
-        words = (*words, *extended, *self.camera, *self.seed, "--out", str(phase.split))
-        reads = (phase.data, *map(Path, extended[1:]))
-        return Step(f"split{phase.end}", f"split them{phase.title}", words, reads, (phase.split,), guess_s=10)
+        before = () if phase.number == 1 else (phases_of(self.options)[phase.number - 2].split,)
+        words: Words = ("-m", "scripts.split_recordings", str(phase.data))
+        words += _flags(success_column=self.options.success_column)
+        words += (*(word for path in before for word in _flags(extend=path)), *self.camera, *self.seed)
+        words += _flags(out=phase.split)  # what was held out stays so
+        return Step(f"split{phase.end}", f"split them{phase.title}", words, (phase.data, *before), (phase.split,))
 
     def tokenizer(self, phase: Phase) -> Step:
-        size = map(str, self.recorded.size)
-        return Step(
-            "tokenizer",
-            "tokenizer",
-            (
-                *("-m", "scripts.fit_tiny_tokenizer", "--data", str(phase.data), "--split", str(phase.split)),
-                *(*self.camera, *self.seed, "--video_size", *size, "--out", str(self.tokenizer_file)),
-            ),
-            reads=(phase.data, phase.split),
-            makes=(self.tokenizer_file, self.tokenizer_file.with_suffix(".json")),
-            guess_s=70 * self.area,
-        )
+        words = ("-m", "scripts.fit_tiny_tokenizer", *_flags(data=phase.data, split=phase.split))
+        words += (*self.camera, *self.seed, "--video_size", *map(str, self.recorded.size))
+        words += _flags(out=self.tokenizer_file)
+        makes = (self.tokenizer_file, self.tokenizer_file.with_suffix(".json"))
+        return Step("tokenizer", "tokenizer", words, (phase.data, phase.split), makes, guess_s=70 * self.area)
 
     def world_model(self, phase: Phase) -> Step:
-        return Step(
-            f"world_model{phase.end}",
-            f"world model{phase.title}",
-            (
-                *(
-                    "-m",
-                    "scripts.train",
-                    "--",
-                    "experiment=world_model_recordings",
-                    f"job.name={phase.world_model.name}",
-                ),
-                *(f"dataloader_train.dataset.root={phase.data}", f"dataloader_train.dataset.split_file={phase.split}"),
-                *self.camera_of_run,
-                *(f"model.config.pipe_config.tokenizer.weights={self.tokenizer_file}", self.seed_of_run),
-            ),
-            reads=(phase.data, phase.split, self.tokenizer_file),
-            makes=(phase.world_model,),
-            guess_s=400 * self.area,
-        )
+        name = phase.world_model.name
+        given = {
+            "dataloader_train.dataset.root": phase.data,
+            "dataloader_train.dataset.split_file": phase.split,
+            "dataloader_train.dataset.camera": self.options.camera,
+            "model.config.pipe_config.tokenizer.weights": self.tokenizer_file,
+            "trainer.seed": self.options.seed,
+        }
+        words = ("-m", "scripts.train", "--", "experiment=world_model_recordings", f"job.name={name}")
+        reads = (phase.data, phase.split, self.tokenizer_file)
+        title, guess_s = f"world model{phase.title}", 400 * self.area
+        return Step(name, title, (*words, *_overrides(given)), reads, (phase.world_model,), guess_s)
 
     def imagined(self, phase: Phase) -> Step:
-        words = ("-m", "scripts.evaluate_world_model", "--dit_path", str(phase.world_model), "--num_clips", "16")
-        return Step(
-            "imagined",
-            "world model beside the recordings",
-            (*words, *self.seed, "--out", str(self.out / "imagined")),
-            reads=(phase.world_model / "checkpoints",),
-            makes=(self.out / "imagined",),
-            guess_s=30 * self.area,
-        )
+        out, title = self.out / "imagined", "world model beside the recordings"
+        words = ("-m", "scripts.evaluate_world_model", *_flags(dit_path=phase.world_model, num_clips=16))
+        words += (*self.seed, *_flags(out=out))
+        return Step("imagined", title, words, (phase.world_model / "checkpoints",), (out,), guess_s=30 * self.area)
 
     def reward(self, phase: Phase) -> Step:
-        return Step(
-            f"reward{phase.end}",
-            f"reward{phase.title}",
-            (
-                *("-m", "scripts.train_reward_model", "--data", str(phase.data), "--split", str(phase.split)),
-                *("--world_model", str(phase.world_model), "--success_column", self.options.success_column),
-                *(*self.camera, *self.seed, "--out", str(phase.reward)),
-            ),
-            reads=(phase.data, phase.split, phase.world_model / "checkpoints"),
-            makes=(phase.reward,),
-            guess_s=60 * self.area,
-        )
+        words = ("-m", "scripts.train_reward_model", *_flags(data=phase.data, split=phase.split))
+        words += _flags(world_model=phase.world_model, success_column=self.options.success_column)
+        words += (*self.camera, *self.seed, *_flags(out=phase.reward))
+        reads = (phase.data, phase.split, phase.world_model / "checkpoints")
+        return Step(f"reward{phase.end}", f"reward{phase.title}", words, reads, (phase.reward,), 60 * self.area)
 
     def clone(self, phase: Phase) -> Step:
         name = self.options.policy
-        own = () if name in POLICIES else (f"model.config.policy={name}",)
-        return Step(
-            "clone",
-            "clone",
-            (
-                *("-m", "scripts.train", *self.imports, "--"),
-                *(f"experiment=clone_recordings{_CLONED.get(name, '')}", "job.name=clone", *own),
-                *(f"dataloader_train.dataset.path={phase.data}", f"dataloader_train.dataset.split_file={phase.split}"),
-                *(*self.camera_of_run, self.seed_of_run),
-            ),
-            reads=(phase.data, phase.split, *self.modules),
-            makes=(self.out / CLONED,),
-            guess_s=130,
-        )
+        given = {
+            "experiment": f"clone_recordings{_CLONED.get(name, '')}",
+            "job.name": "clone",
+            "model.config.policy": "" if name in POLICIES else name,
+            "dataloader_train.dataset.path": phase.data,
+            "dataloader_train.dataset.split_file": phase.split,
+            "dataloader_train.dataset.camera": self.options.camera,
+            "trainer.seed": self.options.seed,
+        }
+        words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
+        reads = (phase.data, phase.split, *self.modules)
+        return Step("clone", "clone", words, reads, (self.out / CLONED,), guess_s=130)
 
     def starts(self, phase: Phase) -> Step:
-        words = ("-m", "scripts.make_reset_states", "--dataset", str(phase.data), "--split", str(phase.split))
-        return Step(
-            f"starts{phase.end}",
-            f"starts{phase.title}",
-            (*words, *self.camera, "--out", str(phase.starts)),
-            reads=(phase.data, phase.split),
-            makes=(phase.starts,),
-            guess_s=15,
-        )
+        words = ("-m", "scripts.make_reset_states", *_flags(dataset=phase.data, split=phase.split))
+        words += (*self.camera, *_flags(out=phase.starts))
+        reads = (phase.data, phase.split)
+        return Step(f"starts{phase.end}", f"starts{phase.title}", words, reads, (phase.starts,), guess_s=15)
 
     def gate(self, phase: Phase) -> Step:
+        words = ("-m", "scripts.check_imagination", *_flags(data=phase.data, split=phase.split))
+        words += _flags(world_model=phase.world_model, reward=phase.reward, policy=phase.policy)
+        words += (*self.imports, *self.suite, *self.camera, *self.seed)
+        words += _flags(success_column=self.options.success_column, out=phase.card)
+        reads = (phase.data, phase.split, phase.world_model / "checkpoints", phase.reward, phase.policy)
         return Step(
             f"{GATE}{phase.end}",
             f"gate{phase.title}",
-            (
-                *("-m", "scripts.check_imagination", "--data", str(phase.data), "--split", str(phase.split)),
-                *("--world_model", str(phase.world_model), "--reward", str(phase.reward)),
-                *("--policy", str(phase.policy), *self.imports, *self.suite, *self.camera, *self.seed),
-                *("--success_column", self.options.success_column, "--out", str(phase.card)),
-            ),
-            reads=(
-                phase.data,
-                phase.split,
-                phase.world_model / "checkpoints",
-                phase.reward,
-                phase.policy,
-                *self.modules,
-            ),
-            makes=(phase.card,),
+            words,
+            (*reads, *self.modules),
+            (phase.card,),
             guess_s=60 * self.area,
             codes=(0, 1),  # 1 is its no
         )
 
     def learning(self, phase: Phase) -> Step:
         height, width = self.recorded.size
-        return Step(
-            f"learning{phase.end}",
-            f"learning in imagination{phase.title}",
-            (
-                *("-m", "scripts.train", *self.imports, "--"),
-                f"experiment=vla_grpo_recordings{POLICIES.get(self.options.policy, '')}",
-                *(f"job.name={phase.learnt.name}", self.seed_of_run),
-                f"model.config.env.imagination.dit_path={phase.world_model}",
-                *(f"model.config.env.starts.path={phase.starts}", f"model.config.env.starts.size=[{height},{width}]"),
-                f"model.config.env.reward.path={phase.reward / REWARD}",
-                *_policy(self.options.policy, phase.policy, self.recorded.action_dim),
-                f"model.config.card={phase.card}",
-                *(f"{WATCH}.data={phase.data}", f"{WATCH}.split={phase.split}"),
-                *(f"{WATCH}.camera={name}" for name in self.camera[1:]),
-                *(("model.config.allow_unchecked=true",) if self.options.allow_unchecked else ()),
-            ),
-            reads=(
-                *(phase.world_model / "checkpoints", phase.starts, phase.reward, phase.policy, phase.card),
-                *(phase.data, phase.split, *self.modules),
-            ),
-            makes=(phase.learnt,),
-            guess_s=250 * self.area,
-        )
+        given = {
+            "experiment": f"vla_grpo_recordings{POLICIES.get(self.options.policy, '')}",
+            "job.name": phase.learnt.name,
+            "trainer.seed": self.options.seed,
+            "model.config.env.imagination.dit_path": phase.world_model,
+            "model.config.env.starts.path": phase.starts,
+            "model.config.env.starts.size": f"[{height},{width}]",
+            "model.config.env.reward.path": phase.reward / REWARD,
+            **_policy(self.options.policy, phase.policy, self.recorded.action_dim),
+            "model.config.card": phase.card,
+            f"{WATCH}.data": phase.data,
+            f"{WATCH}.split": phase.split,
+            f"{WATCH}.camera": self.options.camera,
+            "model.config.allow_unchecked": "true" if self.options.allow_unchecked else "",
+        }
+        words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
+        learnt_in = (phase.world_model / "checkpoints", phase.starts, phase.reward, phase.policy, phase.card)
+        reads = (*learnt_in, phase.data, phase.split, *self.modules)
+        title, guess_s = f"learning in imagination{phase.title}", 250 * self.area
+        return Step(f"learning{phase.end}", title, words, reads, (phase.learnt,), guess_s)
 
     def export(self, phase: Phase) -> Step:
         words = ("-m", "scripts.convert", *self.imports, str(phase.learnt), str(phase.result))
         reads = (phase.learnt / "checkpoints", *self.modules)
-        return Step(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.result,), guess_s=10)
+        return Step(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.result,))
 
-    def after(self, phase: Phase) -> Step:
-        return self.truth(f"after{phase.end}", f"truth after{phase.title}", phase, phase.result)
-
-    def truth(self, name: str, title: str, phase: Phase, policy: Path) -> Step:
+    def truth(self, when: str, phase: Phase, policy: Path) -> Step:
         """A policy on the held-out starts, and the same actions imagined."""
         first = FIRST_HELD_OUT if self.options.suite.startswith(GYM) else 0  # others may have 50 starts in all
-        return Step(
-            name,
-            title,
-            (
-                *("-m", "scripts.evaluate_policy", *self.imports, *self.suite, *self.image_size, *self.seed),
-                *("--policy", str(policy), "--first", str(first), "--episodes", str(self.options.episodes)),
-                *("--draws", "1", "--world_model", str(phase.world_model), "--reward", str(phase.reward / REWARD)),
-                *("--videos", "4", "--out", str(self.out / name)),
-            ),
-            reads=(policy, phase.world_model / "checkpoints", phase.reward, *self.modules),
-            makes=(self.out / name,),
-            guess_s=self.options.episodes * 0.5,
-        )
+        name, episodes = f"{when}{phase.end}", self.options.episodes
+        words = ("-m", "scripts.evaluate_policy", *self.imports, *self.suite_size, *self.seed)
+        words += _flags(policy=policy, first=first, episodes=episodes, draws=1, world_model=phase.world_model)
+        words += _flags(reward=phase.reward / REWARD, videos=4, out=self.out / name)
+        reads = (policy, phase.world_model / "checkpoints", phase.reward, *self.modules)
+        return Step(name, f"truth {when}{phase.title}", words, reads, (self.out / name,), guess_s=episodes * 0.5)
 
     def collect(self, phase: Phase) -> Step:
         """Episodes of the policy of the phase before, behind all recordings until then."""
-        before = phases_of(self.options)[phase.number - 2].data
-        return Step(
-            f"collect{phase.end}",
-            f"episodes of the policy{phase.title}",
-            (
-                *("-m", "scripts.collect", *self.imports, *self.suite, *self.image_size, *self.seed),
-                *("--policy", str(phase.policy), "--episodes", str(COLLECTED), "--base", str(before)),
-                *("--first", str(FIRST_COLLECTED * (phase.number - 1)), "--fps", f"{self.recorded.fps:g}"),
-                *("--camera", self.recorded.camera, "--out", str(phase.data)),
-            ),
-            reads=(phase.policy, before, *self.modules),
-            makes=(phase.data,),
-            guess_s=COLLECTED * 0.5,
-        )
+        before, first = phases_of(self.options)[phase.number - 2].data, FIRST_COLLECTED * (phase.number - 1)
+        words = ("-m", "scripts.collect", *self.imports, *self.suite_size, *self.seed)
+        words += _flags(policy=phase.policy, episodes=COLLECTED, base=before, first=first)
+        words += _flags(fps=f"{self.recorded.fps:g}", camera=self.recorded.camera, out=phase.data)
+        title, reads = f"episodes of the policy{phase.title}", (phase.policy, before, *self.modules)
+        return Step(f"collect{phase.end}", title, words, reads, (phase.data,), guess_s=COLLECTED * 0.5)
 
 
-def _policy(name: str, clone: Path, action_dim: int) -> tuple[str, ...]:
+def _policy(name: str, clone: Path, action_dim: int) -> dict[str, object]:
     """The override by which an experiment begins with a clone."""
     if name in POLICIES:
-        return (f"model.config.policy.path={clone}",)
+        return {"model.config.policy.path": clone}
     target = path_of(resolve(name, "policy")).replace(":", ".")
-    return (f"model.config.policy={{_target_:{target},path:{clone},action_dim:{action_dim}}}",)
+    return {"model.config.policy": f"{{_target_:{target},path:{clone},action_dim:{action_dim}}}"}
 
 
 def _file_of(name: str) -> Path | None:
