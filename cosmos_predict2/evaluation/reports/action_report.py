@@ -4,6 +4,7 @@ shows, which opens without a network; figures.json; of the toy world futures.mp4
 """
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -50,11 +51,11 @@ def write_report(
     if figures is not None:
         page.heading("Whole episodes of the toy world", "Whether they end as the simulator's do, judged from pixels.")
         page.text(figures.as_text())
-    values = report.as_dict()
+    values: dict[str, Any] = report.as_dict()
     if futures is not None:
         values["futures"] = {"error": futures.error(), "apart": futures.apart()}
     if figures is not None:
-        values["toy_world"] = figures.as_dict()
+        values["toy_world"] = figures
     storage.write_json(folder / FIGURES, values)
     return page.write(folder)
 

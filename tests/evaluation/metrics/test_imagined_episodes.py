@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The measurement of imagined episodes, held against the truth, a standstill and known mistakes."""
 
-import json
 from functools import cache
-from itertools import pairwise
 
 import numpy
 import pytest
@@ -16,18 +14,13 @@ from cosmos_predict2.evaluation.metrics.imagined_episodes import (
     WEAK_DRIVER,
     agreement,
     held_out_episodes,
-    horizon_table,
     pictures,
-    psnr_by_horizon,
-    repeat_first,
-    repeat_motion,
     seen_success,
     windows_of,
 )
-from cosmos_predict2.evaluation.reports.toy_world import MODEL, STANDSTILL, WEAK, measure
+from cosmos_predict2.evaluation.reports.toy_world import WEAK, measure
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
-from cosmos_predict2.toy_world.scene import PUCK_X
 
 NUM = 60
 
@@ -64,52 +57,6 @@ def test_a_window_begins_after_a_frame_and_its_actions_lead_through_it() -> None
         windows_of(episodes(), 24)
 
 
-# Frame by frame -------------------------------------------------------------------------------------------------------
-
-
-def test_the_truth_is_beyond_all_and_a_standstill_is_its_own_row() -> None:
-    windows = windows_of(episodes())
-    table = horizon_table(windows, {"truth": windows.video_B_C_F_H_W}, model().world)
-    assert set(table["truth"]) == {"all", "changed", "object"}
-    assert all(value == float("inf") for values in table["truth"].values() for value in values)
-    still = table["repeat first frame"]["all"]
-    assert all(later < sooner for sooner, later in pairwise(still[::3])), "things move away"
-    assert still[0] > 26 and still[-1] < 19
-    ceiling = table["truth, coded"]["all"]
-    assert min(ceiling) > 30 and max(ceiling) < 36
-    motion, coded_motion = (table[f"repeat last motion{name}"]["all"] for name in ("", ", coded"))
-    assert motion[0] > still[0] + 3 and still[0] + 1 < coded_motion[0] < motion[0]
-
-
-def test_regions_hold_what_their_names_say() -> None:
-    windows = windows_of(episodes())
-    truth = windows.video_B_C_F_H_W
-    wrong = truth.clone()
-    wrong[:, :, 5] = 255 - wrong[:, :, 5]
-    found = psnr_by_horizon(wrong, windows)
-    for values in found.values():
-        assert [value < 20 for value in values] == [h == 5 for h in range(1, 13)]
-    # A mistake beside everything that moved is no mistake of the objects.
-    corner = truth.clone()
-    is_changed = (truth.float() - truth[:, :, :1].float()).abs().amax(dim=1) > 32
-    corner = torch.where(is_changed[:, None], corner, 255 - corner)
-    assert all(value == float("inf") for value in psnr_by_horizon(corner, windows)["changed"])
-    assert all(value < 20 for value in psnr_by_horizon(corner, windows)["all"])
-
-
-def test_the_last_motion_is_right_while_it_lasts() -> None:
-    straight = held_out_episodes(8, mix=Mix({"wander": 1.0}, {"wander": (1.0, 1.0)}, 0.0))
-    windows = windows_of(straight)
-    states = windows.states.copy()
-    for i in range(2, 14):  # everything goes on by a quarter of a pixel, and nothing reaches a wall
-        states[:, i] = states[:, 1]
-        states[:, i, PUCK_X] += 0.25 * (i - 1)
-    states[:, 0] = states[:, 1]
-    states[:, 0, PUCK_X] -= 0.25
-    moved = type(windows)(pictures(states[:, 1:], straight.size), windows.action_B_A_D, states)
-    assert torch.equal(repeat_motion(moved), moved.video_B_C_F_H_W)
-
-
 # Whole episodes -------------------------------------------------------------------------------------------------------
 
 
@@ -131,7 +78,7 @@ def test_the_detector_is_right_on_true_pictures(setting: str, mix: str | Mix, ta
 
 
 def test_a_standstill_scores_the_base_rate() -> None:
-    figures = agreement(episodes(), repeat_first(ends()[:, :, :1], torch.zeros(NUM, 24, 4)))
+    figures = agreement(episodes(), ends()[:, :, :1].expand(-1, -1, 25, -1, -1))
     begins = seen_success(*([ends()[:, :, 0].permute(0, 2, 3, 1).numpy()] * 2), episodes().tasks, "default")
     assert figures.imagined_rate == begins.mean() == 0
     assert figures.agreement == pytest.approx(1 - figures.base_rate)
@@ -155,9 +102,5 @@ def model(device: str = "cpu", **changes: object) -> Video2WorldActionConditione
 def test_the_figures_of_a_model_that_knows_nothing() -> None:
     torch.manual_seed(0)
     figures = measure(model(), num_episodes=12)
-    assert figures.gap is not None and figures.gap.mean == pytest.approx(1.0), "new weights do not read actions"
-    assert figures.gain(12) < 0
     assert figures.detector[WEAK].agreement >= 0.99 > figures.ends[WEAK].agreement
-    for word in (MODEL, STANDSTILL, WEAK, "sigma", "agreement"):
-        assert word in figures.as_text()
-    assert json.loads(json.dumps(figures.as_dict()))["ends"][WEAK]["num_episodes"] == 12
+    assert WEAK in figures.as_text() and "agreement" in figures.as_text()
