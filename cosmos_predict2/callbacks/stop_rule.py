@@ -25,11 +25,10 @@ from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
 
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, apart, spread_clips, stacked, takes_actions
-from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.evaluation.metrics.controllability import PURE_NOISE, action_gap, velocity_errors
+from cosmos_predict2.evaluation.metrics.video_quality import clip_psnr
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire import distributed, storage
 from imaginaire.distributed import parallel
@@ -110,7 +109,9 @@ class StopRule(Callback):
         figures = distributed.broadcast_object(figures)  # rank 0 has the pictures
         if figures is None:
             return
-        look = Look(iteration, **figures, is_falling=self._is_falling())
+        scheduler = self.trainer.scheduler  # its last cycle is where the rate falls
+        is_falling = self._end is not None or scheduler.last_cycle_begins < scheduler.last_epoch
+        look = Look(iteration, **figures, is_falling=is_falling)
         self.looks.append(look)
         values = {name: value for name, value in figures.items() if name != "psnr_tokenizer"}
         self.trainer.metrics.log({f"val/stop_{name}": value for name, value in values.items()}, iteration)
@@ -144,11 +145,6 @@ class StopRule(Callback):
         if self._end is not None:
             self.trainer.last_iteration = min(self.trainer.last_iteration, self._end)
 
-    def _is_falling(self) -> bool:
-        """True from the beginning of the scheduler's last cycle on."""
-        scheduler = self.trainer.scheduler
-        return self._end is not None or scheduler.last_cycle_begins < scheduler.last_epoch
-
     def _improves(self) -> bool:
         steady = [look for look in self.looks if not look.is_falling]  # a run may go on after its rate has fallen
         before, recent = steady[: -self.patience], steady[-self.patience :]
@@ -159,39 +155,28 @@ class StopRule(Callback):
         return is_lower or max(look.psnr for look in recent) > psnr + self.least_psnr
 
     def _measure(self, model: Any) -> dict[str, float] | None:
-        held, seen = (self._clips_of(name, model) for name in ("val", "train"))
+        """The figures; pictures only on rank 0, which has the true ones."""
+        for name, loader in (("val", self.trainer.dataloader_val), ("train", self.trainer.stream.loader)):
+            if name not in self._clips:
+                self._clips[name] = spread_clips(loader, model, self.num_clips)
+        held, world, nan = self._clips["val"], model.world, math.nan
         if len(held) < 2:
             return None
         x0, epsilon, condition = stacked(held, self.trainer.device)
-        gap = action_gap(model.world, x0, epsilon, condition, SIGMAS, origins=[clip.origin for clip in held])
+        gap = action_gap(world, x0, epsilon, condition, SIGMAS, origins=[clip.origin for clip in held])
         if gap is None:  # all actions are the same
             return None
-        found = {"loss": _geometric_mean(gap.true), "loss_seen": self._loss_seen(model, seen), "gap": gap.mean}
-        return {**found, **self._decibels(model, held, x0, epsilon, condition)}
-
-    def _clips_of(self, name: str, model: Any) -> list[FixedClip]:
-        if name not in self._clips:
-            loader = self.trainer.dataloader_val if name == "val" else self.trainer.stream.loader
-            self._clips[name] = spread_clips(loader, model, self.num_clips)
-        return self._clips[name]
-
-    def _loss_seen(self, model: Any, clips: Sequence[FixedClip]) -> float:
-        x0, epsilon, condition = stacked(clips, self.trainer.device)
-        errors = [velocity_errors(model.world, x0, epsilon, sigma, condition).double().mean() for sigma in SIGMAS]
-        return _geometric_mean([float(error) for error in errors])
-
-    def _decibels(
-        self, model: Any, clips: Sequence[FixedClip], x0: Tensor, epsilon: Tensor, condition: Condition
-    ) -> dict[str, float]:
-        """Figures of imagined pictures and of those only coded by the tokenizer, on rank 0, which has the true ones."""
-        sigma_B_1 = x0.new_full((len(x0), 1), PURE_NOISE)
-        imagined = model.world.predict_clean(x0, epsilon, sigma_B_1, condition)
-        decoded = [to_uint8(model.world.decode(latent)).cpu() for latent in (imagined, x0)]
-        videos = [clip.video_1_C_F_H_W for clip in clips if clip.video_1_C_F_H_W is not None]
-        if len(videos) < len(clips):
-            return {"psnr": math.nan, "psnr_tokenizer": math.nan}
-        true = torch.cat(videos)
-        return dict(zip(("psnr", "psnr_tokenizer"), (_psnr(video, true) for video in decoded), strict=True))
+        seen = stacked(self._clips["train"], self.trainer.device)
+        of_seen = [float(velocity_errors(world, *seen[:2], sigma, seen[2]).double().mean()) for sigma in SIGMAS]
+        found = {"loss": _geometric_mean(gap.true), "loss_seen": _geometric_mean(of_seen), "gap": gap.mean}
+        imagined = world.predict_clean(x0, epsilon, x0.new_full((len(x0), 1), PURE_NOISE), condition)
+        decoded = [to_uint8(world.decode(latent)).cpu() for latent in (imagined, x0)]
+        videos = [clip.video_1_C_F_H_W for clip in held if clip.video_1_C_F_H_W is not None]
+        if len(videos) < len(held):
+            return {**found, "psnr": nan, "psnr_tokenizer": nan}
+        true = torch.cat(videos)[:, :, 1:]
+        imagined_psnr, coded_psnr = (float(clip_psnr(video[:, :, 1:], true).mean()) for video in decoded)
+        return {**found, "psnr": imagined_psnr, "psnr_tokenizer": coded_psnr}
 
 
 def judged(looks: Sequence[Look], iteration: int, seconds_per_step: float = 0.0, *, has_ended: bool = False) -> Verdict:
@@ -263,9 +248,3 @@ def _length(iterations: Sequence[int], losses: Sequence[float], present: int) ->
 def _geometric_mean(values: Sequence[float]) -> float:
     """The mean in which each noise level counts alike."""
     return math.exp(sum(math.log(max(value, 1e-12)) for value in values) / len(values))
-
-
-def _psnr(one: Tensor, other: Tensor) -> float:
-    """Decibels, the mean over clips, of the pictures after the first."""
-    squared = (one[:, :, 1:].float() - other[:, :, 1:].float()).square().mean(dim=(1, 2, 3, 4))
-    return float((10 * torch.log10(255**2 / squared.clamp(min=0.01))).mean())

@@ -8,6 +8,7 @@ which world models expect to have mean 0 and deviation 1: their noise levels are
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedWindows
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import fit_probe
+from cosmos_predict2.evaluation.metrics.video_quality import clip_psnr
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire.errors import DataError
@@ -84,8 +86,8 @@ class TokenizerFigures:
     @property
     def verdict(self) -> str:
         """ "good", "doubtful" or "bad"."""
-        forbidden = [forbids for forbids, _, _ in self.faults()]
-        return "bad" if any(forbidden) else "doubtful" if forbidden else "good"
+        forbids = [forbids for forbids, _, _ in self.faults()]
+        return "bad" if any(forbids) else "doubtful" if forbids else "good"
 
     def as_text(self) -> str:
         """One or two sentences: the verdict with its figures, and the cure."""
@@ -127,16 +129,23 @@ def measure_tokenizer(
         back_B_C_F_H_W[rows] = to_uint8(tokenizer.decode(latent)).cpu()
         latents.append(latent.float().cpu())
     latent_C_L = torch.cat(latents).transpose(0, 1).flatten(1)
-    decibels_B = _decibels(back_B_C_F_H_W, true_B_C_F_H_W)
-    still_B = _decibels(true_B_C_F_H_W[:, :, :1].expand_as(true_B_C_F_H_W), true_B_C_F_H_W)
-    r2, through = _read_actions(held_out, learnt, true_B_C_F_H_W, back_B_C_F_H_W)
+    decibels_B = clip_psnr(back_B_C_F_H_W, true_B_C_F_H_W)
+    still_B = clip_psnr(true_B_C_F_H_W[:, :, :1].expand_as(true_B_C_F_H_W), true_B_C_F_H_W)
+    r2 = through = correlation = math.nan
+    action_B_A_D = torch.from_numpy(held_out.actions)
+    with suppress(DataError):  # too few windows for a probe, or actions that are all the same
+        probe = fit_probe(_video(learnt), torch.from_numpy(learnt.actions))
+        r2, through = (probe.score(one, action_B_A_D).r2_of_sums for one in (true_B_C_F_H_W, back_B_C_F_H_W))
+    if value is not None:  # of each window's last picture
+        last = [video[:, :, -1].permute(0, 2, 3, 1) for video in (true_B_C_F_H_W, back_B_C_F_H_W)]
+        correlation = float(torch.corrcoef(torch.stack([value(pictures).float().cpu() for pictures in last]))[0, 1])
     return TokenizerFigures(
         psnr=float(decibels_B.mean()),
         psnr_worst=float(decibels_B.quantile(0.05)),
         standstill=float(still_B.mean()),
         action_r2=r2,
         action_r2_through=through,
-        value_correlation=math.nan if value is None else _correlation(value, true_B_C_F_H_W, back_B_C_F_H_W),
+        value_correlation=correlation,
         channel_mean=latent_C_L.mean(dim=1).tolist(),
         channel_deviation=latent_C_L.std(dim=1).tolist(),
         deviation=float(latent_C_L.var(dim=1).mean().sqrt()),
@@ -144,29 +153,6 @@ def measure_tokenizer(
     )
 
 
-def _read_actions(
-    held_out: RecordedWindows, learnt: RecordedWindows, true_B_C_F_H_W: Tensor, back_B_C_F_H_W: Tensor
-) -> tuple[float, float]:
-    """R2 of the actions read from true pictures and from those that passed; NaN where no probe can be fitted."""
-    try:
-        probe = fit_probe(_video(learnt), torch.from_numpy(learnt.actions))
-    except DataError:  # too few windows, or actions that are all the same
-        return math.nan, math.nan
-    action_B_A_D = torch.from_numpy(held_out.actions)
-    return probe.score(true_B_C_F_H_W, action_B_A_D).r2_of_sums, probe.score(back_B_C_F_H_W, action_B_A_D).r2_of_sums
-
-
-def _correlation(value: Value, *videos: Tensor) -> float:
-    """Correlation of the values of each window's last picture."""
-    values = torch.stack([value(video[:, :, -1].permute(0, 2, 3, 1)).float().cpu() for video in videos])
-    return float(torch.corrcoef(values)[0, 1])
-
-
 def _video(windows: RecordedWindows) -> Tensor:
     """uint8 [B, C, F, H, W]."""
     return torch.from_numpy(numpy.ascontiguousarray(windows.pictures.transpose(0, 4, 1, 2, 3)))
-
-
-def _decibels(one_B_C_F_H_W: Tensor, other_B_C_F_H_W: Tensor) -> Tensor:
-    squared = (one_B_C_F_H_W.float() - other_B_C_F_H_W.float()).square().mean(dim=(1, 2, 3, 4))
-    return 10 * torch.log10(255**2 / squared.clamp(min=0.01))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Likeness of videos to true ones, frame by frame: PSNR, SSIM, LPIPS or a stand-in for it, and sharpness.
 
-All take uint8 [B, C, F, H, W], or floats from 0 to 255, and give a number for each frame [F], the mean over the clips.
+All take uint8 [B, C, F, H, W], or floats from 0 to 255, and but for `clip_psnr` give a number for each frame [F], the
+mean over the clips.
 """
 
 from collections.abc import Callable
@@ -28,6 +29,12 @@ def psnr(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
         return (x_N_C_H_W - y_N_C_H_W).square().mean(dim=(1, 2, 3), dtype=torch.float64)
 
     return (10 * torch.log10(255**2 / _by_frame(measure, video_B_C_F_H_W, truth_B_C_F_H_W))).clamp(max=HIGHEST_PSNR)
+
+
+def clip_psnr(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
+    """[B], the PSNR of each clip in dB, of all its frames; equal ones have 68."""
+    squared_B = (video_B_C_F_H_W.float() - truth_B_C_F_H_W.float()).square().mean(dim=(1, 2, 3, 4))
+    return 10 * torch.log10(255**2 / squared_B.clamp(min=0.01))
 
 
 def ssim(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:

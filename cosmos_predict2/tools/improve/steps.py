@@ -69,7 +69,6 @@ class Runner:
     shown: IO[str] = field(default_factory=lambda: sys.stdout)
     _lock: IO[bytes] | None = None
     _digests: dict[Path, str] = field(default_factory=dict)  # of inputs from outside, which no step changes
-    _child: "subprocess.Popen[bytes] | None" = None
 
     def __enter__(self) -> "Runner":
         (self.folder / "steps").mkdir(parents=True, exist_ok=True)
@@ -111,24 +110,19 @@ class Runner:
         return f"{gone[0]} is gone" if gone else ""
 
     def _changed(self, step: Step, marker: Mapping[str, Any]) -> str:
-        if marker.get("command") != self._words(step):
+        if marker.get("command") != [self._name(word) for word in step.words]:
             return "its command is another one now"
         known = marker.get("reads", {})
         changed = [path for path in step.reads if known.get(self._name(path)) != self._digest(path)]
         return f"{changed[0]} has changed" if changed else ""
 
     def _digest(self, path: Path) -> str:
-        if self.folder in path.parents:
-            return digest(path)
-        if path not in self._digests:
+        if path not in self._digests or self.folder in path.parents:
             self._digests[path] = digest(path)
         return self._digests[path]
 
-    def _words(self, step: Step) -> list[str]:
-        """The command, with the folder's name left out: it may be moved, and named in other ways."""
-        return [word.replace(str(self.folder), "RUN") for word in step.words]
-
-    def _name(self, path: Path) -> str:
+    def _name(self, path: Path | str) -> str:
+        """A path or a word of a command without the folder's name: it may be moved, and named in other ways."""
         return str(path).replace(str(self.folder), "RUN")
 
     # ---- running -----------------------------------------------------------------------------------------------------
@@ -145,54 +139,51 @@ class Runner:
             self._say(f"{number}: done before")
             return False
         marker = self.marker(step)
-        is_same = bool(marker) and not self._changed(step, marker) and marker.get("state") != DONE
-        if not is_same:
+        if not marker or self._changed(step, marker) or marker.get("state") == DONE:
             marker = {}
-        if not (is_same and _TRAIN in step.words):
-            for path in step.makes:  # other programs refuse to write over what is there
-                _remove(path)
+        if not marker or _TRAIN not in step.words:
+            for made in step.makes:  # other programs refuse to write over what is there
+                if made.is_dir() and not made.is_symlink():
+                    shutil.rmtree(made)
+                else:
+                    made.unlink(missing_ok=True)
         again = "" if reason == "not done yet" else f" ({reason})"
-        print(
-            f"\n{number}{again}: {self._of_all(step, 0.0, None)}\n    {self.command(step)}", file=self.shown, flush=True
-        )
-        reads = {self._name(path): self._digest(path) for path in step.reads}
+        self._say(f"\n{number}{again}: {self._of_all(step, 0.0, None)}\n    {self.command(step)}")
         marker = {
             "state": RUNNING,
-            "command": self._words(step),
+            "command": [self._name(word) for word in step.words],
             "typed": self.command(step),
-            "reads": reads,
+            "reads": {self._name(path): self._digest(path) for path in step.reads},
             "seconds": marker.get("seconds", 0.0),
             "processor_seconds": marker.get("processor_seconds", 0.0),
             "guess_s": step.guess_s,
         }
-        self._write(step, marker)
+        path = self.folder / f"steps/{step.name}.json"
+        storage.write_json(path, marker)
         began, before = time.monotonic(), _processor_seconds()
         try:
             code, printed = self._process(step, number)
         finally:
             marker["seconds"] += time.monotonic() - began
             marker["processor_seconds"] += _processor_seconds() - before
-            self._write(step, marker)
+            storage.write_json(path, marker)
         if code == EXIT_INTERRUPTED:  # it was stopped from outside, with its state saved
             raise SystemExit(code)
         if code not in step.codes:
             errors = [line for line in printed if _ERROR.match(line)]
             marker["error"] = errors[-1].partition(": ")[2] if errors else "\n".join(printed[-_TAIL:])
-            self._write(step, {**marker, "state": FAILED, "code": code})
+            storage.write_json(path, {**marker, "state": FAILED, "code": code})
             raise TrainingError(
                 f"{number}, ended with exit code {code}: {marker['error']}\n"
                 f"All that it printed: {self.folder / 'logs' / f'{step.name}.log'}. The same command goes on from here."
             )
         if missing := [path for path in step.makes if not path.exists()]:
             raise TrainingError(f"{number}: it ended well, but {missing[0]} is not there.")
-        self._write(step, {**marker, "state": DONE, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
+        storage.write_json(path, {**marker, "state": DONE, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
         return True
 
     def _say(self, text: str) -> None:
         print(text, file=self.shown, flush=True)
-
-    def _write(self, step: Step, marker: Mapping[str, Any]) -> None:
-        storage.write_json(self.folder / f"steps/{step.name}.json", marker)
 
     def _process(self, step: Step, number: str) -> tuple[int, list[str]]:
         """Exit code, and the lines that the program printed; its standard output is shown, the log is not."""
@@ -224,11 +215,7 @@ class Runner:
                         next_line = now + max(LINES_S, (now - began) / 20)
                         in_step = left.seconds()
                         of_step = "" if in_step is None else f"{duration(in_step)} left, "
-                        print(
-                            f"{number}: {of_step}{self._of_all(step, now - began, in_step)}",
-                            file=self.shown,
-                            flush=True,
-                        )
+                        self._say(f"{number}: {of_step}{self._of_all(step, now - began, in_step)}")
             for thread in threads:
                 thread.join()
         return child.returncode, printed
@@ -309,13 +296,6 @@ def digest(path: Path) -> str:
                 file.seek(-_ENDS, os.SEEK_END)
                 found.update(file.read())
     return found.hexdigest()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _processor_seconds() -> float:
