@@ -10,7 +10,7 @@ import argparse
 import logging
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -55,54 +55,63 @@ add("--device", default=None, help="cpu or cuda (default: a GPU where there is o
 def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.configs.rl.imagination import imagination_of
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
-    from cosmos_predict2.data.split import make_split, read_split, recorded_outcomes, require_usable
+    from cosmos_predict2.data.split import make_split, recorded_outcomes, require_usable, split_of
+    from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.replays import require_actions_of
     from cosmos_predict2.rl.imagined import check
     from cosmos_predict2.rl.imagined.verdict import judge, require_known, table
+    from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.trust import Card, digest, write_card
     from cosmos_predict2.world_model.assembly import device_of, part_digest
 
     require_known(args.allow)
     if args.suite and not args.policy:
         raise ConfigError("--suite needs --policy: whose attempts are to be played there.")
-    device = device_of(args.device)
+    device, seed = device_of(args.device), args.seed
     source = LeRobotSource.open(args.data)
     require_usable(source, args.camera)
-    split = read_split(args.split) if args.split else make_split(args.data, success_column=args.success_column)
-    split.require(source)
-    places = {"world_model": args.world_model, "reward": args.reward}
-    places |= dict(zip(_names(args.policy), args.policy, strict=True))
-    inputs = {name: digest(place) for name, place in places.items() if name != "world_model"}
+    split = split_of(args.split, source) if args.split else make_split(args.data, success_column=args.success_column)
+    names = ["policy"] if len(args.policy) == 1 else [f"policy/{i + 1}" for i in range(len(args.policy))]
+    policies = dict(zip(names, args.policy, strict=True))
+    inputs = {name: digest(place) for name, place in {"reward": args.reward, **policies}.items()}
     inputs["world_model"] = digest(args.world_model, load_ema=args.load_ema)
     imagination = imagination_of(args.world_model, load_ema=args.load_ema, device=device)
     inputs |= {"tokenizer": part_digest(imagination.world.tokenizer)[:16], "split": split.digest[:16]}
+    require_actions_of(source, imagination)
     reward = check.read_reward(args.reward)
     chunk = imagination.config.chunk_size
 
-    held_out = check.chosen(split.held_out, args.episodes, args.seed)
     has_column = args.success_column in source.info.features
     ends = recorded_outcomes(source, args.success_column, last=True) if has_column else split.outcomes
-    learnt = check.read_episodes(source, args.camera, check.chosen(split.train, LEARNT, args.seed), split.outcomes, 0)
+    learnt = check.read_episodes(source, args.camera, check.chosen(split.train, LEARNT, seed), split.outcomes, 0)
+    held_out = check.chosen(split.held_out, args.episodes, seed)
     episodes = check.read_episodes(source, args.camera, held_out, ends, chunk)
-    require_actions_of(source, imagination)
-    figures, films = check.replays(imagination, reward, episodes, args.seed)
+    figures, films = check.replays(imagination, reward, episodes, seed)
     figures |= check.obedience(films, episodes, learnt, chunk)
     figures |= {"leaks": check.leaks(args.world_model, args.reward, split), "allowed": args.allow}
     by_policy: dict[str, dict[str, Any]] = {}
-    for name, path in zip(_names(args.policy), args.policy, strict=True):
-        by_policy[name] = _of_policy(args, path, imagination, reward, episodes, learnt, figures)
+    for name, path in policies.items():
+        policy = read_policy(path)[0].to(imagination.world.device)
+        of_successes = figures["values_of_successes"]
+        one = check.policy_figures(policy, imagination, reward, episodes, learnt, seed, of_successes)
+        if args.suite:
+            with closing(suites.find(args.suite).env(check.AT_ONCE, policy)) as env:
+                one |= check.true_attempts(policy, env, imagination, reward, seed)
+        by_policy[name] = one
     if args.played:
         played = LeRobotSource.open(args.played)
         outcomes = recorded_outcomes(played, args.success_column, last=True)
         own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0)
-        figures |= check.played_figures(imagination, reward, own, args.seed)
+        figures |= check.played_figures(imagination, reward, own, seed)
     for one in by_policy.values():
         if true := one.get("true_success") or (figures.get("played_success") if len(by_policy) == 1 else None):
             one["optimism"] = check.optimism(one["like_success"], true, figures["ends_imagined"])
     judged = judge(figures, by_policy, args.allow)
 
     command = shlex.join([*["python", "-m", "scripts.check_imagination"], *sys.argv[1:]])
-    card = Card(judged.verdict, judged.reasons, {**figures, **by_policy}, inputs, judged.next_step, places, command)
+    places = {"world_model": args.world_model, "reward": args.reward, **policies}
+    content = {**figures, **by_policy}
+    card = Card(judged.verdict, judged.reasons, content, inputs, judged.next_step, places, command)
     write_card(Path(args.out), card)
     print(f"{judged.verdict}: {judged.sentence}")
     print(table(judged.lines))
@@ -110,39 +119,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"note: {text}.")
     print(f"next: {judged.next_step}. Card: {args.out}")
     return int(judged.verdict == "no")
-
-
-def _of_policy(
-    args: argparse.Namespace,
-    path: str,
-    imagination: Any,
-    reward: Any,
-    episodes: Any,
-    learnt: Any,
-    of_replays: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The figures of one policy, in imagination and with --suite where it is true."""
-    from cosmos_predict2.rl.imagined import check
-    from cosmos_predict2.rl.policies.files import read_policy
-
-    policy, _ = read_policy(path)
-    policy = policy.to(imagination.world.device)
-    of_successes = of_replays["values_of_successes"]
-    figures = check.policy_figures(policy, imagination, reward, episodes, learnt, args.seed, of_successes)
-    if args.suite:
-        from cosmos_predict2.rl.envs import suites
-
-        env = suites.find(args.suite).env(check.AT_ONCE, policy)
-        try:
-            figures |= check.true_attempts(policy, env, imagination, reward, args.seed)
-        finally:
-            env.close()
-    return figures
-
-
-def _names(policies: Sequence[str]) -> list[str]:
-    """Their names in the card: policy, or policy/1 and so on of several."""
-    return ["policy"] if len(policies) == 1 else [f"policy/{i + 1}" for i in range(len(policies))]
 
 
 if __name__ == "__main__":

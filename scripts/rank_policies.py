@@ -9,6 +9,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,35 +88,31 @@ def run(args: argparse.Namespace) -> int:
 def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any, starts: Any) -> tuple[Any, Any]:
     """The imagined value of a policy, and with --suite its true success from the same starts."""
     from cosmos_predict2.evaluation.metrics.agreement import mean
+    from cosmos_predict2.rl.envs import suites
+    from cosmos_predict2.rl.envs.first_frames import SimulatedStarts
     from cosmos_predict2.rl.envs.world_model import require_state
     from cosmos_predict2.rl.episodes.episodes import LocalRollout
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
     from cosmos_predict2.rl.imagined.check import AT_ONCE, imagined_env
 
-    num = min(args.episodes, len(numbers := starts.numbers("held_out")))
-    played = held_out_starts(args.episodes if args.suite else num, 1, args.seed)
-    true = None
-    if args.suite:
-        from cosmos_predict2.rl.envs import suites
-        from cosmos_predict2.rl.envs.starts import SimulatedStarts
+    def played(env: Any, chosen: Any) -> Any:
+        return LocalRollout(policy, env, keep_record=False).collect(chosen, "greedy")
 
-        env = suites.find(args.suite).env(AT_ONCE, policy)
-        try:
-            shown = SimulatedStarts(env, 1)
-            shown.recorded = starts.recorded  # type: ignore[attr-defined]
-            found = LocalRollout(policy, env, keep_record=False).collect(played, "greedy")
-            true = mean(found.success_E[found.is_valid_E].double().numpy(), args.seed)
-            imagined = imagined_env(imagination, reward, shown)
-            require_state(imagined, policy)
-            value_E = LocalRollout(policy, imagined, keep_record=False).collect(played, "greedy").return_E
-        finally:
-            env.close()
-    else:
-        imagined = imagined_env(imagination, reward, starts)
+    def value(shown: Any, chosen: Any) -> Any:
+        imagined = imagined_env(imagination, reward, shown)
         require_state(imagined, policy)
-        played = replace(played, trial_ids=list(numbers[:num]))
-        value_E = LocalRollout(policy, imagined, keep_record=False).collect(played, "greedy").return_E
-    return mean(value_E.double().numpy(), args.seed), true
+        return mean(played(imagined, chosen).return_E.double().numpy(), args.seed)
+
+    if not args.suite:
+        numbers = starts.numbers("held_out")[: args.episodes]
+        chosen = held_out_starts(len(numbers), 1, args.seed)
+        return value(starts, replace(chosen, trial_ids=list(numbers))), None
+    chosen = held_out_starts(args.episodes, 1, args.seed)
+    with closing(suites.find(args.suite).env(AT_ONCE, policy)) as env:
+        shown = SimulatedStarts(env, 1)
+        shown.recorded = starts.recorded  # type: ignore[attr-defined]
+        found = played(env, chosen)
+        return value(shown, chosen), mean(found.success_E[found.is_valid_E].double().numpy(), args.seed)
 
 
 def _known(path: str, policies: Sequence[str]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.reports.action_evaluation import ActionTrials, Report
-from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, shown_width, written
+from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, shown_width
 from cosmos_predict2.evaluation.reports.toy_world import Futures, ImaginedFigures
 from cosmos_predict2.pipelines.evaluation_data import Recordings
 from imaginaire import storage
@@ -41,26 +41,23 @@ def write_report(
     page.verdict(f"The model {report.verdict.sentence}.")
     for caution in report.cautions:
         page.verdict(f"Caution: {caution}")
-    _show_clips(page, folder, recordings.video_B_C_F_H_W, imagined_B_C_F_H_W, fps)
-    _show_trials(page, folder, trials, fps)
-    if futures is not None:
-        _show_futures(page, folder, futures, fps)
-    _show_likeness(page, report)
-    page.heading("All figures of obedience and seams")
-    page.findings(report.findings())
-    if figures is not None:
-        page.heading("Whole episodes of the toy world", "Whether they end as the simulator's do, judged from pixels.")
-        page.text(figures.as_text())
     values: dict[str, Any] = report.as_dict()
+
+    truth, imagined = recordings.video_B_C_F_H_W, imagined_B_C_F_H_W
+    page.heading("Truth and imagined", "The clips in which most happens; both get the same first frame.")
+    change = (truth[:, :, 1:].float() - truth[:, :, :1].float()).square().flatten(1).mean(1)
+    chosen = change.argsort(descending=True)[:NUM_SHOWN].tolist()
+    for i in chosen:
+        clips = [("true", truth[i]), ("imagined", imagined[i])]
+        page.videos(folder, fps, [(f"clip_{i:02d}_{name}", f"clip {i}, {name}", clip) for name, clip in clips])
+    page.note(f"Shown are {len(chosen)} of {len(truth)} clips; one that follows its actions moves as the truth does.")
+
+    if trials.videos:
+        _show_trials(page, folder, trials, fps)
     if futures is not None:
         values["futures"] = {"error": futures.error(), "apart": futures.apart()}
-    if figures is not None:
-        values["toy_world"] = figures
-    storage.write_json(folder / FIGURES, values)
-    return page.write(folder)
+        _show_futures(page, folder, futures, fps)
 
-
-def _show_likeness(page: Page, report: Report) -> None:
     page.heading("Likeness to the true frames", "By frames after the first one, which is given.")
     page.curves(report.likeness, "frames after the first")
     by_kind = report.likeness["PSNR (dB)"]
@@ -71,24 +68,21 @@ def _show_likeness(page: Page, report: Report) -> None:
     )
     likeness, by_chunk = report.tables()
     page.table(*likeness)
-    if len(report.by_chunk["PSNR"]) > 1:
+    if chunks > 1:
         page.heading("Drift over chunks", "Each chunk begins with the last frame that was imagined before.")
         page.table(*by_chunk)
 
-
-def _show_clips(page: Page, folder: Path, truth: Tensor, imagined: Tensor, fps: float) -> None:
-    page.heading("Truth and imagined", "The clips in which most happens; both get the same first frame.")
-    change = (truth[:, :, 1:].float() - truth[:, :, :1].float()).square().flatten(1).mean(1)
-    chosen = change.argsort(descending=True)[:NUM_SHOWN].tolist()
-    for i in chosen:
-        clips = [("true", truth[i]), ("imagined", imagined[i])]
-        page.clips([written(folder, f"clip_{i:02d}_{name}", f"clip {i}, {name}", clip, fps) for name, clip in clips])
-    page.note(f"Shown are {len(chosen)} of {len(truth)} clips; one that follows its actions moves as the truth does.")
+    page.heading("All figures of obedience and seams")
+    page.findings(report.findings())
+    if figures is not None:
+        values["toy_world"] = figures
+        page.heading("Whole episodes of the toy world", "Whether they end as the simulator's do, judged from pixels.")
+        page.text(figures.as_text())
+    storage.write_json(folder / FIGURES, values)
+    return page.write(folder)
 
 
 def _show_trials(page: Page, folder: Path, trials: ActionTrials, fps: float) -> None:
-    if not trials.videos:
-        return
     page.heading(
         "Other actions, and another seed",
         "Each row has one first frame: under its own actions, under those of other clips, and with another seed.",
@@ -96,7 +90,7 @@ def _show_trials(page: Page, folder: Path, trials: ActionTrials, fps: float) -> 
     for i, rows, videos in zip(trials.which, trials.borrowed, trials.videos):
         shown = [("own actions" if k == i else f"actions of clip {k}", clip) for k, clip in zip(rows, videos[:, 0])]
         shown.append(("own actions, another seed", videos[0, 1]))
-        page.clips([written(folder, f"tried_{i:02d}_{j}", text, clip, fps) for j, (text, clip) in enumerate(shown)])
+        page.videos(folder, fps, [(f"tried_{i:02d}_{j}", *captioned) for j, captioned in enumerate(shown)])
     page.note(
         "Where actions are followed, videos of a row differ; the first and the last, with equal actions, hardly do."
     )
@@ -106,11 +100,11 @@ def _show_futures(page: Page, folder: Path, futures: Futures, fps: float) -> Non
     page.heading(
         "Three futures of one picture",
         "Above the simulator's, below what is imagined with one noise for all. The imagined ones are"
-        f" {futures.error():.1f} from the simulated ones (root mean square, of 255) and {futures.apart():.1f} from each"
-        " other.",
+        f" {futures.error():.1f} from the simulated ones (root mean square, of 255) and {futures.apart():.1f} from"
+        " each other.",
     )
     for kind, videos in (("simulated", futures.simulated), ("imagined", futures.imagined)):
-        clips = enumerate(zip(futures.names, videos))
-        page.clips([written(folder, f"future_{j}_{kind}", f"{name}: {kind}", clip, fps) for j, (name, clip) in clips])
+        named = enumerate(zip(futures.names, videos))
+        page.videos(folder, fps, [(f"future_{j}_{kind}", f"{name}: {kind}", clip) for j, (name, clip) in named])
     media.write_video(folder / "futures.mp4", futures.video(), fps)
     media.write_image(folder / "futures.png", futures.sheet())

@@ -5,7 +5,7 @@ import html
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -144,14 +144,15 @@ class Page:
         )
         self._parts.append(f'<div class="row">{figures}</div>')
 
-    def pictures(self, pictures: Sequence[Clip]) -> None:
-        """Still pictures, over the width of the page where they have as much."""
-        figures = "".join(
-            f'<figure><img src="{html.escape(one.file)}" alt="{html.escape(one.caption)}">'
-            f"<figcaption>{html.escape(one.caption)}</figcaption></figure>"
-            for one in pictures
-        )
-        self._parts.append(f'<div class="row">{figures}</div>')
+    def videos(self, folder: Path, fps: float, clips: Iterable[tuple[str, str, Tensor]]) -> None:
+        """Write clips for the page, and show them: the name of each file, its caption, and its frames."""
+        self.clips([written(folder, name, caption, video, fps) for name, caption, video in clips])
+
+    def picture(self, caption: str, file: str) -> None:
+        """A still picture, over the width of the page where it has as much."""
+        caption = html.escape(caption)
+        figure = f'<figure><img src="{html.escape(file)}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+        self._parts.append(f'<div class="row">{figure}</div>')
 
     def write(self, folder: Path) -> Path:
         """Write index.html; videos are named relative to it."""

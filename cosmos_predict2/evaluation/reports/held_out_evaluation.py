@@ -21,7 +21,6 @@ from cosmos_predict2.evaluation.reports.evaluation_page import (
     Table,
     aligned,
     shown_width,
-    written,
 )
 from cosmos_predict2.models.text import TrainingText
 from cosmos_predict2.pipelines.recorded_run import dataset_node, described_dataset, held_out_doubt, held_out_node
@@ -148,7 +147,7 @@ class HeldOutEvaluation:
         page.heading("Truth, before and after the training", "All get the same first frames, text and noise.")
         for i in self.shown:
             clips = [(f"clip_{i:02d}_{name}", f"clip {i}, {name}", video[i]) for name, video in self.videos.items()]
-            page.clips([written(folder, *clip, fps) for clip in clips])
+            page.videos(folder, fps, clips)
         page.note(
             f"Shown are {len(self.shown)} of {figures.num_clips} clips, those in which most moves; a model that has"
             " learned them moves as the truth does."
@@ -184,7 +183,11 @@ def evaluate(
     config: Any, dit_path: str, *, data: str = "", which: str = "auto", num_clips: int = 64, num_steps: int = 35
 ) -> HeldOutEvaluation:
     """Measure the weights at ``dit_path`` with the model and the data of a configuration; ``data``: another folder."""
-    _require_small(config)
+    if (width := config.model["config"]["pipe_config"]["net"].get("model_channels") or 0) > WIDEST:
+        raise ConfigError(
+            f"The network is {width} wide, but this evaluation computes on the CPU with all clips in memory, which tiny"
+            " models allow. See clips beside the truth: examples/video2world.py --input_path CLIP --compare_to CLIP."
+        )
     training_node, node = dataset_node(config, "dataloader_train"), held_out_node(config, data)
     if caution := held_out_doubt(training_node, node):
         log.warning("%s", caution)
@@ -220,14 +223,6 @@ def evaluate(
     movement = held_out.movement(clips)
     shown = sorted(range(len(clips)), key=lambda i: -movement[i])[:NUM_SHOWN]
     return HeldOutEvaluation(figures, {TRUTH: clips.video_B_C_F_H_W, **videos}, shown, fps)
-
-
-def _require_small(config: Any) -> None:
-    if (width := config.model["config"]["pipe_config"]["net"].get("model_channels") or 0) > WIDEST:
-        raise ConfigError(
-            f"The network is {width} wide, but this evaluation computes on the CPU with all clips in memory, which tiny"
-            " models allow. See clips beside the truth: examples/video2world.py --input_path CLIP --compare_to CLIP."
-        )
 
 
 def _clips(node: Any, num: int, world: Any, model: Any) -> held_out.Clips:

@@ -203,7 +203,7 @@ def _reward(page: Page, options: Options, figures: Figures, found: dict[str, Any
     columns = ("precision", "recall", "accuracy", "calibration_error")
     rows = [(name, [_number(one.get(key)) for key in columns]) for name, one in found["quality"].items()]
     page.table("pictures", [name.replace("_", " ") for name in columns], rows)
-    page.pictures([Clip("probability that it gives, and the share that truly succeeds", "reward/reliability.svg")])
+    page.picture("probability that it gives, and the share that truly succeeds", "reward/reliability.svg")
 
 
 def _clone(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
