@@ -131,7 +131,8 @@ def _finished(args: argparse.Namespace) -> int:
 
 
 def evaluate_actions(args: argparse.Namespace) -> int:
-    from cosmos_predict2.checkpoints.card import ModelCard
+    from cosmos_predict2.checkpoints.card import ModelCard, read_card
+    from cosmos_predict2.checkpoints.card_checks import unregistered
     from cosmos_predict2.checkpoints.dit_weights import described_weights
     from cosmos_predict2.configs.choice import choose_action_model
     from cosmos_predict2.evaluation.metrics.video_quality import lpips_package
@@ -153,7 +154,13 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     check_device(args.device or "cpu")
     if args.lpips:
         lpips_package()
-    _require_actions(args.dit_path)
+    if args.dit_path and not (card := read_card(args.dit_path).opened()).has_action_embedders:
+        raise CheckpointError(
+            unregistered(card)
+            or f"{args.dit_path} is of a model without actions, and lies in no run of one. Of a tiny Video2World model"
+            " give --experiment NAME, too, the one that it was trained by; otherwise weights of an action-conditioned"
+            " model."
+        )
     model_flags = ("model_size", "dit_path", "load_ema", "action_transform", "tokenizer_path")
     choice = choose_action_model(ActionModel(**{name: getattr(args, name) for name in model_flags}))
     recordings = _recordings(args, choice)
@@ -213,19 +220,6 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ConfigError(f"--size {size}: {wrong[0].partition('; ')[2]}.")
     if not Path(args.data).is_dir():
         raise ConfigError(f"--size {size} goes with --data FOLDER; other data have a size of their own. Leave it out.")
-
-
-def _require_actions(dit_path: str) -> None:
-    """Raise for weights of a network without actions, before their actions are read."""
-    from cosmos_predict2.checkpoints import read_card
-    from cosmos_predict2.checkpoints.card_checks import unregistered
-
-    if dit_path and not (card := read_card(dit_path).opened()).has_action_embedders:
-        raise CheckpointError(
-            unregistered(card)
-            or f"{dit_path} is of a model without actions, and lies in no run of one. Of a tiny Video2World model give"
-            " --experiment NAME, too, the one that it was trained by; otherwise weights of an action-conditioned model."
-        )
 
 
 def _recordings(args: argparse.Namespace, choice: Any) -> Any:

@@ -69,15 +69,15 @@ def _recordings(args: argparse.Namespace) -> None:
     from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes, read_windows
     from cosmos_predict2.data.lerobot.info import VAL_FRACTION, held_out
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
-    from cosmos_predict2.data.split import read_split
+    from cosmos_predict2.data.split import split_of
     from cosmos_predict2.evaluation.metrics import tokenizer_quality as quality
+    from cosmos_predict2.rl.rewards.resnet import ResnetReward
     from cosmos_predict2.tokenizers import tiny_fit
     from cosmos_predict2.tokenizers.tiny import SHIPPED
 
     episodes = open_episodes(Path(args.data), camera=args.camera)
     if args.split:
-        split = read_split(args.split)
-        split.require(LeRobotSource.open(args.data))
+        split = split_of(args.split, LeRobotSource.open(args.data))
         learnt, held = list(split.train), list(split.calibrate)
     else:
         is_held = held_out(len(episodes), VAL_FRACTION)
@@ -92,7 +92,10 @@ def _recordings(args: argparse.Namespace) -> None:
 
     about: dict[str, Any] = {"data": args.data, "split": args.split, "size": list(windows.pictures.shape[2:4])}
     figures_of = partial(quality.measure_tokenizer, held_out=measured, learnt=windows.evenly(quality.NUM_LEARNT))
-    value = _value(args.reward)
+    value = None
+    if args.reward:  # the probability of success that it sees in pictures
+        reward = ResnetReward(args.reward)
+        value = lambda pictures_N_H_W_C: reward.probabilities(pictures_N_H_W_C[:, None])[:, 0]  # noqa: E731
     if args.measure:
         figures = figures_of(_tokenizer(args.measure), value=value)
         storage.write_json(Path(args.out), {"tokenizer": args.measure, **about, **figures.as_dict()})
@@ -128,16 +131,6 @@ def _tokenizer(path: str) -> Any:
     from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 
     return WanTokenizer(path) if path.endswith(".pth") else TinyTokenizer(None if path == "tiny" else path)
-
-
-def _value(path: str) -> Any:
-    """The probability of success that a reward model sees in pictures."""
-    if not path:
-        return None
-    from cosmos_predict2.rl.rewards.resnet import ResnetReward
-
-    reward = ResnetReward(path)
-    return lambda pictures_N_H_W_C: reward.probabilities(pictures_N_H_W_C[:, None])[:, 0]
 
 
 def _toy(args: argparse.Namespace) -> None:

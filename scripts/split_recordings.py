@@ -65,8 +65,15 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--held_out {args.held_out}: a share above 0 and below 1.")
     source = LeRobotSource.open(args.data)
     require_usable(source, args.camera, args.action_keys)
+    outcomes: list[bool | None]
     if args.classifier:
-        outcomes, judged_by = _by_last_picture(source, args), f"{Path(args.classifier).name}, last picture"
+        from cosmos_predict2.rl.rewards.resnet import ResnetReward
+
+        reward, camera, outcomes = ResnetReward(args.classifier), source.camera(args.camera), []
+        for i in tracked(range(len(source)), "last pictures", unit="episode"):
+            last = source.frames(i, camera, [int(source.episodes.lengths[i]) - 1])
+            outcomes.append(bool(reward.judge(last.permute(1, 2, 3, 0)[None], {}).success_E_F[0, 0]))
+        judged_by = f"{Path(args.classifier).name}, last picture"
     else:
         outcomes = recorded_outcomes(source, args.success_column, last=args.judge == LAST)
         judged_by = f"{args.success_column}, {args.judge} frame"
@@ -99,17 +106,6 @@ def _verdict(split: Split) -> str:
     else:
         rows.append(f"Both outcomes are in every part, read from {split.judged_by}.")
     return "\n".join(rows)
-
-
-def _by_last_picture(source: LeRobotSource, args: argparse.Namespace) -> list[bool | None]:
-    from cosmos_predict2.rl.rewards.resnet import ResnetReward
-
-    reward, camera = ResnetReward(args.classifier), source.camera(args.camera)
-    found: list[bool | None] = []
-    for i in tracked(range(len(source)), "last pictures", unit="episode"):
-        last = source.frames(i, camera, [int(source.episodes.lengths[i]) - 1])
-        found.append(bool(reward.judge(last.permute(1, 2, 3, 0)[None], {}).success_E_F[0, 0]))
-    return found
 
 
 if __name__ == "__main__":

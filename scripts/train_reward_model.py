@@ -140,15 +140,11 @@ def run(args: argparse.Namespace) -> None:
     judged: list[tuple[str, Any]] = [*qualities.items(), *ends.items()]
     print("\n".join(f"{name}: {found.as_text()}" for name, found in judged))
     about: dict[str, Any] = dict(
+        **{name: getattr(args, name) for name in ("data", "policy", "world_model", "seed", "steps")},
         threshold=threshold.value,
         threshold_range=[threshold.low, threshold.high],
         outputs=["success", "progress"][: len(model.heads)],
         precision_asked=args.precision,
-        data=args.data,
-        policy=args.policy,
-        world_model=args.world_model,
-        seed=args.seed,
-        steps=args.steps,
         loss=sum(losses[-50:]) / len(losses[-50:]),
         scale=scales[0][0],
         offset=scales[0][1],

@@ -193,26 +193,27 @@ def judged(looks: Sequence[Look], iteration: int, seconds_per_step: float = 0.0,
     )
     ratio = last.loss / last.loss_seen
     if last.gap < IGNORED:
-        text = "It hardly follows its actions: check that actions and pictures belong together (check_dataset)"
-        return Verdict("actions", f"{about}. {text}.", wanted, saved)
-    if wanted is not None:
+        limit, text = "actions", "It hardly follows its actions: check that actions and pictures belong together"
+        text += " (check_dataset)"
+    elif wanted is not None:
         more = duration(seconds_per_step * (wanted - iteration)) if seconds_per_step else "unknown"
-        text = (
-            f"The run was too short for its data: twice as long would lower the loss by about {saved:.0%}. Go on to"
-            f" about {wanted} iterations, {more} more at this pace: trainer.max_iter={wanted}"
+        limit, text = (
+            "length",
+            f"The run was too short for its data: twice as long would lower the loss by about {saved:.0%}.",
         )
-        return Verdict("length", f"{about}. {text}.", wanted, saved)
-    if math.isnan(saved) and not has_ended:
+        text += f" Go on to about {wanted} iterations, {more} more at this pace: trainer.max_iter={wanted}"
+    elif math.isnan(saved) and not has_ended:
+        limit = "unknown"
         text = f"Whether it was long enough takes {LEAST_LOOKS} validations at the full rate: trainer.validation_iter"
-        return Verdict("unknown", f"{about}. {text}.")
-    if ratio > OVERFITTED:
+    elif ratio > OVERFITTED:
+        limit = "recordings"
         text = f"The recordings limit it: the loss is {ratio:.2f} times that of clips trained on. Record more episodes"
-        return Verdict("recordings", f"{about}. {text}.", None, saved)
-    if last.psnr_tokenizer - last.psnr < NEAR_TOKENIZER:
+    elif last.psnr_tokenizer - last.psnr < NEAR_TOKENIZER:
+        limit = "tokenizer"
         text = "The tokenizer limits it: take larger pictures, or fit it longer (fit_tiny_tokenizer --steps)"
-        return Verdict("tokenizer", f"{about}. {text}.", None, saved)
-    text = "Neither length, recordings nor tokenizer limit it: a larger network would"
-    return Verdict("network", f"{about}. {text}.", None, saved)
+    else:
+        limit, text = "network", "Neither length, recordings nor tokenizer limit it: a larger network would"
+    return Verdict(limit, f"{about}. {text}.", wanted, saved)
 
 
 def _length(iterations: Sequence[int], losses: Sequence[float], present: int) -> tuple[int | None, float]:

@@ -7,7 +7,7 @@ import pytest
 
 from cosmos_predict2.evaluation.metrics.imagined_episodes import held_out_episodes, imagined, windows_of
 from cosmos_predict2.evaluation.reports.action_evaluation import gap_of
-from cosmos_predict2.evaluation.reports.toy_world import MIXTURE, WEAK, imagination, measure
+from cosmos_predict2.evaluation.reports.toy_world import MIXTURE, WEAK, measure
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from imaginaire.config import lazy_config
 from imaginaire.config.compose import compose
@@ -67,7 +67,7 @@ def too_small(ours: list[float], others: list[float], least: list[float]) -> lis
 def test_the_default_run_imagines_what_actions_do(tmp_path: Path, seed: int) -> None:
     pipe = default_run(tmp_path, f"trainer.seed={seed}", f"dataloader_train.dataset.seed={seed}")
     windows = windows_of(held_out_episodes(400, seed=SERIES), pipe.config.chunk_size)
-    made = imagined(imagination(pipe, 1), windows.video_B_C_F_H_W[:, :, :1], windows.action_B_A_D)
+    made = imagined(pipe.imagination, windows.video_B_C_F_H_W[:, :, :1], windows.action_B_A_D)
     horizons = horizon_table(windows, {MODEL: made}, pipe.world)
     print("\n".join(f"{who:<26} {regions}" for who, regions in horizons.items()))
     ours, still = horizons[MODEL], horizons[STANDSTILL]["all"]

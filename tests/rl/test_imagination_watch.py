@@ -214,7 +214,7 @@ def test_decisions_on_which_noises_disagree_count_in_no_return_and_no_advantage(
 
 
 def two_noises() -> WorldModelEnv:
-    starts_of = check.GivenStarts(recorded(range(8, 12)), recorded(range(8)))
+    starts_of = check.starts_of(recorded(range(8, 12)), recorded(range(8)))
     scoring = Scoring(judge="last", reward_on="last")
     return WorldModelEnv(imagination_of(device="cpu"), starts_of, Noise(), 4, 24, scoring=scoring, num_noises=2)
 

@@ -7,7 +7,7 @@ whether the object lies in the ring. It is part of the toy world and learns noth
 picture, which is the given one as the tokenizer leaves it, and the object on the last.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -21,7 +21,8 @@ from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
 from cosmos_predict2.toy_world.rendering import Picture, render
 from cosmos_predict2.toy_world.scene import GRIPPER, OBJECTS, Floats, find_setting, object_position
 from cosmos_predict2.toy_world.tasks import STILL, find_tasks
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel
 
 CHUNK = 12  # actions of a window
@@ -30,9 +31,6 @@ BATCH = 50  # divides the usual numbers of episodes: some kernels are made anew 
 WEAK_DRIVER = Mix({"noisy": 1.0}, {"noisy": (0.1, 0.6)}, ring_elsewhere=0.0)
 _COLUMNS = ("base", "imagined", "agreement", "TPR", "FPR", "moved", "median", "still", "gripper", "lost", "episodes")
 HEADER = " ".join(f"{name:>9}" for name in _COLUMNS)
-
-# uint8 first frames [B, 3, 1, H, W] and actions [B, A, d] -> uint8 video [B, 3, 1 + A, H, W]
-Imagine = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,15 @@ def pictures(states: Floats, size: int) -> Tensor:
     return torch.from_numpy(numpy.ascontiguousarray(render(states, size).transpose(0, 4, 1, 2, 3)))
 
 
-def imagined(imagine: Imagine, first_B_C_1_H_W: Tensor, action_B_A_D: Tensor) -> Tensor:
-    """Videos imagined from all first frames, some at a time: uint8 [B, 3, 1 + A, H, W]."""
-    parts = zip(first_B_C_1_H_W.split(BATCH), action_B_A_D.split(BATCH), strict=True)
-    return torch.cat([imagine(first, actions) for first, actions in parts])
+def imagined(imagination: Imagination, first_B_C_1_H_W: Tensor, action_B_A_D: Tensor, num_steps: int = 1) -> Tensor:
+    """Videos of the world's actions imagined from all first frames, some at a time: uint8 [B, 3, 1 + A, H, W]. A chunk
+    hands its last frames to the next one as decoded floats."""
+    videos = []
+    for first, actions in zip(first_B_C_1_H_W.split(BATCH), action_B_A_D.split(BATCH), strict=True):
+        options, seeds = SamplingOptions(num_steps=num_steps), range(len(actions))
+        commanded = imagination.transformed(actions.numpy())
+        videos.append(imagination.rollout(first, commanded, seeds, options, float_hand_over=True).cpu())
+    return torch.cat(videos)
 
 
 def coded(video_B_C_F_H_W: Tensor, world: WorldModel) -> Tensor:

@@ -74,8 +74,7 @@ def write_report(run_dir: str) -> str:
     _show(page, "Likeness of the samples to the truth", "", likeness)
     successes = "Imagined and true success of the same actions; the gap is what exploits the world model."
     for heading, note, table in (("Success", successes, SUCCESS), ("Learning", "", LEARNING)):
-        drawn = {title: {_short(n): lines[n] for n in names if n in lines} for title, names in table.items()}
-        _show(page, heading, note, drawn)
+        _show(page, heading, note, plots_of(lines, table))
     path = storage.join(run_dir, REPORT)
     text = page.as_html()
     storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
@@ -108,6 +107,12 @@ def by_name(records: Sequence[Record]) -> Lines:
             if name != "iteration" and isinstance(value, (int, float)) and math.isfinite(value):
                 found.setdefault(name, {})[record["iteration"]] = float(value)
     return {name: sorted(values.items()) for name, values in found.items()}
+
+
+def plots_of(lines: Lines, table: Mapping[str, Sequence[str]]) -> dict[str, Lines]:
+    """A drawing for each title of a table that has one of its metrics, named without their first part."""
+    drawn = {title: {_short(name): lines[name] for name in names if name in lines} for title, names in table.items()}
+    return {title: of_title for title, of_title in drawn.items() if of_title}
 
 
 def verdict(lines: Lines) -> str:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model that imagines the toy world: how whole episodes end (`measure`), and three futures of one first picture
-(`imagine_futures`). Nothing here is chosen after training: episodes follow from a seed, windows from their numbers,
-noise from both.
+(`imagine_futures`). Nothing here is chosen after training: episodes and noise follow from a seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ from cosmos_predict2.evaluation.metrics.imagined_episodes import (
     HEADER,
     WEAK_DRIVER,
     Agreement,
-    Imagine,
     agreement,
     held_out_episodes,
     imagined,
@@ -71,32 +69,15 @@ def measure(
     """The ends that a model imagines of held-out episodes of the toy world."""
     world: dict[str, Any] = dict(seed=seed, setting=setting, size=size, tasks=tasks, action_dim=pipe.transform.dim)
     driven = {name: held_out_episodes(num_episodes, mix=mix, **world) for name, mix in DRIVERS.items()}
-    imagine = imagination(pipe, num_steps)
+
+    def whole(e: Episodes) -> Tensor:  # imagined from the picture that each begins with
+        return imagined(pipe.imagination, pictures(e.states[:, :1], e.size), torch.from_numpy(e.actions), num_steps)
+
     return ImaginedFigures(
-        ends={name: agreement(e, _whole(imagine, e)) for name, e in driven.items()},
+        ends={name: agreement(e, whole(e)) for name, e in driven.items()},
         detector={name: agreement(e, pictures(e.states[:, [0, -1]], e.size)) for name, e in driven.items()},
         num_steps=num_steps,
     )
-
-
-def _whole(imagine: Imagine, episodes: Episodes) -> Tensor:
-    """Whole episodes, imagined from the picture that each begins with: uint8 [N, 3, 1 + T, H, W]."""
-    frames = numpy.stack([episodes.render(i, 0, 1) for i in range(len(episodes))])
-    first_B_C_1_H_W = torch.from_numpy(frames).permute(0, 4, 1, 2, 3).contiguous()
-    return imagined(imagine, first_B_C_1_H_W, torch.from_numpy(episodes.actions))
-
-
-def imagination(pipe: Video2WorldActionConditionedPipeline, num_steps: int) -> Imagine:
-    """Imagination by a model, chunk by chunk; a chunk hands its last frames to the next one as decoded floats."""
-
-    def imagine(first_B_C_1_H_W: Tensor, action_B_A_D: Tensor) -> Tensor:
-        actions = pipe.transformed(action_B_A_D.numpy())
-        seeds = list(range(len(actions)))
-        return pipe.rollout(
-            first_B_C_1_H_W, actions, seeds, SamplingOptions(num_steps=num_steps), float_hand_over=True
-        ).cpu()
-
-    return imagine
 
 
 # --- futures of one picture

@@ -2,7 +2,7 @@
 """Starts of a world model's episodes: pictures, the task's sentence, and what else is known of a start.
 
 `SimulatedStarts` asks a simulator, `starts.ToyStarts` lays tables, `recorded_starts.RecordedStarts` reads them, and
-`replays.replayed` takes the pictures that it is given.
+`GivenStarts` are pictures at hand.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,6 +46,25 @@ class Starts(Protocol):
     def __len__(self) -> int: ...
 
     def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames: ...
+
+
+class GivenStarts:
+    """Pictures with their sentences as the starts of one task, by number."""
+
+    history = num_tasks = 1
+
+    def __init__(
+        self, pictures_E_H_W_C: Tensor, sentences: Sequence[str] = (), recorded: Recorded | None = None
+    ) -> None:
+        self.pictures_E_H_W_C, self.recorded = pictures_E_H_W_C, recorded
+        self.sentences = sentences or [""] * len(pictures_E_H_W_C)
+
+    def __len__(self) -> int:
+        return len(self.pictures_E_H_W_C)
+
+    def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
+        rows = [trial % len(self) for trial in trial_ids]
+        return FirstFrames(self.pictures_E_H_W_C[rows][:, None], None, [self.sentences[i] for i in rows])
 
 
 class SimulatedStarts:

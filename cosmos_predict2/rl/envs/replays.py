@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.rl.envs.first_frames import FirstFrames
+from cosmos_predict2.rl.envs.first_frames import GivenStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.world_model.imagination import Imagination
@@ -24,21 +24,6 @@ from imaginaire.errors import DataError
 from imaginaire.progress import Progress
 
 BATCH = 32  # episodes that are imagined together
-
-
-class _Pictures:
-    """The given pictures as the starts of one task, by number."""
-
-    history = num_tasks = 1
-
-    def __init__(self, pictures_E_H_W_C: Tensor) -> None:
-        self.pictures_E_1_H_W_C = pictures_E_H_W_C[:, None]
-
-    def __len__(self) -> int:
-        return len(self.pictures_E_1_H_W_C)
-
-    def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
-        return FirstFrames(self.pictures_E_1_H_W_C[list(trial_ids)], None, [""] * len(trial_ids))
 
 
 class _Unjudged(FrameRewardDefaults):
@@ -105,7 +90,7 @@ def replayed(
         )
     env = WorldModelEnv(
         imagination,
-        _Pictures(pictures_E_H_W_C),
+        GivenStarts(pictures_E_H_W_C),
         _Unjudged(),
         min(batch_size, size),
         length,

@@ -29,7 +29,7 @@ from cosmos_predict2.data.split import Split, read_split
 from cosmos_predict2.evaluation.metrics import agreement
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import fit_probe
-from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded, SimulatedStarts
+from cosmos_predict2.rl.envs.first_frames import GivenStarts, Recorded, SimulatedStarts
 from cosmos_predict2.rl.envs.replays import BATCH, held, recorded_actions, replayed, round_trip, whole_chunks
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
@@ -279,23 +279,12 @@ def _windows(films: Sequence[Tensor], actions: Sequence[Tensor], chunk: int, k: 
 # The policy -----------------------------------------------------------------------------------------------------------
 
 
-class GivenStarts:
-    """The first pictures of recordings with their sentences, as starts of one task, by number."""
-
-    history = num_tasks = 1
-
-    def __init__(self, episodes: Episodes, learnt: Episodes) -> None:
-        self.pictures_E_H_W_C, self.tasks = episodes.first_E_H_W_C, episodes.tasks
-        rows = torch.cat(learnt.actions)
-        length = int(numpy.median([len(a) for a in learnt.actions]))
-        self.recorded = Recorded(length, rows.amin(dim=0).tolist(), rows.amax(dim=0).tolist())
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-    def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
-        rows = [trial % len(self) for trial in trial_ids]
-        return FirstFrames(self.pictures_E_H_W_C[rows][:, None], None, [self.tasks[i] for i in rows])
+def starts_of(episodes: Episodes, learnt: Episodes) -> GivenStarts:
+    """The first pictures of recordings; lengths and the range of actions are those of what was learnt from."""
+    rows = torch.cat(learnt.actions)
+    length = int(numpy.median([len(a) for a in learnt.actions]))
+    recorded = Recorded(length, rows.amin(dim=0).tolist(), rows.amax(dim=0).tolist())
+    return GivenStarts(episodes.first_E_H_W_C, episodes.tasks, recorded)
 
 
 def imagined_env(imagination: Imagination, reward: FrameReward, starts: Any) -> WorldModelEnv:
@@ -323,7 +312,7 @@ def policy_figures(
 
     ``of_successes`` are the values of imagined recordings that succeeded.
     """
-    env = imagined_env(imagination, reward, GivenStarts(episodes, learnt))
+    env = imagined_env(imagination, reward, starts_of(episodes, learnt))
     require_state(env, policy)
     starts, groups = held_out_starts(min(GREEDY, len(episodes)), 1, seed), min(GROUPS, len(episodes))
     env.keep_frames = True

@@ -217,7 +217,8 @@ def lines_of(policy: str, figures: Mapping[str, Any], allowed: Collection[str] =
     for bound in BOUNDS:
         found = figures.get(bound.name)
         if isinstance(found, Mapping):
-            found = Estimate(**{name: math.nan if value is None else value for name, value in found.items()})
+            number: Any = {name: math.nan if value is None else value for name, value in found.items()}
+            found = Estimate(**number)
         value = found.value if isinstance(found, Estimate) else found
         if value is not None and not math.isnan(value):
             shown = found.as_text() if isinstance(found, Estimate) else f"{value:.2f}"

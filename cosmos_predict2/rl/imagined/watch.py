@@ -153,7 +153,9 @@ class ImaginationWatch(ImaginationAlarm):
         if problem:
             problem = f"The policy's own imagined episodes cannot be trusted at iteration {iteration}: {problem}"
         self.settle(model, problem, figures.get("greedy_value", 0.0), iteration)
-        self._write()
+        if distributed.is_rank0():
+            looks = {"looks": self.looks, "ended": self._ended}
+            storage.write_json(os.path.join(self.trainer.run_dir, FILE), looks, indent=1)
 
     def _figures(self, model: Any) -> dict[str, float]:
         policy, env = model.policy, model.env
@@ -165,7 +167,7 @@ class ImaginationWatch(ImaginationAlarm):
 
     def _of_own_episodes(self, policy: Any, imagination: Any, reward: Any) -> dict[str, Any]:
         """Sampled episodes, and their actions imagined again by another noise."""
-        env = check.imagined_env(imagination, reward, check.GivenStarts(self._held_out, self._learnt))
+        env = check.imagined_env(imagination, reward, check.starts_of(self._held_out, self._learnt))
         env.keep_frames = True
         num = min(STARTS, len(self._held_out))
         starts = held_out_starts(num, 1, self.seed, draws=ATTEMPTS)
@@ -191,11 +193,6 @@ class ImaginationWatch(ImaginationAlarm):
         """R2 of actions that are read from the pictures of the first chunk; NaN where that cannot be measured."""
         shown = replace(self._held_out, films=list(films), actions=list(actions))
         return float(check.obedience(films, shown, self._learnt, chunk).get("actions_seen_true", math.nan))
-
-    def _write(self) -> None:
-        if distributed.is_rank0():
-            looks = {"looks": self.looks, "ended": self._ended}
-            storage.write_json(os.path.join(self.trainer.run_dir, FILE), looks, indent=1)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "looks": self.looks, "distances": self._distances}

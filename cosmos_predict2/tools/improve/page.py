@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page
-from cosmos_predict2.evaluation.reports.run_report import by_name, read_records
+from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, Points
+from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, read_records
 from cosmos_predict2.rl.imagined.verdict import lines_of, table
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
 from cosmos_predict2.tools.improve.way import CLONED, GATE, WORLD_MODEL, Options, Phase, phases_of
@@ -19,6 +19,12 @@ from imaginaire.progress import duration
 
 VERDICT = "verdict.json"
 MOST_CLIPS, MOST_REASONS = 4, 2
+# The metrics of runs that are drawn together.
+LOOKS = {"Loss": ("val/stop_loss", "val/stop_loss_seen"), "Imagined pictures, dB": ("val/stop_psnr",)}
+LEARNING = {
+    "Imagined: reward and success": ("train/reward_mean", "train/success", "val/imagined_greedy_success"),
+    "Change from update to update": ("train/approx_kl",),
+}
 
 
 @dataclass(frozen=True)
@@ -181,16 +187,7 @@ def _tokenizer(page: Page, options: Options, figures: Figures, found: dict[str, 
 
 def _world_model(page: Page, options: Options, figures: Figures, rule: dict[str, Any]) -> None:
     page.heading("3. World model", rule["text"])
-    page.plots(
-        {
-            "Loss": {"held out": _curve(rule["looks"], "loss"), "of training": _curve(rule["looks"], "loss_seen")},
-            "Imagined pictures, dB": {
-                "imagined": _curve(rule["looks"], "psnr"),
-                "the tokenizer alone": _curve(rule["looks"], "psnr_tokenizer"),
-            },
-        },
-        "iteration",
-    )
+    page.plots(_plots(options.out / WORLD_MODEL, LOOKS), "iteration")
     if found := figures.read("imagined/figures.json"):
         page.verdict(f"It {found['verdict']['sentence']}.")
         page.clips(_clips(options.out, "imagined", "clip_*.mp4"))
@@ -208,7 +205,8 @@ def _reward(page: Page, options: Options, figures: Figures, found: dict[str, Any
 
 def _clone(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
     page.heading("5. Clone", found["best"]["verdict"]["text"])
-    page.plots({"Held-out loss": {"loss": _curve(found["history"], "loss")}}, "iteration")
+    losses = [(one["iteration"], _number(one["loss"])) for one in found["history"]]
+    page.plots({"Held-out loss": {"loss": losses}}, "iteration")
     if before := figures.success("before"):
         page.verdict(
             f"It truly succeeds on {before['rate']:.3f} of {before['episodes']} episodes"
@@ -229,24 +227,14 @@ def _gate(page: Page, phase: Phase, card: dict[str, Any]) -> None:
 
 
 def _policy(page: Page, options: Options, phase: Phase, after: dict[str, Any]) -> None:
-    lines = by_name(read_records(str(phase.learnt)))
     known = f" It truly succeeds on {after['rate']:.3f} of {after['episodes']} episodes." if after else ""
     page.heading(f"7. Policy{phase.title}", f"It learnt in what the world model imagines.{known}")
-    drawn = {title: {name: lines[key] for key, name in keys.items() if key in lines} for title, keys in _CURVES.items()}
-    page.plots({title: of_title for title, of_title in drawn.items() if of_title}, "iteration")
+    page.plots(_plots(phase.learnt, LEARNING), "iteration")
     page.clips(_clips(options.out, f"after{phase.end}", "*.mp4"))
     if after:
         page.note("Left as it truly goes, right what is imagined of the same actions.")
 
 
-_CURVES = {
-    "Imagined": {
-        "train/reward_mean": "reward of what it draws",
-        "train/success": "success of what it draws",
-        "val/imagined_greedy_success": "success of held-out starts",
-    },
-    "Change from update to update": {"train/approx_kl": "approximate KL"},
-}
 _RUNGS = {  # what each is made of
     "recordings.json": _recordings,
     "tokenizer.json": _tokenizer,
@@ -270,8 +258,8 @@ def _illustrations(figures: Figures, name: str) -> list[Clip]:
     return [Clip(caption, f"page/{file}") for file, caption in captions.items()]
 
 
-def _curve(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    return [(record["iteration"], _number(record[key])) for record in records]
+def _plots(run: Path, table: Mapping[str, Sequence[str]]) -> Mapping[str, Mapping[str, Points]]:
+    return plots_of(by_name(read_records(str(run))), table)
 
 
 def _number(value: Any) -> float:
