@@ -6,6 +6,7 @@ Started again, it goes on where it was. A changed input or option redoes what de
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
@@ -52,19 +53,8 @@ def run(args: argparse.Namespace) -> int:
             f"--success_column {args.success_column}: true episodes are recorded with {SUCCESS_COLUMN}. Rename it in"
             " the recordings, or leave --phases out."
         )
-    options = Options(
-        data=args.data,
-        out=args.out,
-        suite=args.suite,
-        imports=tuple(getattr(args, "import")),
-        policy=args.policy,
-        success_column=args.success_column,
-        camera=args.camera,
-        episodes=args.episodes,
-        phases=args.phases,
-        seed=args.seed,
-        allow_unchecked=args.allow_unchecked,
-    )
+    given = {field.name: getattr(args, field.name) for field in fields(Options) if field.name != "imports"}
+    options = Options(**given, imports=tuple(getattr(args, "import")))
     if args.dryrun:
         print("\n".join(commands(options)))
     else:

@@ -38,7 +38,7 @@ def as_json(report: DatasetReport) -> dict[str, Any]:
         "encoder": report.encoder,
         "seconds": round(_seconds(readable), 3),
         "num_frames": dict(_table(readable, "num_frames")),
-        "sizes": {f"{height}x{width}": n for (height, width), n in _sizes(readable)},
+        "sizes": {f"{height}x{width}": n for (height, width), n in _table(readable, "height", "width")},
         "fps": dict(_table([facts for facts in readable if facts.fps], "fps")),
         "faults": [{"file": file_of(f), "kind": kind_of(f), "message": f.text} for f in report.faults],
         "notes": report.notes,
@@ -60,7 +60,7 @@ def _lines(report: DatasetReport) -> Iterator[str]:
         yield f"  frames    {frames[0]} to {frames[-1]}, median {median(frames):g}; {length} in all"
         yield f"  fps       {_rows([(f'{fps:g}', n) for fps, n in _table(readable, 'fps')], 'clips')}"
     if readable:
-        sizes = [(f"height {height}, width {width}", n) for (height, width), n in _sizes(readable)]
+        sizes = [(f"height {height}, width {width}", n) for (height, width), n in _table(readable, "height", "width")]
         yield f"  size      {_rows(sizes, 'pictures' if report.form == 'image' else 'clips')}"
     for table in report.actions:
         title, *rows = table.lines()
@@ -79,12 +79,10 @@ def _rows(table: list[tuple[str, int]], what: str) -> str:
     return "; ".join(f"{value} ({count} {what})" for value, count in table[:_MOST_ROWS]) + more
 
 
-def _table(facts: list[ClipFacts], name: str) -> list[tuple[Any, int]]:
-    return Counter(round(getattr(item, name), 3) for item in facts).most_common()
-
-
-def _sizes(facts: list[ClipFacts]) -> list[tuple[tuple[int, int], int]]:
-    return Counter((item.height, item.width) for item in facts).most_common()
+def _table(facts: list[ClipFacts], *names: str) -> list[tuple[Any, int]]:
+    """How often which values occur, the most frequent first; of several names tuples of them."""
+    values = [tuple(round(getattr(item, name), 3) for name in names) for item in facts]
+    return Counter(value if len(names) > 1 else value[0] for value in values).most_common()
 
 
 def _seconds(facts: list[ClipFacts]) -> float:
