@@ -102,24 +102,17 @@ class LoadReport:
         raise CheckpointError("\n".join([*lines, cure]))
 
 
-def read(path_or_id: str, *, prefix: str | None = None) -> Mapping[str, Tensor]:
+def read(path_or_id: str) -> Mapping[str, Tensor]:
     """Tensors by name from a ``.pt``, safetensors, DCP or run folder, a hub id, local or remote; lazy, memory-mapped.
 
     Of a training checkpoint the first tensor is given once its bytes are those that were saved, as for a resumed run.
-    With ``prefix`` only the names below it are given, without it.
     """
     address = latest(str(path_or_id))
     source = open_address(address)
     if (saved := set_of_weights(address)) is not None:
         checked = _Checked(source, saved)
         source = LazyTensors({name: (checked, name) for name in source})
-    if prefix is None:
-        return source
-    stripped = strip_prefix(source, prefix)
-    if not stripped:
-        starts = sorted({name.partition(".")[0] for name in source})
-        raise CheckpointError(f"{path_or_id} has no names below '{prefix}'. They begin with: {', '.join(starts[:10])}.")
-    return stripped
+    return source
 
 
 class _Checked:
@@ -136,12 +129,6 @@ class _Checked:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return shape_of(self._source, name)
-
-
-def strip_prefix(source: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
-    """The entries below ``prefix``, named without it; still lazy."""
-    start = prefix if prefix.endswith(".") else f"{prefix}."
-    return renamed(source, lambda name: name.removeprefix(start) if name.startswith(start) else None)
 
 
 def renamed(source: Mapping[str, Tensor], rename: Callable[[str], str | None]) -> Mapping[str, Tensor]:

@@ -146,12 +146,12 @@ def barrier(name: str, timeout_s: float | None = None) -> None:
             ) from error
 
 
-def broadcast_object(value: Any, src: int = 0) -> Any:
-    """The value of rank ``src``, on every rank."""
+def broadcast_object(value: Any) -> Any:
+    """The value of rank 0, on every rank."""
     if not is_initialized():
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=src, device=torch.device("cpu"))
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
 
 
@@ -185,8 +185,8 @@ def cpu_group(name: str = "objects") -> dist.ProcessGroup | None:
     return _cpu_groups[key]
 
 
-def broadcast_tensors_(tensors: Sequence[Tensor], src: int = 0) -> None:
-    """Give every rank the tensors of rank ``src``, in place, packed by dtype and device."""
+def broadcast_tensors_(tensors: Sequence[Tensor]) -> None:
+    """Give every rank the tensors of rank 0, in place, packed by dtype and device."""
     if not is_initialized() or not tensors:
         return
     by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -194,9 +194,9 @@ def broadcast_tensors_(tensors: Sequence[Tensor], src: int = 0) -> None:
         by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
     for same in by_kind.values():
         if len(same) == 1 and same[0].is_contiguous():  # a large one is not copied
-            dist.broadcast(same[0].view(-1).view(torch.uint8), src)
+            dist.broadcast(same[0].view(-1).view(torch.uint8), 0)
             continue
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        dist.broadcast(flat.view(torch.uint8), src)  # bytes: not every backend knows every dtype
+        dist.broadcast(flat.view(torch.uint8), 0)  # bytes: not every backend knows every dtype
         for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
             tensor.copy_(part.view_as(tensor))

@@ -47,13 +47,11 @@ class PowerEMA:
         module: nn.Module,
         rate: float = 0.1,
         iteration_shift: int = 0,
-        scope_device: torch.device | str | None = None,
     ) -> None:
         self.rate = rate
         self.iteration_shift = iteration_shift
         self.exponent = power_ema_exponent(rate)
         self._module = module
-        self._scope_device = torch.device(scope_device) if scope_device is not None else None
         self._infinite: set[str] | None = None  # frozen parameters that a step of the average would make NaN
         with torch.no_grad():
             parameters = _parameters(module)
@@ -86,13 +84,10 @@ class PowerEMA:
 
     @contextmanager
     def scope(self, module: nn.Module) -> Iterator[None]:
-        """A context in which the module has the averaged weights; its own come back exactly, also after an exception.
-
-        Its own weights wait on ``scope_device``, or where they are if that is None.
-        """
+        """A context in which the module has the averaged weights; its own come back exactly, after an exception too."""
         with torch.no_grad():
             pairs = self._pairs(module)
-            stash = [weight.to(device=self._scope_device or weight.device, copy=True) for _, weight in pairs]
+            stash = [weight.clone() for _, weight in pairs]
         try:
             with torch.no_grad():
                 torch._foreach_copy_([weight for _, weight in pairs], [shadow for shadow, _ in pairs])

@@ -104,19 +104,12 @@ class LoraLinear(nn.Module):
         return self.base_layer
 
 
-def inject(
-    module: nn.Module,
-    rank: int,
-    alpha: float,
-    target_modules: Sequence[str] | str,
-    init: bool = True,
-    generator: torch.Generator | None = None,
-) -> nn.Module:
+def inject(module: nn.Module, rank: int, alpha: float, target_modules: Sequence[str] | str) -> nn.Module:
     """Put adapters on every Linear whose name is a target or ends with ``.target``; all else is frozen.
 
-    ``target_modules`` is a list or a comma-separated string. One number is drawn from ``generator`` (None: the global
-    one); each adapter's start follows from it and from the layer's name. ``init=False`` draws B as well, so the output
-    changes. On the meta device nothing begins: `init_adapters` is for later.
+    ``target_modules`` is a list or a comma-separated string. One number is drawn from the global generator; each
+    adapter's start follows from it and from the layer's name. On the meta device nothing begins: `init_adapters` is for
+    later.
     """
     if isinstance(rank, bool) or not isinstance(rank, int) or rank <= 0:
         raise ConfigError(f"lora_rank is {rank!r}; expected an integer of 1 or more.")
@@ -130,18 +123,21 @@ def inject(
         raise ConfigError(
             f"The module already has LoRA adapters ({lora_spec(module)}); merge them before adding others."
         )
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else "cpu"))
+    seed = int(torch.randint(2**62, (), device="cpu"))
     layers, spec = _targets(module, targets), LoraSpec(rank, float(alpha), targets)
     module.requires_grad_(False)
     for name, layer in layers.items():
         _replace(module, name, LoraLinear(layer, spec))
     if not any(layer.weight.is_meta for layer in layers.values()):
-        init_adapters(module, seed, init)
+        init_adapters(module, seed)
     return module
 
 
 def init_adapters(module: nn.Module, seed: int, init: bool = True) -> None:
-    """Begin every adapter as `inject` does, by ``seed`` and the layer's name; sharded ones begin alike."""
+    """Begin every adapter as `inject` does, by ``seed`` and the layer's name; sharded ones begin alike.
+
+    Without ``init`` B is drawn as well, so the output changes.
+    """
     for name, adapter in adapters(module).items():
         adapter.init_adapter(random.generator(seed, 0, f"lora/{name}"), zero_b=init)
 

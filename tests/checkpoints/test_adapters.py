@@ -25,7 +25,8 @@ RANK, ALPHA = 3, 12.0
 
 def _trained() -> Any:
     net = random_net(seed=1)
-    return lora.inject(net, RANK, ALPHA, TARGETS, init=False, generator=torch.Generator().manual_seed(4))
+    lora.init_adapters(lora.inject(net, RANK, ALPHA, TARGETS), seed=4, init=False)
+    return net
 
 
 def _factors(net: Any) -> dict[str, Tensor]:

@@ -38,8 +38,9 @@ class ActionFile:
         for name, value in net.pos_embedder.named_buffers():  # functions of the sizes, which a file may hold
             if f"net.pos_embedder.{name}" in self.tensors:
                 self.tensors[f"net.pos_embedder.{name}"].compare(value, atol=1e-6)
-        source = {name: self.tensors[name].use() for name in self.tensors if name.startswith("net.")}
-        weights.load_into(net.state_dict(), weights.strip_prefix(source, "net")).require(weights.EXTRAS)
+        names = [name for name in self.tensors if name.startswith("net.")]
+        source = {name.removeprefix("net."): self.tensors[name].use() for name in names}
+        weights.load_into(net.state_dict(), source).require(weights.EXTRAS)
         return net.eval()
 
     def surroundings(self) -> dict[str, Tensor]:

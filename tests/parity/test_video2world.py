@@ -52,7 +52,7 @@ def _load(net: DiT, stored: Value, close_positions: dict[str, float]) -> None:
     assert all(name.startswith("net.") for name in stored), [name for name in stored if not name.startswith("net.")]
     for name, value in net.pos_embedder.named_buffers():
         stored[f"net.pos_embedder.{name}"].compare(value, **close_positions)
-    weights.load_into(net.state_dict(), weights.strip_prefix(stored.use(), "net")).require()
+    weights.load_into(net.state_dict(), weights.renamed(stored.use(), lambda name: name.removeprefix("net."))).require()
 
 
 def bounds(golden: Golden, what: str) -> dict[str, float]:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from imaginaire import distributed, storage
-from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks.base import Callback, EveryN, SideChannel
 from imaginaire.training.memory import host_memory_available
 
@@ -25,7 +24,6 @@ log = logging.getLogger(__name__)
 
 _GB = 2**30
 _TABLE_INTERVAL_S = 600.0
-_WARM_UP_STEPS = 3
 _MAX_SNAPSHOT_ENTRIES = 100_000
 
 
@@ -125,12 +123,6 @@ class Profiler(Callback):
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         profiling = self.config.trainer.profiling
-        waiting = profiling.profile_freq - _WARM_UP_STEPS - 1
-        if waiting < 0:
-            raise ConfigError(
-                f"trainer.profiling.profile_freq={profiling.profile_freq}, but with enable_profiling it must be "
-                f"at least {_WARM_UP_STEPS + 1}: {_WARM_UP_STEPS} steps of warm-up and the recorded one."
-            )
         if not is_profiled_rank(profiling):
             return
         periods = (self.config.trainer.max_iter - iteration) // profiling.profile_freq
@@ -143,7 +135,7 @@ class Profiler(Callback):
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profile = torch.profiler.profile(
             activities=activities,
-            schedule=torch.profiler.schedule(wait=waiting, warmup=_WARM_UP_STEPS, active=1, repeat=periods),
+            schedule=torch.profiler.schedule(wait=profiling.profile_freq - 4, warmup=3, active=1, repeat=periods),
             on_trace_ready=self._write,
             record_shapes=profiling.record_shape,
             profile_memory=profiling.profile_memory,

@@ -294,10 +294,10 @@ class WandbTracker:
     """One W&B run: it never asks, never hangs a training and never ends one. The first failure of any call is one
     warning, and from then on nothing more is sent."""
 
-    def __init__(self, job: Any, run_id: str | None = None) -> None:
+    def __init__(self, job: Any) -> None:
         self._job = job
         self._asked_mode = asked_mode(job.wandb_mode)
-        self.run_id = run_id
+        self.run_id: str | None = None
         self._run: Any = None
 
     def start(self, folder: str, config: Mapping[str, Any] | None) -> None:

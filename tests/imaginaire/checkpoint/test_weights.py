@@ -530,13 +530,7 @@ def test_select_takes_one_network_and_drops_the_extras(caplog: pytest.LogCapture
         weights.select({"net_ema.a": one}, "net")
 
 
-def test_prefix_is_stripped_lazily(tmp_path: Path) -> None:
-    save_file(state(), tmp_path / "m.safetensors")
-    for prefix in ("net", "net."):
-        source = weights.read(str(tmp_path / "m.safetensors"), prefix=prefix)
-        assert sorted(source) == ["a.bias", "a.weight"] and "net.a.bias" not in source
-    with pytest.raises(CheckpointError, match=r"no names below 'ema'. They begin with: net"):
-        weights.read(str(tmp_path / "m.safetensors"), prefix="ema")
+def test_two_entries_are_not_given_one_name() -> None:
     with pytest.raises(CheckpointError, match="both be loaded as 'x'"):
         weights.renamed({"a": torch.ones(1), "b": torch.ones(1)}, lambda name: "x")
 

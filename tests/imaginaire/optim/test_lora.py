@@ -21,6 +21,7 @@ from imaginaire.optim.lora import (
     LoraSpec,
     adapter_state,
     adapters,
+    init_adapters,
     inject,
     load_adapter,
     lora_spec,
@@ -51,8 +52,9 @@ def _net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 
 def _adapted(seed: int = 1, init: bool = True, **options: Any) -> nn.Module:
-    options = {"rank": 4, "alpha": 8.0, "target_modules": TARGETS, **options}
-    return inject(_net(), init=init, generator=torch.Generator().manual_seed(seed), **options)
+    net = inject(_net(), **{"rank": 4, "alpha": 8.0, "target_modules": TARGETS, **options})
+    init_adapters(net, seed, init)
+    return net
 
 
 def test_adapters_go_to_the_targets_with_pefts_keys() -> None:
@@ -213,7 +215,7 @@ def _train(net: nn.Module) -> None:
 
 def _train_sharded(folder: Path) -> None:
     torch.set_num_threads(1)
-    net = inject(_net(torch.bfloat16), 4, 8, TARGETS, generator=torch.Generator().manual_seed(1))
+    net = inject(_net(torch.bfloat16), 4, 8, TARGETS)
     mesh = init_device_mesh("cpu", (2,))
     for block in net:
         fully_shard(block, mesh=mesh)
@@ -228,7 +230,7 @@ def _train_sharded(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_sharded_processes_train_and_save_as_one(tmp_path: Path) -> None:
-    net = inject(_net(torch.bfloat16), 4, 8, TARGETS, generator=torch.Generator().manual_seed(1))
+    net = inject(_net(torch.bfloat16), 4, 8, TARGETS)
     _train(net)
     save_adapter(str(tmp_path / "single.safetensors"), net)
     run_distributed(_train_sharded, world_size=2, args=(tmp_path,))
