@@ -136,10 +136,15 @@ def free_bytes(path: StrPath) -> int | None:
     """Free bytes on the disk that holds ``path``, which need not exist yet; None for a remote one."""
     if is_remote(path):
         return None
+    return shutil.disk_usage(nearest_folder(path)).free
+
+
+def nearest_folder(path: StrPath) -> Path:
+    """A local path itself, or the nearest folder above it that exists."""
     place = Path(_local(path)).absolute()
     while not place.exists():
         place = place.parent
-    return shutil.disk_usage(place).free
+    return place
 
 
 def require_space(path: StrPath, needed: int, what: str) -> None:

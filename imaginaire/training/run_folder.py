@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from imaginaire import storage
+from imaginaire import distributed, storage
+from imaginaire import log as logs
 from imaginaire.config.lazy_config import plain_data
 from imaginaire.errors import CheckpointError, ConfigError, UserError
 
@@ -30,7 +31,7 @@ _locked: set[str] = set()  # a second lock of one process would replace the firs
 
 def check_writable(path: str) -> None:
     """Raise when the run folder cannot be written: better now than at the first save. Nothing is left of the trial."""
-    place = path if storage.is_remote(path) else str(_nearest(path))
+    place = path if storage.is_remote(path) else str(storage.nearest_folder(path))
     try:
         probe = storage.join(place, f".write-probe-{uuid.uuid4().hex}")
         storage.write_atomically(probe, lambda file: file.write(b"x"))
@@ -42,23 +43,43 @@ def check_writable(path: str) -> None:
         ) from error
 
 
-def nearest(path: str) -> Path | None:
-    """The folder below which a run's is to be made; None where it is there, or in an object store, which has none."""
-    place = None if storage.is_remote(path) else _nearest(path)
-    return None if place == Path(storage.join(path)).absolute() else place
+class RunFolder:
+    """The folder of a run with its log, held by rank 0 until `release`; every rank makes one."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock: IO[str] | None = None
+        below = None
+        if distributed.is_rank0():
+            is_there = storage.is_remote(path) or storage.exists(path)
+            below = None if is_there else storage.nearest_folder(path)
+            self._lock = _lock(path)
+        distributed.barrier("run folder")
+        self._made_below: Path | None = distributed.broadcast_object(below)
+        logs.setup(path, distributed.rank())
+
+    def release(self) -> None:
+        """Another process may now use it: call this after the last write. A second call does nothing."""
+        if self._lock is not None:
+            _locked.discard(self._lock.name)
+            self._lock.close()
+            self._lock = None
+
+    def remove(self) -> None:
+        """Remove it if this run made it, and the folders above it that it is alone in."""
+        if self._made_below is None:
+            return
+        logs.setup(None, distributed.rank())  # no log in a folder that is gone
+        if distributed.is_rank0():
+            place = Path(storage.join(self._path)).absolute()
+            shutil.rmtree(place, ignore_errors=True)  # another process may still write its log
+            with contextlib.suppress(OSError):
+                while (place := place.parent) != self._made_below:
+                    place.rmdir()
 
 
-def remove(path: str, below: Path) -> None:
-    """Remove a run folder, and folders between it and ``below`` that it was alone in."""
-    place = Path(storage.join(path)).absolute()
-    shutil.rmtree(place, ignore_errors=True)  # another process may still write its log
-    with contextlib.suppress(OSError):
-        while (place := place.parent) != below:
-            place.rmdir()
-
-
-def lock(path: str) -> IO[str] | None:
-    """Make the run folder and hold it for this process, or raise naming its holder; released by `unlock`."""
+def _lock(path: str) -> IO[str] | None:
+    """Make the run folder and hold it for this process, or raise naming its holder."""
     storage.makedirs(path)
     if storage.is_remote(path):
         return None  # object stores have no locks
@@ -86,11 +107,6 @@ def lock(path: str) -> IO[str] | None:
     file.write(f"{socket.gethostname()} pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
     file.flush()
     return file
-
-
-def unlock(file: IO[str]) -> None:
-    _locked.discard(file.name)
-    file.close()
 
 
 def write_config(path: str, config: str, *, is_resumed: bool) -> None:
@@ -132,11 +148,3 @@ def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{key}.{name}" if key else str(name))
     else:
         yield key, tree
-
-
-def _nearest(path: str) -> Path:
-    """The folder itself, or the nearest one above it that exists."""
-    place = Path(storage.join(path)).absolute()  # without file://
-    while not place.exists():
-        place = place.parent
-    return place

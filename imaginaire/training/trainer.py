@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +31,11 @@ from imaginaire.data.stream import DataStream
 from imaginaire.distributed import parallel, places
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError, UserError
 from imaginaire.optim import schedules
-from imaginaire.training import memory, preflight, provenance, run_folder
+from imaginaire.training import memory, preflight, provenance
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.model import ImaginaireModel, evaluating, require_memory, to_device
+from imaginaire.training.run_folder import RunFolder, write_config
 from imaginaire.training.step import StepGuard, Timers, grad_scaler
 from imaginaire.training.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdog, lost_peer
 
@@ -96,9 +97,8 @@ class ImaginaireTrainer:
         self._has_begun = False
         self._is_applying = False  # the weights are neither of this iteration nor of the next
         self._validation_due = False
-        self._lock: IO[str] | None = None
         self._start = self._reported_at = time.monotonic()
-        self._make_run_dir()
+        self._run_folder = RunFolder(self.run_dir)
         torch.backends.cudnn.deterministic = config.trainer.cudnn.deterministic
         torch.backends.cudnn.benchmark = config.trainer.cudnn.benchmark
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
@@ -111,7 +111,7 @@ class ImaginaireTrainer:
             self.checkpointer = checkpointer.make(config.checkpoint, self.run_dir, self.callbacks)
             self.watchdog = Watchdog(config.trainer.timeout_period, self.run_dir)
         except UserError as error:
-            self._unlock()
+            self._run_folder.release()
             self.remove_run_dir(error)
             raise
 
@@ -144,7 +144,8 @@ class ImaginaireTrainer:
                 raise dead_worker from error
             raise
         finally:
-            self._release_run_dir()
+            self.checkpointer.close()
+            self._run_folder.release()
 
     def close(self) -> None:
         """Let go of everything, also after an exception; a second call does nothing."""
@@ -152,17 +153,7 @@ class ImaginaireTrainer:
         self.watchdog.close()
         self.checkpointer.close()
         self.metrics.close()
-        self._release_run_dir()
-
-    def _release_run_dir(self) -> None:
-        """Release the run folder after the last write: another process may now use it."""
-        self.checkpointer.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            run_folder.unlock(self._lock)
-            self._lock = None
+        self._run_folder.release()
 
     def remove_run_dir(self, error: UserError) -> None:
         """Remove what a refused start made of the run folder. Its error is on the terminal.
@@ -170,11 +161,8 @@ class ImaginaireTrainer:
         Some settings are refused in the first step alone, such as those of a service that it asks.
         """
         is_refused = isinstance(error, ConfigError) and self.iteration == self.resumed_iteration
-        if (self._has_begun and not is_refused) or self._made_below is None:
-            return
-        logs.setup(None, distributed.rank())  # no log in a folder that is gone
-        if distributed.is_rank0():
-            run_folder.remove(self.run_dir, self._made_below)
+        if is_refused or not self._has_begun:
+            self._run_folder.remove()
 
     # --- before the first step
 
@@ -214,7 +202,7 @@ class ImaginaireTrainer:
         model.on_data(dataloader_train, *([] if self.dataloader_val is None else [self.dataloader_val]))
         schedules.note_end(self.scheduler, config.trainer.max_iter)
         if distributed.is_rank0() and (self.iteration == 0 or self.iteration < config.trainer.max_iter):
-            run_folder.write_config(self.run_dir, lazy_config.to_yaml(config), is_resumed=self.iteration > 0)
+            write_config(self.run_dir, lazy_config.to_yaml(config), is_resumed=self.iteration > 0)
         self.metrics.open(self.iteration)
         sets = preflight.data_sets(config.dataloader_train)
         provenance.record_start(self.run_dir, model, self.optimizer, self.dims, self.device, self.iteration, sets)
@@ -510,12 +498,3 @@ class ImaginaireTrainer:
     def _seed_rank(self) -> None:
         """Seed the global generators of this rank; ranks that share a sample draw alike."""
         random.seed_all(self.config.trainer.seed, self.samples_seen, f"rank{self.dims.dp_rank}")
-
-    def _make_run_dir(self) -> None:
-        below = None
-        if distributed.is_rank0():
-            below = run_folder.nearest(self.run_dir)
-            self._lock = run_folder.lock(self.run_dir)
-        distributed.barrier("run folder")
-        self._made_below = distributed.broadcast_object(below)
-        logs.setup(self.run_dir, distributed.rank())

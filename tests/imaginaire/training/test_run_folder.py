@@ -15,14 +15,16 @@ def test_a_folder_is_held_by_one_run_and_must_be_writable(tmp_path: Path, scheme
     run_folder.check_writable(f"{scheme}{tmp_path}/project/group/run")
     assert not list(tmp_path.iterdir()), "nothing is left of the trial"
     path = f"{scheme}{tmp_path}/run"
-    held = run_folder.lock(path)
-    assert held is not None
+    held = run_folder.RunFolder(path)
     with pytest.raises(ConfigError, match="in use by this process"):
-        run_folder.lock(path)
-    run_folder.unlock(held)
-    again = run_folder.lock(path)
-    assert again is not None
-    run_folder.unlock(again)
+        run_folder.RunFolder(path)
+    held.release()
+    again = run_folder.RunFolder(path)
+    again.release()
+    again.remove()
+    assert (tmp_path / "run").exists(), "another run made it"
+    held.remove()
+    assert not list(tmp_path.iterdir())
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="a part of this path is a file"):
         run_folder.check_writable(f"{scheme}{tmp_path}/file/run")
