@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from cosmos_predict2.diffusion import flow_time, rectified_flow
+from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.models.text import TrainingTextConfig
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldPipelineConfig
 from imaginaire.config.nodes import as_config, typed_class
@@ -138,7 +138,7 @@ class Predict2p5Video2WorldModelConfig(Predict2Video2WorldModelConfig):
     """``high_sigma_ratio`` is the share of videos that train at timesteps from 980 to 1000."""
 
     loss_scale: float = attrs.field(default=1.0, validator=above(0))
-    train_time_distribution: str = attrs.field(default="logitnormal", validator=one_of(*flow_time.DISTRIBUTIONS))
+    train_time_distribution: str = attrs.field(default="logitnormal", validator=one_of(*rectified_flow.DISTRIBUTIONS))
     train_time_shift: float = attrs.field(default=5.0, validator=above(0))
     train_time_table: bool = False  # times from a table of 1000, as in the first version of the family
     # How often so many latent frames condition a clip; null: evenly from the pipeline's smallest to its largest number.
@@ -167,7 +167,7 @@ class Predict2p5Video2WorldModelConfig(Predict2Video2WorldModelConfig):
 
     def draw_sigma(self, uniform_B_3: Tensor, *, is_image: bool) -> Tensor:
         """Noise levels t / (1 - t) [B] of times drawn near 1/2 and shifted towards noise."""
-        timesteps_B = flow_time.draw_timesteps(
+        timesteps_B = rectified_flow.draw_timesteps(
             uniform_B_3[:, 0],
             distribution=self.train_time_distribution,
             shift=self.train_time_shift,
@@ -176,7 +176,7 @@ class Predict2p5Video2WorldModelConfig(Predict2Video2WorldModelConfig):
             pick_B=uniform_B_3[:, 1],
             high_B=uniform_B_3[:, 2],
         )
-        t_B = (timesteps_B.double() / flow_time.NUM_TIMESTEPS).clamp(max=LATEST_TIME)
+        t_B = (timesteps_B.double() / rectified_flow.NUM_TIMESTEPS).clamp(max=LATEST_TIME)
         return rectified_flow.noise_level(t_B)
 
 

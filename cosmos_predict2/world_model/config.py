@@ -9,8 +9,8 @@ import torch
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.conditioner import ConditionerConfig
 from cosmos_predict2.data.video.clips import CROPS
-from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
-from cosmos_predict2.diffusion.schedules import FlowSchedule, flow_sigmas
+from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
+from cosmos_predict2.diffusion.solvers import FlowSchedule, flow_sigmas
 from cosmos_predict2.guardrail.runner import GuardrailConfig
 from cosmos_predict2.text.prompts import PromptRefinerConfig
 from imaginaire.config.schema import Section, above, at_least, one_of

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.card import KNOWN, register
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.diffusion import flow_time
-from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
+from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.diffusion.rectified_flow import (
+    NUM_TIMESTEPS,
     add_noise,
     at_least_float32,
     nonuniform_weight,
@@ -36,8 +36,7 @@ from cosmos_predict2.diffusion.rectified_flow import (
     rectified_flow_weight,
 )
 from cosmos_predict2.diffusion.rectified_flow import flow_time as time_of
-from cosmos_predict2.diffusion.schedules import karras_sigmas
-from cosmos_predict2.diffusion.solvers import SOLVERS, Denoise, SameNoise, Stepper
+from cosmos_predict2.diffusion.solvers import SOLVERS, Denoise, SameNoise, Stepper, karras_sigmas
 from cosmos_predict2.nn.dit import DiT, Prepared
 from imaginaire.buildable import resolve, shipped
 from imaginaire.config import lazy_config
@@ -365,7 +364,7 @@ class Flow:
         given, mask = condition.gt_frames_B_C_T_H_W, condition.condition_mask_B_1_T_H_W
         if not self.flow.replace_given_frames or condition.is_image or given is None or mask is None:
             return velocity_B_C_T_H_W
-        true = flow_time.velocity(given.to(velocity_B_C_T_H_W), epsilon_B_C_T_H_W.to(velocity_B_C_T_H_W))
+        true = rectified_flow.velocity(given.to(velocity_B_C_T_H_W), epsilon_B_C_T_H_W.to(velocity_B_C_T_H_W))
         return torch.where(mask.bool(), true, velocity_B_C_T_H_W)
 
     def sampling_path(
@@ -380,7 +379,7 @@ class Flow:
         def denoise(x_B_C_T_H_W: Tensor, t_B: Tensor) -> Tensor:
             timesteps_B = NUM_TIMESTEPS * t_B if is_distilled else schedule.timesteps_at(t_B)
             predicted = self.with_true_velocity(velocity(x_B_C_T_H_W, timesteps_B), condition, noise_B_C_T_H_W)
-            return flow_time.x0_of_velocity(x_B_C_T_H_W, predicted, t_B)
+            return rectified_flow.x0_of_velocity(x_B_C_T_H_W, predicted, t_B)
 
         return SamplingPath(
             denoise,
@@ -400,11 +399,11 @@ class Flow:
         condition: Condition,
     ) -> tuple[Tensor, dict[str, Any]]:
         t_B_T = time_of(sigma_B_T)
-        xt = flow_time.interpolate(x0_B_C_T_H_W, epsilon_B_C_T_H_W, t_B_T)
-        target = flow_time.velocity(x0_B_C_T_H_W, epsilon_B_C_T_H_W)
+        xt = rectified_flow.interpolate(x0_B_C_T_H_W, epsilon_B_C_T_H_W, t_B_T)
+        target = rectified_flow.velocity(x0_B_C_T_H_W, epsilon_B_C_T_H_W)
         predicted = self.predicted_velocity(denoiser, xt, NUM_TIMESTEPS * t_B_T, condition)
         predicted = self.with_true_velocity(predicted, condition, epsilon_B_C_T_H_W)
-        x0_pred = flow_time.x0_of_velocity(xt, predicted.detach(), t_B_T)
+        x0_pred = rectified_flow.x0_of_velocity(xt, predicted.detach(), t_B_T)
         output = {"xt": xt, "x0_pred": x0_pred, "velocity": predicted.detach(), "target": target}
         return (predicted - target) ** 2, output
 
@@ -441,5 +440,5 @@ def _path_by_noise_levels(
 def distilled_times(num_steps: int, shift: float = 5.0) -> Tensor:
     """The first ``num_steps`` of 1, 15/16, 5/6, 5/8 (quarters, shifted by 5), and 0; more steps divide time evenly."""
     evenly = 1 - torch.arange(num_steps, dtype=torch.float64) / max(num_steps, DISTILLED_STEPS)
-    times = flow_time.shift_time(evenly, shift)
+    times = rectified_flow.shift_time(evenly, shift)
     return torch.cat([times, times.new_zeros(1)])

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scalings, weights, draws and the loss of rectified flow in noise levels."""
+"""Scalings, weights, draws and the loss of rectified flow in noise levels; shifts, tables and velocities in times."""
+
+import math
 
 import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.diffusion.rectified_flow import (
     add_noise,
     draw_sigma,
@@ -85,3 +88,34 @@ def test_sum_is_the_mean_times_the_channels() -> None:
 def test_another_shape_of_levels_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="per sample or latent frame"):
         per_frame(torch.ones(shape))
+
+
+@pytest.mark.parametrize("shape", SIGMA_SHAPES)
+def test_the_clean_estimate_follows_from_the_velocity(shape: tuple[int, ...]) -> None:
+    x0, epsilon, t = _video(0), _video(1), flow_time(_sigma(shape))
+    x_t, velocity = rectified_flow.interpolate(x0, epsilon, t), rectified_flow.velocity(x0, epsilon)
+    torch.testing.assert_close(rectified_flow.x0_of_velocity(x_t, velocity, t), x0)
+
+
+def test_training_draws_are_functions_of_uniform_numbers() -> None:
+    u = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pick, high = torch.rand(2, 1000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    normal = rectified_flow.draw_timesteps(u, shift=5.0)
+    torch.testing.assert_close(torch.logit(normal / 1000), torch.special.ndtri(u) + math.log(5.0))
+    assert torch.equal(rectified_flow.draw_timesteps(u, distribution="uniform", shift=1.0), 1000 * u)
+    waver = rectified_flow.draw_timesteps(u, distribution="waver_mode_1.29", shift=1.0)
+    torch.testing.assert_close(waver / 1000, 1 - u - 1.29 * (torch.cos(math.pi * u / 2) ** 2 - 1 + u))
+    table = rectified_flow.draw_timesteps(u, distribution="uniform", shift=3.0, from_table=True)
+    assert torch.equal(table, rectified_flow.timestep_table(3.0)[(1000 * u).floor().long()])
+    for from_table in (False, True):
+        plain = rectified_flow.draw_timesteps(u, from_table=from_table)
+        mixed = rectified_flow.draw_timesteps(u, from_table=from_table, high_noise_ratio=0.3, pick_B=pick, high_B=high)
+        expected = torch.where(pick < 0.3, 980 + 20 * high, plain.double())
+        torch.testing.assert_close(mixed.double(), expected, rtol=1e-6, atol=0)
+    ends = rectified_flow.draw_timesteps(torch.tensor([0.0, 1.0]))
+    assert 0 < ends[0] < ends[1] < 1000
+
+
+def test_draws_that_cannot_be_made_are_said() -> None:
+    with pytest.raises(ValueError, match=r"'normal'; there are logitnormal, uniform, waver_mode_1\.29"):
+        rectified_flow.draw_timesteps(torch.rand(3), distribution="normal")

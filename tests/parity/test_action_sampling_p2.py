@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition, conditioning_frames_mask
-from cosmos_predict2.diffusion.schedules import karras_sigmas
-from cosmos_predict2.diffusion.solvers import sample
+from cosmos_predict2.diffusion.solvers import karras_sigmas, sample
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig

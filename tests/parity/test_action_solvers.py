@@ -7,9 +7,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS, training_timesteps
-from cosmos_predict2.diffusion.schedules import flow_sigmas, karras_sigmas
-from cosmos_predict2.diffusion.solvers import Step, guide, sample
+from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS, training_timesteps
+from cosmos_predict2.diffusion.solvers import Step, flow_sigmas, guide, karras_sigmas, sample
 from tests.goldens import Golden, Value
 from tests.parity.action_files import compare_close
 

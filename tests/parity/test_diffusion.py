@@ -7,15 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.diffusion import flow_time
+from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.diffusion.rectified_flow import (
     draw_sigma,
     nonuniform_weight,
     rectified_flow_scaling,
     rectified_flow_weight,
 )
-from cosmos_predict2.diffusion.schedules import flow_sigmas, karras_sigmas
-from cosmos_predict2.diffusion.solvers import Step, sample
+from cosmos_predict2.diffusion.solvers import Step, flow_sigmas, karras_sigmas, sample
 from imaginaire.optim.ema import PowerEMA, power_ema_exponent
 from tests.goldens import Golden, Value
 
@@ -131,7 +130,7 @@ def test_flow_tables(golden: Golden) -> None:
         if part is None:
             continue
         n = tables["n"].use()
-        table = flow_time.timestep_table(file["shift"].use(), n) / (n if part[1] == "sigmas" else 1)
+        table = rectified_flow.timestep_table(file["shift"].use(), n) / (n if part[1] == "sigmas" else 1)
         tables[name].compare(table[: int(part[3])] if part[2] == "first" else table[-int(part[3]) :], **tolerance)
     for kind in ("shift", "karras"):
         schedule = flow_sigmas(file["steps"].use(), kind, shift=file["shift"].use())  # type: ignore[arg-type]
@@ -143,12 +142,12 @@ def test_flow_training_pairs(golden: Golden) -> None:
     file, tensors = golden.json("rf25.json"), golden.tensors("rf25.train.safetensors")
     x0, epsilon = tensors["x0"].use(), tensors["epsilon"].use()
     num_timesteps = file["tables"]["n"].use()
-    timesteps = flow_time.training_timesteps_from_table(tensors["u"].use(), file["shift"].use(), num_timesteps)
+    timesteps = rectified_flow.training_timesteps_from_table(tensors["u"].use(), file["shift"].use(), num_timesteps)
     t = timesteps / num_timesteps
     tensors["timesteps"].compare(timesteps, **_tolerance(golden, "rf25_timesteps"))
     tensors["sigmas"].compare(t, **_tolerance(golden, "coefficients"))
-    tensors["xt"].compare(flow_time.interpolate(x0, epsilon, t), **_tolerance(golden, "xt"))
-    tensors["vt"].compare(flow_time.velocity(x0, epsilon), **_tolerance(golden, "exact"))
+    tensors["xt"].compare(rectified_flow.interpolate(x0, epsilon, t), **_tolerance(golden, "xt"))
+    tensors["vt"].compare(rectified_flow.velocity(x0, epsilon), **_tolerance(golden, "exact"))
 
 
 def test_unipc_trajectories(golden: Golden) -> None:

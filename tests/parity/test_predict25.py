@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.diffusion import flow_time
+from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.diffusion.rectified_flow import noise_level
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
@@ -43,11 +43,11 @@ def test_times_of_training(name: str, golden: Golden) -> None:
     stored, shift = file.tensors, float(file.settings["train_shift"].use())
     u = torch.sigmoid(stored["train.u_normal"].use())
     compare_close(stored["train.u"], u, LOSS)
-    compare_close(stored["train.timesteps"], flow_time.training_timesteps(u, shift), LOSS)
+    compare_close(stored["train.timesteps"], rectified_flow.training_timesteps(u, shift), LOSS)
     uniform = torch.special.ndtr(stored["train.u_normal"].use().double())
-    drawn = flow_time.draw_timesteps(uniform, distribution="logitnormal", shift=shift)
+    drawn = rectified_flow.draw_timesteps(uniform, distribution="logitnormal", shift=shift)
     compare_close(stored["train.timesteps"], drawn, LOSS)
-    compare_close(stored["train.sigmas"], drawn / flow_time.NUM_TIMESTEPS, LOSS)
+    compare_close(stored["train.sigmas"], drawn / rectified_flow.NUM_TIMESTEPS, LOSS)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -59,7 +59,7 @@ def test_loss(name: str, golden: Golden) -> None:
     )
     model.net.load_state_dict(file.build().state_dict())
     x0, epsilon = stored["train.x0"].use(), stored["train.eps"].use()
-    sigma_B_1 = noise_level(stored["train.timesteps"].use().double() / flow_time.NUM_TIMESTEPS)[:, None].float()
+    sigma_B_1 = noise_level(stored["train.timesteps"].use().double() / rectified_flow.NUM_TIMESTEPS)[:, None].float()
     condition = file.condition(stored["fwd.text"].use(), x0, stored["fwd.mask"].use())
     output, loss = model.loss(x0, epsilon, sigma_B_1, condition)
     compare_close(stored["train.xt"], output["xt"], LOSS)

@@ -19,8 +19,7 @@ from cosmos_predict2.conditioner import (
     conditioning_frames_mask,
 )
 from cosmos_predict2.diffusion.rectified_flow import add_noise, noise_level
-from cosmos_predict2.diffusion.schedules import karras_sigmas
-from cosmos_predict2.diffusion.solvers import sample
+from cosmos_predict2.diffusion.solvers import karras_sigmas, sample
 from cosmos_predict2.models.config import LORA_TARGETS, Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Draws, Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT

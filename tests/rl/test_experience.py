@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.diffusion.schedules import karras_sigmas
+from cosmos_predict2.diffusion.solvers import karras_sigmas
 from cosmos_predict2.diffusion.transitions import Chain, ChurnChain, FlowChain, Normal
 from cosmos_predict2.rl.clips import flow_grpo, rollout
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.diffusion.schedules import karras_sigmas
+from cosmos_predict2.diffusion.solvers import karras_sigmas
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, ChurnChain, FlowChain, log_ratio
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.advantages import NORMS, group_advantages, groups_within, has_spread

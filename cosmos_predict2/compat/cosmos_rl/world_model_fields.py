@@ -4,7 +4,7 @@
 import math
 
 from cosmos_predict2.compat.fields import OF_RL, SUPERVISED, Row, Table, given, only, reads, same, sets, under, unused
-from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
+from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
 
 PIPE, RL, NET = "model.config.pipe_config", "model.config.rl", "model.config.pipe_config.net"
 SPLIT = "Models are split by model.fsdp_shard_size and model_parallel.context_parallel_size"

@@ -28,7 +28,7 @@ from cosmos_predict2.compat.fields import (
     shown_value,
 )
 from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
-from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
+from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
 from cosmos_predict2.released import PREDICT25, get_cosmos_predict25_checkpoint
 from cosmos_predict2.rl.rewards.remote import RemoteReward
 from cosmos_predict2.rl.rewards.verifiable import Smoothness
