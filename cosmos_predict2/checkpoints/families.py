@@ -14,6 +14,7 @@ from imaginaire.checkpoint.weight_files import shape_of
 from imaginaire.errors import CheckpointError
 
 LATENT_CHANNELS = 16
+RATIO = 4  # pixel frames, and so actions, that make a latent frame
 ACTION_SIZES = {7: "pose and gripper", 8: "with a quaternion", 29: "GR1", 43: "G1"}  # numbers of known data
 _SIZES = {(1280, 20): "0.6B", (2048, 28): "2B", (5120, 36): "14B"}
 # Channels that enter the patch embedding: latents, condition mask, padding mask, seven views.
@@ -44,7 +45,6 @@ class Family:
     action_hidden: int | None  # width of their hidden layer
     has_action_tokens: bool  # a third embedder adds to the tokens
     has_extra_positions: bool
-    has_lora: bool
 
     @property
     def size(self) -> str | None:
@@ -119,7 +119,6 @@ def describe(source: Mapping[str, Tensor]) -> Family | None:
         action_hidden=None if action is None else action[0],
         has_action_tokens=_ACTION_ON_TOKENS in names,
         has_extra_positions=any(name.startswith("extra_pos_embedder.") for name in names),
-        has_lora=any(".lora_A." in name for name in source),
     )
 
 
@@ -175,11 +174,10 @@ def action_network(
     action_dim: int = 7,
     num_actions: int = 12,
     *,
-    ratio: int = 4,
     kind: str | None = None,
     source: str = "the file",
 ) -> tuple[type[ActionDiT], dict[str, Any]]:
-    """The class of the network that reads clips of ``num_actions`` actions, ``ratio`` to a latent frame, and its
+    """The class of the network that reads clips of ``num_actions`` actions, four to a latent frame, and its
     arguments as far as shapes or a release show them (RoPE ratios of other sizes they do not).
 
     Shapes do not show how the numbers are arranged, so the sizes of the data decide; where both kinds of network fit,
@@ -188,7 +186,7 @@ def action_network(
     if family is None or family.action_inputs is None:
         found = "no video network" if family is None else f"a {family}, without actions"
         raise CheckpointError(f"{source} is {found}. Choose weights of an action-conditioned network.")
-    reads = {"flat": num_actions * action_dim, "chunk": ratio * action_dim}
+    reads = {"flat": num_actions * action_dim, "chunk": RATIO * action_dim}
     fits = [name for name in reads if reads[name] == family.action_inputs and kind in (None, name)]
     if not fits:
         actions = f"{num_actions} actions of {action_dim} numbers"
@@ -196,7 +194,7 @@ def action_network(
             f"{source} reads {family.action_inputs} numbers of actions at once. {actions.capitalize()} are"
             f" {reads['flat']} in one vector (flat) or {reads['chunk']} for each latent frame (chunk)"
             f"{'' if kind is None else f', and {kind} is asked for'}. What would fit:"
-            f" {'; '.join(action_readings(family.action_inputs, ratio))}."
+            f" {'; '.join(action_readings(family.action_inputs))}."
         )
     if len(fits) > 1:
         raise CheckpointError(
@@ -214,17 +212,17 @@ def action_network(
         "patch_spatial": isqrt(family.patch_volume),  # in time, actions have patches of one frame
     }
     if fits == ["chunk"]:
-        return ChunkActionDiT, {**arguments, "temporal_compression_ratio": ratio}
+        return ChunkActionDiT, {**arguments, "temporal_compression_ratio": RATIO}
     return FlatActionDiT, {**arguments, "num_action_per_chunk": num_actions}
 
 
-def action_readings(inputs: int, ratio: int = 4) -> list[str]:
+def action_readings(inputs: int) -> list[str]:
     """Possible arrangements of so many action numbers at once, for the sizes of an action that are known."""
     found = []
     for size, what in ACTION_SIZES.items():
-        if inputs == ratio * size:
-            found.append(f"{ratio} actions of {size} numbers ({what}) for each latent frame (chunk)")
-        elif inputs % (ratio * size) == 0:
+        if inputs == RATIO * size:
+            found.append(f"{RATIO} actions of {size} numbers ({what}) for each latent frame (chunk)")
+        elif inputs % (RATIO * size) == 0:
             found.append(f"{inputs // size} actions of {size} numbers ({what}) in one vector (flat)")
     return found or [f"none of {', '.join(map(str, ACTION_SIZES))} numbers for each action"]
 

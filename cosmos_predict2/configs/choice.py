@@ -79,7 +79,9 @@ def choose_model(flags: VideoModel, input_path: str | None = None) -> Choice:
         other = f"--model {flags.model}" if flags.model else "--random_weights"
         raise ConfigError(f"{other} and --dit_path {flags.dit_path}: both name weights; give one of them.")
     card = ModelCard() if flags.model else _card_of(flags)
-    is_predict2p5 = bool(flags.model) or _is_predict2p5(card)
+    is_predict2p5 = bool(flags.model) or card.is_predict2p5
+    if card.problem and not card.has_pipeline:  # loading reports it; until then the path decides
+        is_predict2p5 = is_predict2p5 or "Predict2.5" in card.path
     family: Any = config_predict2p5 if is_predict2p5 else config_video2world
     trained = flags.model.partition("/")[0] if flags.model else _size_of(card, family.SIZES)
     size = _agreed_size(flags, trained)
@@ -131,12 +133,6 @@ def _card_of(flags: Model) -> ModelCard:
         return read_and_warn(flags.dit_path)
     cards = (read_and_warn(parse_lora(adapter)[0]) for adapter in flags.lora)
     return next((card for card in cards if card.has_pipeline), ModelCard())
-
-
-def _is_predict2p5(card: ModelCard) -> bool:
-    """True for weights of Predict2.5 by their card, or by their path where they cannot be opened (loading reports
-    that)."""
-    return card.is_predict2p5 or (bool(card.problem) and not card.has_pipeline and "Predict2.5" in card.path)
 
 
 def _size_of(card: ModelCard, sizes: Mapping[str, Any]) -> str | None:

@@ -21,6 +21,7 @@ from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.checkpoints.card import ModelCard, read_card
 from cosmos_predict2.checkpoints.card_checks import CONFIG_KEY, OTHER_TRANSFORM
+from cosmos_predict2.checkpoints.families import RATIO
 from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
@@ -34,7 +35,6 @@ from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-RATIO = 4  # pixel frames, and so actions, that make a latent frame
 FIRST = "the training data"
 LEAST, MOST = 0.05, 30.0  # of the largest action of a batch: 0.015 is ignored, released weights have grippers of 20
 ONE_RUN = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."

@@ -473,8 +473,8 @@ class Video2WorldModel(ImaginaireModel):
 
     def _count_samples(self, batch: Mapping[str, Any], is_image: bool) -> None:
         name = "accum_image_sample_counter" if is_image else "accum_video_sample_counter"
-        cast(Tensor, getattr(self.net, name)).add_(len(batch[self._input_key(batch)]) * current_dims().dp_size)
-        cast(Tensor, self.net.accum_iteration).add_(1)
+        self.net.get_buffer(name).add_(len(batch[self._input_key(batch)]) * current_dims().dp_size)
+        self.net.get_buffer("accum_iteration").add_(1)
 
     def _generators(self, batch: Mapping[str, Any], pass_name: str) -> Draws:
         size, positions = len(batch[self._input_key(batch)]), batch.get(POSITION_KEY)

@@ -100,7 +100,10 @@ def choose_attention(name: str, device: torch.device | str, dtype: torch.dtype, 
     second choice; only ``auto`` chooses by itself."""
     backend, device = canonical_backend(name), torch.device(device)
     if backend == "auto":
-        choice = _automatic(device, dtype, head_dim)
+        choice = _torch(device, dtype, "works everywhere" if device.type != "cuda" else "best of what is installed")
+        if dtype in HALF and head_dim <= 256 and _is_hopper(device) and _has_flash3():
+            reason = "FlashAttention-3 is installed and the device is of its generation"
+            choice = AttentionChoice(_flash3(), "flash3", reason)
         if name in DENSE_STAND_INS:
             return choice._replace(reason=f"dense in place of {name}'s windows; {choice.reason}")
         return choice
@@ -138,12 +141,6 @@ def check_attention(op: AttentionOp, head_dim: int, device: torch.device | str, 
                 f"Attention is off by {error:.1e} (relative) at head width {head_dim} in {dtype} on {device}, where "
                 f"{limit:.0e} is rounding: {cure}"
             )
-
-
-def _automatic(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionChoice:
-    if device.type == "cuda" and dtype in HALF and head_dim <= 256 and _is_hopper(device) and _has_flash3():
-        return AttentionChoice(_flash3(), "flash3", "FlashAttention-3 is installed and the device is of its generation")
-    return _torch(device, dtype, "works everywhere" if device.type != "cuda" else "best of what is installed")
 
 
 def _torch(device: torch.device, dtype: torch.dtype, reason: str) -> AttentionChoice:

@@ -31,9 +31,15 @@ from cosmos_predict2.nn.embeddings import (
     Timesteps,
 )
 from cosmos_predict2.nn.layers import Linear, RMSNorm
-from cosmos_predict2.nn.start_weights import starts
+from cosmos_predict2.nn.start_weights import HasBuffers, starts
 
 TimestepPrecision = Literal["float32", "module"]
+COUNTERS = {  # buffers that released files carry; training counts in them
+    "accum_video_sample_counter": torch.int64,
+    "accum_image_sample_counter": torch.int64,
+    "accum_iteration": torch.int64,
+    "accum_train_in_hours": None,
+}
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class DiT(nn.Module):
         reads_text: bool = True,
     ) -> None:
         super().__init__()
-        _check_at_least_1(
+        sizes = dict(
             num_blocks=num_blocks,
             num_heads=num_heads,
             in_channels=in_channels,
@@ -114,6 +120,9 @@ class DiT(nn.Module):
             crossattn_proj_in_channels=crossattn_proj_in_channels or 1,
             adaln_lora_dim=adaln_lora_dim if use_adaln_lora else 1,
         )
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name}={size} must be at least 1.")
         _check_widths(model_channels, num_heads, mlp_ratio)
         if not reads_text and crossattn_proj_in_channels is not None:
             raise ValueError("reads_text=False needs crossattn_proj_in_channels=None: a projection changes zeros.")
@@ -182,11 +191,8 @@ class DiT(nn.Module):
         )
         if use_wan_fp32_strategy:
             _widen(self)
-        # Statistics that released files carry; training may count here.
-        self.register_buffer("accum_video_sample_counter", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("accum_image_sample_counter", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("accum_iteration", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("accum_train_in_hours", torch.zeros(()))
+        for name, dtype in COUNTERS.items():
+            self.register_buffer(name, torch.zeros((), dtype=dtype))
         self.init_weights()
 
     @property
@@ -222,10 +228,10 @@ class DiT(nn.Module):
         A class with buffers of its own writes them here, too; a module in it has a method of this name.
         """
         for module in self.modules():
-            if module is not self and callable(reset := getattr(module, "reset_buffers", None)):
-                reset()
-        for name in ("video_sample_counter", "image_sample_counter", "iteration", "train_in_hours"):
-            getattr(self, f"accum_{name}").zero_()
+            if module is not self and isinstance(module, HasBuffers):
+                module.reset_buffers()
+        for counter in COUNTERS:
+            self.get_buffer(counter).zero_()
 
     # ---- attention ---------------------------------------------------------------------------------------------------
 
@@ -449,12 +455,6 @@ def _widen(net: DiT) -> None:
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}='{value}' is not built here: use {' or '.join(map(repr, allowed))}.")
-
-
-def _check_at_least_1(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name}={size} must be at least 1.")
 
 
 def _check_widths(model_channels: int, num_heads: int, mlp_ratio: float) -> None:

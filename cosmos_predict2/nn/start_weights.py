@@ -2,6 +2,7 @@
 """Starts of the parameters that no file gives: constants, cut normals and uniform numbers."""
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +34,24 @@ class Start:
         return tensor.mul_(self.std)
 
 
+@runtime_checkable
+class HasStarts(Protocol):
+    """A module with parameters of its own, whose starts it gives by their names in it."""
+
+    def starts(self) -> dict[str, Start]: ...
+
+
+@runtime_checkable
+class HasBuffers(Protocol):
+    """A module with buffers that are a function of its arguments, which it writes."""
+
+    def reset_buffers(self) -> None: ...
+
+
 def starts(net: nn.Module) -> dict[str, Start]:
     """The start of each parameter by its name: a matrix has the variance 1 / (numbers that it sums), the last matrix of
     a modulation is zero, and norms are one. Whatever lies inside a Linear's place counts as that Linear. What reads
-    actions begins as torch's layers do, and with no effect. A module with parameters of its own gives their starts by
-    a method ``starts() -> {name: Start}``."""
+    actions begins as torch's layers do, and with no effect. A module with other parameters is a `HasStarts`."""
     zeros = tuple(
         f"{name}.{len(module) - 1}."
         for name, module in net.named_modules()
@@ -45,7 +59,7 @@ def starts(net: nn.Module) -> dict[str, Start]:
     )
     found: dict[str, Start] = {}
     for prefix, module in net.named_modules():
-        own: dict[str, Start] = module.starts() if callable(getattr(module, "starts", None)) else {}
+        own: dict[str, Start] = module.starts() if isinstance(module, HasStarts) else {}
         for name, parameter in module.named_parameters(prefix, recurse=False):
             if (last := name.rpartition(".")[2]) in own:
                 found[name] = own[last]

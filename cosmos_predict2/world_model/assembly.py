@@ -22,8 +22,8 @@ from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.checkpoints.dit_weights import clean_name
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
 from cosmos_predict2.nn.attention import check_attention, choose_attention
-from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.nn.start_weights import Start, starts
+from cosmos_predict2.nn.dit import COUNTERS, DiT
+from cosmos_predict2.nn.start_weights import HasBuffers, Start, starts
 from imaginaire import random
 from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
@@ -52,15 +52,12 @@ def network_of(node: Any) -> DiT:
 
 def _require_written_buffers(net: DiT) -> None:
     """Raise for a buffer that nothing writes once it has memory: it would hold what the memory held before."""
-    released = {
-        f"accum_{name}" for name in ("video_sample_counter", "image_sample_counter", "iteration", "train_in_hours")
-    }
     writes = any(getattr(type(net), name, None) is not getattr(DiT, name) for name in ("reset_buffers", "init_weights"))
     for prefix, module in net.named_modules():
-        if callable(getattr(module, "reset_buffers", None)) if module is not net else writes:
+        if isinstance(module, HasBuffers) if module is not net else writes:
             continue
         for name, _ in module.named_buffers(recurse=False):
-            if module is not net or name not in released:
+            if module is not net or name not in COUNTERS:
                 raise ConfigError(
                     f"{NETWORK_KEY}: nothing writes the buffer {prefix + '.' if prefix else ''}{name} of"
                     f" {type(module).__name__}: networks are built without memory, so what __init__ writes is lost."

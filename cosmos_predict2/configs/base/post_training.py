@@ -46,27 +46,6 @@ def lora(rank: int) -> dict[str, Any]:
     return dict(train_architecture="lora", lora_rank=rank, lora_alpha=rank)
 
 
-FEW_CLIPS = {  # by size: samples split over this many GPUs, weight decay, height of the schedule
-    "2B": dict(context_parallel=2, weight_decay=0.1, f_max=0.6),
-    "14B": dict(context_parallel=8, weight_decay=0.2, f_max=0.25),
-}
-
-
-def a_thousand_steps(size: str, data: str) -> dict[str, Any]:
-    """A short run on few clips: no warm-up, down to zero over its 1000 iterations."""
-    row = FEW_CLIPS[size]
-    return dict(
-        defaults=group_choices(f"predict2_video2world_fsdp_{size.lower()}", data, "mock"),
-        job=job(f"{size.lower()}_{data}"),
-        model=model_config(ema=True, prompt_refiner_config=dict(enabled=False)),
-        model_parallel=dict(context_parallel_size=row["context_parallel"]),
-        optimizer=dict(lr=2**-14.5, weight_decay=row["weight_decay"]),
-        scheduler=linear(0, 1000, row["f_max"], 0.0),
-        trainer=trainer(1000, hit_thres=10),
-        checkpoint=dict(save_iter=500),
-    )
-
-
 def tiny_twin(
     name: str,
     data: str,

@@ -97,7 +97,10 @@ class Writer:
         """The next episode: its videos and its table, where they are not there yet."""
         number = len(self._lengths)
         task = self._tasks.setdefault(recording.task, len(self._tasks))
-        columns = {name: self._as_before(name, values) for name, values in recording.columns.items()}
+        columns = {}
+        for name, values in recording.columns.items():  # success may be recorded as a truth or as a number
+            known = self._features.get(name, {}).get("dtype", "")
+            columns[name] = values.astype(known) if known in _NUMBERS else values
         recording = replace(recording, columns=columns)
         features = _features(recording, self.fps)
         if self._features and features != self._features:
@@ -147,11 +150,6 @@ class Writer:
             "features": self._features,
         }
         write_json(meta / "info.json", info)
-
-    def _as_before(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """A column in the type of those before it: success may be recorded as a truth or as a number."""
-        known = self._features.get(name, {}).get("dtype", "")
-        return values.astype(known) if known in _NUMBERS else values
 
     def _counters(self, number: int, length: int, task: int) -> dict[str, NDArray[Any]]:
         frames = numpy.arange(length)

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
-from cosmos_predict2.configs.rl.seeing_policy import seeing_policy
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import seeing_policy, starts
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel

@@ -15,7 +15,6 @@ from cosmos_predict2.configs.action_conditioned.defaults.model import predict2
 from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
 from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.defaults.model import with_actions
-from cosmos_predict2.configs.rl.seeing_policy import seeing_policy
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
 from cosmos_predict2.rl.config import GroupAdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.envs.scoring import Scoring
@@ -62,6 +61,18 @@ ADAMW = L(adamw)(model=PLACEHOLDER, lr=2e-4, weight_decay=0.0)
 def starts(num: int, batch_size: int, *, shuffle: bool, num_tasks: int | None = None) -> Any:
     data = L(EpisodeStarts)(num=num, num_tasks=num_tasks)
     return L(ResumableLoader)(dataset=data, batch_size=batch_size, shuffle=shuffle)
+
+
+def seeing_policy(label: str, path: str = "") -> Any:
+    """A policy that sees with transformers, of a folder of scripts.train_policy; its class is imported here."""
+    path = path or f"checkpoints/policies/tiny_{label}"
+    if label == "pi05":
+        from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+
+        return L(Pi05Policy)(path=path, noise_method="flow_sde")
+    from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
+
+    return L(OpenVLAPolicy)(path=path)
 
 
 def world_model(node: Any) -> Any:
