@@ -15,6 +15,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -202,7 +203,8 @@ def read_split(path: Path | str) -> Split:
     if content.get("format") != _FORMAT or (absent := [name for name in names if name not in content]):
         what = "it is of another format" if content.get("format") != _FORMAT else f"it has no '{absent[0]}'"
         raise DataError(f"{where} is no split: {what}. python -m scripts.split_recordings writes one.")
-    split = Split(**{name: tuple(v) if isinstance(v := content[name], list) else v for name in names})
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v := content[name], list) else v for name in names}
+    split = Split(**values)
     is_whole = (
         all(isinstance(split.of(part), tuple) for part in PARTS)
         and sorted((*split.train, *split.held_out)) == list(range(len(split.lengths)))
