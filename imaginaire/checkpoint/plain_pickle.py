@@ -3,7 +3,7 @@
 
 ``pickle.Unpickler`` with a short list of names still hands live classes to the file, and a file may change what it is
 handed: BUILD sets attributes of classes and functions, which stay changed for the rest of the process. This reader
-interprets the steps of the format itself. A name becomes a `Named`, whatever is called or built a `Made`, and the
+interprets the steps that ``pickletools`` lists. A name becomes a `Named`, whatever is called or built a `Made`, and the
 caller makes of them what it expects to find. All other steps (persistent objects, registered extensions, ...) are
 refused, and a small file cannot take more memory than its bytes let expect.
 
@@ -13,6 +13,7 @@ What ``torch.save`` wrote is read by torch's own restricted reader, see `load_pl
 import io
 import math
 import pickle
+import pickletools
 import re
 import struct
 import threading
@@ -38,8 +39,7 @@ Tree = Any  # dictionaries, lists, plain values and tensors
 Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the tensor to load into
 
 _LOCK = threading.RLock()
-_LONGEST_NUMBER = 255  # bytes of an integer
-_SHORT, _SIGNED, _INT, _LONG, _FLOAT = (struct.Struct(form) for form in ("<H", "<i", "<I", "<Q", ">d"))
+_LONGEST_NUMBER = 8 * 255  # bits of an integer
 
 
 def load_plain(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
@@ -103,78 +103,35 @@ def read(content: bytes, is_allowed: Callable[[str], bool], most_steps: int | No
 
     Raises `Refused` for a name that is not allowed and for what has no place in plain data, ValueError for damage.
     """
+    reader, steps_left = _Reader(is_allowed), len(content) if most_steps is None else most_steps
     try:
-        return _Reader(content, is_allowed, most_steps).tree()
+        for step, argument, _ in pickletools.genops(content):
+            if step.name == "STOP":
+                break
+            steps_left -= 1
+            if steps_left < 0:
+                raise Refused("more memory or steps than its numbers take")
+            if step.name in _REFUSED:
+                raise Refused(_REFUSED[step.name])
+            _STEPS[step.name](reader, argument)
+        return reader.stack.pop()
     except (IndexError, KeyError, TypeError, AttributeError, struct.error, OverflowError) as error:
         raise ValueError(f"its steps do not fit together ({type(error).__name__}: {error})") from error
 
 
 class _Reader:
-    def __init__(self, content: bytes, is_allowed: Callable[[str], bool], most_steps: int | None) -> None:
-        self.content = content
-        self.position = 0
+    """The stack of a pickle, and what its steps do there."""
+
+    def __init__(self, is_allowed: Callable[[str], bool]) -> None:
         self.is_allowed = is_allowed
-        self.steps_left = most_steps if most_steps is not None else len(content)
         self.stack: list[Any] = []
         self.marks: list[int] = []  # lengths of the stack
         self.memo: dict[int, Any] = {}
 
-    def tree(self) -> Any:
-        content, steps = self.content, _STEPS
-        while True:
-            code = content[self.position]
-            self.position += 1
-            if code == _STOP:
-                return self.stack.pop()
-            self.steps_left -= 1
-            if self.steps_left < 0:
-                raise Refused("more memory or steps than its numbers take")
-            step = steps.get(code)
-            if step is None:
-                if code in _REFUSED:
-                    raise Refused(_REFUSED[code])
-                raise ValueError(f"byte {self.position - 1} is {code:#x}, no step of a pickle")
-            step(self)
-
-    # --- bytes of the file
-
-    def take(self, length: int) -> bytes:
-        start, end = self.position, self.position + length
-        if end > len(self.content):
-            raise ValueError(f"cut short: {length} bytes at {start} of {len(self.content)}")
-        self.position = end
-        return self.content[start:end]
-
-    def byte(self) -> int:
-        self.position += 1
-        return self.content[self.position - 1]
-
-    def number(self, form: struct.Struct) -> Any:
-        self.position += form.size
-        return form.unpack_from(self.content, self.position - form.size)[0]
-
-    def line(self, encoding: str = "utf-8") -> str:
-        end = self.content.index(b"\n", self.position)
-        text = self.content[self.position : end]
-        self.position = end + 1
-        return text.decode(encoding)
-
-    # --- steps
-
     def push(self, value: Any) -> None:
+        if isinstance(value, int) and value.bit_length() > _LONGEST_NUMBER:
+            raise Refused(f"a number of {value.bit_length()} bits")
         self.stack.append(value)
-
-    def push_text(self, text: bytes) -> None:
-        self.stack.append(text.decode("utf-8", "surrogatepass"))
-
-    def push_integer(self, length: int) -> None:
-        if length > _LONGEST_NUMBER:
-            raise Refused(f"a number of {length} bytes")
-        self.stack.append(int.from_bytes(self.take(length), "little", signed=True))
-
-    def push_written_number(self) -> None:
-        text = self.line().rstrip("L")
-        self.stack.append(text == "01" if text in ("00", "01") else int(text))
 
     def since_mark(self) -> list[Any]:
         start = self.marks.pop()
@@ -189,15 +146,10 @@ class _Reader:
         del self.stack[-count:]
         return items
 
-    def name(self, module: Any, name: Any) -> None:
-        full = f"{module}.{name}"
+    def name(self, full: str) -> None:
         if not self.is_allowed(full):
             raise Refused(full)
         self.stack.append(Named(full))
-
-    def name_on_stack(self) -> None:
-        module, name = self.last(2)
-        self.name(module, name)
 
     def call(self) -> None:
         args = self.stack.pop()
@@ -225,8 +177,8 @@ class _Reader:
             raise TypeError(f"entries for a {type(target).__name__}")
         target.update(_pairs(items))
 
-    def remember(self, index: int) -> None:
-        self.memo[index] = self.stack[-1]
+    def remember(self, index: int | None) -> None:
+        self.memo[len(self.memo) if index is None else index] = self.stack[-1]
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
@@ -239,76 +191,52 @@ def _pairs(items: list[Any]) -> dict[Any, Any]:
 
 
 _KEYS = {str, bytes, int, float, bool, type(None), Made}
-_STOP = ord(".")
 _REFUSED = {
-    ord(code): what
-    for codes, what in {
-        "PQ": "a persistent object",
-        "\x82\x83\x84": "a registered extension",
-        "io\x92": "an object of another form than plain data have",
-        "\x97\x98": "a buffer outside the file",
-        "STU": "a text of Python 2",
-        "2": "a copy of a value",
+    name: what
+    for names, what in {
+        "PERSID BINPERSID": "a persistent object",
+        "EXT1 EXT2 EXT4": "a registered extension",
+        "INST OBJ NEWOBJ_EX": "an object of another form than plain data have",
+        "NEXT_BUFFER READONLY_BUFFER": "a buffer outside the file",
+        "STRING BINSTRING SHORT_BINSTRING": "a text of Python 2",
+        "DUP": "a copy of a value",
     }.items()
-    for code in codes
+    for name in names.split()
 }
-_STEPS: dict[int, Callable[[_Reader], Any]] = {
-    ord(code): step
-    for code, step in {
-        "\x80": lambda r: r.take(1),  # protocol
-        "\x95": lambda r: r.take(8),  # frame
-        "(": lambda r: r.marks.append(len(r.stack)),
-        "0": lambda r: r.stack.pop(),
-        "1": lambda r: r.since_mark(),
-        "N": lambda r: r.push(None),
-        "\x88": lambda r: r.push(True),
-        "\x89": lambda r: r.push(False),
-        "K": lambda r: r.push(r.byte()),
-        "M": lambda r: r.push(r.number(_SHORT)),
-        "J": lambda r: r.push(r.number(_SIGNED)),
-        "\x8a": lambda r: r.push_integer(r.byte()),
-        "\x8b": lambda r: r.push_integer(r.number(_INT)),
-        "I": lambda r: r.push_written_number(),
-        "L": lambda r: r.push_written_number(),
-        "F": lambda r: r.push(float(r.line())),
-        "G": lambda r: r.push(r.number(_FLOAT)),
-        "V": lambda r: r.push(r.line("raw-unicode-escape")),
-        "X": lambda r: r.push_text(r.take(r.number(_INT))),
-        "\x8c": lambda r: r.push_text(r.take(r.byte())),
-        "\x8d": lambda r: r.push_text(r.take(r.number(_LONG))),
-        "B": lambda r: r.push(r.take(r.number(_INT))),
-        "C": lambda r: r.push(r.take(r.byte())),
-        "\x8e": lambda r: r.push(r.take(r.number(_LONG))),
-        "\x96": lambda r: r.push(r.take(r.number(_LONG))),  # a bytearray
-        ")": lambda r: r.push(()),
-        "t": lambda r: r.push(tuple(r.since_mark())),
-        "\x85": lambda r: r.push(r.last(1)),
-        "\x86": lambda r: r.push(r.last(2)),
-        "\x87": lambda r: r.push(r.last(3)),
-        "]": lambda r: r.push([]),
-        "l": lambda r: r.push(r.since_mark()),
-        "\x8f": lambda r: r.push([]),  # a set
-        "\x91": lambda r: r.push(r.since_mark()),  # a frozen set
-        "a": lambda r: r.extend([r.stack.pop()]),
-        "e": lambda r: r.extend(r.since_mark()),
-        "\x90": lambda r: r.extend(r.since_mark()),  # items of a set
-        "}": lambda r: r.push({}),
-        "d": lambda r: r.push(_pairs(r.since_mark())),
-        "s": lambda r: r.set_items(list(r.last(2))),
-        "u": lambda r: r.set_items(r.since_mark()),
-        "c": lambda r: r.name(r.line(), r.line()),
-        "\x93": lambda r: r.name_on_stack(),
-        "R": lambda r: r.call(),
-        "\x81": lambda r: r.call(),  # of __new__
-        "b": lambda r: r.build(),
-        "p": lambda r: r.remember(int(r.line())),
-        "q": lambda r: r.remember(r.byte()),
-        "r": lambda r: r.remember(r.number(_INT)),
-        "\x94": lambda r: r.remember(len(r.memo)),
-        "g": lambda r: r.push(r.memo[int(r.line())]),
-        "h": lambda r: r.push(r.memo[r.byte()]),
-        "j": lambda r: r.push(r.memo[r.number(_INT)]),
+_STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
+    name: step
+    for names, step in {
+        "PROTO FRAME": lambda r, _: None,
+        "MARK": lambda r, _: r.marks.append(len(r.stack)),
+        "POP": lambda r, _: r.stack.pop(),
+        "POP_MARK": lambda r, _: r.since_mark(),
+        "NONE": lambda r, _: r.push(None),
+        "NEWTRUE": lambda r, _: r.push(True),
+        "NEWFALSE": lambda r, _: r.push(False),
+        "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT": lambda r, number: r.push(number),
+        "UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8": lambda r, text: r.push(text),
+        "BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8": lambda r, content: r.push(bytes(content)),
+        "EMPTY_TUPLE": lambda r, _: r.push(()),
+        "TUPLE": lambda r, _: r.push(tuple(r.since_mark())),
+        "TUPLE1": lambda r, _: r.push(r.last(1)),
+        "TUPLE2": lambda r, _: r.push(r.last(2)),
+        "TUPLE3": lambda r, _: r.push(r.last(3)),
+        "EMPTY_LIST EMPTY_SET": lambda r, _: r.push([]),
+        "LIST FROZENSET": lambda r, _: r.push(r.since_mark()),
+        "APPEND": lambda r, _: r.extend([r.stack.pop()]),
+        "APPENDS ADDITEMS": lambda r, _: r.extend(r.since_mark()),
+        "EMPTY_DICT": lambda r, _: r.push({}),
+        "DICT": lambda r, _: r.push(_pairs(r.since_mark())),
+        "SETITEM": lambda r, _: r.set_items(list(r.last(2))),
+        "SETITEMS": lambda r, _: r.set_items(r.since_mark()),
+        "GLOBAL": lambda r, both: r.name(both.replace(" ", ".", 1)),
+        "STACK_GLOBAL": lambda r, _: r.name("{}.{}".format(*r.last(2))),
+        "REDUCE NEWOBJ": lambda r, _: r.call(),
+        "BUILD": lambda r, _: r.build(),
+        "PUT BINPUT LONG_BINPUT MEMOIZE": lambda r, index: r.remember(index),
+        "GET BINGET LONG_BINGET": lambda r, index: r.push(r.memo[index]),
     }.items()
+    for name in names.split()
 }
 
 
