@@ -46,7 +46,8 @@ SHORT = {  # what the commands of the page get besides
     "job.name=my_callback": "trainer.max_iter=5",
     "experiment=my_project": "trainer.max_iter=3 trainer.run_validation=false",
     "job.name=brighter": SHORT_RL,
-    "--policy my_policy": "--demonstrations 4 --steps 5",
+    "scripts.collect": "--episodes 4",
+    "--policy my_policy": "--steps 5",
     "experiment=my_policy": SHORT_POLICY,
     "--suite my_robot": "--episodes 2 --out outputs/evaluation",
 }
@@ -74,7 +75,7 @@ def test_what_is_added_is_trained_and_read_again_by_every_program(tmp_path: Path
         if found := re.match(r"# needs its place: (my_project/\w+\.py)\n", block):
             (tmp_path / found[1]).parent.mkdir(exist_ok=True)
             (tmp_path / found[1]).write_text(block)
-    trains = ("scripts.train", "scripts.train_policy")
+    trains = ("scripts.train", "scripts.train_policy", "scripts.collect")
     of_page = list(commands())
     play(tmp_path, [words for words in of_page if words[0] in trains])
     assert "train/largest_weight" in next(tmp_path.rglob("my_callback/metrics.jsonl")).read_text()

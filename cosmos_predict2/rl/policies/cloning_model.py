@@ -204,7 +204,7 @@ class KeepBestPolicy(Callback):
         folder = Path(self.trainer.run_dir) / RESULT
         if distributed.is_rank0():
             write_json(Path(self.trainer.run_dir) / FIGURES, self.figures(model, iteration))
-            verdict = self.best.get("verdict", {"text": "Nothing was held out.", "next_step": ""})
+            verdict = self.best.get("verdict", {"text": "Nothing was held out:", "next_step": "the last weights."})
             log.info("policy of iteration %d: %s", self.best["iteration"], folder)
             log.info("%s %s", verdict["text"], verdict["next_step"])
         model.close()
