@@ -17,7 +17,7 @@ from imaginaire.errors import ConfigError
 _EPILOG = """\
 RUN/index.html is the page, RUN/verdict.json its first sentences, RUN/policy the policy; RUN/logs has what each program
 printed. The exit code is 0 where the way ended in a verdict, a gate's no among them, 2 where a step could not be done,
-75 where it was interrupted: the same command goes on. The steps one by one: documentations/your_robot.md
+75 where it was interrupted: the same command goes on. The steps one by one: documentations/your_robot_steps.md
 
 examples:
   python -m scripts.improve_policy my_data --out runs/mine
