@@ -15,8 +15,6 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.learner import Experience
-from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from imaginaire.config import L
 from tests.rl.vla_runs import RL, batch, collected, run
 from tests.training import difference, saved
@@ -54,6 +52,9 @@ def parts_of(one: VLAGRPOModel) -> tuple[Experience, list[Any]]:
 
 
 def pi05(tmp_path: Path, **rl: Any) -> VLAGRPOModel:
+    from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
+    from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
+
     torch.manual_seed(0)
     write_tiny(tmp_path / "pi05", sentences=["push the puck into the ring"])
     policy = L(Pi05Policy)(path=str(tmp_path / "pi05"), noise_method="flow_sde")

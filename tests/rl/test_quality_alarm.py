@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.clips import quality_alarm
 from cosmos_predict2.rl.clips.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.interfaces import Clips
@@ -276,6 +275,8 @@ def require_second_again(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_it_can_go_back_and_a_resumed_run_equals_a_whole_one(tmp_path: Path) -> None:
+    from cosmos_predict2.evaluation.reports.run_report import write_report
+
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     values = [1.0, 1.2, 0.0, 1.1, 1.1]
     PLANTED.update(values=list(values), calls=0)

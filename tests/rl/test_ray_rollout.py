@@ -29,8 +29,6 @@ from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.ray_rollout import RayRollout, _modules, _packed, _Player, _unpacked
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
 from cosmos_predict2.rl.policies.network import deciding
-from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from imaginaire import distributed
@@ -206,7 +204,9 @@ def test_workers_that_cannot_take_the_weights_do_not_play_with_others(cluster: N
 def expert(root: Path) -> Any:
     """Adapters of the action expert are trained, and its noise follows from the trainer's step."""
     options: dict[str, Any] = dict(noise_anneal=True, noise_params=[0.3, 0.1, 4], noise_method="flow_sde")
-    return L(Pi05Policy)(path=str(root / "pi05"), train_expert_only=True, lora_rank=2, **options)
+    return L("cosmos_predict2.rl.policies.pi05.policy.Pi05Policy")(
+        path=str(root / "pi05"), train_expert_only=True, lora_rank=2, **options
+    )
 
 
 def trained_in_shards(address: str, root: Path) -> list[Trajectories]:
@@ -250,6 +250,8 @@ def count_gathers(net: Any) -> list[int]:
 
 @pytest.mark.slow
 def test_workers_of_a_sharded_policy_have_its_weights_from_all_ranks(ray: Any, cluster: None, tmp_path: Path) -> None:
+    from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
+
     write_tiny(tmp_path / "pi05", action_horizon=4, hold=3)
     address = ray.get_runtime_context().gcs_address
     torch.manual_seed(0)

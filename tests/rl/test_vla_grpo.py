@@ -17,7 +17,6 @@ from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
-from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.config import GroupAdvantageConfig
 from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
@@ -33,9 +32,6 @@ from cosmos_predict2.rl.episodes.episodes import (
 )
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.refinement import Refinement, Windows, chosen_windows
-from cosmos_predict2.rl.imagined import check as imagination_check
-from cosmos_predict2.rl.imagined import watch as imagination_watch
-from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.trust import Card, digest, write_card
@@ -44,7 +40,6 @@ from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from tests.multiprocess import run_distributed
-from tests.rl.test_imagination_check import write_recordings
 from tests.rl.vla_runs import IMAGINED, RL, SMALL, batch, collected, experience, model, run, starts
 from tests.training import difference, run_dir, saved
 
@@ -320,6 +315,11 @@ def test_two_processes_play_what_one_does_and_end_together(tmp_path: Path) -> No
 def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from cosmos_predict2.rl.imagined import check as imagination_check
+    from cosmos_predict2.rl.imagined import watch as imagination_watch
+    from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
+    from tests.rl.test_imagination_check import write_recordings
+
     for name, value in (("GROUPS", 2), ("MEMBERS", 2), ("GREEDY", 2)):
         monkeypatch.setattr(imagination_check, name, value)
     for name, value in (("STARTS", 2), ("ATTEMPTS", 2), ("LEARNT", 8), ("HELD_OUT", 4)):
@@ -606,6 +606,8 @@ def test_a_run_that_refines_its_world_model_resumes_bit_by_bit(name: str, tmp_pa
 
 @pytest.mark.slow
 def test_a_world_model_that_is_only_held_is_in_no_checkpoint_and_in_the_runs_page(tmp_path: Path) -> None:
+    from cosmos_predict2.evaluation.reports.run_report import write_report
+
     frozen = [item for item in SMALL if "refinement" not in item and "draw_episodes" not in item]
     run(tmp_path, *frozen, "trainer.max_iter=2", "trainer.run_validation=true", name=f"{IMAGINED}_frozen")
     names = set(saved(tmp_path, "vla")["model"])

@@ -18,8 +18,6 @@ from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement, LogProb
 from cosmos_predict2.rl.learner import Experience
-from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
-from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L, register_experiment
 from imaginaire.data.stream import ResumableLoader
@@ -103,8 +101,7 @@ def of_recordings() -> dict[str, Any]:
 def make_config() -> Any:
     config = base()
     register_experiment("toy_policy", experiment(L(ToyPolicy)(width=16, noise=1.0)))
-    register_experiment("openvla_policy", experiment(L(OpenVLAPolicy)(path="")))
-    register_experiment("pi05_policy", experiment(L(Pi05Policy)(path="")))
+    register_experiment("pi05_policy", experiment(L("cosmos_predict2.rl.policies.pi05.policy.Pi05Policy")(path="")))
     register_experiment("of_recordings", of_recordings)
     register_experiment("forgetful_policy", experiment(L(ForgetfulPolicy)(width=16, noise=1.0)))
     return config

@@ -27,7 +27,7 @@ from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
 from imaginaire.config import instantiate
 from imaginaire.config.compose import compose
 from imaginaire.errors import CheckpointError, ConfigError
-from tests.rl.rewards.here import Here
+from tests.rl.rewards.service.here import Here
 from tests.rl.rewards.tiny_judges import REWARD_TOKENS, STATISTICS, make_reason1, make_video_align
 
 

@@ -22,7 +22,7 @@ from cosmos_predict2.rl.rewards.service.server import Waiting, create_app
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from cosmos_predict2.rl.rewards.service.supervisor import BROKEN, READY, STARTING
 from tests.rl.rewards.doubles import body
-from tests.rl.rewards.here import Here
+from tests.rl.rewards.service.here import Here
 
 BINARY = {"Content-Type": "application/octet-stream"}
 

@@ -22,7 +22,7 @@ from cosmos_predict2.rl.rewards.service.queue import Job, Limits
 from cosmos_predict2.rl.rewards.service.worker import WorkerSettings
 from tests.programs import HANG_S
 from tests.rl.rewards.doubles import ROOT, body, mean
-from tests.rl.rewards.here import Here
+from tests.rl.rewards.service.here import Here
 
 LONGEST_S = 60.0  # of what a process does at once
 

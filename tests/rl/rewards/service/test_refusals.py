@@ -16,7 +16,7 @@ from cosmos_predict2.rl.rewards.service.queue import QueueUnusable
 from cosmos_predict2.rl.rewards.service.server import create_app
 from cosmos_predict2.rl.rewards.service.supervisor import BROKEN
 from tests.rl.rewards.doubles import body
-from tests.rl.rewards.here import Here
+from tests.rl.rewards.service.here import Here
 
 RIGHT = ("authorization", "Bearer secret")
 STALL, GONE = "stall", "gone"  # instead of a chunk: nothing for a while, and a client that closed the connection
