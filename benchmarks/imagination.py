@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks import machine, released_imagination, rollout
-from cosmos_predict2.checkpoints.tiny_base import tiny_policy_path
 from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.released import tiny_policy_path
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv

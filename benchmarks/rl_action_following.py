@@ -22,10 +22,10 @@ from torch import Tensor
 
 from benchmarks import machine
 from benchmarks.rl_learning import train
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.choice import ActionModel, choose_action_model
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.evaluation.metrics.imagined_episodes import BATCH, Windows, coded, held_out_episodes, windows_of
+from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.action_following import ActionFollowing
 from cosmos_predict2.rl.rewards.toy import LOST_PX, seen

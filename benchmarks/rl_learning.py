@@ -30,12 +30,12 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from benchmarks import machine
-from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.conditioner import TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.held_out import MOVES
+from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.rewards.toy import contact, seen
 from cosmos_predict2.toy_world.detector import Detection
 from cosmos_predict2.world_model.options import SamplingOptions

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The released models by name: where their files lie below one folder, which revision is meant, how they are built.
+"""The released models by name: where their files lie below one folder, which revision is meant, how they are built; and
+the tiny models that come with the code, trained on the toy world, for any CPU.
 
 The folder is an argument, else what ``COSMOS_PREDICT2_ARGS="--checkpoints DIR"`` has when it is read, else
 ``checkpoints``.
@@ -9,6 +10,7 @@ import os
 import re
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from imaginaire import storage
@@ -16,6 +18,7 @@ from imaginaire.errors import ConfigError, near
 from imaginaire.storage.absent_files import absent
 
 DEFAULT_DIR = "checkpoints"
+SHIPPED = Path(__file__).with_name("checkpoints")  # README.md there: how the tiny models were made
 SETTINGS_VARIABLE = "COSMOS_PREDICT2_ARGS"
 _SETTINGS = {"--checkpoints": "checkpoints", "--text_encoder": "text_encoder"}
 
@@ -315,6 +318,21 @@ def describe_missing(path: str) -> str:
     is_near = storage.is_folder(path.rpartition("/")[0])
     note = " (no program here runs it yet, scripts.convert alone reads it)" if not_yet_here(path) else ""
     return f"{absent(path) if is_near else f'{path} does not exist.'} Download it: {command}{note}"
+
+
+def tiny_video2world_path() -> str:
+    """Path of the tiny Video2World weights: the averaged ones, in half precision."""
+    return str(SHIPPED / "tiny_video2world.safetensors")
+
+
+def tiny_action_path() -> str:
+    """Path of the averaged weights of the world model with actions; the config.yaml of its run lies beside them."""
+    return str(SHIPPED / "tiny_action" / "model.safetensors")
+
+
+def tiny_policy_path() -> str:
+    """Path of a policy of the toy world, of `scripts.train_policy`'s default kind, cloned from 20 demonstrations."""
+    return str(SHIPPED / "tiny_policy.safetensors")
 
 
 def _only_file(model_type: str, root: str | None) -> str:

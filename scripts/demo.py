@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_path
 from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page
+from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 
 OUTPUT = Path("outputs/demo")
 # Pushes of the blue box, which the base has only seen stand still.

@@ -325,26 +325,18 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
     return torch.pow(start + share * (end - start), order)
 
 
-def flow_sigmas(
-    num_steps: int,
-    kind: Literal["shift", "karras"] = "shift",
-    *,
-    shift: float = 5.0,
-    sigma_min: float = 0.01,
-    sigma_max: float = 200.0,
-    order: float = 7.0,
-) -> FlowSchedule:
+def flow_sigmas(num_steps: int, kind: Literal["shift", "karras"] = "shift", *, shift: float = 5.0) -> FlowSchedule:
     """The lists of predict2.5, ending in 0.
 
     "shift" has ``num_steps`` evaluations at equally spaced times, shifted. "karras" has one more: the times of
-    ``karras_sigmas(num_steps, sigma_min, sigma_max, order)``.
+    ``karras_sigmas`` from 200 to 0.01.
     """
     _check_num_steps(num_steps)
     if kind == "shift":
         evenly = torch.linspace(1 - 1 / NUM_TIMESTEPS, 0, num_steps + 1, dtype=torch.float64)[:-1]
         times = shift_time(evenly, shift)
     elif kind == "karras":
-        times = flow_time(karras_sigmas(num_steps, sigma_min, sigma_max, order))
+        times = flow_time(karras_sigmas(num_steps, 0.01, 200.0))
     else:
         raise ValueError(f"There is no flow schedule '{kind}'; there are 'shift' and 'karras'.")
     with_end = torch.cat([times, times.new_zeros(1)])

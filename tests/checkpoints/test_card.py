@@ -25,7 +25,6 @@ from cosmos_predict2.checkpoints.card import (
 )
 from cosmos_predict2.checkpoints.card_checks import parse_transform, require_transform, resume_differences
 from cosmos_predict2.checkpoints.dit_weights import open_dit
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.configs.choice import choose_action_model
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import EXPERIMENTS
@@ -36,6 +35,7 @@ from cosmos_predict2.pipelines.video2world_action import Video2WorldActionCondit
 from cosmos_predict2.released import (
     get_cosmos_predict2_action_conditioned_checkpoint,
     get_cosmos_predict25_checkpoint,
+    tiny_action_path,
 )
 from cosmos_predict2.text.trained_text import TrainedText
 from cosmos_predict2.world_model.sampling import SamplingOptions

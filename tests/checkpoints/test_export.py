@@ -17,7 +17,7 @@ from torch import Tensor
 from cosmos_predict2.checkpoints import export as exports
 from cosmos_predict2.checkpoints import load_dit, open_dit, read_card
 from cosmos_predict2.checkpoints.export import Export, export
-from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
+from cosmos_predict2.released import tiny_video2world_path
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim import lora
 from tests.checkpoints.nets import assert_same_parameters, call, inputs_of, parameters_of, random_net, released_state

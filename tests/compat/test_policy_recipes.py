@@ -10,7 +10,7 @@ import pytest
 from cosmos_predict2.compat.cosmos_rl import policies, policy_fields
 from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
 from cosmos_predict2.compat.fields import Translation
-from cosmos_predict2.configs.rl.experiment import policy_behavior
+from cosmos_predict2.configs.rl.experiment import policy_simulators
 from imaginaire.config import registry
 from imaginaire.config.compose import compose, experiment_names
 from imaginaire.config.files import load_toml
@@ -136,7 +136,7 @@ def test_episodes_of_behavior_end_where_micro_batches_are_sized_for() -> None:
     """And a step is what 10 starts of each of 50 tasks are cut into."""
     recipe = load_toml(B1K)
     found = translate_vla(recipe)
-    assert policies.STEPS["b1k"] == policy_behavior.MAX_STEPS == 2000
+    assert policies.STEPS["b1k"] == policy_simulators.BEHAVIOR_STEPS == 2000
     for env in ("env", "eval_env"):
         assert value_of(found, f"config.{env}.max_steps") == "2000"
     assert [warning for warning in found.warnings if "vla.max_steps is missing" in warning]

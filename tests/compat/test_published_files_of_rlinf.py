@@ -10,7 +10,7 @@ import pytest
 from cosmos_predict2.compat.fields import Translation
 from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
 from cosmos_predict2.compat.rlinf.files import load_embodiment, require_known
-from cosmos_predict2.configs.rl.experiment import policy_behavior, policy_libero
+from cosmos_predict2.configs.rl.experiment import policy_simulators
 from imaginaire.errors import ConfigError
 from tests.compat.recipes import value_of
 from tests.guides import write_published
@@ -79,7 +79,7 @@ def test_what_is_not_here_is_said_before_any_field(name: str, told: str, today: 
 
 
 def test_the_experiments_that_are_named_instead_exist() -> None:
-    known = {*policy_libero.EXPERIMENTS, *policy_behavior.EXPERIMENTS}
+    known = policy_simulators.EXPERIMENTS
     suites = (
         "libero_spatial",
         "libero_object",

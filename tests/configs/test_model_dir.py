@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.rl.model_dir import find_parts, from_model_dir
+from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.errors import UserError

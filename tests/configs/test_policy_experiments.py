@@ -6,25 +6,24 @@ from typing import Any
 
 import pytest
 
-from cosmos_predict2.configs.rl.experiment import policy_behavior, policy_libero
+from cosmos_predict2.configs.rl.experiment import policy_simulators
 from imaginaire.config import registry
 
-EXPERIMENTS: dict[str, Any] = {**policy_libero.EXPERIMENTS, **policy_behavior.EXPERIMENTS}
-SUITES = policy_libero.NUM_TASKS
-NAMES = [f"vla_{a}_{p}_{s}" for a in ("grpo", "dapo") for p in policy_libero.POLICIES for s in SUITES]
+SUITES = policy_simulators.NUM_TASKS
+NAMES = [f"vla_{a}_{p}_{s}" for a in ("grpo", "dapo") for p in policy_simulators.POLICIES for s in SUITES]
 NAMES += [f"vla_{algorithm}_pi05_b1k" for algorithm in ("grpo", "dapo")]
 
 
 def test_there_are_all_policies_methods_algorithms_and_suites() -> None:
     assert len(NAMES) == 2 * 5 * 6 + 2
-    assert set(NAMES) == set(EXPERIMENTS)
+    assert set(NAMES) == set(policy_simulators.EXPERIMENTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_so_many_decisions_pass_the_policy_together_as_fit(name: str) -> None:
     node: Any = registry.node_of("experiment", name)
     model, trainer = node["model"].config, node["trainer"]
-    limit = policy_behavior.MAX_STEPS if name.endswith("b1k") else policy_libero.MAX_STEPS
+    limit = policy_simulators.BEHAVIOR_STEPS if name.endswith("b1k") else policy_simulators.MAX_STEPS
     env = model.env if name.endswith("b1k") else model.env.make
     assert env.max_steps == limit  # which episodes cannot exceed
     decisions = node["dataloader_train"].batch_size * model.rl.group_size * math.ceil(limit / model.env.chunk)

@@ -16,13 +16,13 @@ from torch import Tensor
 from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.card import KEY, register
 from cosmos_predict2.checkpoints.card_checks import part_differences
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.configs.choice import choose_model
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig, Video2WorldModel
 from cosmos_predict2.pipelines.flags import VideoModel
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.config import Predict2RLConfig
 from cosmos_predict2.text.t5 import T5Encoder

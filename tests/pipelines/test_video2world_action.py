@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.actions.transforms import controller, relative_pose
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.diffusion.solvers import sample
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldActionPipelineConfig, Video2WorldPipelineConfig

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
+from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.rewards import verifiable
 from imaginaire import distributed

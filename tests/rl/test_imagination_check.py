@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_path
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
+from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 from cosmos_predict2.rl.imagined import check as imagination_check
 from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, judge

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import rl_learning
-from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
+from cosmos_predict2.released import tiny_video2world_path
 
 Row = dict[str, float]
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.media import read_video
+from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import SimulatedStarts, ToyStarts

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_path
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
+from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.envs.starts import ToyStarts

@@ -9,11 +9,10 @@ from typing import Any
 
 import attrs
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.base.config_predict2p5 import get_cosmos_predict2p5_video2world_pipeline
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
-from cosmos_predict2.released import get_cosmos_predict2_action_conditioned_checkpoint
+from cosmos_predict2.released import get_cosmos_predict2_action_conditioned_checkpoint, tiny_action_path
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, near

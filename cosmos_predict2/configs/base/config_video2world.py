@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.released import (
     NETWORKS,
     get_cosmos_predict2_video2world_checkpoint,
     get_t5_model_dir,
     get_tokenizer_checkpoint,
+    tiny_video2world_path,
 )
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.t5 import T5Encoder

@@ -7,10 +7,10 @@ from typing import Any
 from omegaconf import ListConfig, OmegaConf
 
 from cosmos_predict2.checkpoints.card import read_card
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.choice import choose_action_model
 from cosmos_predict2.pipelines.flags import ActionModel
 from cosmos_predict2.pipelines.recorded_run import composed_run
+from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.world_model.assembly import device_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.imagination import Imagination

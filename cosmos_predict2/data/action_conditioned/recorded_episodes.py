@@ -92,13 +92,12 @@ def read_windows(
     num: int,
     num_frames: int,
     size: tuple[int, int] | None = None,
-    what: str = "recordings",
 ) -> RecordedWindows:
     """At most ``num`` windows of as many of the ``chosen`` episodes as can be, evenly apart in each.
 
     ``size`` is (height, width); without it, that which `small_size` makes of the first picture.
     """
-    windows = Windows([episodes[i].num_frames for i in chosen], num_frames, what=what)
+    windows = Windows([episodes[i].num_frames for i in chosen], num_frames, what="recordings")
     size = size or small_size(*episodes[chosen[0]].pictures([0]).shape[1:3])
     of_episode: dict[int, list[NDArray[numpy.int64]]] = {}
     for place in windows.spread(num):

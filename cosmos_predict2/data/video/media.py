@@ -265,7 +265,7 @@ def check_writable(
         raise DataError(f"Output {path} cannot be written: {why}. Choose another {flag}.") from error
 
 
-def write_image(path: StrPath, image: Tensor, *, quality: int = 95) -> None:
+def write_image(path: StrPath, image: Tensor) -> None:
     """Write uint8 [3, H, W] in the format of the suffix."""
     from PIL import Image
 
@@ -273,7 +273,7 @@ def write_image(path: StrPath, image: Tensor, *, quality: int = 95) -> None:
     check_writable(path, IMAGE_SUFFIXES)
     suffix = os.path.splitext(os.fspath(path))[1].lower()
     kind = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}[suffix]
-    options: dict[str, Any] = {} if kind == "PNG" else {"quality": quality}
+    options: dict[str, Any] = {} if kind == "PNG" else {"quality": 95}
     encoded = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(encoded, format=kind, **options)
     _write_bytes(path, encoded)

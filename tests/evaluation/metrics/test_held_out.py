@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics import held_out
 from cosmos_predict2.evaluation.metrics.held_out import Clips
 from cosmos_predict2.models.text import TrainingText, TrainingTextConfig
+from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError, DataError

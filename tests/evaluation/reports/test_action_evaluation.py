@@ -21,7 +21,6 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.checkpoints import read_card
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.controllability import ActionGap, Distances
@@ -42,6 +41,7 @@ from cosmos_predict2.pipelines import evaluation_data
 from cosmos_predict2.pipelines.evaluation_data import Recordings, read_recordings, recordings_of_run, toy_recordings
 from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import build_world_model

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.imagined import labelled_recordings
 from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
 from cosmos_predict2.rl.rewards import success_quality, success_training

@@ -6,7 +6,6 @@ twins on the toy world, and the longer run that made the tiny base.
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.post_training import (
     group_choices,
     job,
@@ -17,6 +16,7 @@ from cosmos_predict2.configs.base.post_training import (
     tiny_twin,
     trainer,
 )
+from cosmos_predict2.released import tiny_video2world_path
 from imaginaire.config import register_experiment
 
 NEMO, OWN = "cosmos_nemo_assets", "video2world_data"

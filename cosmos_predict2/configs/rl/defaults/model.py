@@ -4,13 +4,13 @@
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.action_conditioned.networks import (
     get_action_dit_path,
     get_cosmos_predict2_action_conditioned_pipeline,
 )
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
 from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, predict2p5_video2world, training_entry
+from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.config import Predict2p5RLConfig, Predict2RLConfig
 from imaginaire.config import register_group

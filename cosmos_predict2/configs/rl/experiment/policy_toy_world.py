@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_path
 from cosmos_predict2.configs.action_conditioned.defaults.model import predict2
 from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
 from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.defaults.model import with_actions
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
+from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 from cosmos_predict2.rl.config import GroupAdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
-from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.post_training import group_choices, job, linear, tiny_run, tiny_twin
+from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.clips.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.config import RewardConfig
 from cosmos_predict2.rl.rewards.toy import Contact, Permanence, Positions, PuckNearRing

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published policies learn by reinforcement in LIBERO's simulator: vla_{grpo,dapo}_{policy}_{suite}.
+"""Published policies learn by reinforcement in simulators: vla_{grpo,dapo}_{policy}_{suite} in LIBERO's, and
+vla_{grpo,dapo}_pi05_b1k in BEHAVIOR-1K.
 
 A rank plays 16 episodes of an update, two groups of one start each; 8 ranks have the 128 episodes of the published
 recipes. So many decisions pass the policy together that each episode has one among them; an OpenVLA, all of which is
 trained, is sharded over the processes, and its blocks are recomputed. DAPO plays on until the groups of an update have
 spread. `model.config.policy.path` are the weights. A PI0.5 draws by the flow_sde of the published recipes, or by the
 method that is in its name.
+
+In BEHAVIOR-1K a rank has one scene, and plays the 16 episodes of its groups one after the other;
+`model.config.env.num_envs` is how many are played together, as far as the GPU's memory goes. Humans took about 13,000
+steps of a task, and the challenge gives twice as many; here an episode ends after `BEHAVIOR_STEPS`, by which memory and
+micro-batches are sized. Longer ones need max_steps of both environments, as many micro-batches more, and fewer episodes
+of an update.
 """
 
 from collections.abc import Callable
@@ -31,7 +38,8 @@ NUM_TASKS = {
 }
 TRIALS = 50
 GROUPS, MEMBERS = 2, 8
-MAX_STEPS, WAIT = 512, 15  # of an episode, and before it
+MAX_STEPS, WAIT = 512, 15  # of an episode of LIBERO, and before it
+BEHAVIOR_STEPS = 2000  # enough for the shortest tasks
 AGAIN = 8  # rollouts of an update at most, with DAPO
 
 
@@ -130,9 +138,27 @@ def in_libero(name: str, policy: str, suite: str, algorithm: str) -> dict[str, A
     return learning(name, kind, *places, NUM_TASKS[suite], TRIALS, MAX_STEPS, algorithm == "dapo")
 
 
-EXPERIMENTS = {
-    f"vla_{algorithm}_{policy}_{suite}": (policy, suite, algorithm)
-    for policy, suite, algorithm in product(POLICIES, NUM_TASKS, ("grpo", "dapo"))
+def behavior(chunk: int) -> Any:
+    from cosmos_predict2.rl.envs.simulators.behavior import BehaviorEnv
+
+    return L(BehaviorEnv)(num_envs=1, chunk=chunk, max_steps=BEHAVIOR_STEPS)
+
+
+def in_behavior(name: str, algorithm: str) -> dict[str, Any]:
+    from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM
+    from cosmos_predict2.rl.envs.simulators.omnigibson import NUM_TASKS, TRIALS
+
+    kind = pi05(num_numbers=ACTION_DIM)
+    places = behavior(kind.chunk), behavior(kind.chunk)
+    return learning(name, kind, *places, NUM_TASKS, TRIALS, BEHAVIOR_STEPS, algorithm == "dapo")
+
+
+EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
+    **{
+        f"vla_{algorithm}_{policy}_{suite}": partial(in_libero, policy=policy, suite=suite, algorithm=algorithm)
+        for policy, suite, algorithm in product(POLICIES, NUM_TASKS, ("grpo", "dapo"))
+    },
+    **{f"vla_{algorithm}_pi05_b1k": partial(in_behavior, algorithm=algorithm) for algorithm in ("grpo", "dapo")},
 }
-for full_name, parts in EXPERIMENTS.items():
-    register_experiment(full_name, partial(in_libero, full_name, *parts))
+for full_name, make in EXPERIMENTS.items():
+    register_experiment(full_name, partial(make, full_name))
