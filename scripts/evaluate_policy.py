@@ -226,8 +226,7 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: An
 
 def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, imagination: Any | None) -> list[str]:
     """The first episodes, true pictures beside imagined ones where there is a world model; gives their names."""
-    import torch
-
+    from cosmos_predict2.callbacks.draw_samples import side_by_side
     from cosmos_predict2.data.video.media import write_video
     from cosmos_predict2.rl.episodes.policy_evaluation import film
 
@@ -243,9 +242,8 @@ def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, ima
         task = args.tasks[part.task_ids[i] % len(args.tasks)]
         outcome = str(bool(found.played.success_E[rows[i]])).lower()
         name = f"task={task}_trial_{part.trial_ids[i]}--success={outcome}.mp4"
-        shown = torch.cat([one[i] for one in films], dim=-1)
-        times = max(1, 192 // shown.shape[-2])
-        write_video(out / name, shown.repeat_interleave(times, -1).repeat_interleave(times, -2), args.fps)
+        shown = side_by_side([[one[i] for one in films]], ["true", "imagined"][: len(films)])
+        write_video(out / name, shown, args.fps)
         names.append(name)
     return names
 

@@ -87,8 +87,9 @@ own("--val_fraction", type=float, default=0.25, help="without --split: share of 
 def run(args: argparse.Namespace) -> None:
     import torch
 
+    from cosmos_predict2.evaluation.reports.evaluation_page import drawn_file
     from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
-    from cosmos_predict2.rl.rewards.success_quality import measure, measure_ends, reliability_svg
+    from cosmos_predict2.rl.rewards.success_quality import measure, measure_ends
     from cosmos_predict2.rl.rewards.success_training import (
         LabelledPictures,
         TrainingOptions,
@@ -152,7 +153,9 @@ def run(args: argparse.Namespace) -> None:
         **shown.about,
     )
     storage.write_json(out / FIGURES, {**about, "versions": run_record(), "quality": qualities, "ends": ends})
-    (out / PICTURE).write_text(reliability_svg(qualities), encoding="utf-8")
+    lines = {name: [(one.probability, one.rate) for one in quality.bins] for name, quality in qualities.items()}
+    drawn = drawn_file("share of true successes", {**lines, "as it should be": [(0, 0), (1, 1)]}, "probability")
+    (out / PICTURE).write_text(drawn, encoding="utf-8")
     if problem := _problem(args, qualities, ends):
         raise DataError(
             f"{problem} A policy would learn from wrong rewards, so no {FILE} is written; {out / FIGURES} has all"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.callbacks.draw_samples import GAP, HEADER
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.media import read_video
@@ -248,7 +249,7 @@ def test_the_command_compares_with_the_world_model_that_ships(
     for way in ("actions_chosen_in_the_simulator", "actions_chosen_in_imagination"):
         assert found["world_model"][way]["episodes"] == 4
     video, _ = read_video(out / found["videos"][0])
-    assert video.shape == (3, 25, 4 * 48, 2 * 4 * 48)
+    assert video.shape == (3, 25, HEADER + 192 + GAP, GAP + 2 * (192 + GAP)), "true beside imagined"
     printed = capsys.readouterr().out
     assert "push_puck: " in printed and "actions chosen in imagination: imagined" in printed
     assert "NaN" not in (out / "evaluation.json").read_text()  # shares of nothing

@@ -39,7 +39,6 @@ figure { margin: 0; } figcaption { font-size: .85rem; color: var(--soft); min-he
 .tile span { color: var(--soft); }
 .tile .good { color: #2f9e64; } .tile .bad { color: #e5484d; }
 video { width: WIDE_px; max-width: 100%; image-rendering: RENDERING_; background: var(--card); display: block; }
-img { width: 44rem; max-width: 100%; display: block; }
 svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
 svg .grid { stroke: var(--line); } svg .title { fill: var(--text); font-weight: bold; font-size: 12px; }
 pre { overflow-x: auto; } button { font: inherit; } .note { color: var(--soft); margin-top: 0; }
@@ -148,12 +147,6 @@ class Page:
         """Write clips for the page, and show them: the name of each file, its caption, and its frames."""
         self.clips([written(folder, name, caption, video, fps) for name, caption, video in clips])
 
-    def picture(self, caption: str, file: str) -> None:
-        """A still picture, over the width of the page where it has as much."""
-        caption = html.escape(caption)
-        figure = f'<figure><img src="{html.escape(file)}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
-        self._parts.append(f'<div class="row">{figure}</div>')
-
     def write(self, folder: Path) -> Path:
         """Write index.html; videos are named relative to it."""
         path = folder / "index.html"
@@ -204,6 +197,19 @@ def aligned(corner: str, columns: Sequence[object], rows: Sequence[tuple[str, Se
 
 def _cells(corner: str, columns: Sequence[object], rows: Sequence[tuple[str, Sequence[float]]]) -> list[list[str]]:
     return [[corner, *map(str, columns)], *([name, *(f"{value:.3f}" for value in values)] for name, values in rows)]
+
+
+def drawn_file(title: str, lines: Mapping[str, Points], across: str) -> str:
+    """A drawing as an SVG file of its own, in which the lines are named."""
+    drawing, _, _ = _drawing(title, lines, across).removeprefix("<figure>").partition("<figcaption>")
+    names = "".join(
+        f'<text x="{MARGIN + 6}" y="{44 + 14 * i}" style="fill: {colour}">{html.escape(name)}</text>'
+        for i, (name, colour) in enumerate(zip(lines, itertools.cycle(COLOURS)))
+    )
+    style = "<style>text { font: 11px sans-serif; } .grid { stroke: #d1d9e0; }</style>"
+    return drawing.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+        "</svg>", f"{names}{style}</svg>"
+    )
 
 
 def _drawing(title: str, lines: Mapping[str, Points], across: str) -> str:

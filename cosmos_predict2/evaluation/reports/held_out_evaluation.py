@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmos_predict2.callbacks.draw_samples import side_by_side
 from cosmos_predict2.checkpoints.dit_weights import described_weights
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics import held_out
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 NUM_TRAINING_CLIPS = 256  # that the linear denoisers are fitted to
 WIDEST = 1024  # network that is evaluated here
 BETTER = 0.99  # of the loss before the training: a run that starts from good weights is good without learning
-NUM_SHOWN, MAGNIFIED = 4, 4  # clips in a video, those in which most moves, and how many times larger
+NUM_SHOWN = 4  # clips in a video, those in which most moves
 TRUTH, BEFORE, AFTER = "truth", "before", "after"
 
 
@@ -171,9 +172,8 @@ class HeldOutEvaluation:
     def show(self, path: Path, fps: float) -> Path:
         """Write the clips in which most moves below each other as a video, the first of them as a contact sheet beside
         it; gives the sheet."""
-        rows = [torch.cat([video[i] for video in self.videos.values()], dim=3) for i in self.shown]
-        picture = torch.cat(rows, dim=2).repeat_interleave(MAGNIFIED, dim=2).repeat_interleave(MAGNIFIED, dim=3)
-        media.write_video(path, picture, fps)
+        rows = [[video[i] for video in self.videos.values()] for i in self.shown]
+        media.write_video(path, side_by_side(rows, list(self.videos)), fps)
         clips = [video[self.shown[0]] for video in self.videos.values()]
         media.write_image(path.with_suffix(".png"), media.contact_sheet(clips, list(self.videos), columns=8))
         return path.with_suffix(".png")

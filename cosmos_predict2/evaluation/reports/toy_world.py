@@ -11,6 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from cosmos_predict2.callbacks.draw_samples import side_by_side
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.imagined_episodes import (
@@ -36,8 +37,6 @@ DRIVERS: dict[str, str | Mix] = {MIXTURE: "mixed", WEAK: WEAK_DRIVER}
 WAYS = {"straight at the puck": (0.0, 1.0), "to one side of it": (30.0, 1.0), "away from it": (180.0, 0.4)}
 NUM_TABLES = 256  # held-out first pictures, of which one is shown
 MARGIN = 7.0  # pixels to the walls that every centre keeps
-MAGNIFIED = 4
-GAP = 4
 
 
 @dataclass(frozen=True)
@@ -111,13 +110,8 @@ class Futures:
         return media.contact_sheet(clips, labels, columns=9, side=96)
 
     def video(self) -> Tensor:
-        """The simulator's futures above the imagined ones, a column for each sequence, magnified in white borders."""
-        rows = []
-        for clips_K_C_F_H_W in (self.simulated, self.imagined):
-            large = clips_K_C_F_H_W.repeat_interleave(MAGNIFIED, -1).repeat_interleave(MAGNIFIED, -2)
-            framed = torch.nn.functional.pad(large, (GAP, GAP, GAP, GAP), value=255)
-            rows.append(torch.cat(list(framed), dim=3))
-        return torch.cat(rows, dim=2)
+        """The simulator's futures above the imagined ones, a column for each sequence."""
+        return side_by_side([list(self.simulated), list(self.imagined)], self.names)
 
 
 def imagine_futures(

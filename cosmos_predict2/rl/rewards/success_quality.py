@@ -120,32 +120,3 @@ def measure_ends(model: SuccessClassifier, ends: LabelledPictures, threshold: fl
 def _share(values: Tensor) -> float:
     """The mean, NaN of nothing."""
     return float(values.double().mean()) if values.numel() else math.nan
-
-
-def reliability_svg(qualities: dict[str, Quality], side: int = 280) -> str:
-    """A picture of probabilities against true shares, one panel for each kind of picture; larger dots hold more."""
-    margin, gap = 44, 24
-    panels = []
-    for i, (name, quality) in enumerate(qualities.items()):
-        left = margin + i * (side + gap)
-        most = max((one.count for one in quality.bins), default=1)
-        dots = "".join(
-            f'<circle cx="{left + side * one.probability:.1f}" cy="{margin + side * (1 - one.rate):.1f}"'
-            f' r="{3 + 7 * math.sqrt(one.count / most):.1f}" fill="#2a6fb0" fill-opacity="0.8"><title>{one.count}'
-            f" pictures: predicted {one.probability:.2f}, true {one.rate:.2f}</title></circle>"
-            for one in quality.bins
-        )
-        at = left + side * quality.threshold
-        panels.append(
-            f'<rect x="{left}" y="{margin}" width="{side}" height="{side}" fill="none" stroke="#999"/>'
-            f'<line x1="{left}" y1="{margin + side}" x2="{left + side}" y2="{margin}" stroke="#bbb"/>'
-            f'<line x1="{at:.1f}" y1="{margin}" x2="{at:.1f}" y2="{margin + side}" stroke="#c33" stroke-dasharray="4"/>'
-            f'<text x="{left}" y="{margin - 22}">{name}</text><text x="{left}" y="{margin - 7}">precision'
-            f" {quality.precision:.2f}, recall {quality.recall:.2f}</text>{dots}"
-        )
-    width, height = margin + len(panels) * (side + gap), 2 * margin + side
-    caption = f'<text x="{margin}" y="{height - 16}">right: predicted probability; up: true share of success</text>'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"'
-        f' font-size="13" fill="#555">{"".join(panels)}{caption}</svg>\n'
-    )

@@ -200,7 +200,8 @@ def _reward(page: Page, options: Options, figures: Figures, found: dict[str, Any
     columns = ("precision", "recall", "accuracy", "calibration_error")
     rows = [(name, [_number(one.get(key)) for key in columns]) for name, one in found["quality"].items()]
     page.table("pictures", [name.replace("_", " ") for name in columns], rows)
-    page.picture("probability that it gives, and the share that truly succeeds", "reward/reliability.svg")
+    bins = {name: [(bin["probability"], bin["rate"]) for bin in one["bins"]] for name, one in found["quality"].items()}
+    page.plots({"Share of true successes": {**bins, "as it should be": [(0, 0), (1, 1)]}}, "probability")
 
 
 def _clone(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.callbacks.draw_samples import GAP, HEADER
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video import media
@@ -150,5 +151,10 @@ def test_the_command_writes_figures_and_pictures(tmp_path: Path, capsys: pytest.
     assert page.count("<table>") == 2 and page.count('class="note"') == 3
     video, fps = media.read_video(tmp_path / "out.mp4")
     assert fps == 5, "that of the clips"
-    assert video.shape == (3, 13, 3 * 48 * 4, 3 * 48 * 4)  # three clips below each other: truth, before, after
+    assert video.shape == (
+        3,
+        13,
+        HEADER + 3 * (192 + GAP),
+        GAP + 3 * (192 + GAP),
+    )  # truth, before, after of three clips
     assert (tmp_path / "out.png").is_file()
