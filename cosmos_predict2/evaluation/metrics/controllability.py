@@ -115,12 +115,9 @@ def action_gap(
 ) -> ActionGap | None:
     """The gap on these clips, without their conditioning frames; None where no two have different actions. ``origins``
     names their recordings, as in `lending_order`."""
-    action_B_A_D = condition.action_B_A_D
-    assert action_B_A_D is not None, "a condition without actions"
-    partner_B, counts_B = partners(action_B_A_D, origins)
-    if not counts_B.any():
+    if (swapped := _swapped(condition, origins)) is None:
         return None
-    chosen = counts_B.nonzero()[:, 0]
+    exchanged, chosen = swapped
     losses: dict[str, list[float]] = {"true": [], "swapped": []}
     worse_B = torch.zeros(len(chosen), dtype=torch.float64)
     for sigma in sigmas:
@@ -128,9 +125,8 @@ def action_gap(
         for part_B, worse in zip(chosen.split(batch_size), worse_B.split(batch_size)):
             rows = part_B.to(x0_B_C_T_H_W.device)
             x0, epsilon = x0_B_C_T_H_W[rows], epsilon_B_C_T_H_W[rows]
-            own = condition.rows(part_B)
-            other = replace(own, action_B_A_D=action_B_A_D[partner_B[part_B].to(action_B_A_D.device)])
-            for name, condition_of, sign in (("true", own, -1), ("swapped", other, 1)):
+            for name, whole, sign in (("true", condition, -1), ("swapped", exchanged, 1)):
+                condition_of = whole.rows(part_B)
                 errors_B = velocity_errors(world, x0, epsilon, sigma, condition_of).double().cpu()
                 sums[name] += float(errors_B.sum())
                 worse += sign * errors_B  # a view of its rows
@@ -138,6 +134,17 @@ def action_gap(
             losses[name].append(total / len(chosen))
     share = float(((worse_B > 0).double() + 0.5 * (worse_B == 0).double()).mean())
     return ActionGap([float(sigma) for sigma in sigmas], losses["true"], losses["swapped"], len(chosen), share)
+
+
+def _swapped(condition: Condition, origins: Sequence[str]) -> tuple[Condition, Tensor] | None:
+    """The condition with the actions of each sample's partner, and the numbers of those that have one; None: none."""
+    action_B_A_D = condition.action_B_A_D
+    assert action_B_A_D is not None, "a condition without actions"
+    partner_B, counts_B = partners(action_B_A_D, origins)
+    if not counts_B.any():
+        return None
+    other = replace(condition, action_B_A_D=action_B_A_D[partner_B.to(action_B_A_D.device)])
+    return other, counts_B.nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -163,15 +170,10 @@ def prediction_distance(
 ) -> Distances | None:
     """Distances of the clean latents predicted from pure noise: to those with another sample's actions, and to those
     with another sample's noise. None where no two samples have different actions."""
-    action_B_A_D = condition.action_B_A_D
-    assert action_B_A_D is not None, "a condition without actions"
-    partner_B, counts_B = partners(action_B_A_D, origins)
-    if not counts_B.any():
+    if (swapped := _swapped(condition, origins)) is None:
         return None
-    other = replace(condition, action_B_A_D=action_B_A_D[partner_B.to(action_B_A_D.device)])
-    shape = (len(x0_B_C_T_H_W), 1)
-    sigma_B_1 = x0_B_C_T_H_W.new_full(shape, PURE_NOISE)
-    chosen = counts_B.to(x0_B_C_T_H_W.device)
+    other, chosen = swapped[0], swapped[1].to(x0_B_C_T_H_W.device)
+    sigma_B_1 = x0_B_C_T_H_W.new_full((len(x0_B_C_T_H_W), 1), PURE_NOISE)
     own, changed, reseeded = (
         world.predict_clean(x0_B_C_T_H_W, epsilon, sigma_B_1, given)[chosen]
         for epsilon, given in (

@@ -9,6 +9,7 @@ picture, which is the given one as the tokenizer leaves it, and the object on th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy
 import torch
@@ -29,6 +30,8 @@ CHUNK = 12  # actions of a window
 BATCH = 50  # divides the usual numbers of episodes: some kernels are made anew for each batch size
 # Who shall be driven by a model that a policy learns in: weak, shaky, and often wrong about where to.
 WEAK_DRIVER = Mix({"noisy": 1.0}, {"noisy": (0.1, 0.6)}, ring_elsewhere=0.0)
+# Whole episodes of the validation split, every ring where the driver saw it.
+held_out_episodes = partial(make_episodes, first=SPLITS["val"], ring_elsewhere=0.0)
 _COLUMNS = ("base", "imagined", "agreement", "TPR", "FPR", "moved", "median", "still", "gripper", "lost", "episodes")
 HEADER = " ".join(f"{name:>9}" for name in _COLUMNS)
 
@@ -43,30 +46,6 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.states)
-
-
-def held_out_episodes(
-    num: int = 400,
-    *,
-    seed: int = 0,
-    mix: str | Mix = "mixed",
-    setting: str = "default",
-    size: int | None = None,
-    tasks: Sequence[str] = ("push_puck",),
-    action_dim: int = 4,
-) -> Episodes:
-    """Whole episodes of the validation split, every ring where the driver saw it."""
-    return make_episodes(
-        num,
-        seed,
-        mix=mix,
-        setting=setting,
-        size=size,
-        tasks=tuple(tasks),
-        action_dim=action_dim,
-        ring_elsewhere=0.0,
-        first=SPLITS["val"],
-    )
 
 
 def windows_of(episodes: Episodes, length: int = CHUNK) -> Windows:
