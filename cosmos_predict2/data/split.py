@@ -139,7 +139,8 @@ def make_split(
 
 
 def recorded_outcomes(source: LeRobotSource, column: str, *, last: bool = False) -> list[bool | None]:
-    """Success of each episode: of any of its frames, or with ``last`` of the last one.
+    """Success of each episode: of any of its frames, as a split reads it, or with ``last`` of the last one, by which
+    the gate compares ends and a reward is calibrated.
 
     None where no frame shows success and some have no number: what is not recorded is no failure either.
     """
