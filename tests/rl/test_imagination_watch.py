@@ -143,7 +143,9 @@ def look(reward: Any, policy: Any, **options: Any) -> dict[str, Any]:
     watch = ImaginationWatch(limits={}, data="")
     watch._learnt, watch._held_out = recorded(range(8)), recorded(range(8, 16))
     imagination = imagination_of(device="cpu")
-    watch._seen_true = watch._seen(watch._held_out.films, watch._held_out.actions, imagination.config.chunk_size)
+    chunk = imagination.config.chunk_size
+    watch._probe = check.action_probe(watch._learnt, chunk)
+    watch._seen_true = check.actions_seen(watch._probe, watch._held_out.films, watch._held_out.actions, chunk)
     with mock.patch.multiple(f"{ImaginationWatch.__module__}", STARTS=4, ATTEMPTS=4):
         return watch._of_own_episodes(policy, imagination, reward)
 

@@ -28,7 +28,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import Split, read_split
 from cosmos_predict2.evaluation.metrics import agreement
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
-from cosmos_predict2.evaluation.metrics.inverse_dynamics import fit_probe
+from cosmos_predict2.evaluation.metrics.inverse_dynamics import Probe, fit_probe
 from cosmos_predict2.rl.envs.first_frames import GivenStarts, Recorded, SimulatedStarts
 from cosmos_predict2.rl.envs.replays import BATCH, held, recorded_actions, replayed, round_trip, whole_chunks
 from cosmos_predict2.rl.envs.scoring import Scoring
@@ -250,18 +250,30 @@ def _coded_ends(imagination: Imagination, episodes: Episodes) -> Tensor:
 # Obedience ------------------------------------------------------------------------------------------------------------
 
 
+def action_probe(learnt: Episodes, chunk: int) -> Probe | None:
+    """A reader of actions that is fitted to true pictures; None where they do not show the actions."""
+    try:
+        return fit_probe(*_windows(learnt.films, learnt.actions, chunk, 0))
+    except DataError as error:
+        log.info("obedience is not measured: %s", error)
+        return None
+
+
+def actions_seen(
+    probe: Probe | None, films: Sequence[Tensor], actions: Sequence[Tensor], chunk: int, k: int = 0
+) -> float:
+    """R2 of the actions that are read from the pictures of the k-th chunk; NaN without a reader."""
+    return math.nan if probe is None else probe.score(*_windows(films, actions, chunk, k)).r2_of_sums
+
+
 def obedience(films: Sequence[Tensor], episodes: Episodes, learnt: Episodes, chunk: int) -> Figures:
     """How well the actions are read from imagined pictures, chunk by chunk, by a probe of true pictures of ``learnt``;
     nothing where they do not show the actions."""
-    try:
-        probe = fit_probe(*_windows(learnt.films, learnt.actions, chunk, 0))
-    except DataError as error:
-        log.info("obedience is not measured: %s", error)
+    if (probe := action_probe(learnt, chunk)) is None:
         return {}
-    true = probe.score(*_windows(episodes.films, episodes.actions, chunk, 0)).r2_of_sums
-    by_chunk = []
-    for k in range(min(len(a) for a in episodes.actions[: len(films)]) // chunk):
-        by_chunk.append(probe.score(*_windows(films, episodes.actions, chunk, k)).r2_of_sums)
+    true = actions_seen(probe, episodes.films, episodes.actions, chunk)
+    num_chunks = min(len(a) for a in episodes.actions[: len(films)]) // chunk
+    by_chunk = [actions_seen(probe, films, episodes.actions, chunk, k) for k in range(num_chunks)]
     return {"actions_seen_true": true, "actions_seen_by_chunk": by_chunk} | (
         {"obedience": by_chunk[0] / true, "obedience_last": by_chunk[-1] / true} if true > READABLE and by_chunk else {}
     )

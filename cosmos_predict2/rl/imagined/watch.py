@@ -20,8 +20,6 @@ its best look before and ends: its newest checkpoint has them. RUN/imagination_w
 import logging
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import attrs
@@ -114,7 +112,8 @@ class ImaginationWatch(ImaginationAlarm):
             check.read_episodes(source, self.camera, check.chosen(numbers, most, self.seed), split.outcomes, chunk)
             for numbers, most in ((split.train, LEARNT), (split.calibrate, HELD_OUT))  # by "test" nothing is chosen
         )
-        self._seen_true = self._seen(self._held_out.films, self._held_out.actions, chunk)
+        self._probe = check.action_probe(self._learnt, chunk)
+        self._seen_true = check.actions_seen(self._probe, self._held_out.films, self._held_out.actions, chunk)
 
     def on_training_step_batch_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
@@ -183,16 +182,11 @@ class ImaginationWatch(ImaginationAlarm):
         found: dict[str, Any] = {
             "noise_agreement": within_groups(values[0].reshape(num, -1), values[1].reshape(num, -1))
         }
-        seen = self._seen(films, actions, imagination.config.chunk_size) / self._seen_true
+        seen = check.actions_seen(self._probe, films, actions, imagination.config.chunk_size) / self._seen_true
         first = self.looks[0].get("obedience", math.nan) if self.looks else seen
         if self._seen_true > check.READABLE and first > check.READABLE:  # else neither it nor a change means anything
             found["obedience"] = seen
         return found
-
-    def _seen(self, films: Sequence[Tensor], actions: Sequence[Tensor], chunk: int) -> float:
-        """R2 of actions that are read from the pictures of the first chunk; NaN where that cannot be measured."""
-        shown = replace(self._held_out, films=list(films), actions=list(actions))
-        return float(check.obedience(films, shown, self._learnt, chunk).get("actions_seen_true", math.nan))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "looks": self.looks, "distances": self._distances}
