@@ -2,6 +2,7 @@
 """Train: compose a configuration from a config file, an experiment and overrides, and run it."""
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -198,6 +199,8 @@ def leave(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    if "imaginaire.training.trainer" not in sys.modules:  # nothing has run
+        gc.freeze()  # else Python's last collections look through all of torch, for half a second
     sys.exit(code)
 
 
