@@ -81,8 +81,11 @@ def check_values(tree: DictConfig, members: Sequence[str]) -> None:
         if not isinstance(node, DictConfig) or is_empty(node) or not key:
             continue
         if "_target_" in node:
-            not_taken += _unknown_arguments(key, node)
-            if not (is_ours := _check_call(key, node)):
+            target = target_of(node, key)
+            if not isinstance(target, DictConfig):  # a node that makes the callable
+                not_taken += _check_call(key, node, target)
+            is_ours = str(getattr(target, "__module__", "")).split(".")[0] in _OURS
+            if not is_ours:
                 foreign += [f"{key}.", f"{key}["]
             if is_ours or key == "optimizer":
                 _check_ranges(key, node)
@@ -107,28 +110,18 @@ def _check_built(tree: DictConfig, members: Sequence[str]) -> None:
             )
 
 
-def _check_call(key: str, node: DictConfig) -> bool:
-    """True for a target of this project or of torch; raises for an argument that is text in place of a number."""
-    target = target_of(node, key)
-    if isinstance(target, DictConfig):
-        return False  # a node that makes the callable
+def _check_call(key: str, node: DictConfig, target: Any) -> Iterator[str]:
+    """A message on each argument of a lazy node that its target does not take; raises for text in place of a number."""
     if not callable(target):
         raise ConfigError(f"{join(key, '_target_')} is {target!r}, which cannot be called.")
-    names, parameters = takes(target)[0], signature(target)
-    for name in map(str, node):
-        if name in names and isinstance(node[name], str):
-            _check_text(join(key, name), node[name], parameters[name], target)
-    return str(getattr(target, "__module__", "")).split(".")[0] in _OURS
-
-
-def _unknown_arguments(key: str, node: DictConfig) -> Iterator[str]:
-    """An error message for each argument of a lazy node that its target does not take."""
-    target = target_of(node, key)
-    names, takes_any = takes(target) if callable(target) else ([], True)
+    (names, takes_any), parameters = takes(target), signature(target)
     group = "callbacks" if key.startswith("trainer.callbacks.") else key.partition(".")[0]
     for name in map(str, node):
-        if not (takes_any or name in names or name.startswith("_")):
-            at = join(key, name)
+        at = join(key, name)
+        if name in names:
+            if isinstance(node[name], str):
+                _check_text(at, node[name], parameters[name], target)
+        elif not takes_any and not name.startswith("_"):
             cure = (
                 f" If it is left from a node that this one was merged over, remove it with ~{at}, or all of them with"
                 f" '/clear/{group}' in the experiment's defaults."
