@@ -18,7 +18,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.robots.worlds import METAWORLD, SUITES
+from benchmarks.robots.worlds import METAWORLD, SENTENCES, SUITES
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.simulators.gym import GymTask
 from imaginaire import command_line
@@ -31,13 +31,6 @@ TREMBLING = 0.4  # the largest share of a draw that is held for four actions
 SLOWEST = 0.6
 AIMLESS = 0.1  # the share of episodes that move at random
 NOISE = 0.05
-TASKS = {
-    "reach": "move the gripper to the red ball",
-    "plate": "slide the plate into the goal",
-    "faucet": "open the faucet",
-    "drawer": "open the drawer",
-    "push": "push the block to the red goal",
-}
 
 Actor = Callable[
     [Any, Any, NDArray[Any]], NDArray[Any]
@@ -55,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     rng = numpy.random.default_rng(args.seed)
     writer, successes = Writer(Path(args.out), fps=10, robot=args.robot), 0
     for episode in tracked(range(args.episodes), "recordings", unit="episode"):
-        recording = driven(task, actor, FIRST + episode, rng, TASKS[args.robot])
+        recording = driven(task, actor, FIRST + episode, rng, SENTENCES[args.robot])
         successes += bool(recording.columns["next.success"].any())
         writer.add(recording)
     writer.finish()

@@ -13,6 +13,13 @@ import gymnasium_robotics
 import numpy
 
 METAWORLD = {"reach": "reach-v3", "plate": "plate-slide-v3", "faucet": "faucet-open-v3", "drawer": "drawer-open-v3"}
+SENTENCES = {
+    "reach": "move the gripper to the red ball",
+    "plate": "slide the plate into the goal",
+    "faucet": "open the faucet",
+    "drawer": "open the drawer",
+    "push": "push the block to the red goal",
+}
 STEPS = {**dict.fromkeys(METAWORLD, 4), "push": 2}  # of the simulator for an action
 SUITES = {
     name: f"gym:{__name__}:Bench/{name}-v0?repeat={repeat}&max_steps=24&image_size=64" for name, repeat in STEPS.items()

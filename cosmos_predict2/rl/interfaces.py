@@ -140,11 +140,14 @@ class ContractError(AssertionError):
 class Policy(Protocol):
     """Decides on chunks of actions. A policy that is trained is a module besides.
 
-    Optional: ``reads_state`` (decisions need ``state``), ``draws_when_greedy`` (greedy decisions draw noise, too) and
+    Optional: ``sentences`` (the task descriptions of the recordings that it was cloned from, given by who reads it),
+    ``reads_state`` (decisions need ``state``), ``draws_when_greedy`` (greedy decisions draw noise, too) and
     ``on_trainer_step(iteration)``, called after each optimizer step. For nft and awm a flow has ``velocities``, and
     ``flow_times``: the times at which its sampler asks the network, from 1, where all is noise, towards 0.
     `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
+
+    sentences: Sequence[str]
 
     @property
     def reads_state(self) -> bool: ...
@@ -182,6 +185,7 @@ class PolicyDefaults:
     reads_state: bool = False
     draws_when_greedy: bool = False
     flow_times: Sequence[float] = ()
+    sentences: Sequence[str] = ()  # the task descriptions of the recordings it was cloned from; none: it takes any
     velocities: Callable[[Mapping[str, Tensor], Tensor, Sequence[torch.Generator]], Velocities] | None = None
 
     def on_trainer_step(self, iteration: int) -> None: ...

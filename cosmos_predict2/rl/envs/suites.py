@@ -93,7 +93,8 @@ def _libero(
     from cosmos_predict2.rl.envs.simulators import libero
 
     names = [task.name for task in libero.chosen_tasks(suite, tasks)]
-    make, settings = partial(libero.LiberoTask, suite, tasks=names), {"image_size": image_size, "max_steps": max_steps}
+    make = partial(libero.LiberoTask, suite, tasks=names)
+    settings: dict[str, Any] = {"image_size": image_size, "max_steps": max_steps}
     return _simulated(names, libero.TRIALS, make, render, **settings, num_steps_wait=num_steps_wait)
 
 
@@ -112,7 +113,9 @@ def _gym(text: str, tasks: list[str], render: str = "auto", **settings: Any) -> 
     own = {key: plain_data(value, f"--suite {GYM}{text}: {key}") for key, _, value in words}
     is_mujoco = importlib.util.find_spec("mujoco") is not None
     make = partial(gym.GymTask, gym.for_workers(env_id), **own)
-    return _simulated([env_id], OWN_EPISODES, make, render if is_mujoco else None, **settings)
+    return _simulated(
+        [env_id], OWN_EPISODES, make, render if is_mujoco else None, is_named="sentence" in own, **settings
+    )
 
 
 def _own(cls: type, tasks: list[str]) -> Place:
@@ -146,11 +149,25 @@ def _require_action_dim(env: VecEnv, policy: Any, name: str) -> None:
         raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, {name} takes {needed}.")
 
 
-def _simulated(tasks: list[str], trials: int, make: Any, render: str | None, **settings: Any) -> Place:
+def _words(name: str, sentences: Sequence[str]) -> dict[str, str]:
+    """The sentence of an environment that has none: the policy's only one."""
+    if len(sentences) > 1:
+        raise ConfigError(
+            f"The policy was cloned on {len(sentences)} tasks, and gymnasium has no words for {name}. Give them:"
+            f" --suite 'gym:{name}?sentence={sentences[0]}', or another of {', '.join(sentences)}."
+        )
+    return {"sentence": sentences[0]} if sentences else {}
+
+
+def _simulated(
+    tasks: list[str], trials: int, make: Any, render: str | None, *, is_named: bool = True, **settings: Any
+) -> Place:
+    """``is_named``: the simulator has words for its tasks; one without takes those that the policy knows."""
     given = {key: value for key, value in settings.items() if value is not None}
 
     def env(num_envs: int, policy: Any) -> VecEnv:
-        found = WorkerEnv(partial(make, **given), num_envs, render=render, chunk=policy.chunk)
+        words = {} if is_named else _words(tasks[0], policy.sentences)
+        found = WorkerEnv(partial(make, **words, **given), num_envs, render=render, chunk=policy.chunk)
         _require_action_dim(found, policy, "the simulator")
         return found
 

@@ -14,9 +14,18 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Decision, EnvDefaults, Info, Observation, Policy, VecEnv, completed
+from cosmos_predict2.rl.interfaces import (
+    Decision,
+    EnvDefaults,
+    Info,
+    Observation,
+    Policy,
+    PolicyDefaults,
+    VecEnv,
+    completed,
+)
 from imaginaire import distributed, random
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, near
 from imaginaire.progress import Progress
 
 BAR = "Generating Rollout Epochs"  # as the public trainer calls it; here it counts episodes
@@ -181,6 +190,7 @@ class LocalRollout(RolloutDefaults):
 
     def __post_init__(self) -> None:
         completed(self.env, EnvDefaults)
+        completed(self.policy, PolicyDefaults)
 
     def sync(self, policy: Policy) -> None:
         self.policy = policy
@@ -192,7 +202,9 @@ class LocalRollout(RolloutDefaults):
         with Progress(BAR, len(starts), unit="episode", is_shown=is_shown, leave=False, as_bar=True) as progress:
             while not places.are_done:
                 if places.are_due:
-                    played.begin(*places.begin())
+                    begun = places.begin()
+                    require_known_sentences(self.policy, begun[1])
+                    played.begin(*begun)
                 numbers = places.episodes
                 generators = [random.generator(starts.draws[i], played.counts[i], "decision") for i in numbers]
                 decision = self.policy.act(
@@ -205,6 +217,19 @@ class LocalRollout(RolloutDefaults):
                 if on_progress is not None:
                     on_progress(f"{progress.done} of {len(starts)} episodes")
         return played.trajectories()
+
+
+def require_known_sentences(policy: Policy, observation: Observation) -> None:
+    """Raise where a task is described by other words than in the recordings that the policy was cloned from."""
+    known = policy.sentences
+    if known and (other := next((one for one in observation["task_description"] if one not in known), None)):
+        some = " or ".join(f"'{one}'" for one in known[:3])
+        raise ConfigError(
+            f"The environment calls its task '{other}', but the policy was cloned on {some}"
+            f"{' and others' if len(known) > 3 else ''}: by other words it does not know what to do. Give the"
+            " environment the recorded words (--suite 'gym:ID?sentence=WORDS', or task_description of your own"
+            f" class).{near(other, known)}"
+        )
 
 
 class Places:

@@ -58,7 +58,7 @@ from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, V
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import objective_of
 from cosmos_predict2.rl.policies.contract import tolerance_of
-from cosmos_predict2.rl.policies.files import refuse_blind_clone
+from cosmos_predict2.rl.policies.files import refuse_blind_clone, sentences_of
 from cosmos_predict2.rl.policies.network import cast, deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.trust import LEARNT_IN, PROGRAM, UNCHECKED, corrected, learning_inputs, require_card
 from cosmos_predict2.world_model.assembly import other_parts
@@ -127,6 +127,8 @@ class VLAGRPOModel(RLModel):
         is_checked = config.card is not None and self._is_checked(config, places)
         self.precision = PRECISIONS[config.precision]
         self.net: nn.Module = lazy_config.instantiate(config.policy)
+        if begun := config.policy.get("path") if isinstance(config.policy, Mapping) else None:
+            self.policy.sentences = sentences_of(str(begun))
         for field_name, text in misfits(completed(self.policy, PolicyDefaults), self.rl):
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
         # before it is moved: no device needs memory for weights that are wider than trained ones

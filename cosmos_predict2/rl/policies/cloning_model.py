@@ -54,6 +54,7 @@ class CloningConfig(Section):
     arguments: Any = attrs.field(factory=dict)  # others of the policy's ``to_clone``, such as augment or variant
     noise: float = attrs.field(default=0.2, validator=above(0))  # deviation of draws, of policies that take it
     num_knots: int = attrs.field(default=4, validator=at_least(1))  # motions of a chunk, each held for equally long
+    shift: float = attrs.field(default=0.0, validator=at_least(0))  # of a picture's side, by which it is moved at most
     seed: int = attrs.field(default=0, validator=at_least(0))  # of drawn weights
     precision: str = attrs.field(default="float32", validator=one_of(*PRECISIONS))
     fsdp_shard_size: int = 0  # processes that the policy is sharded over; -1: all, 0: each has it whole
@@ -85,8 +86,8 @@ class CloningModel(ImaginaireModel):
         given = {name: value for name, value in own.items() if value}
         self.net: nn.Module = begin(config.policy, start, given, f"{KEY}.arguments.", config.noise)
         cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
-        self.constant = Constant.of(windows)
-        known = json.dumps([windows.statistics(), sorted(set(windows.tasks))], sort_keys=True)
+        self.constant, self.sentences = Constant.of(windows), sorted(set(windows.tasks))
+        known = json.dumps([windows.statistics(), self.sentences], sort_keys=True)
         digest = hashlib.blake2b(known.encode(), digest_size=7).digest()
         self.register_buffer("beginning", torch.tensor(int.from_bytes(digest, "little")))
         self._expected = int(self.beginning)
@@ -134,7 +135,9 @@ class CloningModel(ImaginaireModel):
     # --- steps
 
     def training_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
-        return {}, self._loss(_windows(batch), batch, "cloning")
+        draws = random.generator(self.seed, int(batch[POSITION_KEY][0]), "shifts of pictures")
+        pictures = shifted(batch["full_image"], self.config.shift, draws)
+        return {}, self._loss(_windows({**batch, "full_image": pictures}), batch, "cloning")
 
     def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
         windows = _windows(batch)
@@ -149,6 +152,22 @@ class CloningModel(ImaginaireModel):
         policy: Any = self.net
         draws = random.generator(self.seed, int(batch[POSITION_KEY][0]), purpose)
         return policy.cloning_loss(policy.record_of(windows.observation, windows.actions_B_A_D), draws)
+
+
+def shifted(pictures_B_H_W_C: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Each picture moved by its own draw of up to a share of its side, where the edge's colour fills what is free."""
+    most = [round(share * side) for side in pictures_B_H_W_C.shape[-3:-1]]
+    if not any(most):
+        return pictures_B_H_W_C
+    moved = pictures_B_H_W_C.clone()
+    for i, picture in enumerate(pictures_B_H_W_C):
+        by = [int(torch.randint(-n, n + 1, (), generator=generator)) for n in most]
+        rows, columns = (
+            torch.arange(side, device=picture.device).sub(offset).clamp(0, side - 1)
+            for side, offset in zip(picture.shape[-3:-1], by, strict=True)
+        )
+        moved[i] = picture.index_select(-3, rows).index_select(-2, columns)
+    return moved
 
 
 def _windows(batch: Mapping[str, Any]) -> Windows:
@@ -226,6 +245,7 @@ class KeepBestPolicy(Callback):
         with model.ema_scope(), torch.no_grad():
             if distributed.is_rank0():
                 about = {"data": str(self.config.dataloader_train.dataset.path), **self.best, "seed": model.seed}
+                about["sentences"] = list(model.sentences)
                 files.write_policy(Path(self.trainer.run_dir) / RESULT, model.net, about)
             elif (network := network_of(model.net)) is not None:
                 merged_state(network)

@@ -9,6 +9,7 @@ names is imported; only registered classes are built.
 
 import importlib.metadata
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -136,7 +137,16 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
         raise CheckpointError(f"{address}: its policy cannot be built from what it records{given}: {error}.") from error
     if not card.is_public:  # else it has read its folder
         load_weights(policy, address, which)
+    policy.sentences = tuple(card.about.get("sentences", ()))
     return completed(policy.eval(), PolicyDefaults), card
+
+
+def sentences_of(address: str) -> tuple[str, ...]:
+    """The task descriptions that a policy was cloned on; none of one that does not record them."""
+    try:
+        return tuple(_card(latest(result_of(address))).about.get("sentences", ()))
+    except CheckpointError:
+        return ()
 
 
 def find_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:
@@ -208,7 +218,10 @@ def _card(address: str) -> PolicyCard:
     policy = str(tree["_target_"])
     is_public = policy in [path.replace(":", ".") for path in PUBLIC.values()]  # whose sizes are at its path
     arguments = {name: value for name, value in tree.items() if name != "_target_" and (name != "path" or is_public)}
-    return PolicyCard(policy, arguments, {"run": folder, "execute": _section(config, "rl").get("execute")})
+    about = {"run": folder, "execute": _section(config, "rl").get("execute")}
+    if (begun := tree.get("path")) and os.path.exists(begun):
+        about["sentences"] = list(sentences_of(begun))
+    return PolicyCard(policy, arguments, about)
 
 
 def _section(tree: Any, *keys: str) -> Mapping[str, Any]:

@@ -31,6 +31,11 @@ def test_a_registered_environment_is_a_suite_in_processes_of_its_own(name: str) 
     observed, _ = env.reset()
     assert observed["full_image"].shape == (3, 24, 48, 3) and observed["task_description"] == ["to the goal"] * 3
     check_environment(env)
+    unnamed = suites.find(f"gym:tests.rl.envs.gym_worlds:{name}?image_size=24")
+    knowing = SimpleNamespace(action_dim=2, chunk=3, sentences=("to the goal",))
+    assert unnamed.env(1, knowing).reset()[0]["task_description"] == ["to the goal"]
+    with pytest.raises(ConfigError, match=r"cloned on 2 tasks.*\?sentence=to the goal', or another of"):
+        unnamed.env(1, SimpleNamespace(action_dim=2, chunk=3, sentences=("to the goal", "away")))
     with pytest.raises(ConfigError, match="decides on 7 numbers per action, the simulator takes 2"):
         place.env(1, SimpleNamespace(action_dim=7, chunk=3))
 

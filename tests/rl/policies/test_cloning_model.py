@@ -14,6 +14,7 @@ from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Windows
+from cosmos_predict2.rl.policies.cloning_model import shifted
 from cosmos_predict2.rl.policies.files import read_policy, refuse_blind_clone, write_policy
 from cosmos_predict2.rl.policies.null import Constant, by_errors, by_success, decision_errors
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
@@ -99,13 +100,23 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     assert figures[0]["best"]["iteration"] == 4 and len(figures[0]["history"]) == 3
     best, card = read_policy(str(whole / RUN))
     averaged, _ = read_policy(str(whole / RUN / "checkpoints/model/iter_000000004.pt"), "net_ema")
-    assert card.about["iteration"] == 4 and best.action_dim == 2
+    assert card.about["iteration"] == 4 and best.action_dim == 2 and best.sentences == ("go",)
     seen = Windows(torch.full((1, SIDE, SIDE, 3), 99, dtype=torch.uint8), torch.zeros(1, 4, 2), ["go"]).observation
     decided = [
         each.act(seen, mode="greedy", generators=[torch.Generator().manual_seed(0)]).actions_E_A_D
         for each in (best, averaged)
     ]
     torch.testing.assert_close(*decided)
+
+
+def test_pictures_of_training_are_moved_each_by_its_own_draw() -> None:
+    picture = torch.arange(16 * 16 * 3, dtype=torch.float32).view(1, 16, 16, 3).expand(40, -1, -1, -1)
+    places = {(y, x): picture[0, y : y + 12, x : x + 12] for y in range(5) for x in range(5)}
+    found = []
+    for moved in shifted(picture, 0.125, torch.Generator().manual_seed(0)):
+        found += [place for place, inner in places.items() if torch.equal(moved[2:14, 2:14], inner)]
+    assert len(found) == 40 and {y for y, _ in found} == {x for _, x in found} == set(range(5))
+    assert shifted(picture, 0.0, torch.Generator()) is picture
 
 
 def _clone_on_rank(recordings: Path, folder: Path, overrides: list[str]) -> int:

@@ -18,6 +18,7 @@ from imaginaire.data.stream import ResumableLoader
 NAME = "clone_recordings"
 STEPS = 2000
 LEARNING_RATE = 1.5e-3
+SHIFT = 0.06  # without it a clone of 100 episodes begins to know them by heart after 400 iterations
 SEED: Any = "${trainer.seed}"
 KNOTS: Any = "${dataloader_train.dataset.chunk}"  # motions held for several actions cannot follow most recordings
 SHARED = ("path", "split_file", "chunk", "starts", "num", "camera", "action_keys", "held_out_share")
@@ -34,7 +35,9 @@ def clone(name: str, policy: str) -> dict[str, Any]:
         defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "lambdalinear"}, "_self_"],
         job=job(name, group="cloning"),
         model=L(CloningModel)(
-            config=CloningConfig(policy=policy, data="${dataloader_train.dataset}", num_knots=KNOTS, seed=SEED),
+            config=CloningConfig(
+                policy=policy, data="${dataloader_train.dataset}", num_knots=KNOTS, seed=SEED, shift=SHIFT
+            ),
             _recursive_=False,
         ),
         dataloader_train=L(ResumableLoader)(dataset=data, batch_size=32, shuffle=True),
