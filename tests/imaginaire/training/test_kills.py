@@ -18,7 +18,7 @@ import pytest
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from imaginaire import storage
-from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.checkpoint import dcp
 from imaginaire.errors import ConfigError
 from imaginaire.training.watchdog import EXIT_INTERRUPTED
 from tests.imaginaire.training.test_resume import compare
@@ -91,7 +91,7 @@ def _wrap_storage(root: str, reach: Callable[[str], None]) -> None:
 
 def _wrap_dcp(reach: Callable[[str], None]) -> None:
     """Before and after each of the four saves, and amid it: the shards are there, the index is not."""
-    write, finish = checkpoint_layout.write_tree, FileSystemWriter.finish
+    write, finish = dcp.write_tree, FileSystemWriter.finish
 
     def wrapped_write(path: str, tree: Any, group: Any) -> None:
         at = path.partition("/checkpoints/")[2]
@@ -103,7 +103,7 @@ def _wrap_dcp(reach: Callable[[str], None]) -> None:
         reach(f"amid {os.fspath(self.path).partition('/checkpoints/')[2]}")
         finish(self, **parts)
 
-    checkpoint_layout.write_tree, FileSystemWriter.finish = wrapped_write, wrapped_finish  # type: ignore[method-assign]
+    dcp.write_tree, FileSystemWriter.finish = wrapped_write, wrapped_finish  # type: ignore[method-assign]
 
 
 def _run(root: str, ckpt_type: str, kill_at: str | None, record: str) -> None:
