@@ -26,9 +26,9 @@ from imaginaire.progress import tracked
 
 FIRST = 1_000_000
 STEPS, HELD = 24, 4
-MISJUDGED = 0.08  # metres: the largest deviation of a place; a driver's own is this by the square of a uniform draw
-TREMBLING = 0.4  # the largest share of a draw that is held for four actions
-SLOWEST = 0.6
+# The largest deviation of a place in metres and share of a draw that is held for four actions, of which a driver's own
+# are a part by the square of a uniform draw, and his least speed. The drawer takes most of an episode to open.
+FAULTS = {**dict.fromkeys(("reach", "plate", "faucet", "push"), (0.08, 0.4, 0.6)), "drawer": (0.02, 0.2, 0.9)}
 AIMLESS = 0.1  # the share of episodes that move at random
 NOISE = 0.05
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     rng = numpy.random.default_rng(args.seed)
     writer, successes = Writer(Path(args.out), fps=10, robot=args.robot), 0
     for episode in tracked(range(args.episodes), "recordings", unit="episode"):
-        recording = driven(task, actor, FIRST + episode, rng, SENTENCES[args.robot])
+        recording = driven(task, actor, FIRST + episode, rng, args.robot)
         successes += bool(recording.columns["next.success"].any())
         writer.add(recording)
     writer.finish()
@@ -76,11 +76,12 @@ def made(robot: str) -> tuple[GymTask, Actor]:
     return GymTask(address, **settings), act
 
 
-def driven(task: GymTask, actor: Actor, start: int, rng: numpy.random.Generator, sentence: str) -> Recording:
+def driven(task: GymTask, actor: Actor, start: int, rng: numpy.random.Generator, robot: str) -> Recording:
     """One episode of a driver whose faults are drawn."""
-    errors = MISJUDGED * rng.uniform() ** 2 * rng.normal(size=(2, 3))
-    trembling = 1.0 if rng.uniform() < AIMLESS else TREMBLING * rng.uniform() ** 2
-    speed = rng.uniform(SLOWEST, 1)
+    misjudged, trembling, slowest = FAULTS[robot]
+    errors = misjudged * rng.uniform() ** 2 * rng.normal(size=(2, 3))
+    trembling = 1.0 if rng.uniform() < AIMLESS else trembling * rng.uniform() ** 2
+    speed = rng.uniform(slowest, 1)
     seen = task.reset(0, start, 0)
     pictures, actions, done = [seen["full_image"]], [], [0.0]
     for step in range(STEPS):
@@ -94,7 +95,7 @@ def driven(task: GymTask, actor: Actor, start: int, rng: numpy.random.Generator,
         done.append(float(is_success))
     columns = {"action": numpy.stack([*actions, actions[-1]]), "next.success": numpy.array(done, numpy.float32)}
     video = torch.from_numpy(numpy.stack(pictures)).permute(3, 0, 1, 2)
-    return Recording(columns, {"observation.images.front": video}, sentence)
+    return Recording(columns, {"observation.images.front": video}, SENTENCES[robot])
 
 
 def pusher(observed: Any, env: Any, errors: NDArray[Any]) -> NDArray[Any]:
