@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
 
 def completed(thing: T, defaults: type) -> T:
-    """The same object, whose class has all optional members from now on; None stays None."""
+    """The same object or class, whose class has all optional members from now on; None stays None."""
     for name, default in vars(defaults).items():
         if thing is not None and not name.startswith("_") and not hasattr(thing, name):
-            setattr(type(thing), name, default)
+            setattr(thing if isinstance(thing, type) else type(thing), name, default)
     return thing
 
 
@@ -133,6 +133,26 @@ class Velocities:
     velocity_B_L_K_N: Tensor
 
 
+# How far two log-probabilities of an element may be apart on average, in nats: the same formula, rounded otherwise in
+# batches of other sizes. By the precision of the weights. On CPUs the tiny policies differ by 2e-7 in both precisions;
+# these bounds are guesses for GPUs, where float32 products are TF32 and kernels depend on the batch.
+TOLERANCES = {torch.float64: 5e-3, torch.float32: 5e-3}
+OF_HALF = 0.05
+
+
+def tolerance_of(policy: Any) -> float:
+    """The tolerance of the lowest precision among the weights."""
+    weights = policy.parameters() if isinstance(policy, nn.Module) else ()
+    return max((TOLERANCES.get(weight.dtype, OF_HALF) for weight in weights), default=TOLERANCES[torch.float32])
+
+
+def difference(drawn_B_K_N: Tensor, computed_B_K_N: Tensor) -> float:
+    """Mean distance of the elements of two log-probabilities; infinite where their shapes differ."""
+    if drawn_B_K_N.shape != computed_B_K_N.shape:
+        return float("inf")
+    return float((drawn_B_K_N.float() - computed_B_K_N.float()).abs().mean())
+
+
 class ContractError(AssertionError):
     """A policy or an environment that does not keep its contract: which rule, and what was found."""
 
@@ -143,7 +163,9 @@ class Policy(Protocol):
     Optional: ``sentences`` (the task descriptions of the recordings that it was cloned from, given by who reads it),
     ``reads_state`` (decisions need ``state``), ``draws_when_greedy`` (greedy decisions draw noise, too) and
     ``on_trainer_step(iteration)``, called after each optimizer step. For nft and awm a flow has ``velocities``, and
-    ``flow_times``: the times at which its sampler asks the network, from 1, where all is noise, towards 0.
+    ``flow_times``: the times at which its sampler asks the network, from 1, where all is noise, towards 0. For
+    best_of_n and random_of_n it may have a ``cloning_loss`` of its own, as `policies.cloning.Cloneable` has, and
+    ``demonstrated(record)``, a decision's record as that takes it.
     `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
 
@@ -161,6 +183,11 @@ class Policy(Protocol):
     @property
     def velocities(self) -> Callable[[Mapping[str, Tensor], Tensor, Sequence[torch.Generator]], Velocities] | None:
         """Called with a record, times [B, L] and generators, ``generators[b]`` of all noise of row b."""
+
+    @property
+    def cloning_loss(self) -> Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None: ...
+
+    def demonstrated(self, record: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
 
     def on_trainer_step(self, iteration: int) -> None: ...
 
@@ -187,6 +214,10 @@ class PolicyDefaults:
     flow_times: Sequence[float] = ()
     sentences: Sequence[str] = ()  # the task descriptions of the recordings it was cloned from; none: it takes any
     velocities: Callable[[Mapping[str, Tensor], Tensor, Sequence[torch.Generator]], Velocities] | None = None
+    cloning_loss: Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None = None
+
+    def demonstrated(self, record: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return record
 
     def on_trainer_step(self, iteration: int) -> None: ...
 
@@ -196,7 +227,8 @@ class VecEnv(Protocol):
 
     Optional: ``keep_frames`` (see `chunk_step`; None: there are no frames), ``release()`` (ends simulators, which start
     again with the next episodes), ``offload()`` (leaves the GPU to others until the next episodes), ``offload_policy``
-    ("phase" where it does), and ``imagination`` (the world model that the episodes are imagined by).
+    ("phase" where it does), ``imagination`` (the world model that the episodes are imagined by) and ``num_noises`` (how
+    many noises imagine each episode; of 2 info has ``disagrees`` [E] bool: only one of them shows success).
     `cosmos_predict2.rl.envs.contract` checks an environment against what is written here.
     """
 
@@ -204,6 +236,7 @@ class VecEnv(Protocol):
     keep_frames: bool | None
     offload_policy: str
     imagination: Any
+    num_noises: int
 
     @property
     def release(self) -> Callable[[], None] | None: ...
@@ -249,6 +282,7 @@ class EnvDefaults:
     keep_frames: bool | None = None
     offload_policy: str = "never"
     imagination: Any = None
+    num_noises: int = 1
     release: Callable[[], None] | None = None
 
     def offload(self) -> None: ...

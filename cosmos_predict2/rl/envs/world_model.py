@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.book import Book, Bounds, Chunk, Ids
-from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Recorded, Starts
 from cosmos_predict2.rl.envs.scoring import Scored, Scoring, merged, score
+from cosmos_predict2.rl.envs.starts import NUM_TRIALS, FirstFrames, Recorded, Starts, StartsDefaults
 from cosmos_predict2.rl.interfaces import (
     EnvDefaults,
     FrameReward,
@@ -113,14 +113,13 @@ class WorldModelEnv(EnvDefaults):
                 raise ConfigError(f"{name} is '{value}'.{near(value, known)}")
         if num_noises not in (1, 2):
             raise ConfigError(f"num_noises={num_noises}: 1, or 2 of which the worst one counts.")
-        self.imagination, self.starts = imagination, starts
+        self.imagination, self.starts = imagination, completed(starts, StartsDefaults)
         self.reward = completed(reward, FrameRewardDefaults)
         self.sampling = replace(sampling, is_repeatable=True)
         self.scoring, self.batch_size = scoring or Scoring(), batch_size
         self.padding, self.gripper_dims, self.text, self.hand_over = padding, tuple(gripper_dims), text, hand_over
         self.keep_first, self.num_noises, self.keep_frames = keep_first, num_noises, keep_frames
-        recorded = getattr(starts, "recorded", None)
-        max_steps = _settled_steps(max_steps, recorded)
+        max_steps = _settled_steps(max_steps, starts.recorded)
         self.state_size, self.offload_policy = state_size, offload
         self.chunk = chunk or imagination.config.chunk_size
         self.new_frames = self.chunk - (starts.history - 1)
@@ -133,7 +132,7 @@ class WorldModelEnv(EnvDefaults):
         self.action_dim = imagination.transform.dim
         self.bounds: Bounds | None = (-1.0, 1.0) if clip_actions is True else None
         if clip_actions == "recorded":
-            self.bounds = _recorded_bounds(recorded, self.action_dim)
+            self.bounds = _recorded_bounds(starts.recorded, self.action_dim)
         elif not isinstance(clip_actions, bool):
             raise ConfigError(f"clip_actions={clip_actions!r}: true, false or 'recorded'.")
         self.num_envs = num_envs

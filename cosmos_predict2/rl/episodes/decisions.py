@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.clips.samples import mapped
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import Trajectories
 from cosmos_predict2.rl.episodes.fresh_noise import FreshDraws, judged_at, predicted
-from cosmos_predict2.rl.interfaces import LogProb, Policy, Velocities
+from cosmos_predict2.rl.interfaces import LogProb, Policy, Velocities, difference
 from cosmos_predict2.rl.learner import Facts
 from cosmos_predict2.rl.objectives import (
     OF_EPISODES,
@@ -32,7 +31,6 @@ from cosmos_predict2.rl.objectives import (
     rows_of_actions,
     token_mean,
 )
-from cosmos_predict2.rl.policies.contract import difference
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError, TrainingError
 
@@ -57,7 +55,9 @@ class Decisions:
 
     def rows(self, rows: Tensor) -> "Decisions":
         """Some of them."""
-        return replace(self, **{name: mapped(value, lambda tensor: tensor[rows]) for name, value in vars(self).items()})
+        found: Any = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        record = {name: value[rows] for name, value in self.record.items()}
+        return replace(self, record=record, fresh=None if self.fresh is None else self.fresh.rows(rows), **found)
 
 
 def decisions_of(played: Trajectories, advantage_G_M: Tensor) -> Decisions:
@@ -213,16 +213,15 @@ def _terms(whole: Decisions, level: str) -> Tensor:
 # --- the loss
 
 
-def cloning_loss(policy: Any, part: Decisions, generator: torch.Generator) -> Tensor | None:
+def cloning_loss(policy: Policy, part: Decisions, generator: torch.Generator) -> Tensor | None:
     """The policy's own loss of cloning the decisions with an advantage, as a mean over all that count; None of none."""
     counts_B = part.mask_B_A.any(dim=1)
     rows = (counts_B & (part.advantage_B > 0)).nonzero().flatten()
     if not len(rows):
         return None
-    record = {name: value[rows] for name, value in part.record.items()}
-    if hasattr(policy, "demonstrated"):
-        record = policy.demonstrated(record)
-    return policy.cloning_loss(record, generator) * (len(rows) / counts_B.sum())  # type: ignore[no-any-return]
+    assert policy.cloning_loss is not None
+    record = policy.demonstrated({name: value[rows] for name, value in part.record.items()})
+    return policy.cloning_loss(record, generator) * (len(rows) / counts_B.sum())
 
 
 @dataclass(frozen=True)

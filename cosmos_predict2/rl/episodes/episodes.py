@@ -316,7 +316,7 @@ class _Played:
         decided = {"actions": decision.actions_E_A_D, "reward": reward, "executed": info["executed"]}
         if self.rollout.keep_record and decision.log_prob_E_K_N is not None:
             decided["log_prob"] = decision.log_prob_E_K_N
-        if getattr(self.rollout.env, "num_noises", 1) > 1:
+        if self.rollout.env.num_noises > 1:
             decided["disagrees"] = info["disagrees"]
         _write(self.decided, decided, size, (steps, episodes))
         if self.rollout.keep_record:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.episodes.config import VLARLConfig
-from cosmos_predict2.rl.interfaces import Policy, Velocities
+from cosmos_predict2.rl.interfaces import Policy, PolicyDefaults, Velocities, completed
 from cosmos_predict2.rl.objectives import (
     LARGEST_ADVANTAGE,
     SMALLEST_TIME,
@@ -47,7 +47,7 @@ def misfits(policy: Any, rl: VLARLConfig) -> Iterator[tuple[str, str]]:
     if objective_of(rl.objective).is_ratio:
         return
     is_class = isinstance(policy, type)
-    if getattr(policy, "velocities", None) is None or not (is_class or policy.flow_times):
+    if completed(policy, PolicyDefaults).velocities is None or not (is_class or policy.flow_times):
         name = policy.__name__ if is_class else type(policy).__name__
         text = (
             f"{rl.objective} learns from velocities at fresh noise, which {name} does not give; PI0.5 does, but not"

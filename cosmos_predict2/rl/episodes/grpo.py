@@ -54,10 +54,9 @@ from cosmos_predict2.rl.episodes.episodes import (
 from cosmos_predict2.rl.episodes.fresh_noise import fresh_draws, misfits, predicted
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison, Rate, draws_of
 from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
-from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed
+from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed, tolerance_of
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import objective_of
-from cosmos_predict2.rl.policies.contract import tolerance_of
 from cosmos_predict2.rl.policies.files import refuse_blind_clone, sentences_of
 from cosmos_predict2.rl.policies.network import cast, deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.trust import LEARNT_IN, PROGRAM, UNCHECKED, corrected, learning_inputs, require_card
@@ -126,10 +125,10 @@ class VLAGRPOModel(RLModel):
         self._figures: Mapping[str, Any] = {}  # of the card
         is_checked = config.card is not None and self._is_checked(config, places)
         self.precision = PRECISIONS[config.precision]
-        self.net: nn.Module = lazy_config.instantiate(config.policy)
+        self.net: nn.Module = completed(lazy_config.instantiate(config.policy), PolicyDefaults)
         if begun := config.policy.get("path") if isinstance(config.policy, Mapping) else None:
             self.policy.sentences = sentences_of(str(begun))
-        for field_name, text in misfits(completed(self.policy, PolicyDefaults), self.rl):
+        for field_name, text in misfits(self.policy, self.rl):
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
         # before it is moved: no device needs memory for weights that are wider than trained ones
         cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
@@ -140,10 +139,10 @@ class VLAGRPOModel(RLModel):
             env_arguments["imagination"] = self._build_world_model(config)
         self.env: VecEnv = completed(lazy_config.instantiate(config.env, **env_arguments), EnvDefaults)
         require_state(self.env, self.policy)
-        if self.rl.mask_unreliable and getattr(self.env, "num_noises", 1) < 2:
+        if self.rl.mask_unreliable and self.env.num_noises < 2:
             raise ConfigError(
                 f"{KEY}.rl.mask_unreliable=true leaves decisions out on which two noises disagree, but"
-                f" {KEY}.env.num_noises is {getattr(self.env, 'num_noises', 'not known')}: set it to 2."
+                f" {KEY}.env.num_noises is {self.env.num_noises}: set it to 2."
             )
         self.true_env: VecEnv | None = completed(lazy_config.instantiate(config.true_env), EnvDefaults)
         eval_env: VecEnv | None = completed(lazy_config.instantiate(config.eval_env), EnvDefaults)
@@ -530,7 +529,7 @@ class VLAGRPOModel(RLModel):
             found = forward_loss(predicted(self.policy, part.record, part.fresh), part.fresh, *given, **by_episodes)
         else:
             assert part.old_log_prob_B_K_N is not None
-            is_cloned = bool(objective_of(self.rl.objective).imitates) and hasattr(self.net, "cloning_loss")
+            is_cloned = bool(objective_of(self.rl.objective).imitates) and self.policy.cloning_loss is not None
             found = policy_loss(
                 self.policy.log_prob(part.record),
                 part.old_log_prob_B_K_N,

@@ -42,8 +42,7 @@ class Cloneable(Protocol):
     """A policy, a module, that learns from demonstrations besides.
 
     Optional, both of its class: ``cloning``, in place of `DEFAULTS`, and ``to_clone``, which makes one of a
-    `Beginning` with the flags that it takes. Optional besides: ``demonstrated(record)``, the record of decisions of its
-    own as `cloning_loss` takes it, where that is another than `act` gives.
+    `Beginning` with the flags that it takes.
     """
 
     cloning: ClassVar[Mapping[str, Any]]

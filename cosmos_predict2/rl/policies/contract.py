@@ -7,7 +7,7 @@
         check_policy(MyPolicy(), MyEnv(num_envs=3).reset()[0])
 
 Each function that begins with ``check_`` is one rule. A run compares the log-probabilities of each experience by the
-same measure before it learns from them (`difference`, `TOLERANCES`).
+same measure before it learns from them (`rl.interfaces`: `difference`, `tolerance_of`).
 """
 
 import fnmatch
@@ -18,28 +18,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.interfaces import ContractError, Decision, Observation, Policy, Velocities
+from cosmos_predict2.rl.interfaces import (
+    ContractError,
+    Decision,
+    Observation,
+    Policy,
+    PolicyDefaults,
+    Velocities,
+    completed,
+    difference,
+    tolerance_of,
+)
 
-# How far two log-probabilities of an element may be apart on average, in nats: the same formula, rounded otherwise in
-# batches of other sizes. By the precision of the weights. On CPUs the tiny policies differ by 2e-7 in both precisions;
-# these bounds are guesses for GPUs, where float32 products are TF32 and kernels depend on the batch.
-TOLERANCES = {torch.float64: 5e-3, torch.float32: 5e-3}
-OF_HALF = 0.05
 ENOUGH = 1000  # elements that are drawn to compare their spread with the entropy
 SIGMAS, OFF = 6.0, 0.05  # how far their mean may be off: by chance, and where rare tokens were not among them
-
-
-def tolerance_of(policy: Any) -> float:
-    """The tolerance of the lowest precision among the weights."""
-    weights = policy.parameters() if isinstance(policy, nn.Module) else ()
-    return max((TOLERANCES.get(weight.dtype, OF_HALF) for weight in weights), default=TOLERANCES[torch.float32])
-
-
-def difference(drawn_B_K_N: Tensor, computed_B_K_N: Tensor) -> float:
-    """Mean distance of the elements of two log-probabilities; infinite where their shapes differ."""
-    if drawn_B_K_N.shape != computed_B_K_N.shape:
-        return float("inf")
-    return float((drawn_B_K_N.float() - computed_B_K_N.float()).abs().mean())
 
 
 def check_policy(
@@ -65,7 +57,8 @@ class _Case:
     """A policy and what it sees; modules are in evaluation mode, as episodes are played."""
 
     def __init__(self, policy: Policy, observation: Observation, tolerance: float, unreached: Sequence[str]) -> None:
-        self.policy, self.observation, self.tolerance, self.unreached = policy, observation, tolerance, unreached
+        self.policy, self.observation = completed(policy, PolicyDefaults), observation
+        self.tolerance, self.unreached = tolerance, unreached
         self.num = len(observation["full_image"])
 
     def act(
@@ -226,7 +219,7 @@ def check_gradients(case: _Case) -> None:
 def check_velocities(case: _Case) -> None:
     """The velocities of a flow have the rows and elements of log_prob, unit noise from the given generators alone, and
     do not depend on a row's company or the mode of a module; their gradient is that of `check_gradients`."""
-    velocities = getattr(case.policy, "velocities", None)
+    velocities = case.policy.velocities
     if velocities is None or not case.policy.flow_times:
         return
     times, record = torch.tensor(tuple(case.policy.flow_times), dtype=torch.float32), case.act().record

@@ -23,6 +23,7 @@ from cosmos_predict2.checkpoints.adapters import (
     merge_lora_state,
 )
 from cosmos_predict2.checkpoints.card_checks import agreed_alpha
+from cosmos_predict2.rl.interfaces import completed
 from imaginaire.distributed.parallel import ParallelDims, full_tensor, shard_blocks
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim import lora
@@ -41,12 +42,20 @@ class PolicyNetwork(Protocol):
 
     PASSES: tuple[str, ...]  # its methods that are called from outside
 
+    @property
+    def FLOAT32(self) -> tuple[str, ...]: ...
+
     def blocks(self) -> list[nn.Module]: ...
 
 
+class PolicyNetworkDefaults:
+    FLOAT32: tuple[str, ...] = ()
+
+
 def network_of(policy: Any) -> Any:
-    """A policy's `PolicyNetwork`; None where there is none."""
-    return getattr(policy, "network", None)
+    """A policy's `PolicyNetwork`; None where there is none. No default can stand for it: a module finds an attribute of
+    its class before its own parts."""
+    return completed(getattr(policy, "network", None), PolicyNetworkDefaults)
 
 
 def cast(policy: nn.Module, dtype: torch.dtype, *, is_uniform: bool = False) -> None:
@@ -57,7 +66,7 @@ def cast(policy: nn.Module, dtype: torch.dtype, *, is_uniform: bool = False) -> 
     if network is None or dtype.itemsize >= torch.float32.itemsize:
         policy.to(dtype)
         return
-    kept = () if is_uniform else getattr(network, "FLOAT32", ())
+    kept = () if is_uniform else network.FLOAT32
     for name, weight in policy.named_parameters():
         weight.data = weight.data.to(torch.float32 if any(part in name for part in kept) else dtype)
 

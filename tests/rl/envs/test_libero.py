@@ -24,7 +24,7 @@ import torch
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.simulators import Seen, libero, rendering
 from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
-from cosmos_predict2.rl.envs.simulators.robosuite_arm import axis_angle
+from cosmos_predict2.rl.envs.simulators.lift import axis_angle
 from cosmos_predict2.rl.policies.files import write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.errors import ConfigError, DataError

@@ -22,7 +22,7 @@ class TaskEnv(Protocol):
     """
 
     num_tasks: int
-    num_trials: int  # starts of a task
+    num_trials: int  # starts of a task; where the class says it, a suite of the class plays no more of each
     max_steps: int
     action_dim: int
     metadata: Mapping[str, Any]  # suite, and chunk where policies decide on several actions at once

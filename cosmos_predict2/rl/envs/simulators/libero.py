@@ -26,7 +26,7 @@ import yaml
 from numpy.typing import NDArray
 
 from cosmos_predict2.rl.envs.simulators import Floats
-from cosmos_predict2.rl.envs.simulators.robosuite_arm import CAMERAS, state_of
+from cosmos_predict2.rl.envs.simulators.lift import CAMERAS, state_of
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
