@@ -2,16 +2,22 @@
 """Experiments of published policies in simulators: they fit GPUs, and each name means what it says."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cosmos_predict2.configs.rl.experiment import policy_simulators
 from imaginaire.config import registry
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import to_yaml
 
 SUITES = policy_simulators.NUM_TASKS
 NAMES = [f"vla_{a}_{p}_{s}" for a in ("grpo", "dapo") for p in policy_simulators.POLICIES for s in SUITES]
 NAMES += [f"vla_{algorithm}_pi05_b1k" for algorithm in ("grpo", "dapo")]
+
+
+CONFIG = "cosmos_predict2/configs/base/config.py"
 
 
 def test_there_are_all_policies_methods_algorithms_and_suites() -> None:
@@ -36,3 +42,14 @@ def test_so_many_decisions_pass_the_policy_together_as_fit(name: str) -> None:
     if "pi05" in name:
         method = next((each for each in ("flow_cps", "flow_noise") if each in name), "flow_sde")
         assert model.policy.noise_method == method and model.rl.dual_clip == 3.0
+
+
+def test_a_refined_policy_is_watched_by_the_recordings_of_its_world_models_run(tmp_path: Path) -> None:
+    data = dict(root="datasets/dot", split_file="dot/split.json", camera="front", video_size=[64, 96])
+    (tmp_path / "config.yaml").write_text(to_yaml({"dataloader_train": {"dataset": data}}))
+    (tmp_path / "checkpoints").mkdir()
+    run = f"model.config.world_model.dit_path={tmp_path}"
+    config = compose(CONFIG, ["experiment=vla_grpo_recordings_refined", run, "ckpt_type=dummy"])
+    watch = config.trainer.callbacks.imagination_watch
+    assert (watch.data, watch.split, watch.camera) == ("datasets/dot", "dot/split.json", "front")
+    assert list(config.model.config.env.starts["size"]) == [64, 96]

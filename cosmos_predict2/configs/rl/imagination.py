@@ -64,16 +64,17 @@ def training_data_of(dit_path: str, root: str = "", **options: Any) -> Any:
     return lazy_config.instantiate(composed_run(read_card(dit_path), []).dataloader_train.dataset, **own)
 
 
-def picture_size_of(dit_path: str) -> ListConfig | None:
-    """Height and width of the pictures that the weights of a run were trained on; None where no run records it. In a
-    configuration ``${picture_size_of:PATH}``, which is saved as numbers."""
+def trained_on(dit_path: str, name: str) -> Any:
+    """An argument of the data set that the weights of a run were trained on, such as its root; None where no run
+    records it. In a configuration ``${trained_on:PATH,NAME}``, which is saved as its value."""
 
-    def read() -> ListConfig | None:
+    def read() -> Any:
         loader = read_card(dit_path, fetch=False).run.get("dataloader_train") or {}
-        size = (loader.get("dataset") or {}).get("video_size")
-        return None if size is None else ListConfig([int(side) for side in size])
+        value = (loader.get("dataset") or {}).get(name)
+        return ListConfig(value) if isinstance(value, list) else value
 
     return known(read)
 
 
-OmegaConf.register_new_resolver("picture_size_of", picture_size_of, replace=True)
+OmegaConf.register_new_resolver("trained_on", trained_on, replace=True)
+OmegaConf.register_new_resolver("picture_size_of", lambda dit_path: trained_on(dit_path, "video_size"), replace=True)

@@ -70,13 +70,14 @@ class Limit(Section):
 
 
 class ImaginationWatch(ImaginationAlarm):
-    """Looks at the policy's own imagined episodes. ``data`` are the recordings, ``split`` is their file; without one
-    they are split by ``success_column`` as `scripts.split_recordings` would."""
+    """Looks at the policy's own imagined episodes. ``data`` are the recordings (null where a run's world model records
+    none, which is an error), ``split`` is their file; without one they are split by ``success_column`` as
+    `scripts.split_recordings` would."""
 
     def __init__(
         self,
         limits: Any,
-        data: str,
+        data: str | None,
         split: str | None = None,
         success_column: str = SUCCESS_COLUMN,
         camera: str | None = None,
@@ -99,6 +100,8 @@ class ImaginationWatch(ImaginationAlarm):
                 f" switch it off, trainer.callbacks.{self.name}=null."
             )
         try:
+            if self.data is None:
+                raise ConfigError("the world model's run records none.")
             source = LeRobotSource.open(self.data)
             split = read_split(self.split) if self.split else make_split(self.data, success_column=self.success_column)
             split.require(source)

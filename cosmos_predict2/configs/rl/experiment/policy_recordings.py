@@ -106,6 +106,9 @@ def refined(name: str, label: str) -> dict[str, Any]:
     del config.env["imagination"]  # it is given that of the world model
     config.world_model = L(world_model_of)(dit_path="outputs/my_world_model")
     config.env.starts.size = f"${{picture_size_of:${{{path}}}}}"
+    watch = run["trainer"]["callbacks"]["imagination_watch"]  # compares with what the world model was trained on
+    arguments = dict(data="root", split="split_file", camera="camera")
+    watch.update({key: f"${{trained_on:${{{path}}},{name}}}" for key, name in arguments.items()})
     falling = dict(warm_up_steps=[0], cycle_lengths=[STEPS], f_start=[1.0], f_max=[1.0], f_min=[0.0])
     config.refinement = RefinementConfig(
         every=ROUND,
