@@ -4,6 +4,7 @@
 import copy
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -22,7 +23,7 @@ from cosmos_predict2.rl.episodes.episodes import validation_starts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationGap
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
-from cosmos_predict2.rl.episodes.refinement import require_refinable
+from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
 from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L
@@ -425,10 +426,12 @@ def refined(counts: torch.Tensor, stop_after: int) -> tuple[list[Any], torch.Ten
     config = RefinementConfig(every=2, steps=3, newest=2, earlier=1, old=1)
     refinement = mock.Mock(
         config=config,
+        due_phase=partial(Refinement.due_phase, mock.Mock(config=config)),
+        true_starts=lambda *_: [],
         batch=lambda seed, first: ("batch", first),
         add=lambda episodes, seed, phase: found.append(("episodes", phase)),
     )
-    ours: Any = mock.MagicMock(refinement=refinement, progress_counts=counts.clone())
+    ours: Any = mock.MagicMock(refinement=refinement, progress_counts=counts.clone(), true_env=ToyEnv(num_envs=1))
     ours.world_model.train_batches, ours._dims = lambda batches: batches, SimpleNamespace(dp_rank=0, dp_size=1)
     while len(found) < stop_after:
         for one in VLAGRPOModel.between_experiences(ours):
@@ -457,22 +460,13 @@ def test_a_refinement_that_stopped_after_any_step_goes_on_as_if_it_had_not() -> 
 
 
 def test_ranks_share_the_true_episodes_of_a_phase_and_no_two_phases_have_the_same() -> None:
-    config = RefinementConfig(episodes=12, temperatures=[0.5, 1.0])
+    ours: Any = mock.Mock(config=RefinementConfig(episodes=12, temperatures=[0.5, 1.0]))
+    data = EpisodeStarts(num=50, num_tasks=1)
 
     def played(rank: int, ranks: int, phase: int) -> list[tuple[float, int, int]]:
         """(temperature, draw, trial) of each episode."""
-        one, found = model(), []
-        one.true_env, one._train_starts = ToyEnv(num_envs=1), EpisodeStarts(num=50, num_tasks=1)
-        one._dims = ParallelDims(ranks, rank)
-
-        def rollout(policy: Any, env: Any, execute: Any, frames: bool, temperature: float, record: bool) -> Any:
-            assert env is one.true_env and frames and not record
-            part = lambda some, *_: found.extend((temperature, *pair) for pair in zip(some.draws, some.trial_ids))  # noqa: E731
-            return SimpleNamespace(collect=part)
-
-        with mock.patch("cosmos_predict2.rl.episodes.grpo.LocalRollout", rollout):
-            list(one._true_episodes(config, phase))
-        return found
+        parts = Refinement.true_starts(ours, data, phase, 0, ParallelDims(ranks, rank), 4)
+        return [(temperature, *pair) for some, temperature in parts for pair in zip(some.draws, some.trial_ids)]
 
     whole = [one for phase in range(2) for one in played(0, 1, phase)]
     shared = [one for phase in range(2) for rank in range(2) for one in played(rank, 2, phase)]

@@ -569,7 +569,8 @@ def test_no_two_ranks_or_phases_choose_their_windows_by_the_same_draws() -> None
 def test_no_two_batches_of_a_refinement_share_a_place_in_its_draws() -> None:
     config, places = RefinementConfig(every=2, steps=2, newest=2, earlier=1, old=1), []
     refinement: Any = mock.Mock(config=config, batch=lambda seed, first: places.append(first))
-    ours: Any = mock.MagicMock(refinement=refinement)
+    refinement.due_phase, refinement.true_starts = partial(Refinement.due_phase, refinement), lambda *_: []
+    ours: Any = mock.MagicMock(refinement=refinement, true_env=ToyEnv(num_envs=1))
     ours.world_model.train_batches = lambda batches: batches
     for experiences in range(5):  # a refinement is due before every other
         for rank in range(2):

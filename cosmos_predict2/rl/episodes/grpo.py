@@ -22,7 +22,6 @@ from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.advantages import chosen
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
-from cosmos_predict2.rl.episodes import recorded_phases
 from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.decisions import (
     Decisions,
@@ -63,7 +62,7 @@ from cosmos_predict2.rl.trust import LEARNT_IN, PROGRAM, UNCHECKED, corrected, l
 from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
-from imaginaire import distributed, random
+from imaginaire import random
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
 from imaginaire.config.nodes import as_config
@@ -454,16 +453,18 @@ class VLAGRPOModel(RLModel):
             return
         config = refinement.config
         experiences, steps = self.progress_counts.tolist()
-        phase = experiences // config.every
-        # a world model of recordings is refined when the policy has changed, by what the new one does
-        if experiences % config.every or (config.recordings is not None and phase == 0):
+        if (phase := refinement.due_phase(experiences)) is None:
             return
         if steps == 0:
             with self.phase("true_rollout"):
-                if config.recordings is None:
-                    refinement.add(self._true_episodes(config, phase), self.seed, phase)
+                if self.true_env is not None and config.recordings is None:
+                    size = WAVES * self.true_env.num_envs
+                    starts = refinement.true_starts(self._train_starts, phase, self.seed, self._dims, size)
+                    refinement.add((self._played_truly(*some) for some in starts), self.seed, phase)
                 else:
-                    self._add_recordings(config, phase)
+                    assert isinstance(self.env, WorldModelEnv)
+                    run = self.run_dir or "this run"
+                    self._figures_of_phase = refinement.add_recorded(self.env, phase, run, self.seed, self._dims)
         size = config.newest + config.earlier + config.old
         for step in range(steps, config.steps):
             self._is_open, self._left = True, 0
@@ -471,43 +472,11 @@ class VLAGRPOModel(RLModel):
             number = (phase * config.steps + step) * self._dims.dp_size + self._dims.dp_rank
             yield from self.world_model.train_batches([refinement.batch(self.seed, number * size)])
 
-    def _add_recordings(self, config: RefinementConfig, phase: int) -> None:
-        """The episodes of a phase that the robot played, after a comparison with what is imagined of their actions."""
-        assert self.refinement is not None and isinstance(self.env, WorldModelEnv)
-        refinement, rank, num_ranks = self.refinement, self._dims.dp_rank, self._dims.dp_size
-        of_model = (refinement.num_frames, refinement.picture, self.env.imagination.transform)
-        data = recorded_phases.open_phase(config, phase, self.run_dir or "this run", *of_model)
-        episodes = range(rank, len(data.source), num_ranks)
-        seed = random.derive_seed(self.seed, phase, "recorded") % 2**31
-        found = [*recorded_phases.outcomes(data, self.env, config.success_column, seed, episodes)]
-        of_ranks = [one for part in distributed.all_gather_object(found) for one in part]
-        self._figures_of_phase = recorded_phases.figures(of_ranks)
-        listed = ", ".join(f"{name} {value:.3f}" for name, value in self._figures_of_phase.items())
-        log.info("phase %d: %d episodes of the robot, %s", phase, len(data.source), listed)
-        refinement.add_recorded(data, rank, num_ranks)
-
-    def _true_episodes(self, config: RefinementConfig, phase: int) -> Iterator[Trajectories]:
-        """This rank's share of a phase's episodes in the true environment, from starts of training; as many at a time
-        as bound their pictures in memory."""
+    def _played_truly(self, starts: Starts, temperature: float) -> Trajectories:
         assert self.true_env is not None
-        numbers = [phase * config.episodes + i for i in range(config.episodes)]
-        numbers = numbers[self._dims.dp_rank :: self._dims.dp_size]
-        seeds = [random.derive_seed(self.seed, number, "true") for number in numbers]
-        items = [self._train_starts[seed % len(self._train_starts)] for seed in seeds]
-        starts = Starts(
-            task_ids=[int(item["task_id"]) for item in items],
-            trial_ids=[int(item["trial_id"]) for item in items],
-            seeds=[seed % 2**31 for seed in seeds],
-            draws=seeds,
-        )
-        count, size = len(config.temperatures), WAVES * self.true_env.num_envs
-        for i, temperature in enumerate(config.temperatures):
-            own = starts.part(slice(i * len(starts) // count, (i + 1) * len(starts) // count))
-            source = LocalRollout(self.policy, self.true_env, self.rl.execute, True, float(temperature), False)
-            for first in range(0, len(own), size):
-                with deciding(self.net):
-                    played = source.collect(own.part(slice(first, first + size)), "sample", self.progress)
-                yield played
+        source = LocalRollout(self.policy, self.true_env, self.rl.execute, True, temperature, False)
+        with deciding(self.net):
+            return source.collect(starts, "sample", self.progress)
 
     # --- one micro-batch
 

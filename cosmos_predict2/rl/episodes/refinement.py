@@ -4,7 +4,8 @@
 Windows are kept as latents. They are state: a resumed run draws from the same ones. Every process keeps all of them.
 """
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -12,19 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.conditioner import ACTION_KEY
-from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY, PROBE_KEY, probe
 from cosmos_predict2.data.samples import frame_item, text_item
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.episodes import recorded_phases
 from cosmos_predict2.rl.episodes.config import RefinementConfig
-from cosmos_predict2.rl.episodes.episodes import Trajectories
+from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import distributed, random
 from imaginaire.data.stream import POSITION_KEY
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
 
 KEPT_DTYPE = torch.float16  # far finer than a tokenizer's own error
 CLIPS_AT_ONCE = 64
@@ -92,17 +97,39 @@ class Refinement(nn.Module):
         )
 
     @property
-    def num_frames(self) -> int:
-        """Pictures of a window."""
-        return self._num_frames
-
-    @property
     def _model(self) -> Video2WorldModel:
         return self._held[0]
 
     @property
     def _imagination(self) -> Imagination:
         return self._held[1]
+
+    def due_phase(self, experiences: int) -> int | None:
+        """The phase that is due after so many experiences of the policy; None where none is."""
+        phase, rest = divmod(experiences, self.config.every)
+        # a world model of recordings is refined when the policy has changed, by what the new one does
+        return None if rest or (self.config.recordings is not None and phase == 0) else phase
+
+    def true_starts(
+        self, data: Any, phase: int, seed: int, dims: ParallelDims, size: int
+    ) -> Iterator[tuple[Starts, float]]:
+        """This rank's share of a phase's starts, which are drawn from those of training, ``size`` at a time, and the
+        temperature that they are played at."""
+        config = self.config
+        numbers = range(phase * config.episodes, (phase + 1) * config.episodes)[dims.dp_rank :: dims.dp_size]
+        seeds = [random.derive_seed(seed, number, "true") for number in numbers]
+        items = [data[seed % len(data)] for seed in seeds]
+        starts = Starts(
+            task_ids=[int(item["task_id"]) for item in items],
+            trial_ids=[int(item["trial_id"]) for item in items],
+            seeds=[seed % 2**31 for seed in seeds],
+            draws=seeds,
+        )
+        count = len(config.temperatures)
+        for i, temperature in enumerate(config.temperatures):
+            own = starts.part(slice(i * len(starts) // count, (i + 1) * len(starts) // count))
+            for first in range(0, len(own), size):
+                yield own.part(slice(first, first + size)), float(temperature)
 
     @torch.no_grad()
     def add(self, parts: Iterable[Trajectories], seed: int, phase: int) -> None:
@@ -127,16 +154,26 @@ class Refinement(nn.Module):
         )
 
     @torch.no_grad()
-    def add_recorded(self, data: LeRobotActionDataset, rank: int, num_ranks: int) -> None:
-        """Windows of recorded episodes, of all ranks, evenly spread over them: the newest from now on."""
+    def add_recorded(self, env: WorldModelEnv, phase: int, run: str, seed: int, dims: ParallelDims) -> dict[str, float]:
+        """Windows of the episodes that the robot played with the policy of a run, evenly spread over them: the newest
+        from now on. Before that the figures of what the world model imagines of their actions, which it gives."""
+        config, of_model = self.config, (self._num_frames, self.picture, env.imagination.transform)
+        data = recorded_phases.open_phase(config, phase, run, *of_model)
+        seed = random.derive_seed(seed, phase, "recorded") % 2**31
+        own = range(dims.dp_rank, len(data.source), dims.dp_size)
+        mine = [*recorded_phases.outcomes(data, env, config.success_column, seed, own)]
+        figures = recorded_phases.figures([one for part in distributed.all_gather_object(mine) for one in part])
+        listed = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+        log.info("phase %d: %d episodes of the robot, %s", phase, len(data.source), listed)
         assert data.windows is not None
-        chosen = data.windows.spread(len(self.windows.newest_latents))[rank::num_ranks]
+        chosen = data.windows.spread(len(self.windows.newest_latents))[dims.dp_rank :: dims.dp_size]
         found = [(self.windows.newest_latents[:0].cpu(), self.windows.newest_actions[:0].cpu())]
         for first in range(0, len(chosen), CLIPS_AT_ONCE):
             items = [data[i] for i in chosen[first : first + CLIPS_AT_ONCE]]
             actions = torch.stack([item[ACTION_KEY] for item in items])
             found.append((_encoded(self._model, torch.stack([item["video"] for item in items])), actions))
         _begin(self.windows, found, f"{data.source} holds no window.")
+        return figures
 
     def _kept(self, played: Trajectories, places: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """Latents and scaled actions of some windows."""
