@@ -166,10 +166,10 @@ def run(args: argparse.Namespace) -> None:
         start = cloning.Beginning(windows, Path(beginning), args.seed, args.chunk, args.knots)
         policy = cloning.begin(args.policy, start, own_arguments, where, args.noise)
         policy.to(device)
-        options = cloning.CloningOptions(args.steps, args.lr, args.batch_size)
-        losses = cloning.clone(policy, windows, options, args.seed)
-        names = ("suite", "setting", "windows", "seed", "steps", "lr", "batch_size", "lora_rank")
-        about = {name: getattr(args, name) for name in names}
+        options = dict(steps=args.steps, lr=args.lr, batch_size=args.batch_size)
+        losses = cloning.clone(policy, windows, **options, seed=args.seed)
+        names = ("suite", "setting", "windows", "seed", "lora_rank")
+        about = {name: getattr(args, name) for name in names} | options
         about |= dict(data=demonstrations.source, demonstrations=len(demonstrations.actions), loss=losses[-1])
         about["command"] = shlex.join(["python", "-m", "scripts.train_policy", *sys.argv[1:]])
         path = files.write_policy(Path(args.out), policy, about)

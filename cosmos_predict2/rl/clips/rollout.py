@@ -192,7 +192,8 @@ class Losses:
     def _ratio_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         rl, kept = self.rl, part.kept
         assert kept is not None
-        path = self._path(part)
+        conditions = (part.condition, part.unconditional)
+        path = chain_path(self.world, rl, *conditions, part.noise_B_C_T_H_W, part.window)
         step, _ = judge(path, kept)
         mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
         std = step.std if rl.ratio_normalisation == "gaussian" else None
@@ -276,6 +277,3 @@ class Losses:
 
     def _part(self, x: Tensor) -> Tensor:
         return self.world.context.split_frames(x)
-
-    def _path(self, part: MicroBatch) -> ChainPath:
-        return chain_path(self.world, self.rl, part.condition, part.unconditional, part.noise_B_C_T_H_W, part.window)

@@ -2,7 +2,7 @@
 """Cloning: a policy learns to decide as demonstrations do.
 
     demonstrations = toy_demonstrations(20, seed=0)
-    clone(policy, demonstrations.windows(chunk=12, starts=[0, 12]), CloningOptions(), seed=0)
+    clone(policy, demonstrations.windows(chunk=12, starts=[0, 12]), steps=1500, lr=1e-3, batch_size=64, seed=0)
 
 A demonstration is a recorded episode; a window of it is one picture and the chunk of actions that followed. Any policy
 can be cloned that offers what `Cloneable` names.
@@ -229,15 +229,6 @@ def recorded_demonstrations(
     )
 
 
-@dataclass(frozen=True)
-class CloningOptions:
-    """Length and learning rate of a cloning."""
-
-    steps: int = 1500
-    lr: float = 1e-3  # falls to 0 in a line
-    batch_size: int = 64
-
-
 def warn_of_outside(policy: Cloneable, windows: Windows, base: str) -> None:
     """Warn of numbers that lie beyond a policy's statistics more often than q01 and q99 leave out: the units differ."""
     shares = policy.shares_outside(windows.actions_B_A_D)
@@ -250,8 +241,8 @@ def warn_of_outside(policy: Cloneable, windows: Windows, base: str) -> None:
         )
 
 
-def clone(policy: Cloneable, windows: Windows, options: CloningOptions, seed: int) -> list[float]:
-    """Make the demonstrated actions likelier; gives the losses."""
+def clone(policy: Cloneable, windows: Windows, *, steps: int, lr: float, batch_size: int, seed: int) -> list[float]:
+    """Make the demonstrated actions likelier, by a learning rate that falls to 0 in a line; gives the losses."""
     if windows.actions_B_A_D.shape[2] != policy.action_dim:
         raise ConfigError(
             f"The demonstrations have {windows.actions_B_A_D.shape[2]} numbers per action, the policy"
@@ -259,12 +250,12 @@ def clone(policy: Cloneable, windows: Windows, options: CloningOptions, seed: in
         )
     record = policy.record_of(windows.observation, windows.actions_B_A_D)
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trained, lr=options.lr)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1e-6, options.steps)
+    optimizer = torch.optim.Adam(trained, lr=lr)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1e-6, steps)
     draws, losses = generator(seed, 0, "cloning"), []
-    with Progress("cloning", options.steps, unit="step") as progress:
-        for step in range(options.steps):
-            rows = torch.randint(len(windows), (options.batch_size,), generator=draws)
+    with Progress("cloning", steps, unit="step") as progress:
+        for step in range(steps):
+            rows = torch.randint(len(windows), (batch_size,), generator=draws)
             loss = policy.cloning_loss({name: value[rows] for name, value in record.items()}, draws)
             optimizer.zero_grad()
             loss.backward()
@@ -272,6 +263,6 @@ def clone(policy: Cloneable, windows: Windows, options: CloningOptions, seed: in
             schedule.step()
             losses.append(float(loss.detach()))
             if not numpy.isfinite(losses[-1]):
-                raise TrainingError(f"Cloning diverged at step {step} of {options.steps}: lower --lr ({options.lr}).")
+                raise TrainingError(f"Cloning diverged at step {step} of {steps}: lower --lr ({lr}).")
             progress.update()
     return losses

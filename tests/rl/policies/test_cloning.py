@@ -13,7 +13,6 @@ from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies import cloning
 from cosmos_predict2.rl.policies.cloning import (
-    CloningOptions,
     Windows,
     clone,
     recorded_demonstrations,
@@ -51,7 +50,7 @@ def test_cloning_learns_what_was_demonstrated_and_follows_from_the_seed() -> Non
     for seed in (0, 0, 1):
         torch.manual_seed(5)
         policy = ToyPolicy(width=64)
-        losses = clone(policy, windows, CloningOptions(steps=150, batch_size=16), seed)
+        losses = clone(policy, windows, steps=150, lr=1e-3, batch_size=16, seed=seed)
         cloned.append(policy)
     assert numpy.mean(losses[-10:]) < numpy.mean(losses[:10]) - 1
     record = policy.record_of(windows.observation, windows.actions_B_A_D)
@@ -76,7 +75,7 @@ def test_the_rate_falls_to_zero_in_a_line() -> None:
         return step(optimizer, *arguments)
 
     with mock.patch.object(torch.optim.Adam, "step", watched):
-        clone(ToyPolicy(width=8), windows, CloningOptions(steps=4, lr=1e-3, batch_size=2), 0)
+        clone(ToyPolicy(width=8), windows, steps=4, lr=1e-3, batch_size=2, seed=0)
     assert rates == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4], rel=1e-4)
 
 
@@ -100,7 +99,7 @@ def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
         recorded_demonstrations(tmp_path)
     windows = toy_demonstrations(1, seed=0, action_dim=7).windows(12)
     with pytest.raises(ConfigError, match="7 numbers per action, the policy 4: set --action_dim 7"):
-        clone(ToyPolicy(), windows, CloningOptions(steps=1), 0)
+        clone(ToyPolicy(), windows, steps=1, lr=1e-3, batch_size=64, seed=0)
 
 
 def test_a_policy_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -199,14 +198,14 @@ def test_weights_to_begin_with_that_are_not_there_are_refused_before_demonstrati
 @pytest.mark.parametrize("kind", ["toy", "openvla_oft", "pi05"])
 def test_the_command_clones_by_what_it_is_given(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(cloning, "clone", lambda *given: calls.append(given) or [1.0, 0.5])
+    monkeypatch.setattr(cloning, "clone", lambda *given, **options: calls.append((*given, options)) or [1.0, 0.5])
     words = ["--policy", kind, "--demonstrations", "2", "--windows", "0,12", "--steps", "7", "--lr", "0.002"]
     words += ["--batch_size", "5"]
     bases = {} if kind == "toy" else {2: ["--base", str(tmp_path / "0"), "--knots", "2"]}
     for i, seed in enumerate("010"[: 2 + len(bases)]):
         assert _command(*words, "--seed", seed, "--out", str(tmp_path / f"{i}"), *bases.get(i, [])) == 0
-    policy, windows, options, seed = calls[0]
-    assert (options, seed, calls[1][3]) == (CloningOptions(7, 0.002, 5), 0, 1) and len(windows) == 4
+    policy, windows, options = calls[0]
+    assert options == dict(steps=7, lr=0.002, batch_size=5, seed=0) and calls[1][2]["seed"] == 1 and len(windows) == 4
     assert torch.equal(windows.actions_B_A_D, toy_demonstrations(2, seed=0).windows(12, [0, 12]).actions_B_A_D)
     first, other = (torch.cat([weight.flatten() for weight in call[0].parameters()]) for call in calls[:2])
     assert not torch.equal(first, other)
