@@ -101,10 +101,6 @@ def test_imagined_success_stands_beside_that_of_eval_env() -> None:
     truly = one._judged(one.eval_env, once, "greedy").success_E.float()
     assert truly[:5].mean() != truly.mean(), "so that it shows which starts are compared"
     assert true == float(truly[:5].mean()) and float(output["gap"]) == pytest.approx(imagined - true)
-    gap = ImaginationGap(limit=0.2, on_alarm="stop")
-    gap.on_validation_step_end(one, None, {"imagined_success": 0.9, "true_success": 0.5}, torch.zeros(()))
-    with pytest.raises(TrainingError, match="90% of the episodes succeed in imagination and 50% truly"):
-        gap.on_validation_end(one)
 
 
 def test_true_success_beside_imagined_is_of_the_same_starts_and_of_valid_episodes() -> None:
@@ -359,11 +355,7 @@ def test_rollouts_in_a_row_without_a_valid_episode_end_the_run() -> None:
         experience(one, each)
     with pytest.raises(TrainingError, match="No episode was valid in 2 rollouts in a row"):
         experience(one, lost)
-
-
-def test_a_rollout_with_one_valid_episode_has_not_failed() -> None:
-    one, played = collected(max_failed_rollouts=1)
-    experience(one, replace(played, is_valid_E=torch.arange(12) == 5))
+    experience(one, replace(played, is_valid_E=torch.arange(12) == 5))  # one is enough
     assert one._failed_rollouts == 0
 
 

@@ -318,7 +318,11 @@ class WorldModelEnv(EnvDefaults):
             shown = _picked(frames, counts[:, None] - most + frames.shape[3] - 1)
         else:
             shown = frames[:, :, :, frames.shape[3] - most :]
-        context = self._rows(numpy.tile(ids, self.num_noises))
+        rows = numpy.tile(ids, self.num_noises)
+        context = {
+            name: [value[i] for i in rows] if isinstance(value, list) else value[torch.from_numpy(rows)]
+            for name, value in self._context.items()
+        }
         judgement = self.reward.judge(self._as_judged(shown).flatten(0, 1).permute(0, 2, 3, 4, 1), context)
         return score(
             self.scoring,
@@ -368,12 +372,6 @@ class WorldModelEnv(EnvDefaults):
             "wrist_image": pictures.new_zeros(len(ids), 0, *pictures.shape[1:]),
             "state": torch.zeros(len(ids), self.state_size),
             _DESCRIPTION: [self._context[_DESCRIPTION][i] for i in ids],
-        }
-
-    def _rows(self, ids: Ids) -> dict[str, Any]:
-        return {
-            name: [value[i] for i in ids] if isinstance(value, list) else value[torch.from_numpy(ids)]
-            for name, value in self._context.items()
         }
 
     def _text(self, ids: Ids) -> Tensor | None:

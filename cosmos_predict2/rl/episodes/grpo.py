@@ -458,8 +458,8 @@ class VLAGRPOModel(RLModel):
         if steps == 0:
             with self.phase("true_rollout"):
                 if self.true_env is not None and config.recordings is None:
-                    size = WAVES * self.true_env.num_envs
-                    starts = refinement.true_starts(self._train_starts, phase, self.seed, self._dims, size)
+                    at_once = WAVES * self.true_env.num_envs
+                    starts = refinement.true_starts(self._train_starts, phase, self.seed, self._dims, at_once)
                     refinement.add((self._played_truly(*some) for some in starts), self.seed, phase)
                 else:
                     assert isinstance(self.env, WorldModelEnv)

@@ -137,8 +137,9 @@ class WorkerEnv(EnvDefaults):
         left = book.max_steps - book.steps
         self._play(book, {i: actions[row, : min(count, left[i])] for i, row in row_of.items()}, on_step)
         info = self._info(book, ids, chunk)
-        if films:
-            info["frames"] = _film(films, checked.shape[1])
+        if films:  # each begins before its first action, and its last picture stays
+            rows = [[*film[1:], *[film[-1]] * (checked.shape[1] + 1 - len(film))] for film in films]
+            info["frames"] = torch.from_numpy(numpy.stack([numpy.stack(row) for row in rows]))
         return self._observation(ids), chunk.reward_E_A, chunk.terminated_E_A, chunk.truncated_E_A, info
 
     def get_state(self) -> bytes:
@@ -362,9 +363,3 @@ def _pickled(make: Any) -> bytes:
             f"What builds the workers' environments cannot travel to another process: {error}. Give a class, a"
             " functools.partial of one or a function of a module, not a lambda."
         ) from error
-
-
-def _film(films: Sequence[Sequence[Any]], num_actions: int) -> Tensor:
-    """Pictures [E, A, H, W, 3]: each film begins before its first action, and its last picture stays."""
-    rows = [[*film[1:], *[film[-1]] * (num_actions + 1 - len(film))] for film in films]
-    return torch.from_numpy(numpy.stack([numpy.stack(row) for row in rows]))
