@@ -7,6 +7,7 @@ import logging
 import shutil
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from cosmos_predict2.data.split import read_split
 from cosmos_predict2.data.video.media import resize_and_crop
 from cosmos_predict2.evaluation.reports.evaluation_page import written
 from cosmos_predict2.rl.envs import suites
+from cosmos_predict2.rl.episodes.episodes import require_known_sentences
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.page import Figures, Verdict, refusals, verdict_of, without, write_page
 from cosmos_predict2.tools.improve.steps import Runner, digest
@@ -68,7 +70,7 @@ def commands(options: Options) -> list[str]:
 
 def require_suite(options: Options, recorded: Recorded) -> None:
     """Build one place of the suite, so that a misfit with the recordings is reported before anything is trained."""
-    policy = SimpleNamespace(action_dim=recorded.action_dim, chunk=1)
+    policy: Any = SimpleNamespace(action_dim=recorded.action_dim, chunk=1, sentences=recorded.sentences)
     try:
         env = suites.find(options.suite).env(1, policy)
     except ConfigError as error:
@@ -77,6 +79,7 @@ def require_suite(options: Options, recorded: Recorded) -> None:
             f" {error}"
         ) from error
     try:
+        require_known_sentences(policy, env.reset()[0])
         most = env.metadata["max_steps"]
         if most != recorded.num_actions:
             log.warning(

@@ -52,6 +52,7 @@ class Recorded:
     action_dim: int
     num_actions: int  # of the longest episode
     fps: float
+    sentences: tuple[str, ...] = ()  # by which its tasks are called
 
 
 def look(options: Options) -> Recorded:
@@ -63,7 +64,8 @@ def look(options: Options) -> Recorded:
     height, width = source.frames(0, key, [0]).shape[-2:]
     dim = source.width(source.action_parts())
     longest = int(source.episodes.lengths.max())
-    return Recorded(small_size(height, width), height, key, dim, longest - 1, source.info.fps)
+    sentences = tuple(sorted({source.caption(i) for i in range(len(source))}))
+    return Recorded(small_size(height, width), height, key, dim, longest - 1, source.info.fps, sentences)
 
 
 def steps_of(options: Options, recorded: Recorded) -> list[Step]:

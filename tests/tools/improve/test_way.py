@@ -57,7 +57,13 @@ def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> 
         look(options)
     found = look(replace(options, camera="a"))
     assert found == Recorded(
-        size=(32, 64), height=96, camera="observation.images.a", action_dim=2, num_actions=4, fps=10.0
+        size=(32, 64),
+        height=96,
+        camera="observation.images.a",
+        action_dim=2,
+        num_actions=4,
+        fps=10.0,
+        sentences=("a task",),
     )
     with pytest.raises(DataError):
         look(replace(options, data=tmp_path))
