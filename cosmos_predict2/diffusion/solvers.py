@@ -27,16 +27,13 @@ Evaluate = Callable[[Tensor, float], Tensor]  # the same, with one level for all
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step from ``sigma`` to ``sigma_next``. A stochastic stepper may report how ``x_next`` was drawn."""
+    """One step from ``sigma`` to ``sigma_next``."""
 
     x_B_C_T_H_W: Tensor
     x0_B_C_T_H_W: Tensor
     x_next_B_C_T_H_W: Tensor
     sigma: float
     sigma_next: float
-    mean_B_C_T_H_W: Tensor | None = None  # of the normal distribution that x_next was drawn from
-    std: float | None = None
-    log_prob_B: Tensor | None = None  # of x_next under it, the mean over the elements
 
 
 class Stepper(Protocol):

@@ -5,7 +5,6 @@ The others (`follow`) wait for what rank 0 sends: that there is work (`announce`
 last that it is over. examples/video2world.py shows the use.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -18,8 +17,6 @@ from cosmos_predict2.world_model.world_model import OnStep, WorldModel
 from imaginaire import distributed
 from imaginaire.distributed.parallel import divisors
 from imaginaire.errors import ConfigError, UserError
-
-log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 _OVER = None  # sent to followers in place of inputs

@@ -6,7 +6,6 @@ BRIDGE/videos/{train,val,test}/NAME/rgb.mp4
 BRIDGE/annotation/{train,val,test}/NAME.npy     embeddings of the captions, read with load_t5_embeddings only
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -39,8 +38,6 @@ from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.findings import CheckContext, Finding, error, errors, refusals
-
-log = logging.getLogger(__name__)
 
 MODES = ("train", "val", "test")
 NUM_DEBUG = 10
