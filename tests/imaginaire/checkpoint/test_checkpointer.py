@@ -325,22 +325,6 @@ def test_load_ema_to_reg_says_where_a_run_starts_and_not_how_it_goes_on(tmp_path
     assert difference(saved(tmp_path / "whole"), saved(tmp_path / "parts")) is None
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["checkpoint.load_training_state=True"], "checkpoint.load_training_state=True .*load_path"),
-        (["checkpoint.load_ema_to_reg=True"], "checkpoint.load_ema_to_reg=True .*load_path"),
-        (
-            ["checkpoint.load_training_state=True", "checkpoint.only_load_scheduler_state=True"],
-            "only_load_scheduler_state",
-        ),
-    ],
-)
-def test_ways_to_load_without_a_path_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        train(tmp_path, [*QUICK, *overrides])
-
-
 class NumpyState(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {"mean": numpy.float64(1.0)}

@@ -222,12 +222,6 @@ def test_validation_keeps_frozen_parts_in_their_mode_and_uses_averaged_weights(t
 # --- what cannot start
 
 
-def test_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "tests").write_text("a file where a folder must be")
-    with pytest.raises(CheckpointError, match="a part of this path is a file; a folder was expected"):
-        train(tmp_path)
-
-
 class Missing(torch.utils.data.Dataset[int]):
     @classmethod
     def check(cls, arguments: Any, context: CheckContext) -> Iterator[Finding]:
