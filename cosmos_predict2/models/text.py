@@ -31,7 +31,7 @@ from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.trained_text import NO_TEXT, TrainedText, encode_command, parse_name
 from imaginaire import storage
 from imaginaire.config import lazy_config
-from imaginaire.config.names import target_of
+from imaginaire.config.names import arguments_of, target_of
 from imaginaire.config.schema import Section, at_least
 from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError, UserError
@@ -141,7 +141,7 @@ def encoder_text_width(node: Any) -> int | None:
     if declared is None:
         return None
     try:
-        width: int | None = declared(**{str(key): value for key, value in node.items() if not str(key).startswith("_")})
+        width: int | None = declared(**arguments_of(node))
     except (UserError, TypeError):  # TypeError: without an argument that it must have
         return None  # building it raises the error
     return width

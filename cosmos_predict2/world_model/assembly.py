@@ -27,7 +27,7 @@ from cosmos_predict2.nn.start_weights import HasBuffers, Start, starts
 from imaginaire import random
 from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
-from imaginaire.config.names import target_of
+from imaginaire.config.names import arguments_of, target_of
 from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.findings import CheckContext
@@ -201,8 +201,7 @@ def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "au
             raise
     for node in others:
         if (check := getattr(target_of(node), "check", None)) is not None:
-            arguments = {str(key): node[key] for key in node if not str(key).startswith("_")}
-            for finding in check(arguments, CheckContext()):
+            for finding in check(arguments_of(node), CheckContext()):
                 raise CheckpointError(finding.text)
 
 

@@ -47,6 +47,11 @@ def target_of(node: Any, key: str = "") -> Any:
     return locate(target, f"{key}._target_" if key else "_target_") if isinstance(target, str) else target
 
 
+def arguments_of(node: Mapping[Any, Any]) -> dict[str, Any]:
+    """The arguments of a lazy node by name, without its target and other marks."""
+    return {str(name): node[name] for name in node if not str(name).startswith("_")}
+
+
 _ANYTHING = {"arguments": inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)}
 
 

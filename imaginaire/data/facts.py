@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from imaginaire.config.names import signature, target_of
+from imaginaire.config.names import arguments_of, signature, target_of
 from imaginaire.errors import UserError
 
 Fact = TypeVar("Fact")
@@ -39,7 +39,7 @@ class DataFacts:
 def facts_of(node: Mapping[str, Any]) -> DataFacts:
     """The facts of a lazy node; of a class without ``facts`` its name as kind, and its argument ``fps`` as rate."""
     target = target_of(node)
-    arguments = {str(key): value for key, value in node.items() if not str(key).startswith("_")}
+    arguments = arguments_of(node)
     if (declared := getattr(target, "facts", None)) is not None:
         facts: DataFacts = declared(arguments)
         return facts

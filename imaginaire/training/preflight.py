@@ -22,7 +22,7 @@ from imaginaire.checkpoint.checkpointer import check_type
 from imaginaire.checkpoint.weight_files import POINTER
 from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config, registry
-from imaginaire.config.names import target_of
+from imaginaire.config.names import arguments_of, target_of
 from imaginaire.config.schema import Config
 from imaginaire.data.facts import facts_of
 from imaginaire.distributed import parallel
@@ -146,7 +146,7 @@ def _findings(config: Config, context: CheckContext, nodes: Mapping[str, Mapping
             target = target_of(node, key)
             if callable(check := getattr(target, "check", None)):
                 is_held = key != "model" and isinstance(target, type) and issubclass(target, ImaginaireModel)
-                for one in check(_arguments(node), replace(context, key=key)):
+                for one in check(arguments_of(node), replace(context, key=key)):
                     # A model reports keys as the run's own; one that another model holds has its place there.
                     yield replace(one, key=re.sub(r"^model\b", key, one.key)) if is_held else one
     if config.trainer.run_validation:
@@ -191,7 +191,7 @@ def _resume_path(config: Config) -> str:
 
 
 def _calls(nodes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {key: {**_arguments(node), "_target_": node.get("_target_")} for key, node in nodes.items()}
+    return {key: {**arguments_of(node), "_target_": node.get("_target_")} for key, node in nodes.items()}
 
 
 def data_sets(section: Any) -> list[dict[str, Any]]:
@@ -237,7 +237,3 @@ def _switch_problems(config: Config, path: str) -> Iterator[Finding]:
                 f"Give the new run a folder of its own (job.name={config.job.name}_2, say), or go on with"
                 f" model.{key}={before}",
             )
-
-
-def _arguments(node: Any) -> dict[str, Any]:
-    return {str(name): node[name] for name in node if not str(name).startswith("_")}
