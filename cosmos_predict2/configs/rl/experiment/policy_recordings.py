@@ -19,7 +19,6 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import RecordedEpisodeStarts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.imagined.watch import ImaginationWatch, Limit
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
 from imaginaire.config import PLACEHOLDER, L, register_experiment
 from imaginaire.data.stream import ResumableLoader
@@ -33,18 +32,6 @@ GROUPS, MEMBERS = 24, 8
 MINIBATCHES, LEARNING_RATE, KL = 2, 5e-5, 0.1
 EXPERIENCES, EVERY = 40, 10  # and those between two validations
 PHASES, ROUND, STEPS = 2, 20, 150  # refinements, experiences before each and after the last, steps of one
-LIMITS = dict(  # approx_kl was measured; the others are guesses, wide enough to leave a run alone that learns
-    approx_kl=Limit(
-        most=0.02,
-        why="steps of .02 to .18 destroyed a working policy, those below .001 did not; lower optimizer.lr",
-    ),
-    obedience=Limit(fall=0.5, why="the world model no longer shows what these actions do"),
-    noise_agreement=Limit(fall=0.5, why="what is paid is the noise of the world model, not what the policy does"),
-    pictures_outside=Limit(rise=0.3, why="there world model and reward have seen nothing"),
-    noise_is_paid=Limit(
-        most=0.2, only_warns=True, why="sampled actions succeed less than greedy ones, so the reward pays for noise"
-    ),
-)
 
 
 def starts(part: str, batch_size: int) -> Any:
@@ -93,10 +80,29 @@ def recordings(name: str, label: str) -> dict[str, Any]:
             validation_iter=EVERY * MINIBATCHES,
             run_validation=True,
             distributed_parallelism="ddp",
-            callbacks=dict(imagination_watch=L(ImaginationWatch)(limits=LIMITS, data="my_data")),
+            callbacks=dict(imagination_watch=watch()),
         ),
         checkpoint=dict(save_iter=EVERY * MINIBATCHES),
     )
+
+
+def watch() -> Any:
+    """The callback that ends a run which leaves what its imagination can be trusted in."""
+    from cosmos_predict2.rl.imagined.watch import ImaginationWatch, Limit  # optional: other experiments need none
+
+    limits = dict(  # approx_kl was measured; the others are guesses, wide enough to leave a run alone that learns
+        approx_kl=Limit(
+            most=0.02,
+            why="steps of .02 to .18 destroyed a working policy, those below .001 did not; lower optimizer.lr",
+        ),
+        obedience=Limit(fall=0.5, why="the world model no longer shows what these actions do"),
+        noise_agreement=Limit(fall=0.5, why="what is paid is the noise of the world model, not what the policy does"),
+        pictures_outside=Limit(rise=0.3, why="there world model and reward have seen nothing"),
+        noise_is_paid=Limit(
+            most=0.2, only_warns=True, why="sampled actions succeed less than greedy ones, so the reward pays for noise"
+        ),
+    )
+    return L(ImaginationWatch)(limits=limits, data="my_data")
 
 
 def refined(name: str, label: str) -> dict[str, Any]:
