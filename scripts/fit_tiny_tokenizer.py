@@ -85,7 +85,7 @@ def _recordings(args: argparse.Namespace) -> None:
     if not learnt or not held:
         raise DataError(f"{args.data} has {len(episodes)} episodes: one at least is held out, and one to learn from.")
     size = None if args.video_size is None else (args.video_size[0], args.video_size[1])
-    shape: Any = dict(num_frames=quality.NUM_FRAMES, size=size, what=args.data)
+    shape: Any = dict(num_frames=quality.NUM_FRAMES, size=size)
     log.info("reading pictures of %d episodes, %d of them held out", len(learnt) + len(held), len(held))
     windows = read_windows(episodes, learnt, num=MOST_WINDOWS, **shape)
     measured = read_windows(episodes, held, num=quality.NUM_WINDOWS, **shape)
