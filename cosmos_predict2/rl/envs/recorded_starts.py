@@ -26,7 +26,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from cosmos_predict2.actions.statistics import column_statistics
 from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode
 from cosmos_predict2.data.split import ANY_PART
 from cosmos_predict2.rl.envs.starts import FirstFrames, Recorded
@@ -69,9 +68,7 @@ def facts_of(episodes: Iterable[RecordedEpisode]) -> Recorded:
     tables = [episode.actions()[: episode.num_frames - 1] for episode in episodes if episode.num_frames > 1]
     if not tables:
         raise DataError("No recording has two pictures, and an action between them.")
-    columns = column_statistics(numpy.concatenate(tables))
-    length = round(float(numpy.median([len(rows) for rows in tables])))
-    return Recorded(length, columns.min.tolist(), columns.max.tolist())
+    return Recorded.of(tables)
 
 
 def write_starts(

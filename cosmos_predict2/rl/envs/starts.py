@@ -7,9 +7,11 @@ them, and `GivenStarts` are pictures at hand.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import SPLITS
@@ -40,6 +42,12 @@ class Recorded:
     num_actions: int
     low: Sequence[float]
     high: Sequence[float]
+
+    @classmethod
+    def of(cls, actions: Sequence[NDArray[Any]]) -> "Recorded":
+        """Those of recordings with these actions, a table [L, D] each."""
+        rows, length = numpy.concatenate(actions), float(numpy.median([len(table) for table in actions]))
+        return cls(round(length), rows.min(axis=0).tolist(), rows.max(axis=0).tolist())
 
 
 class Starts(Protocol):

@@ -293,9 +293,7 @@ def _windows(films: Sequence[Tensor], actions: Sequence[Tensor], chunk: int, k: 
 
 def starts_of(episodes: Episodes, learnt: Episodes) -> GivenStarts:
     """The first pictures of recordings; lengths and the range of actions are those of what was learnt from."""
-    rows = torch.cat(learnt.actions)
-    length = int(numpy.median([len(a) for a in learnt.actions]))
-    recorded = Recorded(length, rows.amin(dim=0).tolist(), rows.amax(dim=0).tolist())
+    recorded = Recorded.of([rows.numpy() for rows in learnt.actions])
     return GivenStarts(episodes.first_E_H_W_C, episodes.tasks, recorded)
 
 
