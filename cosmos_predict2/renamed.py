@@ -18,7 +18,6 @@ RENAMED = {
     "cosmos_predict2.diffusion.step": "cosmos_predict2.diffusion.solvers",  # what pages imported
     "cosmos_predict2.models.video2world_action_model": "cosmos_predict2.models.video2world_model",
     "cosmos_predict2.pipelines.video_quality": "cosmos_predict2.evaluation.metrics.video_quality",
-    "cosmos_predict2.rl.envs.first_frames": "cosmos_predict2.rl.envs.starts",
     "cosmos_predict2.rl.envs.reference": "cosmos_predict2.compat.rlinf.environment",
     "cosmos_predict2.rl.episodes.policy_losses": "cosmos_predict2.rl.episodes.decisions",
     "cosmos_predict2.rl.flow_grpo": "cosmos_predict2.rl.clips.flow_grpo",

@@ -89,7 +89,7 @@ def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any
     """The imagined value of a policy, and with --suite its true success from the same starts."""
     from cosmos_predict2.evaluation.metrics.agreement import mean
     from cosmos_predict2.rl.envs import suites
-    from cosmos_predict2.rl.envs.starts import SimulatedStarts
+    from cosmos_predict2.rl.envs.first_frames import SimulatedStarts
     from cosmos_predict2.rl.envs.world_model import require_state
     from cosmos_predict2.rl.episodes.episodes import LocalRollout
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts

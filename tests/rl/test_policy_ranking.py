@@ -8,8 +8,9 @@ import pytest
 
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
+from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
-from cosmos_predict2.rl.envs.starts import Recorded, ToyStarts
+from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.imagined.ranking import Ranked, have_failures, ranked, refusal, table
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.trust import LEARNT_IN

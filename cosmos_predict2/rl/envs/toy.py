@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
-from cosmos_predict2.rl.envs.starts import NUM_TRIALS, Tables
+from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS
+from cosmos_predict2.rl.envs.starts import Tables
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from cosmos_predict2.toy_world.physics import action_layout, advance
 from cosmos_predict2.toy_world.rendering import render

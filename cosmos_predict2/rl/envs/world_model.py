@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.book import Book, Bounds, Chunk, Ids
+from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Recorded, Starts, StartsDefaults
 from cosmos_predict2.rl.envs.scoring import Scored, Scoring, merged, score
-from cosmos_predict2.rl.envs.starts import NUM_TRIALS, FirstFrames, Recorded, Starts, StartsDefaults
 from cosmos_predict2.rl.interfaces import (
     EnvDefaults,
     FrameReward,
