@@ -135,6 +135,7 @@ class Profiler(Callback):
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profile = torch.profiler.profile(
             activities=activities,
+            # three steps of warm-up and the recorded one: Profiling requires a profile_freq of at least 4
             schedule=torch.profiler.schedule(wait=profiling.profile_freq - 4, warmup=3, active=1, repeat=periods),
             on_trace_ready=self._write,
             record_shapes=profiling.record_shape,
