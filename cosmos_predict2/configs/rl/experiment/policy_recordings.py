@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A policy learns by GRPO in what a world model of recordings imagines: nothing of it is known but the recordings.
+"""A policy learns by GRPO in a world model of your recordings, without a simulator.
 
-Every part is a path, of the programs that make it: documentations/your_robot.md shows the whole way. There is no
-simulator, so validation is imagined, too, on starts that training never has. Nothing is set for a robot: how many
-starts there are, how long an episode is and which actions are possible are read from the file of starts.
+Every part is a path, of the programs that make it: documentations/your_robot.md shows all steps. Validation is
+imagined, too, on starts that training never has. The number of starts, the length of an episode and the range of
+actions are read from the file of starts; nothing is set for a robot.
 """
 
 from functools import partial

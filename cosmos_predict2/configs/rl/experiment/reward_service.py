@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reinforcement learning by a reward service, with the published numbers of Cosmos-RL's recipes: of Predict2.5, of
-Predict2 2B, and recipes by what there is, one card of 24 GB, one of 80 GB, or 8 GPUs.
+Predict2 2B, and of 2B for one card of 24 GB, one of 80 GB, or 8 GPUs.
 
 The judge is VideoAlign (``dance_grpo``), at WFM_REWARD_ENQUEUE_URL and WFM_REWARD_FETCH_URL. FlowGRPO and DDRL train
 all weights with the published log-ratio; NFT trains adapters. Recipes by machine train two drawn steps of each rollout,
