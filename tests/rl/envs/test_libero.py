@@ -22,9 +22,8 @@ import pytest
 import torch
 
 from cosmos_predict2.rl.envs import suites
-from cosmos_predict2.rl.envs.simulators import Seen, libero, rendering
+from cosmos_predict2.rl.envs.simulators import Seen, axis_angle, libero, rendering
 from cosmos_predict2.rl.envs.simulators.libero import LiberoTask
-from cosmos_predict2.rl.envs.simulators.lift import axis_angle
 from cosmos_predict2.rl.policies.files import write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.errors import ConfigError, DataError

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 Floats = NDArray[float32]
 Pictures = NDArray[uint8]
 
+ROBOSUITE_CAMERAS = ("agentview", "robot0_eye_in_hand")  # of LIBERO and of Lift
+
 
 class TaskEnv(Protocol):
     """One environment of a simulator, with one episode at a time.
@@ -61,3 +63,16 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         numpy.random.set_state(before)
+
+
+def robosuite_state(raw: Mapping[str, Any]) -> Floats:
+    """Position of the hand (3), its rotation as axis times angle (3), and both fingers (2)."""
+    parts = [raw["robot0_eef_pos"], axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]]
+    return numpy.concatenate(parts).astype(numpy.float32)
+
+
+def axis_angle(quaternion: NDArray[Any]) -> NDArray[numpy.float64]:
+    """The rotation of (x, y, z, w). The sign is not made unique: published statistics have both."""
+    xyz, w = numpy.asarray(quaternion[:3], dtype=numpy.float64), float(numpy.clip(quaternion[3], -1.0, 1.0))
+    sine = numpy.sqrt(1.0 - w * w)
+    return numpy.zeros(3) if sine == 0 else xyz * (2.0 * numpy.arccos(w) / sine)

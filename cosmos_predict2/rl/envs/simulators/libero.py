@@ -25,8 +25,7 @@ import numpy
 import yaml
 from numpy.typing import NDArray
 
-from cosmos_predict2.rl.envs.simulators import Floats
-from cosmos_predict2.rl.envs.simulators.lift import CAMERAS, state_of
+from cosmos_predict2.rl.envs.simulators import ROBOSUITE_CAMERAS, Floats, robosuite_state
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
@@ -160,12 +159,12 @@ class LiberoTask:
                     raise
 
     def _observed(self, raw: Any) -> dict[str, Any]:
-        scene, hand = (numpy.ascontiguousarray(raw[f"{name}_image"][::-1, ::-1]) for name in CAMERAS)
+        scene, hand = (numpy.ascontiguousarray(raw[f"{name}_image"][::-1, ::-1]) for name in ROBOSUITE_CAMERAS)
         assert self._task is not None
         return {
             "full_image": scene,
             "wrist_image": hand[None],
-            "state": state_of(raw),
+            "state": robosuite_state(raw),
             "task_description": self._task.language,
         }
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""robosuite: a robot arm as policies see it, by two cameras and the hand's pose, and Lift, where it takes a cube off a
-table. MuJoCo's physics, and all that it needs is in the wheel."""
+"""Lift of robosuite: an arm takes a cube off a table. MuJoCo's physics, and all that it needs is in the wheel."""
 
 import importlib
 import logging
@@ -8,12 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
-from cosmos_predict2.rl.envs.simulators import Floats, Pictures, Seen, rendering, seeded
+from cosmos_predict2.rl.envs.simulators import (
+    ROBOSUITE_CAMERAS,
+    Floats,
+    Pictures,
+    Seen,
+    rendering,
+    robosuite_state,
+    seeded,
+)
 from imaginaire.errors import ConfigError, missing_package
 
-CAMERAS = ("agentview", "robot0_eye_in_hand")
 SENTENCE = "lift the cube"
 ACTION_DIM = 7  # position, rotation, gripper (-1 open)
 CONTROL_HZ = 20
@@ -67,8 +72,11 @@ class LiftTask:
         def drawn(camera: str) -> Pictures:  # OpenGL begins at the bottom
             return numpy.ascontiguousarray(sim.render(camera_name=camera, width=size, height=size)[::-1])
 
-        pictures = {"full_image": lambda: drawn(CAMERAS[0]), "wrist_image": lambda: drawn(CAMERAS[1])[None]}
-        return Seen(pictures, {"state": state_of(raw), "task_description": SENTENCE})
+        pictures = {
+            "full_image": lambda: drawn(ROBOSUITE_CAMERAS[0]),
+            "wrist_image": lambda: drawn(ROBOSUITE_CAMERAS[1])[None],
+        }
+        return Seen(pictures, {"state": robosuite_state(raw), "task_description": SENTENCE})
 
     def close(self) -> None:
         env, self._env = self._env, None
@@ -84,16 +92,3 @@ def _robosuite() -> Any:
         if error.name == "robosuite":
             raise missing_package("robosuite", "vla") from error
         raise ConfigError(f"robosuite cannot be imported: {error}. For libGL.so.1: apt-get install libgl1") from error
-
-
-def state_of(raw: Mapping[str, Any]) -> Floats:
-    """Position of the hand (3), its rotation as axis times angle (3), and both fingers (2)."""
-    parts = [raw["robot0_eef_pos"], axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]]
-    return numpy.concatenate(parts).astype(numpy.float32)
-
-
-def axis_angle(quaternion: NDArray[Any]) -> NDArray[numpy.float64]:
-    """The rotation of (x, y, z, w). The sign is not made unique: published statistics have both."""
-    xyz, w = numpy.asarray(quaternion[:3], dtype=numpy.float64), float(numpy.clip(quaternion[3], -1.0, 1.0))
-    sine = numpy.sqrt(1.0 - w * w)
-    return numpy.zeros(3) if sine == 0 else xyz * (2.0 * numpy.arccos(w) / sine)
