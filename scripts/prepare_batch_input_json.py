@@ -3,13 +3,19 @@
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.tools.prepare.batch_json import batch_entries, write_batch
+from cosmos_predict2.data.dataset_forms import require_files
+from cosmos_predict2.data.video.media import IMAGE_SUFFIXES
+from cosmos_predict2.data.video_folder import read_caption
+from cosmos_predict2.tools.jobs import Outcome
+from cosmos_predict2.tools.prepare.records import some, write_json
 from imaginaire import command_line
+from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +46,42 @@ def run(args: argparse.Namespace) -> int:
     if not found.results:
         log.error("no picture of %s has a prompt: nothing was written", args.data)
         return 1
+    target = Path(args.out)
     if not args.dry_run:
-        write_batch(found.results, args.out)
+        if target.is_dir() or target.suffix == ".jsonl":
+            raise DataError(f"{args.out}: --out is the JSON file to write, a list that ends in .json.")
+        write_json(target, found.results)
     log.info("%s: %d entries%s", args.out, len(found.results), " (not written)" if args.dry_run else "")
     return code
+
+
+def batch_entries(pictures_dir: str, save_dir: str) -> Outcome[dict[str, str]]:
+    """One entry a picture that has a prompt: ``NAME.txt`` or ``NAME..txt`` beside it, without the spaces around it."""
+    pictures = require_files(Path(pictures_dir), IMAGE_SUFFIXES, "pictures")
+    if os.path.realpath(pictures_dir) == os.path.realpath(save_dir):
+        raise DataError(
+            f"The videos may not go to {save_dir}, where the pictures lie: the inference script writes NAME.txt beside"
+            " each video, which would replace the prompt. Give another --save_path."
+        )
+    outcome, without_prompt = Outcome[dict[str, str]](), []
+    for stem, path in pictures.items():
+        texts = [path.with_name(stem + ending) for ending in (".txt", "..txt")]
+        text = next((text for text in texts if text.is_file()), None)
+        if text is None:
+            without_prompt.append(path.name)
+            continue
+        try:
+            prompt = read_caption(text)
+        except DataError as error:
+            outcome.faults.append(str(error))
+            continue
+        output = os.path.join(save_dir, f"{stem}.mp4")
+        picture = os.path.join(pictures_dir, path.name)
+        outcome.results.append({"input_video": picture, "prompt": prompt, "output_video": output})
+    if without_prompt:
+        names = some(without_prompt)
+        log.warning("%d pictures have no NAME.txt beside them and are left out: %s", len(without_prompt), names)
+    return outcome
 
 
 if __name__ == "__main__":

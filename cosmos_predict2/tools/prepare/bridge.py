@@ -6,19 +6,23 @@ OUT/videos/{train,val,test}/NAME/rgb.mp4
 OUT/dataset.json                             where it is from and what was counted; written last
 """
 
+import http.client
 import logging
 import shutil
+import time
+import urllib.error
+import urllib.request
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording
 from cosmos_predict2.tools.jobs import run_jobs
-from cosmos_predict2.tools.prepare import http_files
 from cosmos_predict2.tools.prepare.records import RECORD, read_record, require_own, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked
 from imaginaire import storage
 from imaginaire.errors import DataError
+from imaginaire.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +30,11 @@ URL = "https://lf-robot-opensource.bytetos.com/obj/lab-robot-public/opensource_I
 ANNOTATIONS = ("annotation", "annotations")
 FORMAT = "bridge/1"
 UNPACKED = 1.1  # times the archive's size: videos hardly shrink in it
+TRIES = 6  # of a fetch, in a row without a byte
+BLOCK = 2**20
+TIMEOUT = 60.0
+
+_BROKEN = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
 
 
 @dataclass
@@ -117,11 +126,11 @@ def _archive(source: str, out: Path, dry_run: bool) -> tuple[Path | None, bool]:
         log.info("%s is here already", target)
         storage.require_space(out.parent, int(target.stat().st_size * UNPACKED), f"Unpacking {target}")
         return target, True
-    remote = http_files.look(source)
+    remote = look_up(source)
     if remote.size is not None:
         log.info("%s: %s to fetch to %s", source, storage.readable_bytes(remote.size), target)
         storage.require_space(out.parent, int(remote.size * (1 + UNPACKED)), f"Bridge ({source})")
-    return (None, True) if dry_run else (http_files.fetch(remote, target), True)
+    return (None, True) if dry_run else (fetch(remote, target), True)
 
 
 def _unpack(archive: Path, out: Path) -> None:
@@ -143,3 +152,77 @@ def _unpack(archive: Path, out: Path) -> None:
         found[0].replace(out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+# ---- one large file from an ordinary web server, fetched so that a broken connection goes on where it was ------------
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file on a server."""
+
+    url: str
+    size: int | None
+    version: str  # its ETag or date: another one, another file
+
+
+def look_up(url: str) -> Remote:
+    """The size and version of a file, without fetching it."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT) as answer:
+            length = answer.headers.get("Content-Length")
+            version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+    except (*_BROKEN, ValueError) as error:
+        raise DataError(f"{url} cannot be reached: {error}. Is there a network?") from error
+    return Remote(url, int(length) if length else None, version)
+
+
+def fetch(remote: Remote, target: Path, *, wait: float = 2.0) -> Path:
+    """Fetch the file; what came of it lies in ``NAME.part`` until it is whole, and is not fetched again."""
+    part, notes = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
+    about = {"url": remote.url, "size": remote.size, "version": remote.version}
+    if part.exists() and read_record(notes) != about:
+        part.unlink()  # of another file, or of another version of it
+    write_json(notes, about)
+    if remote.size is not None and _size(part) > remote.size:
+        part.unlink()
+    left = TRIES
+    with Progress(target.name, remote.size, unit="B", done=_size(part)) as bar:
+        while (have := _size(part)) != remote.size:
+            try:
+                _get_more(remote, part, have, bar)
+                if remote.size is None:
+                    break  # nothing to hold it against: an end without an error is the end
+                reason = "the connection ended early"
+            except urllib.error.HTTPError as error:
+                raise DataError(f"{remote.url}: the server answers {error.code} {error.reason}.") from error
+            except _BROKEN as error:
+                reason = str(error) or type(error).__name__
+            now = _size(part)
+            left = TRIES if now > have else left - 1
+            if left == 0:
+                raise DataError(f"{remote.url} stops at {now} of {remote.size} bytes: {reason}. Start it again later.")
+            if now != remote.size:
+                log.info("%s: %s after %d bytes; going on", remote.url, reason, now)
+                time.sleep(wait)
+    part.replace(target)
+    notes.unlink(missing_ok=True)
+    return target
+
+
+def _get_more(remote: Remote, part: Path, have: int, bar: Progress) -> None:
+    """Append what follows ``have`` bytes, or write all of it where the server has no ranges."""
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    if have and remote.version and not remote.version.startswith("W/"):
+        headers["If-Range"] = remote.version
+    with urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT) as answer:
+        goes_on = answer.status == 206
+        bar.set(have if goes_on else 0)
+        with part.open("ab" if goes_on else "wb") as file:
+            while block := answer.read(BLOCK):
+                file.write(block)
+                bar.update(len(block))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -63,11 +63,6 @@ class Pixels:
         return clips.video_B_C_F_H_W.float().mean(dim=(1, 2, 3, 4))
 
 
-class Unloadable:
-    def __init__(self) -> None:
-        raise RuntimeError("the weights are torn")
-
-
 def latents(size: int = 1, value: float = 1.0) -> Tensor:
     return torch.full((size, 16, 1, 2, 2), value)
 

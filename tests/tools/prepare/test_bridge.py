@@ -33,7 +33,7 @@ def test_an_address_becomes_a_folder_that_trains(
 ) -> None:
     out = tmp_path / "datasets" / "bridge"
     with serve(Served(archive.read_bytes(), most=5000, name=archive.name)) as served:
-        monkeypatch.setattr(bridge.http_files, "time", SimpleNamespace(sleep=lambda seconds: None))
+        monkeypatch.setattr(bridge, "time", SimpleNamespace(sleep=lambda seconds: None))
         assert run("--source", served.url, "--out", out) == 0
         assert len(served.starts) > 1
         served.starts.clear()

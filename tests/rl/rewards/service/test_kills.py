@@ -76,37 +76,6 @@ def test_kills_of_worker_and_server_in_mid_batch_lose_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_clips_that_kill_their_worker_or_hang_fail_alone_and_those_of_another_run_wait(tmp_path: Path) -> None:
-    with served(tmp_path, config=config(tmp_path, 0.0, timeout=2.0)) as service:
-        prompts = [*["die"] * 3, "a", "sleep 60", "raise", *["die"] * 5, *["b"] * 40]
-        tickets = [patient_ticket(service, body(prompt, value=float(k))) for k, prompt in enumerate(prompts)]
-        found = [service.result(ticket) for ticket in tickets]
-        assert [one["status"] for one in found] == ["done" if len(prompt) == 1 else "failed" for prompt in prompts]
-        assert "signal 9" in found[0]["error"] and "within 2 s" in found[4]["error"]
-
-
-@pytest.mark.long
-def test_a_reward_that_cannot_be_loaded_is_out_of_order_and_the_others_go_on(tmp_path: Path) -> None:
-    rewards = f'[[reward_args]]\nreward_type = "torn"\nmake = "{HERE}:Unloadable"\n'
-    with_unfit = '[[reward_args]]\nreward_type = "absent"\nmake = "no.such.module:Reward"\n'
-    service = Served(tmp_path, config=config(tmp_path, 0.0) + rewards + with_unfit).start(is_ready=False)
-    try:
-        ticket = patient_ticket(service, body("a"))
-        assert service.result(ticket)["status"] == "done"
-        ends = time.monotonic() + HANG_S
-        while (answer := service.enqueue(body("a", reward="absent"))).status != 503:
-            if time.monotonic() > ends:
-                raise TimeoutError(service.log())
-            time.sleep(0.2)
-        assert "no.such" in answer.content["message"] or "No module" in answer.content["message"]
-        waiting = patient_ticket(service, body("a", reward="torn"))
-        assert service.get("/readyz").status == 503
-        assert service.pull(waiting, "torn", wait=0.1).status in (200, 202)
-    finally:
-        assert service.stop() == 0
-
-
-@pytest.mark.long
 def test_a_stop_keeps_what_waits_and_the_next_start_finishes_it(tmp_path: Path) -> None:
     with served(tmp_path, config=config(tmp_path, 0.2)) as service:
         tickets = [patient_ticket(service, body(f"{k}", value=float(k))) for k in range(20)]

@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,35 +40,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     yield make
     for queue in made:
         queue.close()
-
-
-def test_who_was_in_a_dead_workers_company_is_tried_alone_and_the_others_go_on(opened: Open) -> None:
-    queue = opened(Limits(max_attempts=2))
-    for k in range(6):
-        queue.put(f"t{k}", A, b"body", f"d{k}", 1)
-    assert len(queue.lease("a", "w1", 3, 30)) == 3
-    assert queue.release("w1", "signal 9", has_died=True) == 3
-    fresh = queue.lease("a", "w2", 2, 30)
-    assert [(job.ticket, job.is_suspect) for job in fresh] == [("t3", False), ("t4", False)]
-    assert [job.ticket for job in queue.lease("a", "w2", 2, 30, suspect_first=True)] == ["t5"]  # it holds others
-    for job in fresh:
-        queue.finish(job, "w2", "{}", "v1")
-    (alone,) = queue.lease("a", "w3", 2, 30)
-    assert alone.ticket == "t0"  # t5 is w2's: nothing else is fresh
-    queue.release("w3", "drained", has_died=False)
-    queue.release("w2", "drained", has_died=False)
-    (suspect,) = queue.lease("a", "w4", 9, 30, suspect_first=True)
-    assert (suspect.ticket, suspect.is_suspect) == ("t0", True)
-    queue.release("w4", "signal 9", has_died=True)
-    status = queue.look("t0", "a")
-    assert status is not None
-    assert status.state == "failed" and "signal 9" in str(status.error) and "2 times" in str(status.error)
-    assert [job.ticket for job in queue.lease("a", "w5", 9, 30)] == ["t5"]
-    for _ in range(9):
-        queue.release("w5", "drained", has_died=False)
-        (suspect,) = queue.lease("a", "w5", 9, 30, suspect_first=True)
-        assert suspect.ticket == "t1"
-    assert queue.finish(suspect, "w5", "{}", "v1")
 
 
 def test_a_lost_server_or_machine_speaks_against_no_job_until_very_often(opened: Open) -> None:
@@ -146,20 +116,6 @@ def test_many_threads_lease_each_job_once(opened: Open) -> None:
 
     found = [ticket for tickets in in_threads(4, work) for ticket in tickets]
     assert len(found) == len(set(found)) == 60
-
-
-def test_a_file_of_sqlite_survives_its_process(tmp_path: Path) -> None:
-    path = str(tmp_path / "queue.sqlite3")
-    queue = open_queue(path, Limits())
-    queue.put("t", A, b"body", "d", 1)
-    queue.lease("a", "w", 1, 3600)
-    queue.close()
-    again = open_queue(path, replace(Limits(), max_jobs=5))
-    assert again.lease("a", "w2", 1, 30) == []
-    assert again.recover() == 1
-    (job,) = again.lease("a", "w2", 1, 30)
-    assert not job.is_suspect
-    again.close()
 
 
 def test_a_file_that_is_deleted_or_replaced_under_the_service_is_noticed(tmp_path: Path) -> None:
