@@ -89,7 +89,7 @@ add(
     "--reward",
     default=None,
     metavar="REWARD",
-    help="judge of what --world_model imagines: a file of scripts.train_reward_model, or MODULE:CLASS",
+    help="judge of what --world_model imagines: a file or folder of scripts.train_reward_model, or MODULE:CLASS",
 )
 add("--num_steps", type=count, default=None, help="evaluations of --world_model's network for a chunk (default: 1)")
 add("--device", default=None, help="of policy and world model, cpu or cuda (default: a GPU where there is one)")

@@ -9,25 +9,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.compat.cosmos_rl.policies import num_gpus, read_recipe
-from cosmos_predict2.compat.cosmos_rl.policies import sizes_of as sizes_of_recipe
-from cosmos_predict2.compat.fields import read_fields
-from cosmos_predict2.compat.rlinf.configurations import sizes_of
-from cosmos_predict2.compat.rlinf.fields import FIELDS
+from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
+from cosmos_predict2.compat.fields import Translation
+from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
 from cosmos_predict2.compat.rlinf.files import load_embodiment
-from cosmos_predict2.compat.rlinf.policies import precision_of
 from cosmos_predict2.configs.rl.planned_policy import is_policy_run, read_policy_run
 from cosmos_predict2.tools.plan.advice import on_one_card
-from cosmos_predict2.tools.plan.policies import POLICIES
-from cosmos_predict2.tools.plan.policy_runs import VIEWS, EmbodiedRun, SimulatedRun
+from cosmos_predict2.tools.plan.policy_runs import EmbodiedRun, SimulatedRun
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, as_text, as_values, cards_text, cards_values, make_plan
 from cosmos_predict2.tools.plan.speed import GB, GPUS, find_gpu
 from cosmos_predict2.tools.plan.workload import read_workload
-from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire import command_line
 from imaginaire.config.compose import compose
 from imaginaire.config.files import load_toml
-from imaginaire.errors import ConfigError, near
+from imaginaire.errors import ConfigError
 
 DEFAULT_CONFIG = "cosmos_predict2/configs/base/config.py"
 EMBODIED_CONFIGS = "examples/embodiment/config"
@@ -83,68 +78,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_embodied(args: argparse.Namespace, memory: float) -> int:
-    """The plan of a configuration of RLinf; the overrides are the configuration's."""
-    gpu = find_gpu(args.gpu)
-    fields, _ = read_fields(load_embodiment(EMBODIED_CONFIGS, args.embodied, args.overrides), FIELDS)
-    policy, sizes = fields["actor.model.model_type"], sizes_of(fields)
-    if policy not in POLICIES:
-        raise ConfigError(f'--embodied {args.embodied}: its policy is "{policy}".{near(policy, POLICIES)}')
-    num_gpus = gpu.usual_count if args.gpus is None else args.gpus
-    envs, rest = divmod(fields["env.train.total_num_envs"], num_gpus)
-    if rest or not envs:
-        raise ConfigError(f"env.train.total_num_envs = {num_gpus * envs + rest} is no multiple of --gpus {num_gpus}.")
-    world, bytes_each = "env.train.world_model_cfg", PRECISIONS[precision_of(fields)].itemsize
-    height, width = fields[f"{world}.image_size"]
-    run = EmbodiedRun(
-        policy=policy,
-        gpus=num_gpus,
-        envs=envs,
-        rollouts=sizes.episodes // fields["env.train.total_num_envs"],
-        decisions=sizes.decisions,
-        batch_size=fields[f"{world}.cosmos.batch_size"],
-        evaluations=fields[f"{world}.cosmos.num_steps"] + (fields[f"{world}.cosmos.num_steps"] > 1),
-        chunk_size=fields[f"{world}.cosmos.chunk_size"],
-        image_size=(height, width),
-        micro_batch=sizes.micro_batch_size,
-        updates=sizes.updates,
-        offload=fields["env.enable_offload"],
-        recomputes=fields["actor.fsdp_config.gradient_checkpointing"],
-        bytes_each=bytes_each,
-        optimizer_bytes=2 * bytes_each,  # AdamW without masters
-        accumulates=sizes.episodes * sizes.decisions > num_gpus * sizes.minibatches * sizes.micro_batch_size,
-    )
-    return run_policy(args, run, memory)
+    """The plan of a configuration of RLinf, as the experiment that it is translated to; the overrides are its own."""
+    content = load_embodiment(EMBODIED_CONFIGS, args.embodied, args.overrides)
+    gpus = find_gpu(args.gpu).usual_count if args.gpus is None else args.gpus
+    return run_policy(args, read_translated(translate_embodiment(content, gpus), f"--embodied {args.embodied}"), memory)
 
 
 def run_recipe(args: argparse.Namespace, memory: float) -> int:
-    """The plan of a recipe of Cosmos-RL for a policy."""
-    fields, warnings, policy, place = read_recipe(load_toml(args.recipe))
-    if place.simulator == "toy":
-        raise ConfigError(f"--recipe {args.recipe}: a tiny policy fits everywhere; give a recipe of a published one.")
-    for warning in warnings:
+    """The plan of a recipe of Cosmos-RL for a policy, as the experiment that it is translated to."""
+    translation = translate_vla(load_toml(args.recipe))
+    for warning in translation.warnings:
         print(f"recipe: {warning}", file=sys.stderr)
-    sizes, bytes_each = sizes_of_recipe(fields, place), PRECISIONS[fields["train.param_dtype"]].itemsize
-    run = SimulatedRun(
-        policy=policy,
-        simulator=place.simulator,
-        views=min(fields["vla.num_images_in_input"], VIEWS[place.simulator]),
-        gpus=num_gpus(fields, "policy"),
-        players=num_gpus(fields, "rollout") if fields["mode"] == "disaggregated" else 0,
-        shards=fields["policy.parallelism.dp_shard_size"],
-        envs=fields["vla.num_envs"],
-        episodes=sizes.episodes,
-        decisions=sizes.decisions,
-        max_steps=sizes.max_steps,
-        chunk=sizes.chunk,
-        updates=sizes.updates,
-        recomputes=fields["policy.model_gradient_checkpointing"],
-        samples_again=fields["train.train_policy.variant"] == "dapo",
-        steps=sizes.iterations,
-        bytes_each=bytes_each,
-        optimizer_bytes=2 * bytes_each,  # AdamW without masters
-        accumulates=sizes.episodes * sizes.decisions > sizes.chunk,
-    )
-    return run_policy(args, run, memory)
+    return run_policy(args, read_translated(translation, f"--recipe {args.recipe}"), memory)
+
+
+def read_translated(translation: Translation, what: str) -> SimulatedRun | EmbodiedRun:
+    if translation.evaluation is not None:
+        raise ConfigError(f"{what}: with rollout.n_generation = 1 it evaluates a policy, and trains none.")
+    run = read_policy_run(compose(DEFAULT_CONFIG, translation.overrides), translation.num_gpus)
+    if run is None:
+        raise ConfigError(f"{what}: a tiny policy fits everywhere; give one of a published policy.")
+    return run
 
 
 def run_policy(args: argparse.Namespace, run: SimulatedRun | EmbodiedRun | None, memory: float) -> int:

@@ -80,7 +80,6 @@ class Sizes:
     groups: int
     group_size: int
     decisions: int  # of a whole episode
-    max_steps: int
     chunk: int  # decisions that pass the policy together
     updates: int
     iterations: int  # steps of the optimizer
@@ -290,12 +289,10 @@ def sizes_of(fields: Fields, place: Place) -> Sizes:
     executed = _pi05_settings(fields).get("action_chunk") or EXECUTED[fields["vla.vla_type"]]
     if place.simulator == "toy":
         executed = TOY_CHUNK  # of which the policy's actions are held for several steps
-    max_steps = fields["vla.max_steps"] or STEPS[place.simulator]
     return Sizes(
         groups=batch // gpus // group,
         group_size=group,
-        decisions=math.ceil(max_steps / executed),
-        max_steps=max_steps,
+        decisions=math.ceil((fields["vla.max_steps"] or STEPS[place.simulator]) / executed),
         chunk=fields["vla.training_chunk_size"],
         updates=updates,
         iterations=max(1, steps) * updates,

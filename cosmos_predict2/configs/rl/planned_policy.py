@@ -2,6 +2,7 @@
 """The load of a policy's experiment on each GPU, read off its configuration."""
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 from cosmos_predict2.rl.envs.starts import ToyStarts
@@ -12,6 +13,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.plan.policy_runs import SIZES, VIEWS, EmbodiedRun, SimulatedRun
 from cosmos_predict2.tools.plan.workload import optimizer_of
 from cosmos_predict2.world_model.config import PRECISIONS
+from cosmos_predict2.world_model.options import UNGUIDED
 from imaginaire.buildable import path_of
 from imaginaire.config.names import describe, target_of
 from imaginaire.config.nodes import as_config
@@ -52,7 +54,9 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
     kept = 2 * each if kind == "adamw" else 8 + 4 * (has_master and each < 4)
     precision: dict[str, Any] = dict(bytes_each=each, optimizer_bytes=kept, accumulates=rl.micro_batches > 1)
     if place is WorldModelEnv:
-        chunk = int(env.get("chunk") or IMAGINED_CHUNK)
+        given = env.get("sampling")
+        sampling = asdict(ONE_EVALUATION) if given is None else {**asdict(UNGUIDED), **given}
+        chunk = int(env.get("chunk") or (env.get("imagination") or {}).get("chunk_size") or IMAGINED_CHUNK)
         executed = int(rl.execute or model.policy.get("action_chunk") or chunk)
         decisions = -(-int(env.max_steps or RECORDED_STEPS) // executed)
         return EmbodiedRun(
@@ -62,7 +66,7 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
             rollouts=-(-episodes // env.num_envs),
             decisions=decisions,
             batch_size=int(env.get("batch_size") or env.num_envs),
-            evaluations=int((env.get("sampling") or {}).get("num_steps") or ONE_EVALUATION.num_steps),
+            evaluations=int(sampling["num_steps"]) + bool(sampling["final_evaluation"]),
             chunk_size=chunk,
             image_size=tuple(env.starts.get("size") or IMAGINED_SIZE),  # type: ignore[arg-type]
             micro_batch=_micro_batch(episodes * decisions, rl),

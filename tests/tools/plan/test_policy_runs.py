@@ -184,9 +184,9 @@ def test_a_plan_follows_the_precision_and_what_is_recomputed(capsys: pytest.Capt
         (("--recipe", "configs/openvla-oft/tiny-openvla-oft-grpo.toml"), "a tiny policy"),
         (("--recipe", "configs/wfm/tiny_grpo_mock_data.toml"), "[vla]"),
         (("--recipe", "configs/pi05/none.toml"), "none.toml"),
-        (("--embodied", "tiny_toy_grpo"), 'its policy is "toy"'),
+        (("--gpus", "1", "--embodied", "tiny_toy_grpo"), "a tiny policy"),
         (("--embodied", "cosmos_libero"), "--config-name cosmos_libero"),
-        (("--gpus", "3", "--embodied", OF_RLINF), "no multiple of --gpus 3"),
+        (("--gpus", "3", "--embodied", OF_RLINF), "not divided by the 3 processes"),
         (("--embodied", OF_RLINF, "algorithm.gruop_size=4"), "group_size"),
     ],
 )
