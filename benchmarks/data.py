@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading training clips: bare PyAV, bare decord where it is installed, and ours, from the same files in turns.
 
-    python -m benchmarks.data [--quick] [--clips 8] [--turns 5] [--folder DIR]
+    python -m benchmarks.data [--quick]
 
 Prints clips per second and processor seconds per clip, for 93 and for 13 frames, one thread each. "Bare" is the least
 code that gives the frames as RGB: open, seek to the keyframe before, decode, convert. The data set adds the choice of
@@ -33,15 +33,11 @@ OTHER_SIZE = (432, 768)
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "quick", "record")
-    parser.add_argument("--clips", type=int, default=8, help="files (default: %(default)s)")
-    parser.add_argument("--turns", type=int, default=5, help="passes over the files (default: %(default)s)")
-    parser.add_argument("--folder", help="keep the clips here, or take those that are here (default: a temporary one)")
-    arguments = parser.parse_args()
-    num_clips, turns = (2, 2) if arguments.quick else (arguments.clips, arguments.turns)
+    arguments = machine.parser(__doc__, "quick", "record").parse_args()
+    num_clips, turns = (2, 2) if arguments.quick else (8, 5)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(arguments.folder or temporary)
+        folder = Path(temporary)
         paths = make_clips(folder, num_clips)
         print(f"{num_clips} clips of {CLIP_FRAMES} frames, {SIZE[0]}x{SIZE[1]}, H.264; one thread; {turns} turns")
         ratios: dict[str, float] = {}
@@ -115,12 +111,11 @@ def bare_decord(path: Path, frames: range) -> Tensor:
 
 
 def make_clips(folder: Path, num_clips: int) -> list[Path]:
-    """A folder of videos with embeddings; clips that are there are kept."""
+    """A folder of videos with embeddings."""
     paths = [folder / "videos" / f"clip_{k:03d}.mp4" for k in range(num_clips)]
     draws = np.random.default_rng(0)
     for path in paths:
-        if not path.exists():
-            media.write_video(path, panning(draws), 30)
+        media.write_video(path, panning(draws), 30)
     captions = {path.stem: f"a camera pans over picture {k}" for k, path in enumerate(paths)}
     embed_captions(folder / "t5_xxl", captions, BytesEncoder())
     return paths

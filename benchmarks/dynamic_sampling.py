@@ -20,16 +20,17 @@ from benchmarks.policy_learning import SUCCESS
 EXPERIMENT = "tiny_vla_grpo_simulator"
 STEPS = 16  # of the optimizer, for an experience
 EVERY = 3  # experiences between two checks
+WARM_UP, EXPERIENCES = 80, 30  # with the dense reward, then with the sparse one
 WANTED = 2 / 3  # of GRPO's experiences at most
 
 
-def checks(root: str, name: str, policy: Path, seed: int, rollouts: int, experiences: int) -> list[float]:
+def checks(root: str, name: str, policy: Path, seed: int, rollouts: int) -> list[float]:
     """Success after every third experience, the first before all."""
     folder, _ = machine.train(
         *(root, name, EXPERIMENT, f"model.config.policy.path={policy}", "+model.config.policy.noise=0.05"),
         *("+model.config.env.sparse=true", f"model.config.rl.max_rollouts={rollouts}", "optimizer.lr=1e-4"),
-        *("dataloader_val.dataset.num=3200", f"trainer.seed={seed}", f"trainer.max_iter={experiences * STEPS}"),
-        *(f"trainer.validation_iter={EVERY * STEPS}", f"checkpoint.save_iter={experiences * STEPS}"),
+        *("dataloader_val.dataset.num=3200", f"trainer.seed={seed}", f"trainer.max_iter={EXPERIENCES * STEPS}"),
+        *(f"trainer.validation_iter={EVERY * STEPS}", f"checkpoint.save_iter={EXPERIENCES * STEPS}"),
     )
     return [record[SUCCESS] for record in machine.metrics(folder, SUCCESS)]
 
@@ -40,16 +41,13 @@ def first(values: list[float], least: float) -> int | None:
 
 
 def main() -> int:
-    parser = machine.parser(__doc__, "seeds", seeds=[5])
-    parser.add_argument("--experiences", type=int, default=30)
-    parser.add_argument("--warm_up", type=int, default=80, help="experiences with the dense reward")
-    arguments = parser.parse_args()
+    arguments = machine.parser(__doc__, "seeds", seeds=[5]).parse_args()
     root = tempfile.mkdtemp(prefix="dynamic_sampling_")
-    warm = [f"trainer.max_iter={arguments.warm_up * STEPS}", f"checkpoint.save_iter={arguments.warm_up * STEPS}"]
+    warm = [f"trainer.max_iter={WARM_UP * STEPS}", f"checkpoint.save_iter={WARM_UP * STEPS}"]
     policy, _ = machine.train(root, "warm", EXPERIMENT, *warm, "trainer.run_validation=false")
     for seed in arguments.seeds:
         curves = {
-            name: checks(root, f"{name}_{seed}", policy, seed, rollouts, arguments.experiences)
+            name: checks(root, f"{name}_{seed}", policy, seed, rollouts)
             for name, rollouts in (("grpo", 1), ("dapo", 16))
         }
         best = max(curves["grpo"])

@@ -2,7 +2,7 @@
 """Imagined environment steps per second in the loop of a policy that learns, and where the time goes.
 
     python -m benchmarks.imagination [--envs 16 64] [--steps 24 48] [--groups_of 8] [--threads 1] [--rounds 3]
-    python -m benchmarks.imagination --released [--envs 16] [--rounds 2] [--size tiny] [--published none]
+    python -m benchmarks.imagination --released [--envs 16] [--rounds 2] [--size tiny]
 
 An iteration is the rollout of all environments (decisions of twelve actions, imagined by the tiny world model and
 judged by the toy world's detector) and sixteen minibatches of the update. The first row of each table imagines as the
@@ -116,11 +116,10 @@ def main() -> None:
     parser.add_argument("--groups_of", nargs="*", type=int, default=[8])
     parser.add_argument("--released", action="store_true", help="chunks of the published sizes, with random weights")
     parser.add_argument("--size", default="2B", choices=list(rollout.SETTINGS), help="of --released; 2B needs a GPU")
-    parser.add_argument("--published", default="batch", choices=("none", "batch", "single"), help="way, of --released")
     args = machine.parse(parser)
     if args.released:
         for num_envs in args.envs or [16]:
-            released_imagination.measure(args.size, num_envs, args.rounds or 2, args.published)
+            released_imagination.measure(args.size, num_envs, args.rounds or 2)
         return
     torch.set_num_threads(args.threads or 1)
     device, _ = machine.device_and_dtype()

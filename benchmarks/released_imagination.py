@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The world-model environment at its published sizes, with random weights: seconds of a chunk, and where they go.
 
-    python -m benchmarks.imagination --released [--envs 16] [--rounds 2] [--size tiny] [--published none]
+    python -m benchmarks.imagination --released [--envs 16] [--rounds 2] [--size tiny]
 
 The 2B network with actions and the Wan tokenizer in bfloat16 imagine 12 frames of 256x320 in 10 steps of the 2AB solver
 (11 evaluations) with guidance 7, and a classifier judges every picture, as a published folder is set up for it. What
 has no effect is left out. Rows below the first judge the last picture alone, replay captured passes, and compile the
-blocks. The published way (`benchmarks.rollout`'s first) has all environments in a batch, or with ``--published single``
-one after the other.
+blocks. The published way (`benchmarks.rollout`'s first) has all environments in a batch.
 """
 
 import tempfile
@@ -93,7 +92,7 @@ def time_parts(env: WorldModelEnv) -> Phases:
     return shares
 
 
-def measure(size: str, num_envs: int, rounds: int, way: str) -> None:
+def measure(size: str, num_envs: int, rounds: int) -> None:
     machine.require_gpu(size)
     peak = ceiling()
     height, width, num_tokens = rollout.SETTINGS[size]
@@ -115,18 +114,16 @@ def measure(size: str, num_envs: int, rounds: int, way: str) -> None:
         evaluations = rounds * (SAMPLING.num_steps + 1)
         report_parts(shares, rounds)
         report_step(shares.seconds["network"] / evaluations, step_flops(env.imagination.config, num_envs, size), peak)
-        if way != "none":
-            chosen = replace(rollout.WAYS[0], one_by_one=way == "single")
-            imagine = published(env.imagination.world, chosen, num_tokens)
-            env.imagination.generate_actions = shares.timed("imagine", imagine)  # type: ignore[method-assign]
-            shares.seconds.clear()
-            shares.memory.clear()
-            machine.forget_peak_memory()
-            name = f"as the public code does, {'in one batch' if way == 'batch' else 'one after the other'}"
-            if (took := attempt(name, lambda: report(name, env, 1))) is not None:
-                report_parts(shares, 1)
-                print(f"    {took / ours:.2f} times ours")
-                report_memory(*shares.peak())
+        imagine = published(env.imagination.world, replace(rollout.WAYS[0], one_by_one=False), num_tokens)
+        env.imagination.generate_actions = shares.timed("imagine", imagine)  # type: ignore[method-assign]
+        shares.seconds.clear()
+        shares.memory.clear()
+        machine.forget_peak_memory()
+        name = "as the public code does, in one batch"
+        if (took := attempt(name, lambda: report(name, env, 1))) is not None:
+            report_parts(shares, 1)
+            print(f"    {took / ours:.2f} times ours")
+            report_memory(*shares.peak())
         if env.device.type == "cuda":  # last: what a capture leaves behind when it fails is not known
             env.imagination.generate_actions, env.imagination.world.denoiser = generate, denoiser  # type: ignore[method-assign]
             env.sampling = replace(env.sampling, use_cuda_graphs=True)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reward service end to end: videos per second and latencies at 1, 8 and 64 clients.
 
-    python -m benchmarks.reward_service [--quick] [--videos 256] [--score_ms 0] [--queue redis://HOST:PORT/DB]
+    python -m benchmarks.reward_service [--quick] [--videos 256] [--queue redis://HOST:PORT/DB]
 
 Each client posts the latent of one video in bfloat16, waits for its score with a pull, and posts the next. The reward
-takes the mean of a latent (and ``--score_ms``, to stand for a model), so what is measured is the service: HTTP, the
-durable queue, the worker, the wait. Clients, service and worker share this machine. The ratios that are recorded are
-those of 8 and 64 clients to one.
+takes the mean of a latent, so what is measured is the service: HTTP, the durable queue, the worker, the wait. Clients,
+service and worker share this machine. The ratios that are recorded are those of 8 and 64 clients to one.
 """
 
 import os
@@ -29,30 +28,27 @@ from imaginaire.distributed import free_port
 
 CLIENTS = (1, 8, 64)
 SHAPES = {"93 frames, 480p": (1, 16, 24, 54, 96), "17 frames, 240p": (1, 16, 5, 30, 40)}
-SCORE_S = "BENCHMARK_SCORE_S"
 
 
 def mean(clips: Clips, context: Mapping[str, Any]) -> torch.Tensor:
-    """The reward that is served: the mean, after the time that a model would take."""
+    """The reward that is served."""
     assert clips.latents_B_C_T_H_W is not None
-    time.sleep(float(os.environ.get(SCORE_S, "0")) * len(clips.prompts))
     return clips.latents_B_C_T_H_W.float().mean(dim=(1, 2, 3, 4))
 
 
 def main() -> None:
     parser = machine.parser(__doc__, "quick", "record")
     parser.add_argument("--videos", type=int, default=256, help="videos of each measurement (default: %(default)s)")
-    parser.add_argument("--score_ms", type=float, default=0.0, help="milliseconds to score a video (default: 0)")
     parser.add_argument("--queue", help="a Redis to use in place of a temporary file of SQLite")
     arguments = parser.parse_args()
     num_videos = 64 if arguments.quick else arguments.videos
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
-        service = start(port, arguments.queue or str(Path(folder) / "queue.sqlite3"), arguments.score_ms / 1000)
+        service = start(port, arguments.queue or str(Path(folder) / "queue.sqlite3"))
         try:
             await_ready(service, port)
-            print(f"{machine.described(torch.device('cpu'))}; {num_videos} videos of {arguments.score_ms:g} ms each")
+            print(f"{machine.described(torch.device('cpu'))}; {num_videos} videos")
             ratios: dict[str, float] = {}
             for name, shape in SHAPES.items():
                 ratios |= measure(name, shape, port, num_videos)
@@ -62,9 +58,9 @@ def main() -> None:
     machine.compare("reward_service", ratios, torch.device("cpu"), record=arguments.record)
 
 
-def start(port: int, queue: str, score_s: float) -> "subprocess.Popen[bytes]":
+def start(port: int, queue: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "scripts.reward_service", "--port", str(port), "--queue", queue]
-    environment = {**os.environ, SCORE_S: str(score_s), "OMP_NUM_THREADS": "1", "IMAGINAIRE_LOG_LEVEL": "WARNING"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "IMAGINAIRE_LOG_LEVEL": "WARNING"}
     return subprocess.Popen([*command, "--rewards", "mean=benchmarks.reward_service:mean"], env=environment)
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captions per second of get_t5_embeddings: every caption another, captions that recur, and with the caption cache.
 
-    python -m benchmarks.text_embeddings [--clips 200] [--distinct 20] [--t5 DIR] [--device cuda] [--threads N]
+    python -m benchmarks.text_embeddings [--t5 DIR] [--device cuda] [--threads N]
 
-Without --t5 the encoder is a random T5 of the released width, 1024, with --layers layers and four heads: far smaller
-than T5-11B, so what does not depend on the encoder shows. Each figure is the best of --turns runs into new folders;
-files and their record are written as the script writes them.
+Without --t5 the encoder is a random T5 of the released width, 1024, with four layers and four heads: far smaller
+than T5-11B, so what does not depend on the encoder shows. Each figure is the best of three runs into new folders; files
+and their record are written as the script writes them.
 """
 
 import tempfile
@@ -22,44 +22,40 @@ from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.t5 import T5Encoder
 
 TEXT = "the robot arm slowly moves a red cup to the left of the table and puts it down beside the blue box"
+CLIPS, DISTINCT = 200, 20  # and different captions, where they recur
 
 
 def main() -> None:
     parser = machine.parser(__doc__, "threads", "device")
-    parser.add_argument("--clips", type=int, default=200)
-    parser.add_argument("--distinct", type=int, default=20, help="different captions where they recur")
     parser.add_argument("--t5", metavar="DIR", help="a T5 folder, such as checkpoints/google-t5/t5-11b")
-    parser.add_argument("--layers", type=int, default=4, help="of the random T5")
-    parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=3)
     args = machine.parse(parser)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        t5 = T5Encoder(args.t5 or small_t5(folder / "t5", args.layers), device=args.device, batch_size=args.batch_size)
-        print(f"{args.clips} clips, {args.distinct} that recur, {torch.get_num_threads()} threads on {args.device}")
+        t5 = T5Encoder(args.t5 or small_t5(folder / "t5"), device=args.device, batch_size=8)
+        print(f"{CLIPS} clips, {DISTINCT} that recur, {torch.get_num_threads()} threads on {args.device}")
         encoders: dict[str, TextEncoder] = {"t5": t5, "bytes": BytesEncoder(512, 1024)}
         for kind, encoder in encoders.items():
-            turns = [rates(folder / f"{kind}-{i}", args.clips, args.distinct, encoder) for i in range(args.turns)]
+            turns = [rates(folder / f"{kind}-{i}", encoder) for i in range(3)]
             for key in turns[0]:
                 print(f"{kind}, {key}: {max(turn[key] for turn in turns):.0f} clips/s", flush=True)
 
 
-def rates(place: Path, clips: int, distinct: int, encoder: TextEncoder) -> dict[str, float]:
+def rates(place: Path, encoder: TextEncoder) -> dict[str, float]:
     """Clips per second of everything, in new folders below ``place``."""
-    cache, different, recurring = place / "cache", captions(clips, clips), captions(clips, distinct)
+    cache, different, recurring = place / "cache", captions(CLIPS), captions(DISTINCT)
     return {
         "captions that recur": rate(place / "recurring", recurring, encoder),
         "every caption another, no cache": rate(place / "different", different, encoder),
         "every caption another, cache empty": rate(place / "filling", different, encoder, cache),
         "every caption another, cache full": rate(place / "full", different, encoder, cache),
-        "reading": read_rate(place / "different", clips),
+        "reading": read_rate(place / "different"),
     }
 
 
-def captions(clips: int, distinct: int) -> dict[str, str]:
+def captions(distinct: int) -> dict[str, str]:
     """A caption of 20 to 40 words for each clip; so many of them differ."""
     texts = [f"{TEXT} number {i}{TEXT[: i % 80]}" for i in range(distinct)]
-    return {f"clip_{i:06d}": texts[i % distinct] for i in range(clips)}
+    return {f"clip_{i:06d}": texts[i % distinct] for i in range(CLIPS)}
 
 
 def rate(folder: Path, texts: dict[str, str], encoder: TextEncoder, cache: Path | None = None) -> float:
@@ -69,15 +65,15 @@ def rate(folder: Path, texts: dict[str, str], encoder: TextEncoder, cache: Path 
     return len(texts) / (time.perf_counter() - start)
 
 
-def read_rate(folder: Path, clips: int) -> float:
-    embeddings, stems = EmbeddingFolder(folder), list(captions(clips, clips))
+def read_rate(folder: Path) -> float:
+    embeddings, stems = EmbeddingFolder(folder), list(captions(CLIPS))
     start = time.perf_counter()
     for stem in stems:
         embeddings.read(stem)
     return len(stems) / (time.perf_counter() - start)
 
 
-def small_t5(folder: Path, layers: int) -> str:
+def small_t5(folder: Path) -> str:
     """A random T5 of width 1024 in the public layout."""
     import sentencepiece
     from transformers import T5Config, T5EncoderModel
@@ -85,7 +81,7 @@ def small_t5(folder: Path, layers: int) -> str:
     folder.mkdir(parents=True)
     torch.manual_seed(0)
     T5EncoderModel(
-        T5Config(vocab_size=200, d_model=1024, d_kv=64, d_ff=1024, num_layers=layers, num_heads=4)
+        T5Config(vocab_size=200, d_model=1024, d_kv=64, d_ff=1024, num_layers=4, num_heads=4)
     ).save_pretrained(folder)
     with open(folder / "spiece.model", "wb") as file:
         sentencepiece.SentencePieceTrainer.train(

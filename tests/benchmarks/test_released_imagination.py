@@ -27,7 +27,7 @@ def test_parts_operations_and_the_published_way_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(released_imagination, "ceiling", lambda: 1e12)
-    released_imagination.measure("tiny", 1, 1, "batch")
+    released_imagination.measure("tiny", 1, 1)
     found = capsys.readouterr().out
     assert "FAILED" not in found and len(re.findall(r"decode \d+\.\d+ s", found)) == 2
     assert float(re.findall(r"([\d.]+) times ours", found)[0]) > 1
