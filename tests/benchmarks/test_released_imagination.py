@@ -26,13 +26,13 @@ def test_the_published_way_and_ours_imagine_the_same(tmp_path: Path) -> None:
 def test_parts_operations_and_the_published_way_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(released_imagination, "ceiling", lambda: 1e12)
+    monkeypatch.setattr(released_imagination, "ceiling", lambda: 1e10)  # a busy machine has a share of it, too
     released_imagination.measure("tiny", 1, 1)
     found = capsys.readouterr().out
     assert "FAILED" not in found and len(re.findall(r"decode \d+\.\d+ s", found)) == 2
     assert float(re.findall(r"([\d.]+) times ours", found)[0]) > 1
-    share, rate = (float(re.findall(form, found)[0]) for form in (r"([\d.]+)% of the fastest", r"([\d.]+) TFLOP/s:"))
-    assert share / 100 == pytest.approx(rate, abs=1e-3) and share > 0
+    share, rate = (float(re.findall(form, found)[0]) for form in (r"([\d.]+)% of the fastest", r"([\d.e-]+) TFLOP/s:"))
+    assert share / 100 == pytest.approx(100 * rate, abs=1e-3) and share > 0
 
 
 def test_a_part_that_fails_stops_nothing_but_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
