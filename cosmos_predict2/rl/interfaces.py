@@ -228,7 +228,8 @@ class VecEnv(Protocol):
     Optional: ``keep_frames`` (see `chunk_step`; None: there are no frames), ``release()`` (ends simulators, which start
     again with the next episodes), ``offload()`` (leaves the GPU to others until the next episodes), ``offload_policy``
     ("phase" where it does), ``imagination`` (the world model that the episodes are imagined by) and ``num_noises`` (how
-    many noises imagine each episode; of 2 info has ``disagrees`` [E] bool: only one of them shows success).
+    many noises imagine each episode; of 2 info has ``disagrees`` [E] bool: only one of them shows success), and
+    ``terminate_on_success`` (episodes end with success; who sets it to False sees them played on).
     `cosmos_predict2.rl.envs.contract` checks an environment against what is written here.
     """
 
@@ -237,6 +238,7 @@ class VecEnv(Protocol):
     offload_policy: str
     imagination: Any
     num_noises: int
+    terminate_on_success: bool
 
     @property
     def release(self) -> Callable[[], None] | None: ...
@@ -283,6 +285,7 @@ class EnvDefaults:
     offload_policy: str = "never"
     imagination: Any = None
     num_noises: int = 1
+    terminate_on_success: bool = False
     release: Callable[[], None] | None = None
 
     def offload(self) -> None: ...

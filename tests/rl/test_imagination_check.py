@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -115,6 +116,19 @@ def test_the_gate_knows_nothing_of_the_toy_world(data: Path, tmp_path: Path) -> 
     done = subprocess.run([sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert json.loads((tmp_path / "card.json").read_text())["verdict"] == "no", "random weights value nothing"
+
+
+def test_true_attempts_are_played_on_after_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut there, the ends of what succeeds are those of other lengths, and were valued below failures."""
+    env: Any = SimpleNamespace(metadata={}, terminate_on_success=True)
+
+    def play(policy: Any, env: Any, *given: Any) -> Any:
+        raise ConfigError(f"plays on: {not env.terminate_on_success}")
+
+    monkeypatch.setattr(imagination_check, "attempts", play)
+    monkeypatch.setattr(imagination_check, "SimulatedStarts", lambda *given: SimpleNamespace(starts=lambda *of: None))
+    with pytest.raises(ConfigError, match="plays on: True"):
+        imagination_check.true_attempts(None, env, *[None] * 2)  # type: ignore[arg-type]
 
 
 def figures(**changes: Any) -> dict[str, Any]:

@@ -388,14 +388,17 @@ def played_figures(imagination: Imagination, reward: FrameReward, played: Episod
 
 def true_attempts(policy: Any, env: VecEnv, imagination: Imagination, reward: FrameReward, seed: int = 0) -> Figures:
     """Sampled attempts of the policy in the true environment, their actions imagined from the same pictures: the
-    correlation of imagined value with truth inside a start is what a group's advantage sees."""
+    correlation of imagined value with truth inside a start is what a group's advantage sees.
+
+    They are played on after success where the environment can, as imagined episodes are."""
+    env.terminate_on_success = False
     num_tasks = int(env.metadata.get("num_tasks", 1))
     starts = held_out_starts(GROUPS, num_tasks, seed)
     first = SimulatedStarts(env, num_tasks).starts(starts.task_ids, starts.trial_ids)
     played = attempts(policy, env, starts, MEMBERS)
     executed = played.executed_M_E_A.transpose(0, 1)
     actions = [rows[done] for rows, done in zip(played.actions_M_E_A_D.transpose(0, 1), executed, strict=True)]
-    length = max(len(rows) for rows in actions)  # one that ended on success rests there while others go on
+    length = max(len(rows) for rows in actions)  # of an environment that ends on success, its last action goes on
     actions = [held(rows, length) for rows in actions]
     rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
     pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
