@@ -85,6 +85,14 @@ Observation = Mapping[str, Any]
 Info = Mapping[str, Any]
 
 
+def rows_of(observation: Observation, rows: Sequence[int]) -> dict[str, Any]:
+    """What some of the environments show."""
+    return {
+        name: value[list(rows)] if isinstance(value, Tensor) else [value[i] for i in rows]
+        for name, value in observation.items()
+    }
+
+
 @dataclass(frozen=True)
 class Decision:
     """The actions of a chunk, as the environment takes them, and all that is needed to compute their probability.

@@ -29,7 +29,7 @@ def test_scores_of_all_ranks_are_whole_groups_and_each_gets_its_own_back(
     every = [Groups(4, ranks, ParallelDims(8, rank, 2)) for rank in range(8)]
     of_ranks = []
     for groups in every:
-        condition = torch.arange(2)[:, None] + 2 * groups.batch_number
+        condition = torch.arange(2)[:, None] + 2 * (groups.dims.dp_rank // ranks)
         value = 10.0 * condition + torch.tensor(groups.members)
         parts = {"part": -value, **({} if groups.dims.dp_rank else {"once": value})}
         of_ranks.append({"reward": Scores(value, value > 0, parts)})

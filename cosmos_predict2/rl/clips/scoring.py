@@ -139,11 +139,6 @@ class Groups:
     dims: ParallelDims = field(default_factory=ParallelDims)
 
     @property
-    def batch_number(self) -> int:
-        """The number of this rank's batch among those of all ranks; ranks that share groups have the same."""
-        return self.dims.dp_rank // self.ranks
-
-    @property
     def members(self) -> range:
         """Those of each group that this rank rolls out."""
         share = self.num_rollout // self.ranks
@@ -164,7 +159,7 @@ class Groups:
 
     def own(self, value_N_G: Tensor) -> Tensor:
         """This rank's part of a number for each sample of all groups."""
-        rows = value_N_G.chunk(self.dims.dp_size // self.ranks)[self.batch_number]
+        rows = value_N_G.chunk(self.dims.dp_size // self.ranks)[self.dims.dp_rank // self.ranks]
         return rows[:, self.members.start : self.members.stop]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import ContractError, EnvDefaults, VecEnv, completed
+from cosmos_predict2.rl.interfaces import ContractError, EnvDefaults, VecEnv, completed, rows_of
 from imaginaire.errors import DataError
 
 PICTURES = ("full_image", "wrist_image")
@@ -101,7 +101,7 @@ def check_subset_reset(env: VecEnv, levels: int) -> None:
     expected, _ = _reset(env)
     env.chunk_step(_actions(env))
     found, info = env.reset(options=_options(env, [1]))
-    _require_equal("an environment that was reset alone", found, _rows(expected, [1]), levels)
+    _require_equal("an environment that was reset alone", found, rows_of(expected, [1]), levels)
     _require(bool(info["active"].all()), "info['active'] is false after a reset")
 
 
@@ -352,13 +352,6 @@ def _require_tensor(name: str, value: Any, shape: tuple[int, ...], dtype: torch.
         raise ContractError(f"{name} is {found}; {dtype or 'numbers'} {list(shape)}")
 
 
-def _rows(observed: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    return {
-        name: value[list(rows)] if isinstance(value, Tensor) else [value[i] for i in rows]
-        for name, value in observed.items()
-    }
-
-
 def _require_equal(what: str, found: Mapping[str, Any], expected: Mapping[str, Any], levels: int) -> None:
     for name in PICTURES:
         difference = (found[name].int() - expected[name].int()).abs()
@@ -374,7 +367,7 @@ def _require_equal(what: str, found: Mapping[str, Any], expected: Mapping[str, A
 def _require_step(what: str, found: Step, expected: Step, levels: int, rows: Sequence[int] | None = None) -> None:
     """Equal results of a step; of ``rows`` of the expected one."""
     chosen = list(range(len(expected[1]))) if rows is None else list(rows)
-    _require_equal(what, found[0], _rows(expected[0], chosen), levels)
+    _require_equal(what, found[0], rows_of(expected[0], chosen), levels)
     tolerance = SAME if not levels else 0.02
     if not torch.allclose(found[1], expected[1][chosen], atol=tolerance):
         raise ContractError(f"{what}: reward differs, {found[1].tolist()} and {expected[1][chosen].tolist()}")

@@ -23,6 +23,7 @@ from cosmos_predict2.rl.interfaces import (
     PolicyDefaults,
     VecEnv,
     completed,
+    rows_of,
 )
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError, near
@@ -278,7 +279,7 @@ class Places:
         self._waited += self._num_idle
         goes_on = [row for row, is_over in enumerate(is_over_E.tolist()) if not is_over]
         if 0 < len(goes_on) < len(self.ids):
-            observation = _rows_of(observation, goes_on)
+            observation = rows_of(observation, goes_on)
         self.observation = observation
         self.ids, self.episodes = [self.ids[row] for row in goes_on], [self.episodes[row] for row in goes_on]
 
@@ -383,13 +384,6 @@ def _of_length(parts: Sequence[Sequence[Tensor]], length: int, *, repeats: bool)
 def _valid(info: Info, count: int) -> Tensor:
     """The episodes that were not lost, [E]; all, where an environment never loses one."""
     return info.get("valid", torch.ones(count, dtype=torch.bool)).cpu()  # type: ignore[no-any-return]
-
-
-def _rows_of(observation: Observation, rows: list[int]) -> Observation:
-    return {
-        name: value[rows] if isinstance(value, Tensor) else [value[i] for i in rows]
-        for name, value in observation.items()
-    }
 
 
 def _joined_rows(first: Observation, second: Observation) -> Observation:

@@ -57,7 +57,7 @@ from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, V
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import objective_of
 from cosmos_predict2.rl.policies.files import refuse_blind_clone, sentences_of
-from cosmos_predict2.rl.policies.network import cast, deciding, gathered, parallelize_policy
+from cosmos_predict2.rl.policies.network import cast, check_sharding, deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.trust import LEARNT_IN, PROGRAM, UNCHECKED, corrected, learning_inputs, require_card
 from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
@@ -252,11 +252,7 @@ class VLAGRPOModel(RLModel):
             wanted = config.rl.micro_batches
             text = f"{run.trainer.grad_accum_iter}, but a minibatch has {KEY}.rl.micro_batches={wanted} parts"
             yield error("trainer.grad_accum_iter", text, f"Set trainer.grad_accum_iter={wanted}")
-        if config.fsdp_shard_size:
-            key, size = f"{KEY}.fsdp_shard_size", config.fsdp_shard_size
-            if context.config is not None and context.config.trainer.distributed_parallelism == "ddp":
-                text = f"ddp, by which each process has the whole policy, but {key}={size}"
-                yield error("trainer.distributed_parallelism", text, "Set trainer.distributed_parallelism=fsdp")
+        yield from check_sharding(config.fsdp_shard_size, context)
 
     # --- set-up
 
@@ -271,8 +267,7 @@ class VLAGRPOModel(RLModel):
 
     def parallelize(self, dims: ParallelDims) -> None:
         self._dims = dims
-        if dims.context_parallel_size > 1:
-            raise ConfigError("model_parallel.context_parallel_size must be 1: policies are trained data-parallel.")
+        parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
         if (model := self.held_world_model) is not None:
             model.parallelize(dims)
         if self.refinement is not None and self.refinement.config.episodes < dims.dp_size:
@@ -280,7 +275,6 @@ class VLAGRPOModel(RLModel):
                 f"{KEY}.refinement.episodes={self.refinement.config.episodes} are fewer than the {dims.dp_size}"
                 " data-parallel ranks, each of which plays some."
             )
-        parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
         if self.rl.kl_beta:
             self.keep_reference()
         self.keep_old(self.rl.weight_copy_decay_type)

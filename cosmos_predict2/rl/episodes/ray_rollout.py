@@ -17,7 +17,6 @@ import math
 import pickle
 import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +78,7 @@ class RayRollout(RolloutDefaults):
         self._has_played = False  # episodes came back
         self._why = ""  # the last worker died
         self._shared = SharedObjects(self._ray)
-        with _empty(policy):  # before it is sharded
+        with without_weights(policy):  # before it is sharded
             self._policy = self._ray.put(_packed(policy))
         self._env: Any = None
         self._frozen: list[Any] = []  # references of all ranks' shards, as long as workers may need them
@@ -106,7 +105,7 @@ class RayRollout(RolloutDefaults):
             self._synced = [worker.sync.remote(self._weights) for worker in self._workers]
             return
         self._frozen = self._shared.of_all_ranks({name: shards_of(part, FROZEN) for name, part in modules.items()})
-        with _empty(modules.get(WORLD_MODEL)):
+        with without_weights(modules.get(WORLD_MODEL)):
             self._env = self._ray.put(_packed(self.env))
         started = [self._started() for _ in range(self.num_workers)]
         self._workers, self._synced = [worker for worker, _ in started], [synced for _, synced in started]
@@ -280,10 +279,6 @@ def _modules(policy: Policy, env: VecEnv) -> dict[str, nn.Module]:
     """The modules whose weights workers need: the policy, and the network of a world model's environment."""
     found = {POLICY: policy, WORLD_MODEL: None if env.imagination is None else env.imagination.world.net}
     return {name: part for name, part in found.items() if isinstance(part, nn.Module)}
-
-
-def _empty(module: Any) -> AbstractContextManager[None]:
-    return without_weights(module) if isinstance(module, nn.Module) else nullcontext()
 
 
 def _lost(like: Trajectories, num_episodes: int) -> Trajectories:

@@ -30,10 +30,6 @@ from imaginaire.errors import DataError
 Outcome = tuple[bool, bool, float]  # of an episode: true success, imagined success, and the imagined value
 
 
-def folder_of(config: RefinementConfig, phase: int) -> Path:
-    return Path(config.recordings) / f"phase_{phase:03d}"
-
-
 def open_phase(
     config: RefinementConfig,
     phase: int,
@@ -44,7 +40,7 @@ def open_phase(
 ) -> LeRobotActionDataset:
     """The episodes of a phase, read as ``config.data`` reads those that the world model was trained on; raises where
     they were not played yet. ``policy`` is the run whose newest checkpoint plays them."""
-    folder = folder_of(config, phase)
+    folder = Path(config.recordings) / f"phase_{phase:03d}"
     count = len(LeRobotSource.open(folder)) if (folder / "meta" / "info.json").is_file() else 0
     if count < config.episodes:
         raise DataError(

@@ -99,9 +99,9 @@ def fill(module: nn.Module, of_ranks: Iterable[Shards]) -> None:
 
 
 @contextmanager
-def without_weights(module: nn.Module) -> Iterator[None]:
-    """Inside, the module's parameters are empty: so it travels, and `fill` gives it the weights where it arrives."""
-    weights = [(weight, weight.data) for weight in module.parameters()]
+def without_weights(module: Any) -> Iterator[None]:
+    """Inside, a module's parameters are empty: so it travels, and `fill` gives it the weights where it arrives."""
+    weights = [(weight, weight.data) for weight in module.parameters()] if isinstance(module, nn.Module) else []
     try:
         for weight, _ in weights:
             weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)

@@ -101,11 +101,7 @@ class Demonstrations:
         own: dict[int, list[int]] = {}
         for i, start in places:
             own.setdefault(i, []).append(start)
-        pictures = [self.picture(i, some) for i, some in own.items()]
-        shapes = sorted({tuple(part.shape[1:3]) for part in pictures})
-        if len(shapes) > 1:
-            raise DataError(f"{self.source}: pictures of different sizes, {shapes}: clone recordings of one size.")
-        return self.without_pictures(chunk, places, torch.cat(pictures))
+        return self.without_pictures(chunk, places, torch.cat([self.picture(i, some) for i, some in own.items()]))
 
     def without_pictures(
         self, chunk: int, places: Sequence[tuple[int, int]], pictures_B_H_W_C: Tensor | None = None

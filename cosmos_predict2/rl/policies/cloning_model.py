@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from cosmos_predict2.data.lerobot.writer import write_json
 from cosmos_predict2.rl.policies import files
 from cosmos_predict2.rl.policies.cloning import Beginning, Windows, begin
-from cosmos_predict2.rl.policies.network import cast, deciding, merged_state, network_of, parallelize_policy
+from cosmos_predict2.rl.policies.network import (
+    cast,
+    check_sharding,
+    deciding,
+    merged_state,
+    network_of,
+    parallelize_policy,
+)
 from cosmos_predict2.rl.policies.null import Constant, by_errors, decision_errors
 from cosmos_predict2.rl.policies.weights import RESULT
 from cosmos_predict2.world_model.config import PRECISIONS, EMAConfig
@@ -31,7 +38,7 @@ from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.findings import CheckContext, Finding, error
+from imaginaire.findings import CheckContext, Finding
 from imaginaire.optim import schedules
 from imaginaire.optim.ema import PowerEMA
 from imaginaire.training.callbacks import Callback
@@ -94,16 +101,11 @@ class CloningModel(ImaginaireModel):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        size = as_config(CloningConfig, arguments["config"], KEY).fsdp_shard_size
-        if size and context.config is not None and context.config.trainer.distributed_parallelism == "ddp":
-            text = f"ddp, by which each process has the whole policy, but {KEY}.fsdp_shard_size={size}"
-            yield error("trainer.distributed_parallelism", text, "Set trainer.distributed_parallelism=fsdp")
+        return check_sharding(as_config(CloningConfig, arguments["config"], KEY).fsdp_shard_size, context)
 
     # --- set-up
 
     def parallelize(self, dims: ParallelDims) -> None:
-        if dims.context_parallel_size > 1:
-            raise ConfigError("model_parallel.context_parallel_size must be 1: policies are trained data-parallel.")
         parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
         if (ema := self.config.ema).enabled:
             self.ema = PowerEMA(self.net, rate=ema.rate, iteration_shift=ema.iteration_shift)

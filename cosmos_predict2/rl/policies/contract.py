@@ -27,6 +27,7 @@ from cosmos_predict2.rl.interfaces import (
     Velocities,
     completed,
     difference,
+    rows_of,
     tolerance_of,
 )
 
@@ -69,10 +70,7 @@ class _Case:
         observation: Observation | None = None,
     ) -> Decision:
         rows = list(range(self.num)) if rows is None else rows
-        seen = {
-            name: value[rows] if isinstance(value, Tensor) else [value[i] for i in rows]
-            for name, value in (observation or self.observation).items()
-        }
+        seen = rows_of(observation or self.observation, rows)
         generators = [torch.Generator().manual_seed(1000 * seed + i) for i in rows]
         with _mode(self.policy, is_training=False):
             return self.policy.act(seen, mode=mode, generators=generators)

@@ -26,6 +26,7 @@ from cosmos_predict2.checkpoints.card_checks import agreed_alpha
 from cosmos_predict2.rl.interfaces import completed
 from imaginaire.distributed.parallel import ParallelDims, full_tensor, shard_blocks
 from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.optim import lora
 from imaginaire.training.model import evaluating
 
@@ -126,8 +127,17 @@ def trained_adapter(policy: Any, source: str, arguments: Mapping[str, Any], alph
 # --- recomputation and sharding
 
 
+def check_sharding(fsdp_shard_size: int, context: CheckContext) -> Iterator[Finding]:
+    """An error where a policy is to be sharded by processes each of which has it whole."""
+    if fsdp_shard_size and context.config is not None and context.config.trainer.distributed_parallelism == "ddp":
+        text = f"ddp, by which each process has the whole policy, but model.config.fsdp_shard_size={fsdp_shard_size}"
+        yield error("trainer.distributed_parallelism", text, "Set trainer.distributed_parallelism=fsdp")
+
+
 def parallelize_policy(policy: nn.Module, dims: ParallelDims, fsdp_shard_size: int, *, recompute: bool) -> None:
     """Recompute blocks in backward where that is asked for, then shard; names of parameters stay as they are."""
+    if dims.context_parallel_size > 1:
+        raise ConfigError("model_parallel.context_parallel_size must be 1: policies are trained data-parallel.")
     mesh = dims.fsdp_mesh(fsdp_shard_size)
     if mesh is None and not recompute:
         return
