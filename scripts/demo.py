@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,6 @@ IMAGINE = ["-m", "scripts.evaluate_world_model", "--dit_path", os.path.relpath(t
 IMAGINE += ["--num_clips", "32", "--toy_episodes", "0", "--out", str(ACTIONS)]
 # Without refining the world model: what a minute gives, and what exploitation does not yet take back.
 POLICY_EXPERIMENT = "tiny_vla_grpo_world_model_frozen"
-POLICY_LOG = OUTPUT / "policy.log"
 POLICY_RUN = OUTPUT / "posttraining/reinforcement_learning" / POLICY_EXPERIMENT
 LEARN = ["-m", "scripts.train", "--", f"experiment={POLICY_EXPERIMENT}", "trainer.max_iter=320"]
 LEARN += ["trainer.validation_iter=320", "checkpoint.save_iter=320", "model.config.compare=25"]
@@ -51,6 +51,7 @@ SHORT = ["-m", "scripts.train", "--", "experiment=predict2_video2world_tiny_acti
 SHORT += ["job.name=short", "trainer.max_iter=20", "trainer.run_validation=false", "checkpoint.save_iter=20"]
 SHORT += ["dataloader_train.dataset.num_episodes=200"]
 PREPARE = [RECORD, ["-m", "scripts.split_recordings", RECORDINGS, "--out", SPLIT], JUDGE, SHORT]
+BESIDE = [IMAGINE, LEARN, *PREPARE]  # they need nothing of the first parts
 EVALUATE = ["-m", "scripts.evaluate_world_model", "--experiment", EXPERIMENT, "--num_clips", "32"]
 EVALUATE += ["--out", str(OUTPUT / "clips")]
 
@@ -59,17 +60,15 @@ def main() -> int:
     argparse.ArgumentParser(prog="python -m scripts.demo", description=__doc__).parse_args()  # --help; no flags
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir(parents=True)
-    with POLICY_LOG.open("wb") as log:  # on a second core from the beginning, as it needs nothing of the others
-        policy = start(LEARN, log)
+    beside = Beside(BESIDE)
     try:
-        return show(policy)
+        return show(beside)
     finally:
-        policy.terminate()
-        policy.wait()
+        beside.end()
 
 
-def show(policy: "subprocess.Popen[bytes]") -> int:
-    """All parts after each other; the exit code. The policy of the last one is learning already."""
+def show(beside: "Beside") -> int:
+    """All parts after each other; the exit code. A second core runs what the first parts do not need."""
     say(
         "1. The tiny Video2World model that comes with the code has seen a red puck pushed, never the blue box. Train"
         f" adapters\n    on pushes of the box, and interrupt that after iteration {INTERRUPT_AT} (SIGTERM)."
@@ -101,7 +100,7 @@ def show(policy: "subprocess.Popen[bytes]") -> int:
         "4. Another tiny model that comes with the code is conditioned on a robot's actions. What it imagines of\n"
         "    clips that it never saw, and of one picture under three sequences of actions, beside the simulator."
     )
-    finish(IMAGINE)
+    beside.follow(IMAGINE)
     actions = json.loads((ACTIONS / "figures.json").read_text())
     apart, error = actions["futures"]["apart"], actions["futures"]["error"]
     futures = (
@@ -116,9 +115,7 @@ def show(policy: "subprocess.Popen[bytes]") -> int:
         "5. A policy was cloned from 20 demonstrations. It decides, the same world model imagines what follows, and\n"
         "    whatever brings the puck nearer to the ring becomes more likely. Success is measured in the simulator."
     )
-    print(f"    {command(LEARN)}\n\n    It began with the first part; what it has printed, {POLICY_LOG}:\n", flush=True)
-    if (code := followed(policy)) != 0:
-        return code
+    beside.follow(LEARN)
     first, *_, last = records("val/greedy_success", POLICY_RUN)
     success = f"Success in the simulator, of 800 held-out starts: {first:.0%} -> {last:.0%}"
     print(f"\n{success}. Videos: {POLICY_RUN / 'samples'}")
@@ -130,7 +127,7 @@ def show(policy: "subprocess.Popen[bytes]") -> int:
         " iterations."
     )
     for words in PREPARE:
-        finish(words)
+        beside.follow(words)
     verdicts = {name: gate(name) for name in WORLDS}
     if verdicts[GOOD] == "no" or verdicts[BAD] != "no":
         sys.exit(f"the gate is wrong: {verdicts}")
@@ -219,15 +216,50 @@ def finish(arguments: list[str]) -> None:
         sys.exit(code)
 
 
-def followed(process: "subprocess.Popen[bytes]") -> int:
-    """Print the policy's log until its process ends; the exit code."""
-    with POLICY_LOG.open(errors="replace") as log:
-        while True:
-            code = process.poll()
-            print(log.read(), end="", flush=True)
-            if code is not None:
-                return code
+class Beside:
+    """Commands that a second core runs after each other, each into a log of its own, up to the first that fails."""
+
+    def __init__(self, commands: list[list[str]]) -> None:
+        self.commands = commands
+        self.codes: list[int] = []
+        self._is_over = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for i, words in enumerate(self.commands):
+            if self._is_over or any(self.codes):
+                return
+            with self._log(i).open("wb") as log:
+                process = self._process = start(words, log)
+            self.codes.append(process.wait())
+
+    def _log(self, i: int) -> Path:
+        return OUTPUT / f"beside_{i}.log"
+
+    def follow(self, words: list[str]) -> None:
+        """Show a command and what it prints until it ends; one that fails ends the demo with its exit code."""
+        i = self.commands.index(words)
+        print(f"    {command(words)}\n\n    It runs beside the first parts; its log is {self._log(i)}:\n", flush=True)
+        while not self._log(i).exists():
             time.sleep(0.2)
+        with self._log(i).open(errors="replace") as log:
+            while True:
+                has_ended = len(self.codes) > i
+                print(log.read(), end="", flush=True)
+                if has_ended:
+                    break
+                time.sleep(0.2)
+        if self.codes[i] != 0:
+            sys.exit(self.codes[i])
+
+    def end(self) -> None:
+        self._is_over = True
+        while self._thread.is_alive():
+            if self._process is not None:
+                self._process.terminate()
+            self._thread.join(0.2)
 
 
 def records(key: str, run: Path = RUN) -> list[float]:
