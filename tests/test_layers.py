@@ -2,6 +2,7 @@
 """Rules of imports: every import of the repository is read and checked against the table below."""
 
 import ast
+import functools
 import graphlib
 import sys
 from collections.abc import Iterator
@@ -72,6 +73,7 @@ NEVER_AT_THE_TOP = {
     "torch.utils.tensorboard", "transformer_engine", "transformers", "wandb",
 }  # fmt: skip
 
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # where statements stand
 FORBIDDEN_NAMES = {"utils", "util", "misc", "common", "helpers"}
 
 
@@ -84,12 +86,13 @@ def _module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imports(source: str, module: str, is_package: bool = False) -> Iterator[tuple[int, str, bool]]:
+@functools.cache
+def _imports(source: str, module: str, is_package: bool = False) -> tuple[tuple[int, str, bool], ...]:
     """(line, full name, at the top of the module) of every import; under ``if TYPE_CHECKING`` nothing is at the top."""
     package = module.split(".") if is_package else module.split(".")[:-1]
 
     def walk(node: ast.AST, is_top: bool) -> Iterator[tuple[int, str, bool]]:
-        for child in ast.iter_child_nodes(node):
+        for child in (child for field in BLOCKS for child in getattr(node, field, ())):
             if isinstance(child, ast.Import):
                 yield from ((child.lineno, alias.name, is_top) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
@@ -97,11 +100,11 @@ def _imports(source: str, module: str, is_package: bool = False) -> Iterator[tup
                 prefix = ".".join([*base, *([child.module] if child.module else [])])
                 yield from ((child.lineno, f"{prefix}.{alias.name}", is_top) for alias in child.names)
             else:
-                inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
                 typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
                 yield from walk(child, is_top and not inside and not typing_only)
 
-    yield from walk(ast.parse(source), True)
+    return tuple(walk(ast.parse(source), True))
 
 
 def _within(name: str, package: str) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hydra.core.config_store import ConfigStore
 from torch import Tensor
 
 from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
@@ -25,6 +24,7 @@ from cosmos_predict2.rl.config import RLConfig, rl_of
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import clean_latents, objective_of
 from imaginaire.config.compose import compose, experiment_names
+from imaginaire.config.registry import node_of
 from imaginaire.errors import ConfigError, TrainingError
 from tests.rl.runs import CONFIG
 
@@ -131,11 +131,16 @@ def _of_churn(chain: ChurnChain) -> list[float]:
 def _shipped() -> dict[str, tuple[Any, RLConfig]]:
     """The pipeline and the options of every experiment that learns from rewards of clips; alike ones once."""
     found: dict[str, tuple[Any, RLConfig]] = {}
+    seen = set()
     for name in experiment_names(CONFIG):
-        node: Any = ConfigStore.instance().load(f"experiment/{name}.yaml").node
+        node: Any = node_of("experiment", name)
         config = (node.get("model") or {}).get("config") or {}
-        if "sample_steps" not in (config.get("rl") or {}):
+        rl, pipe = config.get("rl") or {}, config.get("pipe_config") or {}
+        own = [node.defaults, pipe.get("flow"), pipe.get("timestamps")]
+        own += [rl.get(key) for key in ("sample_steps", "noise_level", "s_churn")]
+        if "sample_steps" not in rl or str(own) in seen:
             continue
+        seen.add(str(own))
         model: Any = model_config(compose(CONFIG, [f"experiment={name}"]).model["config"])
         pipe, rl = model.pipe_config, rl_of(model)
         flow = None if pipe.flow is None else (pipe.flow.schedule, pipe.flow.shift)
