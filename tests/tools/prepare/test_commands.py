@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every program that prepares or checks data starts as a module, and as a file from any folder."""
+"""Every program that prepares or checks data starts as a file, and one as a user starts it; that each file finds the
+packages from any folder is seen in tests/test_imports.py."""
 
 import os
+import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,15 +18,23 @@ PROGRAMS = sorted(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_both_forms_of_a_command_start(program: str, tmp_path: Path) -> None:
+def test_a_command_starts_as_a_file(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(ROOT / "scripts" / f"{program}.py")
+    monkeypatch.setattr(sys, "argv", [path, "--help"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(path, run_name="__main__")
+    assert not left.value.code and f"scripts.{program}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_both_forms_of_a_command_start_in_processes_of_their_own(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    for command, folder in (
-        ([str(ROOT / "scripts" / f"{program}.py")], tmp_path),
-        (["-m", f"scripts.{program}"], ROOT),
-    ):
-        done = subprocess.run(
-            [python(), *command, "--help"], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S
-        )
+    program = "get_t5_embeddings"
+    for command, folder in (([str(ROOT / f"scripts/{program}.py")], tmp_path), (["-m", f"scripts.{program}"], ROOT)):
+        words = [python(), *command, "--help"]
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S)
         assert done.returncode == 0 and f"scripts.{program}" in done.stdout, done.stderr
