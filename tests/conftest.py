@@ -4,13 +4,15 @@
 import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from tests import goldens, order
 from tests.goldens import case, golden, pytest_generate_tests
 from tests.leftovers import Leftovers
+from tests.programs import SHARED, python
 
 __all__ = ["case", "golden", "pytest_generate_tests"]
 
@@ -34,6 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
     goldens.pytest_configure(config)
     config.pluginmanager.register(order)
     config.pluginmanager.register(Leftovers(getattr(config, "workerinput", {}).get("workerid", "")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
+    """Workers are forked from a server that has imported torch, and start their programs by the same one."""
+    for spec in specs:
+        spec.python = python()
+    os.environ[SHARED] = os.path.dirname(python())
 
 
 def pytest_collection_finish() -> None:

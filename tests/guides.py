@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S, warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,7 +25,7 @@ def linked(folder: Path, *names: str) -> Path:
 def start(checkout: Path, text: str, **variables: str) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
-        "PATH": f"{Path(python()).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{Path(warm_python()).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         **variables,

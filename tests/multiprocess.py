@@ -4,16 +4,18 @@
     values = run_distributed(_sum_of_ranks, world_size=2, args=(tmp_path,))
 
 The function lives at module level (it travels by name). The rendezvous is a store that the parent holds on a port given
-by the system, as torchrun does it, so two tests never meet on one port. Processes are forked from one that has nothing
-but imported, since importing is most of what a short-lived rank would do. So they have one seed of hashes in common,
-unlike those of torchrun: what depends on the order of a set shows in the tests with torchrun alone.
+by the system, as torchrun does it, so two tests never meet on one port. Processes are forked as `tests.programs` does
+it, since importing is most of what a short-lived rank would do. So they have one seed of hashes in common, unlike those
+of torchrun: what depends on the order of a set shows in the tests with torchrun alone.
 """
 
+import contextlib
 import faulthandler
-import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import select
+import subprocess
 import sys
 import tempfile
 import threading
@@ -21,27 +23,69 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
 
-from tests.programs import HANG_S
+from tests.programs import HANG_S, warm_python
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        *(
-            "torch._dynamo",
-            "torch.distributed.checkpoint",
-            "torch.distributed.tensor.parallel",
-            "torch.utils.tensorboard",
-        ),
-        *("cosmos_predict2.models.video2world_model", "tests.preloaded"),
-    ]
-)
+ROOT = str(Path(__file__).parent.parent)
+CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from tests import multiprocess; multiprocess.run_called()"
+
+
+class Process:
+    """``target(*args)`` in a process of its own. It travels by name, and its arguments by value: tensors would travel
+    as open files, of which there may be too many."""
+
+    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...], env: Mapping[str, str] | None = None) -> None:
+        self._called, self._env = pickle.dumps((target, args)), env
+
+    def start(self) -> None:
+        command = [warm_python(), "-c", CHILD, ROOT, str(os.getpid())]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, env=self._env)
+        self.sentinel = os.pidfd_open(self._process.pid)
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.write(self._called)
+            self._stdin.flush()
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.poll()
+
+    def join(self, timeout: float | None = None) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+
+    def end(self) -> None:
+        """Kill it, and wait until nobody reads its standard input: `_process` is a stand-in for it."""
+        self._process.kill()
+        self._process.wait()
+        readers = select.poll()
+        readers.register(self._stdin, 0)
+        readers.poll(1000 * HANG_S)
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+        os.close(self.sentinel)
+
+
+def run_called() -> None:
+    """In the child, which ends with its parent, however that comes about (a killed test run leaves no ranks)."""
+    parent = os.pidfd_open(int(sys.argv[2]))
+
+    def watch() -> None:
+        select.select([parent], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    target, args = pickle.load(sys.stdin.buffer)
+    target(*args)
 
 
 class RankError(RuntimeError):
@@ -67,24 +111,19 @@ def run_distributed(
     """
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=timeout), wait_for_workers=False)
     deadline = time.time() + timeout
-    called = pickle.dumps((fn, args))  # by value: tensors would travel as open files, of which there may be too many
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        processes: list[BaseProcess] = []
+        processes: list[Process] = []
         try:
             for rank in range(world_size):
                 environment = {**os.environ, **_rank_environment(rank, world_size, store.port), **(env or {})}
-                arguments = (called, rank, folder, deadline, environment)
-                process = CONTEXT.Process(target=_run_rank, args=arguments, daemon=False)
-                process.start()
-                processes.append(process)
+                processes.append(Process(_run_rank, (fn, args, rank, folder, deadline), environment))
+                processes[-1].start()
             _wait([p for rank, p in enumerate(processes) if rank not in lost], Path(folder), deadline, timeout)
             paths = [Path(folder) / f"{rank}.value" for rank in range(world_size)]
             return [None if rank in lost else _read(path) for rank, path in enumerate(paths)]
         finally:
             for process in processes:
-                if process.is_alive():
-                    process.kill()
-                process.join()
+                process.end()
             del store
 
 
@@ -104,30 +143,14 @@ def _rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def end_with_parent() -> None:
-    """Have this process killed when its parent ends, however that comes about (a killed test run leaves no ranks)."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _run_rank(called: bytes, rank: int, folder: str, deadline: float, environment: dict[str, str]) -> None:
+def _run_rank(fn: Callable[..., Any], args: tuple[Any, ...], rank: int, folder: str, deadline: float) -> None:
     """In the child: join, run, leave the value or the error in a file."""
-    os.environ.clear()
-    os.environ.update(environment)
-    end_with_parent()
     torch.set_num_threads(1)
     with open(Path(folder) / f"{rank}.stacks", "w") as stacks:
         faulthandler.dump_traceback_later(max(0.05, deadline - time.time() - 0.5), file=stacks)
         try:
             from imaginaire import distributed
 
-            fn, args = pickle.loads(called)
             distributed.init()
             value = fn(*args)
             _write(Path(folder) / f"{rank}.value", value)
@@ -145,7 +168,7 @@ def _run_rank(called: bytes, rank: int, folder: str, deadline: float, environmen
     os._exit(0)  # all is done; now and then torch's own teardown of a group's threads aborts the process
 
 
-def _wait(processes: list[BaseProcess], folder: Path, deadline: float, timeout: float) -> None:
+def _wait(processes: list[Process], folder: Path, deadline: float, timeout: float) -> None:
     world_size = len(processes)
     while True:
         codes = [process.exitcode for process in processes]

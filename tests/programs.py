@@ -5,7 +5,8 @@
 
 ``python()`` is the path of a stand-in for this interpreter. It has a server fork, one that has imported what belongs to
 others; modules of this repository are imported anew in each process, so that their order, their paths and what they do
-at import are those of a new interpreter. A test of how an interpreter ends, of its flags, of processor time, of a
+at import are those of a new interpreter. ``warm_python()`` has a second server fork, which has imported our packages
+from this checkout, too: for what programs do. A test of how an interpreter ends, of its flags, of processor time, of a
 process's id or group, or of what is imported takes ``sys.executable``.
 """
 
@@ -24,6 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 import types
 from multiprocessing import util
 from pathlib import Path
@@ -33,31 +35,46 @@ IMPORTED = (
     *("torch.distributed.tensor.parallel", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo"),
     *("torch.utils.tensorboard", "torch.distributed.run", "hydra", "attrs", "av", "PIL.Image", "safetensors.torch"),
 )  # without huggingface_hub, and what imports it: it reads its settings from the environment at import
+OURS = (
+    *("cosmos_predict2.pipelines.video2world", "cosmos_predict2.models.video2world_model", "examples.video2world"),
+    *("cosmos_predict2.rl.clips.flow_grpo", "cosmos_predict2.rl.episodes.grpo", "cosmos_predict2.tools.plan.workload"),
+)
+BASE = "cosmos_predict2/configs/base/config.py"
 HANG_S = (
     900.0  # how long a test waits for what comes at once on an idle machine: only a hang lasts longer on a busy one
 )
+SHARED = "COSMOS_TESTS_PROGRAMS"  # the server's folder, for the workers of a run
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @functools.cache
 def python() -> str:
-    """A stand-in for ``sys.executable``, beside ``torchrun`` and ``cosmos-rl``. Its server ends with this process."""
+    """A stand-in for ``sys.executable``, beside ``torchrun`` and ``cosmos-rl``. Its server ends with this process, or
+    with the one that started this one as a worker."""
+    if SHARED in os.environ:
+        return f"{os.environ[SHARED]}/python"
     folder = Path(util.get_temp_dir())  # removed at the end
-    command = [sys.executable, "-m", __name__, str(folder / "programs")]
+    command = [sys.executable, "-m", __name__, str(folder)]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     root = Path(__file__).parent.parent
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     server = subprocess.Popen(command, cwd=root, env={**os.environ, **one_thread}, **pipes)
     assert server.stdin is not None and server.stdout is not None
-    assert server.stdout.readline() == b"ready\n"
+    assert [server.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
     server.stdout.close()
     atexit.register(lambda: (server.stdin.close(), server.wait()))
     commands = {"python": "", "torchrun": "-m torch.distributed.run", "cosmos-rl": "-m scripts.cosmos_rl"}
-    for name, words in commands.items():
-        text = f'exec {shlex.quote(sys.executable)} -IS {__file__} {shlex.quote(str(folder / "programs"))} {words} "$@"'
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o700)
+    for place in (folder, folder / "warm"):
+        for name, words in commands.items():
+            text = f'exec {shlex.quote(sys.executable)} -IS {__file__} {shlex.quote(f"{place}/programs")} {words} "$@"'
+            (place / name).write_text(f"#!/bin/sh\n{text}\n")
+            (place / name).chmod(0o700)
     return str(folder / "python")
+
+
+def warm_python() -> str:
+    """As `python`, with our packages imported, and the experiments that they register."""
+    return f"{os.path.dirname(python())}/warm/python"
 
 
 def call(script: types.ModuleType, *arguments: object) -> int:
@@ -91,17 +108,37 @@ def _client(path: str, words: list[str]) -> NoReturn:
     os._exit(os.waitstatus_to_exitcode(status))
 
 
-def _serve(path: str) -> list[str]:
+def _import_ours() -> None:
+    root = str(Path(__file__).parent.parent)
+    sys.path.insert(0, root)
+    for name in OURS:
+        importlib.import_module(name)
+    from imaginaire.config.compose import compose
+
+    compose(BASE, ["experiment=predict2_video2world_training_tiny_groot_gr1_480"])  # Hydra looks for its plugins
+    sys.path.remove(root)
+
+
+def _serve(folder: str) -> list[str]:
     """Fork for each request; returns in the forked process, with the words that it is to run."""
     for name in IMPORTED:
         try:
             importlib.import_module(name)
         except ImportError:  # of an extra
             continue
+    os.mkdir(f"{folder}/warm")
+    if os.fork() == 0:
+        folder = f"{folder}/warm"
+        try:
+            _import_ours()
+        except BaseException:  # tests of programs fail, and all others tell
+            traceback.print_exc()
+            os.write(1, b"ready\n")
+            os._exit(1)
     gc.freeze()  # a collection in a fork would copy the pages of all that is imported
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not live on in a fork"
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
+        listening.bind(f"{folder}/programs")
         listening.listen(64)
         os.write(1, b"ready\n")
         while True:
@@ -113,7 +150,7 @@ def _serve(path: str) -> list[str]:
             connection, _ = listening.accept()
             if os.fork() == 0:
                 listening.close()
-                return _attend(connection, f"{path.rpartition('/')[0]}/python")
+                return _attend(connection, f"{folder}/python")
             connection.close()
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from examples.video2world import parse
 from imaginaire.config.compose import compose
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S, warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = "cosmos_predict2/configs/base/config.py"
@@ -67,14 +67,14 @@ def run(language: str, block: str, folder: Path) -> None:
     bin_dir = str(Path(sys.executable).parent)
     environment = {
         **os.environ,
-        "PATH": f"{Path(python()).parent}:{bin_dir}:{os.environ['PATH']}",
+        "PATH": f"{Path(warm_python()).parent}:{bin_dir}:{os.environ['PATH']}",
         "IMAGINAIRE_OUTPUT_ROOT": str(folder),
         "WANDB_MODE": "disabled",
         "OMP_NUM_THREADS": "1",
     }
     text = text.replace(".venv/bin/python ", "python ").replace(".venv/bin/", f"{bin_dir}/")
     result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [python(), "-c", text],
+        ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [warm_python(), "-c", text],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -134,7 +134,8 @@ def test_what_published_guides_link_to_is_here() -> None:
 
 def test_the_reference_of_fields_is_up_to_date() -> None:
     """If not: python -m scripts.list_config_fields > documentations/configuration_fields.md"""
-    result = subprocess.run([python(), "-m", "scripts.list_config_fields"], cwd=ROOT, capture_output=True, text=True)
+    command = [warm_python(), "-m", "scripts.list_config_fields"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.stdout == (ROOT / "documentations" / "configuration_fields.md").read_text(), result.stderr
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests import goldens
 from tests.goldens import DEFAULT, Golden
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S, warm_python
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -68,7 +68,7 @@ def test_a_wrong_number_or_shape_is_told_with_its_entry(tmp_path: Path) -> None:
 
 
 def _parity(folder: Path, *arguments: str) -> tuple[int, str]:
-    command = [python(), "-m", "pytest", "tests/parity", "-p", "no:cacheprovider", *arguments]
+    command = [warm_python(), "-m", "pytest", "tests/parity", "-p", "no:cacheprovider", *arguments]
     run = subprocess.run(
         [*command, "--goldens", str(folder)], cwd=REPOSITORY, capture_output=True, text=True, timeout=HANG_S
     )

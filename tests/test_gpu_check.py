@@ -12,7 +12,7 @@ import torch
 
 import benchmarks.train_step as train_step
 from imaginaire.errors import TrainingError
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S, warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
@@ -46,7 +46,7 @@ def stand_in(tmp_path: Path) -> str:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.slow
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
-    result = run(tmp_path, PYTHON=python())
+    result = run(tmp_path, PYTHON=warm_python())
     assert result.returncode == 2
     assert "no GPU here" in result.stderr and "scripts.doctor" in result.stderr
 

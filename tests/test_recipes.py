@@ -17,7 +17,7 @@ from cosmos_predict2.data.dataset_video import Dataset
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data import sources_agibot, sources_groot, sources_nemo
 from tests.guides import linked
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S, warm_python
 from tests.test_documentation import ROOT, blocks
 from tests.text.folders import t5_folder
 
@@ -54,7 +54,7 @@ def agibot_repository() -> dict[str, bytes]:
 def run(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
-        "PATH": f"{Path(python()).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{Path(warm_python()).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_ENDPOINT": (checkout / "endpoint").read_text(),
         "HF_HOME": str(checkout / "home"),
         "OMP_NUM_THREADS": "1",

@@ -24,7 +24,7 @@ from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net, released_state
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S, warm_python
 
 EMA = random_net(seed=9)
 
@@ -281,7 +281,7 @@ def test_addresses_on_a_hub_load_like_folders(tmp_path: Path) -> None:
     )
     with serve(hub):
         run = subprocess.run(
-            [python(), "-c", _FROM_A_HUB],
+            [warm_python(), "-c", _FROM_A_HUB],
             env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
             capture_output=True,
             text=True,

@@ -21,7 +21,7 @@ from imaginaire.errors import ConfigError
 from scripts import download_checkpoints
 from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.nets import SMALL, random_net, released_state
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S, warm_python
 
 VIDEO_2B = "nvidia/Cosmos-Predict2-2B-Video2World"
 VIDEO = ("--model_types", "video2world", "--model_sizes", "2B")
@@ -238,7 +238,7 @@ def _command(
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1", **environment}
     arguments = [*asked, "--checkpoint_dir", str(folder / "here"), *words]
     return subprocess.run(
-        [python(), "-c", code, *arguments],
+        [warm_python(), "-c", code, *arguments],
         env={**os.environ, **settings},
         capture_output=True,
         text=True,

@@ -21,7 +21,7 @@ from cosmos_predict2.released import tiny_video2world_path
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim import lora
 from tests.checkpoints.nets import assert_same_parameters, call, inputs_of, parameters_of, random_net, released_state
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S, warm_python
 
 ROPE = (20 / 24, 2.0, 3.0)
 
@@ -234,7 +234,8 @@ def test_the_command_says_what_it_wrote_and_refuses_what_cannot_be(tmp_path: Pat
 
 
 def _command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([python(), "-m", "scripts.convert", *words], capture_output=True, text=True, timeout=HANG_S)
+    command = [warm_python(), "-m", "scripts.convert", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
 
 
 def _loaded(path: str) -> Any:

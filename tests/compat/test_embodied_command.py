@@ -15,7 +15,7 @@ from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from scripts import embodied
 from tests.guides import write_published
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S, warm_python
 
 OFT, PI05 = "cosmos_libero_spatial_grpo_openvlaoft", "cosmos_libero_spatial_grpo_openpi05"
 SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodiment.sh"
@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodime
 def started(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The finished process of the script, started in the folder."""
     inherited = {name: value for name, value in os.environ.items() if name != "IMAGINAIRE_OUTPUT_ROOT"}
-    environment = {**inherited, "PYTHON": python(), "CUDA_VISIBLE_DEVICES": "", **variables}
+    environment = {**inherited, "PYTHON": warm_python(), "CUDA_VISIBLE_DEVICES": "", **variables}
     command = ["bash", str(SCRIPT), *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
@@ -37,7 +37,7 @@ def test_the_tiny_twin_learns_by_the_command_of_the_guide(tmp_path: Path) -> Non
     assert made.returncode == 0, made.stdout + made.stderr
     (logs,) = (tmp_path / "logs").glob("*-tiny_toy_grpo")
     log = (logs / "run_embodiment.log").read_text()
-    assert log.startswith(python()) and "finished: iteration 4" in log and "finished: iteration 4" in made.stdout
+    assert log.startswith(warm_python()) and "finished: iteration 4" in log and "finished: iteration 4" in made.stdout
     folder = logs / "rlinf/mine/tiny_toy_grpo"
     assert (folder / "checkpoints/model/iter_000000004.pt").is_file()
     events = EventAccumulator(str(folder / "tensorboard"))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoints.hub_server import Hub, serve
 from tests.guides import follow, linked
-from tests.programs import python
+from tests.programs import warm_python
 
 RAYS = [
     "ray start --head --num-gpus=4 --num-cpus=32",
@@ -68,7 +68,7 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "here", "code", "printed"), TABLE, ids=lambda case: str(case)[:40])
 def test_a_command_of_the_guide(command: str, here: str, code: int, printed: str, checkout: Path) -> None:
-    made = follow(checkout, here.format(command), code=code, PYTHON=python())
+    made = follow(checkout, here.format(command), code=code, PYTHON=warm_python())
     assert printed in made
 
 
@@ -96,6 +96,6 @@ def test_the_downloads_of_the_guide_put_files_where_its_configuration_looks(chec
         for text in (DOWNLOAD.partition("\n\n")[2], DOWNLOAD_POLICY):
             follow(checkout, text, **settings)
     overrides = "actor.model.model_type=toy actor.fsdp_config.gradient_checkpointing=false --dryrun"
-    made = follow(checkout, f"{LAUNCH} {overrides}", PYTHON=python())
+    made = follow(checkout, f"{LAUNCH} {overrides}", PYTHON=warm_python())
     assert 'dit_path:"models/Cosmos-Predict2.5-LIBERO-Spatial/libero-spatial-2b-19k.pt"' in made
     assert "does not exist" not in made

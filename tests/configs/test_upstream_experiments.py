@@ -277,7 +277,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the code with the file in its experiment folder, and clips of the toy world."""
     pytest.importorskip("megatron.core", reason="pip install -e '.[compat]'")
     root = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(ROOT / "cosmos_predict2", root / "cosmos_predict2", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "cosmos_predict2", root / "cosmos_predict2", ignore=shutil.ignore_patterns("*.pyc.*"))
     for name in ("imaginaire", "scripts"):
         (root / name).symlink_to(ROOT / name)
     (root / "cosmos_predict2/configs/base/experiment/kitchen.py").write_text(PUBLISHED_FORM)

@@ -17,7 +17,7 @@ from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from examples.video2world import main, parse
-from tests.programs import HANG_S, python
+from tests.programs import HANG_S, warm_python
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "examples/video2world.py"
@@ -26,7 +26,7 @@ TINY = ["--model_size", "tiny", "--prompt", "push the red puck to the green ring
 
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [python(), str(ROOT / SCRIPT), *arguments],
+        [warm_python(), str(ROOT / SCRIPT), *arguments],
         cwd=cwd,
         env={**os.environ, **environment},
         capture_output=True,

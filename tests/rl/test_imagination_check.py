@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,7 @@ from cosmos_predict2.toy_world.detector import detect
 from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire.errors import ConfigError
 from scripts import check_imagination
-from tests.programs import call
+from tests.programs import call, python
 
 NUM = 48
 
@@ -113,7 +112,7 @@ def test_the_gate_knows_nothing_of_the_toy_world(data: Path, tmp_path: Path) -> 
     )
     words = ["--data", data, "--split", data.parent / "split.json", "--world_model", tiny_action_path()]
     words += ["--reward", tmp_path / "reward", "--out", tmp_path / "card.json"]
-    done = subprocess.run([sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True)
+    done = subprocess.run([python(), "-c", program, *map(str, words)], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert json.loads((tmp_path / "card.json").read_text())["verdict"] == "no", "random weights value nothing"
 

@@ -5,6 +5,7 @@ import ast
 import json
 import os
 import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from imaginaire.training import provenance
 from scripts import doctor
 from scripts.doctor import show
 from tests.multiprocess import run_distributed
-from tests.programs import HANG_S, call, python
+from tests.programs import HANG_S, call, warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -237,11 +238,12 @@ def test_two_processes_talk_and_wrong_numbers_are_found() -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_run(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python())
     assert call(doctor, "--json") in (0, 1)  # a machine may have a fault
     areas = {finding["key"].partition("/")[0] for finding in json.loads(capfd.readouterr().out)["findings"]}
     assert {"packages", "device", "machine", "attention", "network", "videos", "weights"} <= areas
-    command = [python(), "scripts/test_environment.py", "--training"]
+    command = [sys.executable, "scripts/test_environment.py", "--training"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert ("[SUCCESS]" in result.stdout) == (result.returncode == 0), result.stderr
     assert call(doctor, "--dist", "--limit", 60) == 0

@@ -21,7 +21,7 @@ from cosmos_predict2.text.embeddings import folder as embedding_folder
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, caption_hash, find_embedding_dir
 from imaginaire.errors import DataError
-from tests.programs import python
+from tests.programs import warm_python
 
 ROOT = Path(__file__).parents[2]
 CAPTIONS = {"a": "push the puck", "b": "push the box to the left", "c": "push the puck", "d.1": "ende"}
@@ -309,7 +309,7 @@ def test_processes_at_the_same_time_of_which_one_is_killed_end_as_one_run(tmp_pa
     folder = tmp_path / "parts"
 
     def start(i: int) -> subprocess.Popen:
-        command = [python(), "-c", _PROCESS, str(folder), str(i)]
+        command = [warm_python(), "-c", _PROCESS, str(folder), str(i)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
     killed, other = start(0), start(1)

@@ -2,7 +2,6 @@
 """The tiny tokenizer: the contract of the large one, and pictures that come back."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from cosmos_predict2.tokenizers.tiny_toy_world import ToyFrames, components, mak
 from cosmos_predict2.toy_world import make_episodes
 from cosmos_predict2.toy_world.tasks import TASKS
 from imaginaire.errors import CheckpointError
+from tests.programs import python
 
 PHOTO = Path(__file__).parents[2] / "assets/photo/coffee.jpg"
 HELD_OUT = 10**6  # the first episode of the series that no fit reaches
@@ -158,5 +158,5 @@ def test_nothing_of_the_toy_world_is_read_for_recordings() -> None:
     )
     code = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]"
     code += "; print(any(name.startswith('cosmos_predict2.toy_world') for name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([python(), "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

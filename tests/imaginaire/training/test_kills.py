@@ -6,7 +6,6 @@ for each a process runs with these functions wrapped, ends itself with SIGKILL a
 again.
 """
 
-import multiprocessing
 import os
 import signal
 import time
@@ -22,7 +21,7 @@ from imaginaire.checkpoint import dcp
 from imaginaire.errors import ConfigError
 from imaginaire.training.watchdog import EXIT_INTERRUPTED
 from tests.imaginaire.training.test_resume import compare
-from tests.multiprocess import CONTEXT
+from tests.multiprocess import Process
 from tests.programs import HANG_S
 from tests.training import run_dir, train
 
@@ -107,8 +106,7 @@ def _wrap_dcp(reach: Callable[[str], None]) -> None:
 
 
 def _run(root: str, ckpt_type: str, kill_at: str | None, record: str) -> None:
-    # as in a run of its own: workers are children of the process that is killed, and end with it
-    multiprocessing.set_start_method("fork", force=True)
+    Path(f"{record}.pid").write_text(str(os.getpid()))
     times: dict[str, int] = {}
 
     def reach(point: str) -> None:
@@ -125,8 +123,8 @@ def _run(root: str, ckpt_type: str, kill_at: str | None, record: str) -> None:
     raise SystemExit(train(Path(root), [*OVERRIDES, f"ckpt_type={ckpt_type}"]))
 
 
-def _process(root: Path, ckpt_type: str, kill_at: str | None, record: Path) -> Any:
-    process = CONTEXT.Process(target=_run, args=(str(root), ckpt_type, kill_at, str(record)))
+def _process(root: Path, ckpt_type: str, kill_at: str | None, record: Path) -> Process:
+    process = Process(_run, (str(root), ckpt_type, kill_at, str(record)))
     process.start()
     return process
 
@@ -200,13 +198,14 @@ def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: P
     assert train(tmp_path / "whole", OVERRIDES) == 0
     root = tmp_path / "asked"
     process = _process(root, "standard", None, tmp_path / "points")
-    while process.is_alive() and not (run_dir(root) / "runs.jsonl").exists():
+    while process.exitcode is None and not (run_dir(root) / "runs.jsonl").exists():
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGSTOP)
-    with pytest.raises(ConfigError, match=rf"in use by .* pid {process.pid} since .*another job.name"):
+    pid = int((tmp_path / "points.pid").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ConfigError, match=rf"in use by .* pid {pid} since .*another job.name"):
         train(root, OVERRIDES)
-    os.kill(process.pid, signal.SIGINT)
-    os.kill(process.pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGCONT)
     process.join(HANG_S)
     assert process.exitcode == EXIT_INTERRUPTED
     log = (run_dir(root) / "stdout.log").read_text()

@@ -23,7 +23,7 @@ from imaginaire.training.callbacks import Callback
 from imaginaire.training.callbacks.base import HOOKS
 from imaginaire.training.model import ImaginaireModel
 from imaginaire.training.watchdog import EXIT_INTERRUPTED, EXIT_TIMEOUT
-from tests.multiprocess import CONTEXT
+from tests.multiprocess import Process
 from tests.programs import HANG_S
 from tests.training import difference, losses, run_dir, saved, train
 
@@ -396,7 +396,7 @@ class Hanging(project.RestlessModel):
 
 def test_a_hang_ends_with_stacks_and_its_own_exit_code(tmp_path: Path) -> None:
     overrides = [f"model._target_={__name__}.Hanging", *QUICK, "trainer.timeout_period=5"]
-    process = CONTEXT.Process(target=train, args=(tmp_path, overrides))
+    process = Process(train, (tmp_path, overrides))
     process.start()
     process.join(HANG_S)
     log = (run_dir(tmp_path) / "stdout.log").read_text()

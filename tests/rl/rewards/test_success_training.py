@@ -2,7 +2,6 @@
 import json
 import math
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from cosmos_predict2.rl.rewards.success_training import (
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import DataError
 from scripts import train_reward_model
+from tests.programs import python
 
 NARROW = (8, 8, 8, 8, 8)
 
@@ -365,7 +365,7 @@ def test_a_reward_of_recordings_learns_what_a_world_model_imagines_of_them_witho
 ) -> None:
     words = ["--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.67", "--steps", "2"]
     words += ["--world_model", tiny_action_path(), *ANY, "--out", str(tmp_path)]
-    subprocess.run([sys.executable, "-c", BLOCKED, *words], check=True, cwd=Path(__file__).parents[3])
+    subprocess.run([python(), "-c", BLOCKED, *words], check=True, cwd=Path(__file__).parents[3])
     found = json.loads((tmp_path / "quality.json").read_text())
     assert {kind: one["count"] for kind, one in found["quality"].items()} == {
         "held out": 26,

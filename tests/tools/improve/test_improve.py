@@ -15,6 +15,7 @@ from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.steps import Step
 from cosmos_predict2.tools.improve.way import Options, Recorded, steps_of
 from imaginaire.errors import ConfigError, TrainingError
+from tests.programs import warm_python
 from tests.test_documentation import ROOT
 
 PAGE = (ROOT / "documentations/your_robot.md").read_text()
@@ -36,6 +37,7 @@ def robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", warm_python())  # of the steps
     yield tmp_path
     sys.modules.pop("dot_robot", None)
     gymnasium.registry.pop("Dot-v0", None)

@@ -5,7 +5,6 @@ import io
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from cosmos_predict2.tools.improve.steps import Runner, Step, _Left, digest
 from imaginaire.errors import ConfigError, TrainingError
+from tests.programs import warm_python
 
 # Copies its input and notes in a file that it ran.
 COPY = "import sys; from pathlib import Path; a, b, c = map(Path, sys.argv[1:4]); b.write_text(a.read_text() + '.')"
@@ -96,7 +96,7 @@ def test_a_stop_goes_to_the_step_and_the_folder_is_free_after_it(tmp_path: Path)
         "step = copying(folder, 'data', 'a', sys.argv[2]); runner = Runner(folder, [step]); runner.__enter__(); "
         "runner.run(step)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), slow], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([warm_python(), "-c", code, str(tmp_path), slow], stdout=subprocess.DEVNULL)
     while not (tmp_path / "a").exists():
         assert process.poll() is None
         time.sleep(0.05)

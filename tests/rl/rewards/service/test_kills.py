@@ -15,7 +15,7 @@ import pytest
 
 from cosmos_predict2.rl.rewards.remote import NoAnswer, RemoteReward
 from imaginaire.distributed import free_port
-from tests.programs import HANG_S
+from tests.programs import HANG_S, warm_python
 from tests.rl.rewards.doubles import HERE, ROOT, Served, body, clips_of, in_threads, served
 
 CONFIG = """
@@ -26,11 +26,12 @@ make = "{here}:Noted"
 arguments = {{path = "{folder}/scored", pause_s = {pause}}}
 max_batch = 4
 timeout_s = {timeout}
+venv_python = "{python}"
 """
 
 
 def config(folder: Path, pause: float, timeout: float = 60.0) -> str:
-    return CONFIG.format(here=HERE, folder=folder, pause=pause, timeout=timeout)
+    return CONFIG.format(here=HERE, folder=folder, pause=pause, timeout=timeout, python=warm_python())
 
 
 def kill_a_worker(service: Served) -> None:

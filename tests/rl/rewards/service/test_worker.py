@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from cosmos_predict2.rl.rewards.service import worker as workers
 from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 from cosmos_predict2.rl.rewards.service.queue import Job, Limits
 from cosmos_predict2.rl.rewards.service.worker import WorkerSettings
-from tests.programs import HANG_S
+from tests.programs import HANG_S, warm_python
 from tests.rl.rewards.doubles import ROOT, body, mean
 from tests.rl.rewards.service.here import Here
 
@@ -182,7 +181,7 @@ def test_a_worker_is_made_as_it_was_told(tmp_path: Path) -> None:
 def test_the_process_of_a_worker_speaks_to_its_server_and_ends_with_it(tmp_path: Path) -> None:
     queue = open_queue(str(tmp_path / "q"), Limits())
     queue.put("t", {"mean": "v1"}, body("a"), "d", 1)
-    command = [sys.executable, "-m", workers.__name__]
+    command = [warm_python(), "-m", workers.__name__]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     worker, unfit = (subprocess.Popen(command, **pipes) for _ in range(2))  # type: ignore[call-overload]
     for process, path in ((worker, f"{__name__}:Told"), (unfit, "no.such:thing")):
