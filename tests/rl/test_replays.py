@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
-from cosmos_predict2.rl.envs.replays import replayed
+from cosmos_predict2.rl.envs.replays import held, replayed, whole_chunks
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
@@ -49,3 +49,9 @@ def test_a_short_last_chunk_holds_still_and_more_evaluations_are_made(imaginatio
     assert torch.equal(video[:, 1:], clip.permute(0, 2, 3, 4, 1)[:, 1:15])
     with pytest.raises(DataError, match="1 first pictures, 1 sequences of 14 actions and 2 seeds"):
         replayed(imagination, first, actions, seeds=[1, 2])
+
+
+def test_episodes_of_as_many_chunks_are_imagined_together_and_hold_still_at_their_end() -> None:
+    parts = [*whole_chunks([3, 12, 13, 24, 5, 12], 12, lambda count: 24 // count)]
+    assert parts == [(12, [0, 1]), (12, [4, 5]), (24, [2]), (24, [3])]
+    assert held(torch.arange(6.0).reshape(2, 3), 4).tolist() == [[0, 1, 2], [3, 4, 5], [0, 0, 5], [0, 0, 5]]

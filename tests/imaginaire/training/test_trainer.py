@@ -242,6 +242,13 @@ class RefusedByService(project.RestlessModel):
         raise ConfigError("The service has no such reward.")
 
 
+class RefusedLater(project.RestlessModel):
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 3:
+            raise ConfigError("The service is gone.")
+        return super().training_step(batch, iteration)
+
+
 class WithoutStep(ImaginaireModel):
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
@@ -285,6 +292,12 @@ def test_a_refused_start_names_its_key_and_leaves_no_folder(
     with pytest.raises(kind, match=named):
         train(tmp_path, overrides)
     assert named == "NoBatches" or not any(tmp_path.iterdir()), "the folder of a run that never was"
+
+
+def test_a_run_that_is_refused_on_its_way_keeps_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is gone"):
+        train(tmp_path, [f"model._target_={__name__}.RefusedLater", *QUICK, "checkpoint.save_iter=2"])
+    assert (run_dir(tmp_path) / "checkpoints/model/iter_000000002.pt").exists()
 
 
 _loaded: list[str] = []

@@ -17,7 +17,7 @@ from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.tools.improve.improve import keep
 from cosmos_predict2.tools.improve.page import Figures, difference, refusals, verdict_of, without, write_page
 from cosmos_predict2.tools.improve.steps import Runner, Step
-from cosmos_predict2.tools.improve.way import Options, Recorded, look, phases_of, steps_of
+from cosmos_predict2.tools.improve.way import Options, Recorded, _flags, look, phases_of, steps_of
 from imaginaire.config.compose import compose
 from imaginaire.errors import DataError
 from scripts.train import DEFAULT_CONFIG
@@ -171,3 +171,7 @@ def test_the_interval_of_a_change_is_newcombes() -> None:
 
     low, high = difference(Rate(48, 80).as_dict(), Rate(56, 70).as_dict())
     assert low == pytest.approx(0.0524, abs=2e-4) and high == pytest.approx(0.3339, abs=2e-4)
+
+
+def test_a_seed_of_zero_is_given_and_no_camera_is_not() -> None:
+    assert _flags(seed=0, camera="") == ("--seed", "0")
