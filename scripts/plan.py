@@ -9,10 +9,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
-from cosmos_predict2.compat.fields import Translation
-from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
-from cosmos_predict2.compat.rlinf.files import load_embodiment
 from cosmos_predict2.configs.rl.planned_policy import is_policy_run, read_policy_run
 from cosmos_predict2.tools.plan.advice import on_one_card
 from cosmos_predict2.tools.plan.policy_runs import EmbodiedRun, SimulatedRun
@@ -79,6 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
 def run_embodied(args: argparse.Namespace, memory: float) -> int:
     """The plan of a configuration of RLinf, as the experiment that it is translated to; the overrides are its own."""
+    from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
+    from cosmos_predict2.compat.rlinf.files import load_embodiment
+
     content = load_embodiment(EMBODIED_CONFIGS, args.embodied, args.overrides)
     gpus = find_gpu(args.gpu).usual_count if args.gpus is None else args.gpus
     return run_policy(args, read_translated(translate_embodiment(content, gpus), f"--embodied {args.embodied}"), memory)
@@ -86,13 +85,15 @@ def run_embodied(args: argparse.Namespace, memory: float) -> int:
 
 def run_recipe(args: argparse.Namespace, memory: float) -> int:
     """The plan of a recipe of Cosmos-RL for a policy, as the experiment that it is translated to."""
+    from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
+
     translation = translate_vla(load_toml(args.recipe))
     for warning in translation.warnings:
         print(f"recipe: {warning}", file=sys.stderr)
     return run_policy(args, read_translated(translation, f"--recipe {args.recipe}"), memory)
 
 
-def read_translated(translation: Translation, what: str) -> SimulatedRun | EmbodiedRun:
+def read_translated(translation: Any, what: str) -> SimulatedRun | EmbodiedRun:
     if translation.evaluation is not None:
         raise ConfigError(f"{what}: with rollout.n_generation = 1 it evaluates a policy, and trains none.")
     run = read_policy_run(compose(DEFAULT_CONFIG, translation.overrides), translation.num_gpus)
