@@ -98,16 +98,19 @@ class Made:
         self.state: Any = None
 
 
-def read(content: bytes, is_allowed: Callable[[str], bool]) -> Any:
+def read(content: bytes, is_allowed: Callable[[str], bool], most_steps: int | None = None) -> Any:
     """The tree of plain values, `Named` and `Made` in a pickle of any protocol; sets are lists.
 
     Raises `Refused` for a name that is not allowed and for what has no place in plain data, ValueError for damage.
     """
-    reader = _Reader(is_allowed)
+    reader, steps_left = _Reader(is_allowed), len(content) if most_steps is None else most_steps
     try:
         for step, argument, _ in pickletools.genops(content):
             if step.name == "STOP":
                 break
+            steps_left -= 1
+            if steps_left < 0:
+                raise Refused("more memory or steps than its numbers take")
             if step.name in _REFUSED:
                 raise Refused(_REFUSED[step.name])
             _STEPS[step.name](reader, argument)
