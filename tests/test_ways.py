@@ -100,6 +100,7 @@ def check_list(title: str, ran: set[str]) -> None:
     names = listed(title)
     packages = tuple(f"{name}/" for name in names if not name.endswith(".py"))
     ran = {next((one[:-1] for one in packages if path.startswith(one)), path) for path in ran}
+    ran.discard("imaginaire/renamed.py")  # where a module is first imported by an older name
     lines = [f"runs, but is not listed: {path}" for path in sorted(ran - names)]
     lines += [f"is listed, but does not run: {path}" for path in sorted(names - ran)]
     assert not lines, "\n".join([title, *lines])

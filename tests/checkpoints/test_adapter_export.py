@@ -27,7 +27,8 @@ RANK, ALPHA = 3, 12.0
 
 def _trained(targets: str = TARGETS, **changes: Any) -> Any:
     net = random_net(seed=1, **changes)
-    return lora.inject(net, RANK, ALPHA, targets, init=False, generator=torch.Generator().manual_seed(4))
+    lora.init_adapters(lora.inject(net, RANK, ALPHA, targets), seed=4, init=False)
+    return net
 
 
 def _run(folder: Path, net: Any, targets: str = TARGETS, base: str = "base.pt") -> str:
@@ -156,7 +157,7 @@ def test_embedders_that_were_trained_beside_adapters_are_not_lost(
     bases = {"deaf": Video2WorldDiT(**numbers, **limits).state_dict(), "told": dict(told.state_dict())}
     for name, state in bases.items():
         torch.save({f"net.{key}": value for key, value in state.items()}, tmp_path / f"{name}.pt")
-    lora.inject(told, RANK, ALPHA, TARGETS, init=False)
+    lora.init_adapters(lora.inject(told, RANK, ALPHA, TARGETS), seed=0, init=False)
     with pytest.raises(CheckpointError, match=r"learnt its embedders of actions.*--to safetensors --merge-lora"):
         _export(_run(tmp_path / "a", told, base=str(tmp_path / "deaf.pt")), tmp_path, "peft")
     _export(_run(tmp_path / "b", told, base=str(tmp_path / "told.pt")), tmp_path, "peft")

@@ -196,7 +196,7 @@ def test_foreign_names_of_a_diffusers_transformer_are_refused(tmp_path: Path) ->
 def _lora_run(folder: Path, record: bool = True) -> tuple[str, Tensor]:
     """A run's checkpoint with adapters beside the weights, and the network's output."""
     net = random_net(seed=1)
-    lora.inject(net, 4, 12.0, "q_proj,mlp.layer1", init=False, generator=torch.Generator().manual_seed(3))
+    lora.init_adapters(lora.inject(net, 4, 12.0, "q_proj,mlp.layer1"), seed=3, init=False)
     (folder / "checkpoints" / "model").mkdir(parents=True)
     path = folder / "checkpoints" / "model" / "iter_000000010.pt"
     torch.save({f"net.{name}": tensor for name, tensor in net.state_dict().items()}, path)

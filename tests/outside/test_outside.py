@@ -17,7 +17,6 @@ PAGES = [ROOT / "documentations" / name for name in ("extending.md", "extending_
 RUNS = "checkpoints/posttraining"
 POLICY = f"{RUNS}/reinforcement_learning/my_policy"
 FRESH_NOISE = ROOT / "documentations/rl_options.md"
-TOY = "cosmos_predict2.rl.envs.toy:ToyEnv"  # an environment by its path
 PROGRAM = """
 import runpy, sys
 
@@ -82,7 +81,6 @@ def test_what_is_added_is_trained_and_read_again_by_every_program(tmp_path: Path
     own = ["--import", "my_project"]
     more = [
         ["scripts.plan", *own, "--config", f"{POLICY}/config.yaml"],
-        ["scripts.evaluate_policy", *own, "--suite", TOY, "--episodes", "2", "--policy", POLICY],
         ["scripts.run_report", *own, POLICY],
     ]
     play(tmp_path, [*(words for words in of_page if words[0] not in trains), *more])

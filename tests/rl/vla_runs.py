@@ -24,6 +24,7 @@ from imaginaire.data.stream import ResumableLoader
 from tests.training import run_dir, train
 
 NAME = "vla"
+POLICIES = "cosmos_predict2.rl.policies"
 RL = "model.config.rl"
 
 
@@ -101,7 +102,8 @@ def of_recordings() -> dict[str, Any]:
 def make_config() -> Any:
     config = base()
     register_experiment("toy_policy", experiment(L(ToyPolicy)(width=16, noise=1.0)))
-    register_experiment("pi05_policy", experiment(L("cosmos_predict2.rl.policies.pi05.policy.Pi05Policy")(path="")))
+    register_experiment("pi05_policy", experiment(L(f"{POLICIES}.pi05.policy.Pi05Policy")(path="")))
+    register_experiment("openvla_policy", experiment(L(f"{POLICIES}.openvla.policy.OpenVLAPolicy")(path="")))
     register_experiment("of_recordings", of_recordings)
     register_experiment("forgetful_policy", experiment(L(ForgetfulPolicy)(width=16, noise=1.0)))
     return config

@@ -197,7 +197,7 @@ def network(
 
 
 def adapt(net: Video2WorldDiT) -> None:
-    lora.inject(net, 4, 4, TARGETS, init=False, generator=torch.Generator().manual_seed(1))
+    lora.init_adapters(lora.inject(net, 4, 4, TARGETS), seed=1, init=False)
     for adapter in lora.adapters(net).values():
         adapter.to(net.dtype)
 

@@ -192,8 +192,7 @@ class Losses:
     def _ratio_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         rl, kept = self.rl, part.kept
         assert kept is not None
-        conditions = (part.condition, part.unconditional)
-        path = chain_path(self.world, rl, *conditions, part.noise_B_C_T_H_W, part.window)
+        path = self._path(part)
         step, _ = judge(path, kept)
         mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
         std = step.std if rl.ratio_normalisation == "gaussian" else None
@@ -277,3 +276,6 @@ class Losses:
 
     def _part(self, x: Tensor) -> Tensor:
         return self.world.context.split_frames(x)
+
+    def _path(self, part: MicroBatch) -> ChainPath:
+        return chain_path(self.world, self.rl, part.condition, part.unconditional, part.noise_B_C_T_H_W, part.window)

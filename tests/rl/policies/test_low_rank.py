@@ -237,7 +237,7 @@ def test_the_command_trains_adapters_of_the_expert(folders: dict[str, str], tmp_
 def test_a_clone_that_is_interrupted_leaves_no_random_policy(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise TrainingError("lower --lr")
 
     monkeypatch.setattr(cloning, "clone", interrupted)

@@ -95,7 +95,8 @@ def test_parameters_without_values_are_named(tmp_path: Path) -> None:
 
 
 def test_adapters_that_change_the_model_are_refused_unless_that_is_wanted(tmp_path: Path) -> None:
-    model = lora.inject(Net(), 2, 2, "first", init=False)
+    model = lora.inject(Net(), 2, 2, "first")
+    lora.init_adapters(model, seed=0, init=False)
     with pytest.raises(TrainingError, match=r"adapters of first change.*init_lora_weights=False"):
         make_trainer(tmp_path, model).start()
     make_trainer(tmp_path, model).start(7)  # trained by now
