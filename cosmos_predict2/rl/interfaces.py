@@ -86,7 +86,7 @@ Info = Mapping[str, Any]
 
 
 def rows_of(observation: Observation, rows: Sequence[int]) -> dict[str, Any]:
-    """What some of the environments show."""
+    """The observation of some of the environments."""
     return {
         name: value[list(rows)] if isinstance(value, Tensor) else [value[i] for i in rows]
         for name, value in observation.items()

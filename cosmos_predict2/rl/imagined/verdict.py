@@ -68,7 +68,7 @@ BOUNDS = (
     ),
     Bound(
         "obedience", "actions seen in imagined pictures, of those in true ones", 0.30, 0.00,
-        "a world model that does not do as it is told imagines the same whatever is decided (-.07 after 100"
+        "a world model that ignores its actions imagines the same whatever is decided (-.07 after 100"
         " iterations, .58 after 1,200)", WORLD,
     ),
     Bound(
