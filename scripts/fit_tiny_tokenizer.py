@@ -54,6 +54,7 @@ own("--start", default="", metavar="FILE", help="weights to begin with, or compo
 own("--camera", default=None, help="of several, the one to look at")
 own("--video_size", type=count, nargs=2, default=None, metavar=("H", "W"), help="(default: at most 64, in their shape)")
 own("--measure", default="", metavar="TOKENIZER", help="fit nothing: measure this file, tiny, or a Wan checkpoint")
+own("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
 own("--reward", default="", metavar="PATH", help="also compare what this reward model sees")
 
 
@@ -74,7 +75,9 @@ def _recordings(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.rewards.resnet import ResnetReward
     from cosmos_predict2.tokenizers import tiny_fit
     from cosmos_predict2.tokenizers.tiny import SHIPPED
+    from cosmos_predict2.world_model.assembly import device_of
 
+    device = device_of(args.device)
     episodes = open_episodes(Path(args.data), camera=args.camera)
     if args.split:
         split = split_of(args.split, LeRobotSource.open(args.data))
@@ -94,10 +97,10 @@ def _recordings(args: argparse.Namespace) -> None:
     figures_of = partial(quality.measure_tokenizer, held_out=measured, learnt=windows.evenly(quality.NUM_LEARNT))
     value = None
     if args.reward:  # the probability of success that it sees in pictures
-        reward = ResnetReward(args.reward)
+        reward = ResnetReward(args.reward).to(device)
         value = lambda pictures_N_H_W_C: reward.probabilities(pictures_N_H_W_C[:, None])[:, 0]  # noqa: E731
     if args.measure:
-        figures = figures_of(_tokenizer(args.measure), value=value)
+        figures = figures_of(_tokenizer(args.measure, device), value=value)
         storage.write_json(Path(args.out), {"tokenizer": args.measure, **about, **figures.as_dict()})
         print(f"{args.out}: {figures.as_text()}")
         return
@@ -110,10 +113,13 @@ def _recordings(args: argparse.Namespace) -> None:
     if args.minutes is not None:
         length = tiny_fit.Length(seconds=60 * args.minutes, clock=time.process_time)
     frames = tiny_fit.Frames(windows.pictures)
-    net, steps = tiny_fit.fit(frames, length, seed=args.seed, start=start, report=shown)
+    net, steps = tiny_fit.fit(frames, length, seed=args.seed, start=start, device=device, report=shown)
     seconds = time.process_time() - began_at
     tiny_fit.write(args.out, net, {**_made(args, steps), "data": args.data, "began": start})
-    figures, before = figures_of(_tokenizer(args.out), value=value), figures_of(_tokenizer("tiny"))
+    figures, before = (
+        figures_of(_tokenizer(args.out, device), value=value),
+        figures_of(_tokenizer("tiny", device)),
+    )
     content = {"tokenizer": args.out, **about, **figures.as_dict(), "psnr_of_shipped": before.psnr}
     storage.write_json(
         Path(args.out).with_suffix(".json"), {**content, "steps": steps, "began": start, "seconds": seconds}
@@ -125,12 +131,13 @@ def _recordings(args: argparse.Namespace) -> None:
     print(figures.as_text())
 
 
-def _tokenizer(path: str) -> Any:
+def _tokenizer(path: str, device: str) -> Any:
     """The tokenizer of a file: a tiny one, or a Wan checkpoint."""
     from cosmos_predict2.tokenizers.tiny import TinyTokenizer
     from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 
-    return WanTokenizer(path) if path.endswith(".pth") else TinyTokenizer(None if path == "tiny" else path)
+    tokenizer = WanTokenizer(path) if path.endswith(".pth") else TinyTokenizer(None if path == "tiny" else path)
+    return tokenizer.to(device)
 
 
 def _toy(args: argparse.Namespace) -> None:

@@ -34,6 +34,7 @@ add("--policy", default="pi05", help="what is trained: pi05, openvla_oft, or MOD
 add("--success_column", default="next.success", metavar="COLUMN", help="1 on frames that show success")
 add("--camera", default="", metavar="NAME", help="of several, the one to look at")
 add("--episodes", type=command_line.at_least(1), default=200, help="of the truth before and after, with --suite")
+add("--picture_size", type=command_line.at_least(16), default=64, help="of their longer side, for the models")
 phases = "more of them, with --suite: 100 true episodes of the policy, and the way again with all recordings"
 add("--phases", type=command_line.at_least(0, 20), default=0, help=phases)
 add("--seed", type=command_line.at_least(0), default=0, help="of all that is drawn")

@@ -40,11 +40,12 @@ parser = command_line.parser("benchmarks.robots.record", __doc__, "")
 parser.add_argument("robot", choices=tuple(SUITES))
 parser.add_argument("out", type=command_line.local_output, metavar="DIR")
 parser.add_argument("--episodes", type=command_line.at_least(1), default=300)
+parser.add_argument("--picture_size", type=command_line.at_least(16), default=0, help="in place of the suite's")
 parser.add_argument("--seed", type=command_line.at_least(0), default=0, help="of drivers; starts are the same")
 
 
 def run(args: argparse.Namespace) -> None:
-    task, actor = made(args.robot)
+    task, actor = made(args.robot, args.picture_size)
     rng = numpy.random.default_rng(args.seed)
     writer, successes = Writer(Path(args.out), fps=10, robot=args.robot), 0
     for episode in tracked(range(args.episodes), "recordings", unit="episode"):
@@ -56,10 +57,11 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.out}: {args.episodes} episodes of {args.robot}, {successes} with success")
 
 
-def made(robot: str) -> tuple[GymTask, Actor]:
+def made(robot: str, picture_size: int = 0) -> tuple[GymTask, Actor]:
     """The environment as the suite's address has it, and an expert who sees its state."""
     address, _, words = SUITES[robot].removeprefix("gym:").partition("?")
     settings: dict[str, Any] = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", words)}
+    settings["image_size"] = picture_size or settings["image_size"]
     if robot == "push":
         return GymTask(address, **settings), pusher
     from metaworld.policies import ENV_POLICY_MAP

@@ -128,9 +128,10 @@ def train(
         warm = min(1.0, (step + 1) / 100)
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * warm * (0.5 + 0.5 * math.cos(math.pi * part))
-        loss, decibels = torch.zeros(()), []
+        loss, decibels = torch.zeros((), device=net.scale.device), []
         for coder, num_frames in coders(net):
-            for pictures, share in turn(step, num_frames):
+            for drawn, share in turn(step, num_frames):
+                pictures = drawn.to(net.scale.device)
                 codes = coder.encode(pictures)
                 noisy = codes + torch.randn_like(codes) * CODE_NOISE * net.scale
                 error = (coder.decode(noisy) - pictures).square().mean()
@@ -153,7 +154,8 @@ def set_scale(net: TinyAutoencoder, source: Source, draws: np.random.Generator) 
     """Centre each channel of the codes, and give all of them together unit variance on these pictures."""
     spreads = []
     for i, (coder, num_frames) in enumerate(coders(net)):
-        codes = coder.encode(source.batch(256, num_frames, draws)).permute(0, 2, 3, 1).flatten(0, 2)
+        pictures = source.batch(256, num_frames, draws).to(net.scale.device)
+        codes = coder.encode(pictures).permute(0, 2, 3, 1).flatten(0, 2)
         net.centre[i] = codes.mean(0)
         spreads.append(codes.var(0).mean())
     net.scale.copy_(torch.stack(spreads).mean().sqrt())
@@ -176,7 +178,7 @@ def load(path: str) -> TinyAutoencoder:
 
 def write(path: str, net: TinyAutoencoder, metadata: dict[str, str]) -> None:
     """The weights in half precision, with a record of how they were made."""
-    state = {name: tensor.half().contiguous() for name, tensor in net.state_dict().items()}
+    state = {name: tensor.cpu().half().contiguous() for name, tensor in net.state_dict().items()}
     storage.write_atomically(path, lambda file: file.write(save(state, metadata)))
 
 
@@ -189,6 +191,7 @@ def fit(
     *,
     seed: int,
     start: str,
+    device: str = "cpu",
     report: Callable[[int, float, list[float]], None] = lambda step, part, decibels: None,
 ) -> tuple[TinyAutoencoder, int]:
     """The tokenizer of these pictures, and the number of steps.
@@ -202,7 +205,7 @@ def fit(
         start_from_components(net, lambda num_frames: ([frames.batch(512, num_frames, draws)], []))
     else:
         net = load(start)
-    net.requires_grad_(True)
+    net.to(device).requires_grad_(True)
     steps = train(net, lambda step, n: [(frames.batch(BATCH, n, draws), 1.0)], frames, draws, length, report)
     set_scale(net, frames, draws)
     return net.requires_grad_(False), steps

@@ -149,6 +149,15 @@ def test_a_fit_to_other_pictures_is_nearer_centred_and_the_same_again(tmp_path: 
     assert psnr(from_shipped, fresh) > psnr(load(str(SHIPPED)), fresh)
 
 
+@pytest.mark.gpu
+def test_a_fit_on_a_gpu_is_as_good() -> None:
+    learnt, fresh = Frames(_other_pictures(24, 0)), _video(_other_pictures(8, 1))
+    on_cpu, on_gpu = (
+        fit(learnt, Length(steps=12), seed=0, start=COMPONENTS, device=device)[0].cpu() for device in ("cpu", "cuda")
+    )
+    assert abs(psnr(on_gpu, fresh) - psnr(on_cpu, fresh)) < 0.5
+
+
 def test_nothing_of_the_toy_world_is_read_for_recordings() -> None:
     modules = (
         "scripts.fit_tiny_tokenizer",

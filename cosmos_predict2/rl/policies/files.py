@@ -7,7 +7,6 @@ folder in its public layout, and stays one when it is written; what is recorded 
 names is imported; only registered classes are built.
 """
 
-import importlib.metadata
 import json
 import os
 import re
@@ -30,6 +29,7 @@ from imaginaire import foreign_json, storage
 from imaginaire.buildable import made, path_of, recorded, resolve, shipped
 from imaginaire.checkpoint.weight_files import below, latest, local_file, names_at, open_address
 from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.training import provenance
 
 KEY = "policy_card"  # in the header
 FILE = "policy.safetensors"
@@ -73,7 +73,8 @@ def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> Path:
     if public and path.suffix in WEIGHTS:
         raise ConfigError(f"{path}: a {type(policy).__name__} is a folder in its public layout: give a folder.")
     path = path if public else file_of(path)
-    versions = {"torch": torch.__version__, "cosmos-posttrain": importlib.metadata.version("cosmos-posttrain")}
+    installed = provenance.version_of(provenance.DISTRIBUTION)  # None of a folder that was not installed
+    versions = {"torch": torch.__version__, provenance.DISTRIBUTION: installed}
     card = {
         "policy": name_of(type(policy)),
         # where a published one is read from is its path

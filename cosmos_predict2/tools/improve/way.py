@@ -12,7 +12,8 @@ from cosmos_predict2.tools.improve.steps import Step
 from imaginaire.buildable import path_of, resolve
 from imaginaire.errors import DataError
 
-USUAL_AREA = 64 * 64  # of pictures, for which the times below are
+USUAL_SIDE = 64
+USUAL_AREA = USUAL_SIDE**2  # of pictures, for which the times below are
 POLICIES = {"pi05": "_pi05", "openvla_oft": ""}  # name -> the end of the name of the experiment that learns ...
 _CLONED = {"openvla_oft": "_openvla_oft"}  # ... and of the one that clones
 FIRST_HELD_OUT = 100_000  # number of the first start of the truth: none that recordings or gates begin with ...
@@ -36,6 +37,7 @@ class Options:
     policy: str = "pi05"
     success_column: str = "next.success"
     camera: str = ""
+    picture_size: int = USUAL_SIDE  # of the longer side, as the models see the pictures
     episodes: int = 200
     phases: int = 0  # besides the one of the recordings
     seed: int = 0
@@ -65,7 +67,8 @@ def look(options: Options) -> Recorded:
     dim = source.width(source.action_parts())
     longest = int(source.episodes.lengths.max())
     sentences = tuple(sorted({source.caption(i) for i in range(len(source))}))
-    return Recorded(small_size(height, width), height, key, dim, longest - 1, source.info.fps, sentences)
+    size = small_size(height, width, options.picture_size)
+    return Recorded(size, height, key, dim, longest - 1, source.info.fps, sentences)
 
 
 def steps_of(options: Options, recorded: Recorded) -> list[Step]:
@@ -152,6 +155,8 @@ class _Way:
         self.suite_size = self.suite
         if options.suite.startswith(GYM) and "image_size=" not in options.suite:
             self.suite_size = (*self.suite, *_flags(image_size=recorded.height))
+        is_usual = options.picture_size == USUAL_SIDE  # the recordings say it
+        self.larger = "" if is_usual else f"[{recorded.size[0]},{recorded.size[1]}]"
         self.area = recorded.size[0] * recorded.size[1] / USUAL_AREA
         own = (*map(_file_of, options.imports), _file_of(options.policy), _file_of(options.suite))
         self.modules = tuple(path for path in own if path is not None)
@@ -182,6 +187,7 @@ class _Way:
             "dataloader_train.dataset.root": phase.data,
             "dataloader_train.dataset.split_file": phase.split,
             "dataloader_train.dataset.camera": self.options.camera,
+            "dataloader_train.dataset.video_size": self.larger,
             "model.config.pipe_config.tokenizer.weights": self.tokenizer_file,
             "trainer.seed": self.options.seed,
         }

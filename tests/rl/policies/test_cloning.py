@@ -23,6 +23,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.training import provenance
 from scripts import train_policy
 
 
@@ -102,7 +103,8 @@ def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
         clone(ToyPolicy(), windows, steps=1, lr=1e-3, batch_size=64, seed=0)
 
 
-def test_a_policy_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_policy_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "version_of", lambda distribution: None)  # a folder that was not installed
     policy = ToyPolicy(action_dim=7, width=32, num_knots=3, noise=0.3)
     write_policy(tmp_path / "policy", policy, {"seed": 3})
     for address in (tmp_path / "policy", tmp_path / "policy" / "policy.safetensors"):
