@@ -54,6 +54,8 @@ def register_experiment(name: str, build: Callable[[], Mapping[str, Any]] | Mapp
     if not re.fullmatch(r"[\w.\-+]+", name):
         raise ConfigError(f"'{name}' cannot name an experiment: use letters, digits, '_', '-' and '.'.")
     module = sys._getframe(1).f_globals.get("__name__", "?")
+    if _registered.get(name) == (build, module) and entry_of("experiment", name) is not None:
+        return  # make_config() may register at each composition
     _add_experiment(name, build, module)
     _store("experiment", name, build, "_global_", module)
 

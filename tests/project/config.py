@@ -56,32 +56,33 @@ class Explosive(MinimalModel):
         return output, loss * math.inf if iteration + 1 in self.bad else loss
 
 
+def restless() -> dict[str, Any]:
+    return dict(
+        defaults=[
+            {"override /optimizer": "fusedadamw"},
+            {"override /scheduler": "lambdalinear"},
+            {"override /ckpt_type": "standard"},
+            "_self_",
+        ],
+        job=dict(project="tests", group="engine", name="restless"),
+        model=L(RestlessModel)(width=16),
+        optimizer=dict(lr=3e-3),
+        scheduler=dict(warm_up_steps=[4], cycle_lengths=[1000], f_min=[0.0]),
+        dataloader_train=L(ResumableLoader)(dataset=L(Waves)(num_waves=20, length=60), batch_size=2, num_workers=2),
+        dataloader_val=L(ResumableLoader)(dataset=L(Waves)(num_waves=4, length=60), batch_size=2),
+        trainer=dict(
+            max_iter=11,
+            logging_iter=2,
+            grad_accum_iter=2,
+            run_validation=True,
+            validation_iter=4,
+            callbacks=dict(sway=L(Sway)()),
+        ),
+        checkpoint=dict(save_iter=1000),
+    )
+
+
 def make_config() -> Any:
     config = base_config()
-    register_experiment(
-        "restless",
-        dict(
-            defaults=[
-                {"override /optimizer": "fusedadamw"},
-                {"override /scheduler": "lambdalinear"},
-                {"override /ckpt_type": "standard"},
-                "_self_",
-            ],
-            job=dict(project="tests", group="engine", name="restless"),
-            model=L(RestlessModel)(width=16),
-            optimizer=dict(lr=3e-3),
-            scheduler=dict(warm_up_steps=[4], cycle_lengths=[1000], f_min=[0.0]),
-            dataloader_train=L(ResumableLoader)(dataset=L(Waves)(num_waves=20, length=60), batch_size=2, num_workers=2),
-            dataloader_val=L(ResumableLoader)(dataset=L(Waves)(num_waves=4, length=60), batch_size=2),
-            trainer=dict(
-                max_iter=11,
-                logging_iter=2,
-                grad_accum_iter=2,
-                run_validation=True,
-                validation_iter=4,
-                callbacks=dict(sway=L(Sway)()),
-            ),
-            checkpoint=dict(save_iter=1000),
-        ),
-    )
+    register_experiment("restless", restless)
     return config

@@ -99,13 +99,19 @@ def of_recordings() -> dict[str, Any]:
     return found
 
 
+EXPERIMENTS = {  # the same functions at each composition
+    "toy_policy": lambda: experiment(L(ToyPolicy)(width=16, noise=1.0)),
+    "pi05_policy": lambda: experiment(L(f"{POLICIES}.pi05.policy.Pi05Policy")(path="")),
+    "openvla_policy": lambda: experiment(L(f"{POLICIES}.openvla.policy.OpenVLAPolicy")(path="")),
+    "of_recordings": of_recordings,
+    "forgetful_policy": lambda: experiment(L(ForgetfulPolicy)(width=16, noise=1.0)),
+}
+
+
 def make_config() -> Any:
     config = base()
-    register_experiment("toy_policy", experiment(L(ToyPolicy)(width=16, noise=1.0)))
-    register_experiment("pi05_policy", experiment(L(f"{POLICIES}.pi05.policy.Pi05Policy")(path="")))
-    register_experiment("openvla_policy", experiment(L(f"{POLICIES}.openvla.policy.OpenVLAPolicy")(path="")))
-    register_experiment("of_recordings", of_recordings)
-    register_experiment("forgetful_policy", experiment(L(ForgetfulPolicy)(width=16, noise=1.0)))
+    for name, build in EXPERIMENTS.items():
+        register_experiment(name, build)
     return config
 
 
