@@ -160,7 +160,7 @@ class FarDevice(TorchDispatchMode):
         tensors = [value for value in flat if isinstance(value, Tensor)]
         far = [tensor for tensor in tensors if isinstance(tensor, FarTensor)]
         asked = (kwargs or {}).get("device")
-        is_made_far = not tensors and asked is not None and torch.device(asked).type == NAME
+        is_made_far = not far and func not in _MOVES and asked is not None and torch.device(asked).type == NAME
         is_moved_out = func in _MOVES and far and asked is not None and torch.device(asked).type != NAME
         is_moved_in = func in _MOVES and not far and asked is not None and torch.device(asked).type == NAME
         if not far and not is_made_far and not is_moved_in:

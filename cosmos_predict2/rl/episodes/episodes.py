@@ -341,7 +341,7 @@ class _Played:
         frames_of(info, self.rollout.env)
         for name, kept in (("frames", self.films), ("moved", self.moved)):
             for i, values in zip(episodes, info.get(name, ())):
-                kept[i].append(values[: self.rollout.execute])
+                kept[i].append(values[: self.rollout.execute].cpu())
 
     def trajectories(self) -> Trajectories:
         num_steps = self.num_decisions * self.num_actions

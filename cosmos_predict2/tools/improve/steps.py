@@ -169,7 +169,8 @@ class Runner:
             storage.write_json(path, marker)
         if code == EXIT_INTERRUPTED:  # it was stopped from outside, with its state saved
             raise SystemExit(code)
-        if code not in step.codes:
+        missing = [path for path in step.makes if not path.exists()]
+        if code not in step.codes or (code and missing):  # a crash ends with 1, as a gate's no does, which has a card
             errors = [line for line in printed if _ERROR.match(line)]
             marker["error"] = errors[-1].partition(": ")[2] if errors else "\n".join(printed[-_TAIL:])
             storage.write_json(path, {**marker, "state": FAILED, "code": code})
@@ -177,7 +178,7 @@ class Runner:
                 f"{number}, ended with exit code {code}: {marker['error']}\n"
                 f"All that it printed: {self.folder / 'logs' / f'{step.name}.log'}. The same command goes on from here."
             )
-        if missing := [path for path in step.makes if not path.exists()]:
+        if missing:
             raise TrainingError(f"{number}: it ended well, but {missing[0]} is not there.")
         storage.write_json(path, {**marker, "state": DONE, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
         return True

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,16 @@ def test_a_training_goes_on_and_other_programs_begin_anew(tmp_path: Path, progra
             else:
                 with pytest.raises(TrainingError):
                     runner.run(step)
+
+
+def test_a_crash_of_a_gate_is_not_its_no(tmp_path: Path) -> None:
+    """Both end with 1, but only a verdict leaves a card."""
+    (tmp_path / "data").write_text("x")
+    crash, refuse = "raise ValueError('no card')", COPY + "; sys.exit(1)"
+    steps = [replace(copying(tmp_path, "data", "a", code), codes=(0, 1)) for code in (crash, refuse)]
+    with pytest.raises(TrainingError, match=r"ended with exit code 1: .*no card"):
+        ran(tmp_path, steps[:1])
+    assert ran(tmp_path, steps[1:]) == "a"
 
 
 def test_a_stop_goes_to_the_step_and_the_folder_is_free_after_it(tmp_path: Path) -> None:

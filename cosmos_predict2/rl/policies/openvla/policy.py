@@ -297,11 +297,12 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         """The record of a demonstrator who saw this and did these actions; held ones are the mean of what they hold."""
         held = actions_B_A_D.unflatten(1, (self.num_actions, self.hold)).mean(dim=2)
         normalized = self.statistics.normalized(without_gripper(held, self.gripper))
+        inputs = self._inputs(observation)
+        device = inputs["ids"].device
         if self.variant == "l1":
-            inputs = self._inputs(observation)
-            return {**inputs, "actions": normalized.float().to(inputs["ids"].device)}
+            return {**inputs, "actions": normalized.float().to(device)}
         ids = self.tokens.encode(normalized) - self.tokens.ids.start
-        return {**self._inputs(observation), "responses": ids.clamp(0, self.tokens.bins - 1).short()}
+        return {**inputs, "responses": ids.clamp(0, self.tokens.bins - 1).short().to(device)}
 
     def shares_outside(self, actions_B_A_D: Tensor) -> Tensor:
         """The share of each number of a demonstrator's actions that is clipped [D]."""
