@@ -274,19 +274,14 @@ def _composed(words: list[str]) -> DictConfig:
     for the file that called it: half of the time went there."""
     version.setbase(None)
     setup_globals()  # ${now:...}
-    repository = CachingConfigRepository(_Store(ConfigSearchPathImpl()))
+    stored = ConfigRepository(ConfigSearchPathImpl())
+    stored.sources = [StructuredConfigSource("schema", "structured://")]
+    repository = CachingConfigRepository(stored)
     overrides = OverridesParser.create().parse_overrides(words)
     listed = create_defaults_list(repository, ROOT, overrides, prepend_hydra=False, skip_missing=False)
     tree = ConfigLoaderImpl(ConfigSearchPathImpl())._compose_config_from_defaults_list(listed.defaults, repository)
     OmegaConf.set_struct(tree, True)
     return tree
-
-
-class _Store(ConfigRepository):
-    """The entries of Hydra's store."""
-
-    def initialize_sources(self, config_search_path: object) -> None:
-        self.sources = [StructuredConfigSource("schema", "structured://")]
 
 
 def _set(tree: DictConfig, item: Override) -> None:
