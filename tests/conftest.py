@@ -12,7 +12,7 @@ import pytest
 from tests import goldens, order
 from tests.goldens import case, golden, pytest_generate_tests
 from tests.leftovers import Leftovers
-from tests.programs import SHARED, python
+from tests.programs import SHARED, python, spawn_by, warm_python
 
 __all__ = ["case", "golden", "pytest_generate_tests"]
 
@@ -21,6 +21,9 @@ os.environ["WANDB_MODE"] = "disabled"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "IMAGINAIRE_OUTPUT_ROOT"):
     os.environ.pop(name, None)
+
+# No test cuts the power, and what a killed process wrote is with the system: each call takes 4 to 30 ms.
+os.fsync = lambda descriptor: None
 
 # With torch and all that tests import, looking through the heap takes .4 s, and each configuration that is composed
 # leaves enough objects to set it off: a third of the processor time went into it.
@@ -35,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     goldens.pytest_configure(config)
     config.pluginmanager.register(order)
+    spawn_by(warm_python)
     config.pluginmanager.register(Leftovers(getattr(config, "workerinput", {}).get("workerid", "")))
 
 
@@ -48,6 +52,11 @@ def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is imported by now is there to stay
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    gc.freeze()  # pytest has looked through all of it for errors, and would again
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

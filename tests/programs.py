@@ -12,10 +12,12 @@ process's id or group, or of what is imported takes ``sys.executable``.
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
 import json
+import multiprocessing.popen_spawn_posix
 import os
 import runpy
 import select
@@ -27,6 +29,7 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable, Sequence
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,6 +80,17 @@ def warm_python() -> str:
     return f"{os.path.dirname(python())}/warm/python"
 
 
+def spawn_by(stand_in: Callable[[], str]) -> None:
+    """Let a server fork what multiprocessing would spawn: workers of environments import torch where a package does."""
+
+    def spawn(path: bytes, words: Sequence[str], fds: Sequence[int]) -> int:
+        command = [stand_in(), *words[words.index("-c") :]]  # without flags of the interpreter
+        return util.spawnv_passfds(os.fsencode(command[0]), command, fds)
+
+    own = types.SimpleNamespace(**{**vars(util), "spawnv_passfds": spawn})
+    multiprocessing.popen_spawn_posix.util = own  # type: ignore[attr-defined]
+
+
 def call(script: types.ModuleType, *arguments: object) -> int:
     """The exit code of a program of `scripts` in this process, also where a wrong flag ends it."""
     from imaginaire import command_line
@@ -93,9 +107,10 @@ def _client(path: str, words: list[str]) -> NoReturn:
         signal.signal(number, lambda number, frame: os.kill(program, number))
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is a program to hand them to
     with socket.socket(socket.AF_UNIX) as server:
+        fds = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd) and fd != server.fileno()]
         server.connect(path)
-        request = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
-        socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+        request = json.dumps([words, os.getcwd(), dict(os.environ), fds]).encode()
+        socket.send_fds(server, [len(request).to_bytes(8, "big")], fds)
         server.sendall(request)
         answers = server.makefile()
         program = int(answers.readline())
@@ -106,6 +121,14 @@ def _client(path: str, words: list[str]) -> NoReturn:
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _import_ours() -> None:
@@ -126,6 +149,7 @@ def _serve(folder: str) -> list[str]:
             importlib.import_module(name)
         except ImportError:  # of an extra
             continue
+    os.fsync = lambda descriptor: None  # as in conftest.py
     os.mkdir(f"{folder}/warm")
     if os.fork() == 0:
         folder = f"{folder}/warm"
@@ -163,21 +187,23 @@ def _reap() -> bool:
 
 def _attend(connection: socket.socket, interpreter: str) -> list[str]:
     """In a process of its own: fork the program, say its status, and end it when nobody waits for it any more."""
-    size, fds, _, _ = socket.recv_fds(connection, 8, 3)
+    size, fds, _, _ = socket.recv_fds(connection, 8, 64)
     with connection.makefile("rb") as stream:
-        words, folder, environment = json.loads(stream.read(int.from_bytes(size, "big")))
+        words, folder, environment, places = json.loads(stream.read(int.from_bytes(size, "big")))
     program = os.fork()
     if program == 0:
         connection.close()
         os.setsid()
-        for target, fd in enumerate(fds):
-            os.dup2(fd, target)
+        above = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(places) + 1) for fd in fds]
+        for place, fd in zip(places, above, strict=True):
+            os.dup2(fd, place)
+        for fd in {*fds, *above} - {*places}:
             os.close(fd)
         os.chdir(folder)
         os.environ.clear()
         os.environ.update({"PYTHON_EXEC": interpreter, **environment})  # what torchrun starts its ranks with
         return list(words)
-    for fd in (0, 1, 2, *fds):
+    for fd in {0, 1, 2, *fds}:
         os.close(fd)
     try:
         connection.sendall(b"%d\n" % program)
@@ -221,6 +247,7 @@ def _become(words: list[str]) -> None:
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
     importlib.invalidate_caches()
+    spawn_by(lambda: os.environ["PYTHON_EXEC"])
     form, *arguments = words
     first = {"-m": os.getcwd(), "-c": "", "-": ""}.get(form, os.path.dirname(os.path.abspath(form)))
     given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
