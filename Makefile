@@ -61,7 +61,7 @@ format: $(STAMP)
 test: $(STAMP)
 	@$(ONE_THREAD) $(PYTEST) --collect-only -qq >/dev/null 2>&1 & \
 	$(MAKE) --no-print-directory lint; failed=$$?; wait; exit $$failed
-	$(ONE_THREAD) $(PYTEST) -n 3 --durations=10 -m "not long and not gpu and not network" $(if $(ORDER),--order $(ORDER))
+	$(ONE_THREAD) $(PYTEST) -n 3 --dist worksteal --durations=10 -m "not long and not gpu and not network" $(if $(ORDER),--order $(ORDER))
 
 test-fast: $(STAMP)
 	$(PYTEST) $(if $(ORDER),--order $(ORDER))
