@@ -56,7 +56,8 @@ class Point(gymnasium.Env[Any, Any]):
 
     def _picture(self) -> Any:
         picture = numpy.zeros((*self.shape, 3), numpy.uint8)
-        for channel, (row, column) in enumerate((self.place, self.goal)):
+        places = () if self.kind == "black" else (self.place, self.goal)
+        for channel, (row, column) in enumerate(places):
             top, left = int(row * self.shape[0]), int(column * self.shape[1])
             picture[top : top + 8, left : left + 16, channel] = 255
         return picture

@@ -88,6 +88,7 @@ def test_an_action_is_held_and_the_policy_reads_named_entries() -> None:
         (dict(kind="silent"), r"no success or is_success, only \[\].*success=return>=NUMBER"),
         (dict(success="done"), r"no done, only \['is_success'\]"),
         (dict(kind="unseeded"), "begins otherwise each time with the same seed"),
+        (dict(kind="black"), "draws black pictures"),
         (dict(kind="unbounded"), "give finite low and high"),
         (dict(kind="discrete"), r"its actions are Discrete\(3\)"),
         (dict(state=["agnet"]), "no 'agnet'. Did you mean agent"),

@@ -9,6 +9,7 @@ are arguments of the environment itself:
     --suite "gym:Meta-World/MT1?env_name=reach-v3&camera_name=corner2&repeat=4&max_steps=24"
 """
 
+import gc
 import importlib
 import re
 from collections.abc import Mapping, Sequence
@@ -105,7 +106,11 @@ class GymTask:
         return self._seen(), total, is_success
 
     def close(self) -> None:
-        self._env.close()
+        """Free the renderer now: one of MuJoCo that is freed later takes the next environment's context with it."""
+        if self._env is not None:
+            self._env.close()
+        self._env = None
+        gc.collect()  # a renderer and its environment know each other
 
     def _judged(self, reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
         if self._success == "terminated":
@@ -157,6 +162,11 @@ class GymTask:
             raise ConfigError(
                 f"{self._name} draws no picture: render_mode='rgb_array' gives {picture.dtype} {list(picture.shape)},"
                 " and its observation has no uint8 [height, width, 3]."
+            )
+        if not picture.any():
+            raise ConfigError(
+                f"{self._name} draws black pictures. Close other environments of this process before it is made, or"
+                " try another renderer: MUJOCO_GL=egl, glfw or osmesa."
             )
         return picture
 
