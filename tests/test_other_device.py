@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.released import tiny_policy_path
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
@@ -27,11 +29,16 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.imagined import check
+from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
 from cosmos_predict2.rl.interfaces import Judgement
+from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, write_classifier
+from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
@@ -288,15 +295,17 @@ def test_sampling_and_rollouts_stay_on_the_device() -> None:
 
 @pytest.mark.slow
 def test_an_imagined_environment_waits_once_a_chunk_and_for_its_reward() -> None:
-    waits, pictures, expected, places = _alone(_environment)
+    waits, pictures, expected, places, gates = _alone(_environment)
     assert waits == WAITS_OF_AN_ENVIRONMENT
+    assert gates[0] == pytest.approx(gates[1], abs=1e-3), "a gate's values of a policy"
     assert (pictures.int() - expected.int()).abs().max() <= 1
     assert places == [NAME, "cpu", NAME, "cpu"]  # beside workers that have their own it is there for validation alone
 
 
-def _environment() -> tuple[Waits, Tensor, Tensor, list[str]]:
-    """What made the host wait in chunks of an environment, its pictures there and on the CPU; and where the world model
-    of a process is that trains a policy while others play: at first, in a rollout, in validation and after it."""
+def _environment() -> tuple[Waits, Tensor, Tensor, list[str], list[list[float]]]:
+    """What made the host wait in chunks of an environment, its pictures there and on the CPU; where the world model of
+    a process is that trains a policy while others play: at first, in a rollout, in validation and after it; and a
+    gate's figures there and on the CPU."""
     imagination = imagination_of(device="cpu")
     actions = torch.rand(CHUNKS, 5, 12, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
@@ -312,14 +321,33 @@ def _environment() -> tuple[Waits, Tensor, Tensor, list[str]]:
                 far.watching = False
         return observed["full_image"].cpu()
 
-    expected = play(imagination)
+    expected, gate_here = play(imagination), _gate(imagination)
     with FarDevice() as far:
         world = imagination.world
         net, tokenizer = (copy.deepcopy(part).to(device()) for part in (world.net, world.tokenizer))
         moved = WorldModel(world.config, net, tokenizer, device=device())
         pictures = play(Imagination(moved), far)
         waits = dict(far.waits)
-        return waits, pictures, expected, _places(Imagination(moved))
+        gates = [_gate(Imagination(moved)), gate_here]
+        return waits, pictures, expected, _places(Imagination(moved)), gates
+
+
+def _gate(imagination: Imagination) -> list[float]:
+    """Values of a policy in an imagination, by recordings of the toy world."""
+    made = make_episodes(3, 0, mix=DRIVERS, first=2**19)
+    films = [torch.from_numpy(made.render(i)) for i in range(3)]
+    actions = [torch.from_numpy(made.actions[i]).float() for i in range(3)]
+    recorded = check.Episodes(
+        torch.stack([film[0] for film in films]), films, films, actions, made.success, ["push"] * 3
+    )
+    policy = read_policy(tiny_policy_path())[0].to(imagination.world.device)
+    with TemporaryDirectory() as folder, torch.random.fork_rng():
+        torch.manual_seed(0)
+        path = Path(folder) / "reward_model.safetensors"
+        write_classifier(path, SuccessClassifier((4, 4, 4, 4, 4)), {})
+        reward = ResnetReward(str(path)).to(imagination.world.device)
+    figures = check.policy_figures(policy, imagination, reward, recorded, recorded)
+    return [figures[name].value for name in ("greedy_value", "sampled_value")]
 
 
 def _places(imagination: Imagination) -> list[str]:
