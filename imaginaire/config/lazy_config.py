@@ -12,6 +12,7 @@ that name, ``_partial_: name`` with args and kwargs a functools.partial, ``_call
 strings. A name is written only if it finds the same object again; the parser executes nothing.
 """
 
+import copy
 import enum
 import functools
 import inspect
@@ -226,16 +227,22 @@ def plain_data(text: str, source: str) -> Any:
     What aliases repeat is counted before it is written out: a few lines can mean more values than a memory holds.
     """
     try:
-        loader = _Loader(text)  # a subclass of SafeLoader
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if any(count > MOST_VALUES for count, _ in enumerate(_written_out(node))):
-            raise yaml.YAMLError(f"its aliases (*name) repeat more than {MOST_VALUES} values")
-        return loader.construct_document(node)
+        return copy.deepcopy(_parsed(text))
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"  # other than YAMLError: of one value
         raise ConfigError(f"{source} is not valid YAML: {why}") from error
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(text: str) -> Any:
+    """A program reads the configuration of a world model's run for its card, its parts and its preprocessing."""
+    loader = _Loader(text)  # a subclass of SafeLoader
+    node = loader.get_single_node()
+    if node is None:
+        return None
+    if any(count > MOST_VALUES for count, _ in enumerate(_written_out(node))):
+        raise yaml.YAMLError(f"its aliases (*name) repeat more than {MOST_VALUES} values")
+    return loader.construct_document(node)
 
 
 def refuse_interpolations(data: Any, source: str) -> None:

@@ -4,6 +4,7 @@
 Another distribution can provide packages of the same names; an import then takes whichever comes first on the path.
 """
 
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -75,6 +76,7 @@ def root() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
+@functools.cache
 def _other_providers() -> dict[str, set[str]]:
     """Installed distributions, other than ours, by which of our packages they bring."""
     providers: dict[str, set[str]] = {package: set() for package in PACKAGES}
