@@ -87,6 +87,7 @@ def _options(recordings: Path, name: str, *options: str) -> list[str]:
         "dataloader_val.num_workers=0",
         "dataloader_train.batch_size=2",
         "trainer.callbacks.draw_samples=null",
+        "trainer.callbacks.action_following=null",
         "trainer.validation_iter=2",
         "checkpoint.save_iter=2",
         "scheduler.cycle_lengths=[12,4]",
@@ -122,7 +123,7 @@ def test_a_run_that_stands_still_ends_with_its_falling_rate_and_so_does_a_resume
 
 @pytest.mark.slow
 def test_a_run_that_improves_goes_on(recordings: Path, tmp_path: Path) -> None:
-    assert train(tmp_path, _options(recordings, "goes_on", "trainer.max_iter=8"), config=BASE) == 0
+    assert train(tmp_path, _options(recordings, "goes_on", "trainer.max_iter=6"), config=BASE) == 0
     looks = json.loads((tmp_path / "posttraining/video2world/goes_on" / FILE).read_text())["looks"]
-    assert [look["iteration"] for look in looks] == [2, 4, 6, 8] and not any(look["is_falling"] for look in looks)
+    assert [look["iteration"] for look in looks] == [2, 4, 6] and not any(look["is_falling"] for look in looks)
     assert looks[-1]["loss"] < looks[0]["loss"]

@@ -76,6 +76,7 @@ def check(data: Path, out: Path, *words: object, reward: str = f"{__name__}:Ring
 def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(imagination_check, "GROUPS", 8)
     words = ("--policy", tiny_policy_path(), "--played", data, "--suite", "toy")
     assert check(data, tmp_path / "card.json", *words) == 0
     good = read_card(str(tmp_path / "card.json"))

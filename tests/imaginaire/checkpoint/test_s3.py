@@ -31,17 +31,17 @@ def train_there(root: str, overrides: list[str]) -> int:
 @pytest.mark.parametrize("ckpt_type", ["standard", "dcp"])
 def test_a_run_on_s3_resumes_and_equals_one_on_disk(tmp_path: Path, s3_bucket: str, ckpt_type: str) -> None:
     overrides = [*QUICK, f"ckpt_type={ckpt_type}", "checkpoint.keep_last=2"]
-    assert train(tmp_path, [*overrides, "trainer.max_iter=7"]) == 0
-    assert train_there(s3_bucket, [*overrides, "trainer.max_iter=5"]) == 0
-    assert train_there(s3_bucket, [*overrides, "trainer.max_iter=7"]) == 0
+    assert train(tmp_path, [*overrides, "trainer.max_iter=4"]) == 0
+    assert train_there(s3_bucket, [*overrides, "trainer.max_iter=2"]) == 0
+    assert train_there(s3_bucket, [*overrides, "trainer.max_iter=4"]) == 0
     assert storage._copies == set(), "copies of loaded files stay on the local disk"
     folder = storage.join(s3_bucket, "tests/engine/restless/checkpoints")
     found = checkpoint_layout.read_pointer(folder)
-    assert found is not None and found.iteration == 7 and found.faults() == []
+    assert found is not None and found.iteration == 4 and found.faults() == []
     trees = {kind: found.read(kind) for kind in KINDS}
     trees["trainer"].pop("files")
     assert difference(trees, saved(tmp_path)) is None
-    assert [s.iteration for s in checkpoint_layout.all_sets(folder)] == [7, 6]
+    assert [s.iteration for s in checkpoint_layout.all_sets(folder)] == [4, 3]
     top = storage.listdir(storage.join(s3_bucket, "tests/engine/restless"))
     assert {"config.yaml", "metrics.jsonl", "runs.jsonl"} <= set(top)
 
