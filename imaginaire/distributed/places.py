@@ -118,9 +118,9 @@ class Board:
         self._set(f"answer{self.rank}", {"time": alarm.time})
 
     def answered(self, alarm: Alarm) -> set[int]:
-        """The ranks that have written where they are."""
+        """The ranks that have written where they are, for this alarm or for one that another rank raised with it."""
         found = {rank: self._get(f"answer{rank}") for rank in range(self.world_size)}
-        return {rank for rank, value in found.items() if value is not None and value["time"] == alarm.time}
+        return {r for r, value in found.items() if value and abs(value["time"] - alarm.time) <= _ALARM_HOLDS_S}
 
     def exchange(self, name: str, text: str, timeout_s: float) -> list[str] | None:
         """The text of every rank under a name; None when a rank wrote none within the time."""

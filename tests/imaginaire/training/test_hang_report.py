@@ -103,6 +103,16 @@ def test_ranks_meet_in_the_store_without_a_collective(two_ranks: list[Any]) -> N
     assert mine.exchange("second", "here", timeout_s=60) is None
 
 
+def test_alarms_that_ranks_raise_at_one_moment_are_one(two_ranks: list[Any]) -> None:
+    other = places.Board(dist.TCPStore("127.0.0.1", two_ranks[0].port, None, False), rank=0, world_size=2)
+    mine = places.board()
+    assert mine is not None
+    mine.answer(places.Alarm("rank 1: no progress", 100.0))
+    other.answer(places.Alarm("rank 0: no progress", 100.01))
+    assert mine.answered(places.Alarm("rank 1: no progress", 100.0)) == {0, 1}
+    assert mine.answered(places.Alarm("of a later hang", 200.0)) == set()
+
+
 def test_what_takes_long_has_a_longer_limit_and_a_stopped_process_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
