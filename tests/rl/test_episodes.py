@@ -116,7 +116,7 @@ def test_a_policy_is_not_asked_by_words_that_it_was_not_cloned_on() -> None:
     """A clone of one sentence has .92 by it and .00 by the name of the environment."""
     policy: Any = Notes()
     policy.sentences = ("0", "2")
-    with pytest.raises(ConfigError, match=r"calls its task '1', but the policy was cloned on '0' or '2'.*\?sentence="):
+    with pytest.raises(ConfigError, match=r"calls its task '1', which no recording.* Known: 0, 2.*\?sentence="):
         played(Counter(1, [2, 2, 2]), 3, policy)
     policy.sentences = ("0", "1", "2")
     assert len(played(Counter(1, [2, 2, 2]), 3, policy)) == 3

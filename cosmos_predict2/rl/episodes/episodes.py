@@ -204,7 +204,7 @@ class LocalRollout(RolloutDefaults):
             while not places.are_done:
                 if places.are_due:
                     begun = places.begin()
-                    require_known_sentences(self.policy, begun[1])
+                    require_known_sentences(self.policy.sentences, begun[1])
                     played.begin(*begun)
                 numbers = places.episodes
                 generators = [random.generator(starts.draws[i], played.counts[i], "decision") for i in numbers]
@@ -220,16 +220,14 @@ class LocalRollout(RolloutDefaults):
         return played.trajectories()
 
 
-def require_known_sentences(policy: Policy, observation: Observation) -> None:
-    """Raise where a task is described by other words than in the recordings that the policy was cloned from."""
-    known = policy.sentences
+def require_known_sentences(known: Sequence[str], observation: Observation) -> None:
+    """Raise where a task is described by other words than in the recordings that a policy is cloned from, if any are
+    known."""
     if known and (other := next((one for one in observation["task_description"] if one not in known), None)):
-        some = " or ".join(f"'{one}'" for one in known[:3])
         raise ConfigError(
-            f"The environment calls its task '{other}', but the policy was cloned on {some}"
-            f"{' and others' if len(known) > 3 else ''}: by other words it does not know what to do. Give the"
-            " environment the recorded words (--suite 'gym:ID?sentence=WORDS', or task_description of your own"
-            f" class).{near(other, known)}"
+            f"The environment calls its task '{other}', which no recording of the policy does: it does not know what"
+            f" to do by other words.{near(other, known)} Give the environment the recorded words (--suite"
+            " 'gym:ID?sentence=WORDS', or task_description of your own class)."
         )
 
 

@@ -79,7 +79,7 @@ def require_suite(options: Options, recorded: Recorded) -> None:
             f" {error}"
         ) from error
     try:
-        require_known_sentences(policy, env.reset()[0])
+        require_known_sentences(recorded.sentences, env.reset()[0])
         most = env.metadata["max_steps"]
         if most != recorded.num_actions:
             log.warning(
