@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         one = check.policy_figures(policy, imagination, reward, episodes, learnt, seed, of_successes)
         if args.suite:
             with closing(suites.find(args.suite).env(check.AT_ONCE, policy)) as env:
-                one |= check.true_attempts(policy, env, imagination, reward, seed)
+                one |= check.true_attempts(policy, env, imagination, reward, learnt, seed)
         by_policy[name] = one
     if args.played:
         played = LeRobotSource.open(args.played)

@@ -4,6 +4,7 @@
 import json
 import subprocess
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
+from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.imagined import check as imagination_check
 from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, judge
@@ -87,6 +89,8 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     assert (
         good.figures["policy"]["within_starts"]["value"] > 0.2 and good.figures["policy"]["true_success"]["value"] > 0
     )
+    above_nothing = good.figures["policy"]["true_above_nothing"]["value"]
+    assert 0 < above_nothing <= good.figures["policy"]["true_success"]["value"]
     assert good.inputs["policy"] == digest(tiny_policy_path()) and {"split", "tokenizer"} <= set(good.inputs)
 
     straight = imagination_check.replayed
@@ -100,6 +104,22 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     assert bad.verdict == "no" and bad.figures["obedience"] < 0
     assert bad.figures["ends_imagined"]["value"] < good.figures["ends_imagined"]["value"] - 0.1
     assert any("area under the curve, imagined ends" in reason for reason in bad.reasons)
+
+
+def test_doing_nothing_is_not_better_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clone that stands still has the success of starts at which the goal is met, and nothing to teach it by."""
+    made = make_episodes(4, 0, mix=DRIVERS, first=2**19)
+    actions = [torch.from_numpy(made.actions[i]).float() for i in range(4)]
+    learnt = imagination_check.Episodes(torch.zeros(4), [], [], actions, made.success, ["push"] * 4)
+    count = imagination_check.GROUPS * imagination_check.MEMBERS
+    monkeypatch.setattr(imagination_check, "imagined_ends", lambda *given: (None, []))
+    monkeypatch.setattr(imagination_check, "judge", lambda *given: (numpy.linspace(0, 1, count), None))
+    with closing(suites.find("toy").env(imagination_check.AT_ONCE, SimpleNamespace(action_dim=4))) as env:
+        still: Any = imagination_check.Still(torch.zeros(12, 4))
+        found: Any = imagination_check.true_attempts(still, env, *[None] * 2, learnt)  # type: ignore[arg-type]
+    assert found["true_above_nothing"].value == 0
+    judged = judge(figures(), {"policy": found})
+    assert judged.verdict == "no" and any("that of doing nothing" in reason for reason in judged.reasons)
 
 
 @pytest.mark.slow
@@ -128,7 +148,7 @@ def test_true_attempts_are_played_on_after_success(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(imagination_check, "attempts", play)
     monkeypatch.setattr(imagination_check, "SimulatedStarts", lambda *given: SimpleNamespace(starts=lambda *of: None))
     with pytest.raises(ConfigError, match="plays on: True"):
-        imagination_check.true_attempts(None, env, *[None] * 2)  # type: ignore[arg-type]
+        imagination_check.true_attempts(None, env, *[None] * 3)  # type: ignore[arg-type]
 
 
 def figures(**changes: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
-from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
+from cosmos_predict2.rl.interfaces import Decision, FrameReward, Observation, PolicyDefaults, VecEnv
 from cosmos_predict2.rl.rewards.resnet import KEY, ResnetReward
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import foreign_json
@@ -386,9 +386,21 @@ def played_figures(imagination: Imagination, reward: FrameReward, played: Episod
     return figures
 
 
-def true_attempts(policy: Any, env: VecEnv, imagination: Imagination, reward: FrameReward, seed: int = 0) -> Figures:
+class Still(PolicyDefaults):
+    """Does the same in every action of a chunk [A, D]."""
+
+    def __init__(self, chunk_A_D: Tensor) -> None:
+        self.chunk_A_D = chunk_A_D
+
+    def act(self, observation: Observation, **options: Any) -> Decision:
+        return Decision(self.chunk_A_D.expand(len(observation["task_description"]), -1, -1), {})
+
+
+def true_attempts(
+    policy: Any, env: VecEnv, imagination: Imagination, reward: FrameReward, learnt: Episodes, seed: int = 0
+) -> Figures:
     """Sampled attempts of the policy in the true environment, their actions imagined from the same pictures: the
-    correlation of imagined value with truth inside a start is what a group's advantage sees.
+    correlation of imagined value with truth inside a start is what a group's advantage sees. Beside them doing nothing.
 
     They are played on after success where the environment can, as imagined episodes are."""
     env.terminate_on_success = False
@@ -408,8 +420,12 @@ def true_attempts(policy: Any, env: VecEnv, imagination: Imagination, reward: Fr
     last = numpy.array([float(rows[-1]) for rows in rewards])  # dense ones say how near a failure was
     nearness = numpy.where(truth, last.max(), last) if len(numpy.unique(last)) > 2 else truth.astype(float)
     by_start = (value.reshape(GROUPS, MEMBERS), nearness.reshape(GROUPS, MEMBERS))
+    success_G = truth.reshape(GROUPS, MEMBERS).mean(axis=1)
+    still = Still(_nothing(learnt).expand(played.actions_M_E_A_D.shape[2], -1))
+    still_G = attempts(still, env, starts).success_E.numpy()
     return {
-        "true_success": agreement.mean(truth.reshape(GROUPS, MEMBERS).mean(axis=1), seed),
+        "true_success": agreement.mean(success_G, seed),
+        "true_above_nothing": agreement.mean(success_G - still_G, seed),
         "true_ends": area_under_curve(value, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan),
         "within_starts": within_groups(*by_start, seed),
     }

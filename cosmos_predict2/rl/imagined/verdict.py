@@ -105,6 +105,10 @@ BOUNDS = (
         "a clone that does nothing cannot be told from one that does harm", CLONE,
     ),
     Bound(
+        "true_above_nothing", "its true success less that of doing nothing", 0.05, 0.01,
+        "it teaches nothing: a clone of FetchPush-v4 had .110, as doing nothing, and after learning .110 again", CLONE,
+    ),
+    Bound(
         "like_success", "the policy valued above recordings that succeed", 0.45, None,
         "it is as good as they are, or imagination cannot tell its failures: a clone of .11 had .66, and learnt .03",
         PLAY, is_least=False,
