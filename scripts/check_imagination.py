@@ -91,9 +91,11 @@ def run(args: argparse.Namespace) -> int:
     figures |= {"leaks": check.leaks(args.world_model, args.reward, split), "allowed": args.allow}
     by_policy: dict[str, dict[str, Any]] = {}
     for name, path in policies.items():
-        policy = read_policy(path)[0].to(imagination.world.device)
+        found, policy_card = read_policy(path)
+        policy = found.to(imagination.world.device)
         of_successes = figures["values_of_successes"]
         one = check.policy_figures(policy, imagination, reward, episodes, learnt, seed, of_successes)
+        one |= check.clone_figures(policy_card.about)
         if args.suite:
             with closing(suites.find(args.suite).env(check.AT_ONCE, policy)) as env:
                 one |= check.true_attempts(policy, env, imagination, reward, learnt, seed)
@@ -103,9 +105,6 @@ def run(args: argparse.Namespace) -> int:
         outcomes = recorded_outcomes(played, args.success_column, last=True)
         own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0)
         figures |= check.played_figures(imagination, reward, own, seed)
-    for one in by_policy.values():
-        if true := one.get("true_success") or (figures.get("played_success") if len(by_policy) == 1 else None):
-            one["optimism"] = check.optimism(one["like_success"], true, figures["ends_imagined"])
     judged = judge(figures, by_policy, args.allow)
 
     command = shlex.join([*["python", "-m", "scripts.check_imagination"], *sys.argv[1:]])

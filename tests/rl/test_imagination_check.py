@@ -2,6 +2,7 @@
 """The gate: a world model that is true and one that is not, held against recordings of the toy world."""
 
 import json
+import math
 import subprocess
 from collections.abc import Mapping
 from contextlib import closing
@@ -117,7 +118,10 @@ def test_doing_nothing_is_not_better_than_nothing(monkeypatch: pytest.MonkeyPatc
     with closing(suites.find("toy").env(imagination_check.AT_ONCE, SimpleNamespace(action_dim=4))) as env:
         still: Any = imagination_check.Still(torch.zeros(12, 4))
         found: Any = imagination_check.true_attempts(still, env, *[None] * 2, learnt)  # type: ignore[arg-type]
-    assert found["true_above_nothing"].value == 0
+    assert found["true_above_nothing"].value == 0 and math.isnan(found["within_starts"].value)
+    about = dict(explained=-0.01, low=-0.03, high=0.01, recordings=17)
+    assert judge(figures(), {"policy": imagination_check.clone_figures(about)}).verdict == "no"
+    assert imagination_check.clone_figures({}) == {}, "not a clone of recordings"
     judged = judge(figures(), {"policy": found})
     assert judged.verdict == "no" and any("that of doing nothing" in reason for reason in judged.reasons)
 
@@ -165,6 +169,8 @@ def test_the_verdict_follows_the_bounds() -> None:
             wrong = judge(figures(**{bound.name: bound.no + (-0.01 if bound.is_least else 0.01)}))
             assert wrong.verdict == "no" and wrong.next_step == bound.cure and bound.why in wrong.reasons[0]
             assert judge(figures(**{bound.name: float("nan")})).verdict == "go", "not measured"
+    assert judge(figures(), {"policy": {"like_success": 0.6}}).verdict == "doubtful"
+    assert judge(figures(), {"policy": {"like_success": 0.6, "true_ends": 0.9}}).verdict == "go", "asked directly"
     bad = figures(ends_imagined=0.5)
     assert judge(bad, allowed=["ends_imagined"]).verdict == "go"
     assert judge(figures(), {"policy/1": {}, "policy/2": {"spread": 0.0}}).verdict == "no"
