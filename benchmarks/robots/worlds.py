@@ -10,7 +10,6 @@ The camera stands near the table, and shadows are left out: without a GPU they c
 from typing import Any
 
 import gymnasium
-import gymnasium_robotics
 import numpy
 
 METAWORLD = {"reach": "reach-v3", "plate": "plate-slide-v3", "faucet": "faucet-open-v3", "drawer": "drawer-open-v3"}
@@ -39,6 +38,9 @@ def table(task: str, render_mode: str | None = None, **drawn: Any) -> Any:
 
 
 def push(render_mode: str | None = None, **drawn: Any) -> Any:
+    import gymnasium_robotics
+
+    gymnasium.register_envs(gymnasium_robotics)
     camera = dict(distance=1.05, azimuth=180.0, elevation=-50.0, lookat=numpy.array([1.32, 0.75, 0.42]))
     settings = dict(default_camera_config=camera, disable_env_checker=True, **drawn)
     return _without_shadows(gymnasium.make("FetchPush-v4", render_mode=render_mode, **settings).unwrapped)
@@ -50,7 +52,6 @@ def _without_shadows(env: Any) -> Any:
     return env
 
 
-gymnasium.register_envs(gymnasium_robotics)
 gymnasium.register("Bench/push-v0", entry_point=f"{__name__}:push", max_episode_steps=50)
 for name, task in METAWORLD.items():
     env_id, settings = f"Bench/{name}-v0", {"task": task}
