@@ -47,7 +47,7 @@ class Point(gymnasium.Env[Any, Any]):
         self.place = numpy.clip(self.place + 0.2 * moved, 0, 0.99)
         distance = float(numpy.abs(self.place - self.goal).max())
         is_near = distance < 0.15
-        self.is_over = self.kind == "terminates" and is_near
+        self.is_over = self.kind in ("terminates", "fades") and is_near
         info = {} if self.kind in ("silent", "terminates") else {"is_success": numpy.float32(is_near)}
         return self._observed(), -distance, self.is_over, False, info
 
@@ -56,7 +56,8 @@ class Point(gymnasium.Env[Any, Any]):
 
     def _picture(self) -> Any:
         picture = numpy.zeros((*self.shape, 3), numpy.uint8)
-        places = () if self.kind == "black" else (self.place, self.goal)
+        is_black = self.kind == "black" or (self.kind == "fades" and self.is_over)
+        places = () if is_black else (self.place, self.goal)
         for channel, (row, column) in enumerate(places):
             top, left = int(row * self.shape[0]), int(column * self.shape[1])
             picture[top : top + 8, left : left + 16, channel] = 255

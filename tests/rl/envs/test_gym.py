@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments of gymnasium: each way in which packages differ keeps the contract, or is refused with the cure."""
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +52,22 @@ def test_starts_pictures_and_actions_of_packages_that_differ(kind: str) -> None:
     assert lowest[1] - lowest[0] in (4, 5)  # .2 of the height, wherever its bounds are
     assert numpy.array_equal(one.reset(0, 3, 9)["full_image"], first)
     assert not numpy.array_equal(one.reset(0, 4, 0)["full_image"], first)
+    one.close()
+
+
+def test_a_closed_environment_is_freed_at_once_and_an_episode_may_fade() -> None:
+    """A renderer that is freed later takes the context of the next one."""
+    one = task(kind="fades")
+    one.reset(0, 0, 0)
+    point = one._env.unwrapped
+    point.renderer = [point]  # as one of MuJoCo and its environment
+    for _ in range(6):
+        seen = one.step(numpy.clip((point.goal - point.place) / 0.2, -1, 1).astype(numpy.float32))[0]
+    assert not seen["full_image"].any()
+    left = weakref.ref(point)
+    del point
+    one.close()
+    assert left() is None
     one.close()
 
 

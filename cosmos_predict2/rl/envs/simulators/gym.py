@@ -93,6 +93,7 @@ class GymTask:
     def step(self, action: Floats) -> tuple[Mapping[str, Any], float, bool]:
         """Steps after the environment's own end change nothing: some raise errors then."""
         total, is_success = 0.0, False
+        self._begins = False
         for _ in range(self._repeat):
             if self._is_over:
                 is_success = is_success or self._is_success
@@ -142,6 +143,7 @@ class GymTask:
         self._env.unwrapped.np_random = gymnasium.utils.seeding.np_random(seed)[0]
         with seeded(seed):
             found: tuple[Any, Any] = self._env.reset(seed=seed)
+        self._begins = True
         return found
 
     def _require_reproducible_starts(self) -> None:
@@ -163,7 +165,7 @@ class GymTask:
                 f"{self._name} draws no picture: render_mode='rgb_array' gives {picture.dtype} {list(picture.shape)},"
                 " and its observation has no uint8 [height, width, 3]."
             )
-        if not picture.any():
+        if self._begins and not picture.any():  # later ones may fade
             raise ConfigError(
                 f"{self._name} draws black pictures. Close other environments of this process before it is made, or"
                 " try another renderer: MUJOCO_GL=egl, glfw or osmesa."
