@@ -41,6 +41,7 @@ def size_problem(name: str, size: object) -> str | None:
 def small_size(height: int, width: int, longest: int = 64) -> tuple[int, int]:
     """(height, width) for the tiny models: the shape of the pictures with sides that are multiples of 16, at most
     ``longest``; small pictures are not made larger than the next multiple."""
+    longest = longest // 16 * 16
     shrink = min(1.0, longest / max(height, width))
     sides = (max(16, min(longest, 16 * round(side * shrink / 16))) for side in (height, width))
     return next(sides), next(sides)

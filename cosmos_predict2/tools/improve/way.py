@@ -155,8 +155,7 @@ class _Way:
         self.suite_size = self.suite
         if options.suite.startswith(GYM) and "image_size=" not in options.suite:
             self.suite_size = (*self.suite, *_flags(image_size=recorded.height))
-        is_usual = options.picture_size == USUAL_SIDE  # the recordings say it
-        self.larger = "" if is_usual else f"[{recorded.size[0]},{recorded.size[1]}]"
+        self.size = f"[{recorded.size[0]},{recorded.size[1]}]"
         self.area = recorded.size[0] * recorded.size[1] / USUAL_AREA
         own = (*map(_file_of, options.imports), _file_of(options.policy), _file_of(options.suite))
         self.modules = tuple(path for path in own if path is not None)
@@ -187,7 +186,7 @@ class _Way:
             "dataloader_train.dataset.root": phase.data,
             "dataloader_train.dataset.split_file": phase.split,
             "dataloader_train.dataset.camera": self.options.camera,
-            "dataloader_train.dataset.video_size": self.larger,
+            "dataloader_train.dataset.video_size": self.size,
             "model.config.pipe_config.tokenizer.weights": self.tokenizer_file,
             "trainer.seed": self.options.seed,
         }
@@ -247,14 +246,13 @@ class _Way:
         )
 
     def learning(self, phase: Phase) -> Step:
-        height, width = self.recorded.size
         given = {
             "experiment": f"vla_grpo_recordings{POLICIES.get(self.options.policy, '')}",
             "job.name": phase.learnt.name,
             "trainer.seed": self.options.seed,
             "model.config.env.imagination.dit_path": phase.world_model,
             "model.config.env.starts.path": phase.starts,
-            "model.config.env.starts.size": f"[{height},{width}]",
+            "model.config.env.starts.size": self.size,
             "model.config.env.reward.path": phase.reward / REWARD,
             **_policy(self.options.policy, phase.policy, self.recorded.action_dim),
             "model.config.card": phase.card,

@@ -68,7 +68,7 @@ def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> 
     with pytest.raises(DataError):
         look(replace(options, data=tmp_path))
     larger = replace(options, camera="a", picture_size=128)
-    assert look(larger).size == (80, 128)
+    assert look(larger).size == (80, 128) and look(replace(larger, picture_size=90)).size == (48, 80)
     words = [step.words for step in steps_of(larger, look(larger)) if step.name in ("tokenizer", "world_model")]
     assert all("[80,128]" in " ".join(of_step) or "80 128" in " ".join(of_step) for of_step in words)
 
