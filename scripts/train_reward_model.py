@@ -175,7 +175,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 _LIMITED_BY = (
-    "True pictures are told apart, so the world model limits: train it longer, on recordings with failures, and with a"
+    "True pictures are judged well, so the world model limits: train it longer, on recordings with failures, and with a"
     " tokenizer fitted to them."
 )
 

@@ -357,10 +357,10 @@ def policy_figures(
 def clone_figures(about: Mapping[str, Any]) -> Figures:
     """The share of what differs between held-out actions that a clone explains, where its card has it: its verdict was
     made without a simulator."""
-    if "explained" not in about:
+    if not isinstance(value := about.get("explained"), (int, float)):
         return {}
-    value, low, high = (float(about[name]) for name in ("explained", "low", "high"))
-    return {"explained": Estimate(value, low, high, int(about["recordings"]))}
+    low, high = (about.get(name, math.nan) for name in ("low", "high"))
+    return {"explained": Estimate(value, low, high, about.get("recordings", 0))}
 
 
 def _unlike(pictures_E_H_W_C: Tensor, episodes: Episodes, learnt: Episodes) -> float:

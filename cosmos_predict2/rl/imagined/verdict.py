@@ -104,7 +104,7 @@ BOUNDS = (
     ),
     Bound(
         "above_nothing", "the policy valued above doing nothing", 0.60, 0.52,
-        "a clone that does nothing cannot be told from one that does harm", CLONE,
+        "a clone that does nothing teaches as little as one that does harm", CLONE,
     ),
     Bound(
         "explained", "of held-out actions the clone explains", 0.05, 0.00,
@@ -116,7 +116,7 @@ BOUNDS = (
     ),
     Bound(
         "like_success", "the policy valued above recordings that succeed", 0.45, None,
-        "it is as good as they are, or imagination cannot tell its failures: a clone of .11 had .66, and learnt .03",
+        "it is as good as they are, or its failures are imagined as successes: a clone of .11 had .66, and learnt .03",
         PLAY, is_least=False, unless="true_ends",
     ),
     Bound(
@@ -130,11 +130,11 @@ BOUNDS = (
     ),
     Bound(
         "played_ends", "area under the curve, the policy's own episodes", 0.66, 0.55,
-        "recordings may be easier to tell apart than what this policy does", WORLD,
+        "recordings may be easier to judge than what this policy does", WORLD,
     ),
     Bound(
         "true_ends", "area under the curve, the policy's true attempts imagined", 0.70, 0.60,
-        "what it does is harder to tell apart than recordings: at .59 true success rose by .02, at .69 by .06", PLAY,
+        "what it does is harder to judge than recordings: at .59 true success rose by .02, at .69 by .06", PLAY,
     ),
     Bound(
         "within_starts", "imagined value with truth inside a start, correlation", 0.12, 0.05,
@@ -180,7 +180,7 @@ class Judged:
         meaning = {
             "go": "what this reward values in this imagination is what truly happens; a policy may learn in it",
             "doubtful": "a policy may learn in this imagination, but look at true success soon",
-            "no": "a policy would learn what is not true",
+            "no": "a policy would learn nothing here that is true",
         }
         more = f"; and {len(self.reasons) - 1} more below" if len(self.reasons) > 1 else ""
         return f"{meaning[self.verdict]}{': ' if self.reasons else ''}{''.join(self.reasons[:1])}{more}."
