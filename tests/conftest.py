@@ -4,6 +4,7 @@
 import gc
 import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -65,6 +66,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("torch sees no GPU here")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """End TensorBoard's threads while the test's folder is there: they write for 30 s, and fail in the next test."""
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("tensorboard."):
+            thread.stop()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures and videos: what is written is what is read, and whatever is wrong with a file is reported."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -34,6 +37,27 @@ def test_a_video_keeps_frames_rate_and_colours(tmp_path: Path, fps: float) -> No
     assert rate == pytest.approx(float(fps), abs=1e-4)
     assert _difference(video, clip) < 2
     assert media.probe_video(tmp_path / "clip.mp4") == media.VideoInfo(5, rate, 48, 64)
+
+
+def test_the_same_frames_are_the_same_file(tmp_path: Path) -> None:
+    """Whatever lies in memory that nobody has written: glibc fills it with the byte that a variable names."""
+    program = """
+import sys, torch
+from cosmos_predict2.data.video import media
+from cosmos_predict2.toy_world.episodes import make_episodes
+made = make_episodes(40, 0)
+for i in range(40):
+    media.write_video(f"{sys.argv[1]}/{i}.mp4", torch.from_numpy(made.render(i)).permute(3, 0, 1, 2), 10)
+"""
+    processes = []
+    for byte in ("1", "170"):
+        (tmp_path / byte).mkdir()
+        environment = {**os.environ, "MALLOC_PERTURB_": byte}
+        processes.append(subprocess.Popen([sys.executable, "-c", program, str(tmp_path / byte)], env=environment))
+    assert [process.wait() for process in processes] == [0, 0]
+    for i in range(40):
+        first, second = ((tmp_path / byte / f"{i}.mp4").read_bytes() for byte in ("1", "170"))
+        assert first == second, i
 
 
 @pytest.mark.parametrize("colour", [(205, 200, 190), (215, 40, 40), (40, 80, 220), (40, 160, 70), (255, 255, 255)])

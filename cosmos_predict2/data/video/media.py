@@ -28,7 +28,9 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi")
 WRITTEN_VIDEO_SUFFIXES = (".mp4",)
 
-CRF = "16"  # x264's quality: 18 is about where losses become visible, and what we write is trained on
+# Quality 18 is about where losses become visible, and what we write is trained on. Without mbtree: its AVX-512 code
+# reads memory that nobody has written, so that the same frames gave two files now and then.
+X264 = {"crf": "16", "preset": "medium", "x264-params": "mbtree=0"}
 HD_HEIGHT = 720  # from this height on, players take untagged colours as BT.709
 MOST_FPS = 100_000  # of a written video
 LONGEST = 16  # times as long as the wanted shape: beyond that, a picture's ends are cut off before it is scaled
@@ -311,7 +313,7 @@ def write_video(path: StrPath, video: Tensor, fps: float | Fraction) -> None:
 
 def _add_stream(av: Any, container: Any, rate: Fraction, height: int, width: int) -> Any:
     if "libx264" in av.codecs_available:
-        stream = container.add_stream("libx264", rate=rate, options={"crf": CRF, "preset": "medium"})
+        stream = container.add_stream("libx264", rate=rate, options=X264)
     else:
         stream = container.add_stream("mpeg4", rate=rate, options={"qscale": "2", "qmin": "1"})
     stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"

@@ -300,10 +300,10 @@ def _encode(file: BinaryIO, *, frames: Iterator[Any], clip: WindowName, like: An
 def _add_stream(container: Any, frame: Any, source: Any, rate: Fraction) -> Any:
     import av
 
-    from cosmos_predict2.data.video.media import CRF
+    from cosmos_predict2.data.video.media import X264
 
     if "libx264" in av.codecs_available:
-        stream: Any = container.add_stream("libx264", rate=rate, options={"crf": CRF, "preset": "medium"})
+        stream: Any = container.add_stream("libx264", rate=rate, options=X264)
     else:
         stream = container.add_stream("mpeg4", rate=rate, options={"qscale": "2", "qmin": "1"})
     stream.width, stream.height, stream.pix_fmt = frame.width, frame.height, "yuv420p"
