@@ -46,7 +46,7 @@ WORLDS = {GOOD: os.path.relpath(tiny_action_path()), BAD: str(OUTPUT / "posttrai
 RECORD = ["-m", "scripts.collect", "--suite", "toy", "--policy", os.path.relpath(tiny_policy_path())]
 RECORD += ["--episodes", "120", "--batch_size", "60", "--out", RECORDINGS]
 JUDGE = ["-m", "scripts.train_reward_model", "--data", RECORDINGS, "--split", SPLIT, "--world_model", WORLDS[GOOD]]
-JUDGE += ["--steps", "200", "--precision", "0.9", "--out", REWARD]
+JUDGE += ["--steps", "400", "--precision", "0.8", "--out", REWARD]
 SHORT = ["-m", "scripts.train", "--", "experiment=predict2_video2world_tiny_action_conditioned_training"]
 SHORT += ["job.name=short", "trainer.max_iter=20", "trainer.run_validation=false", "checkpoint.save_iter=20"]
 SHORT += ["dataloader_train.dataset.num_episodes=200"]
