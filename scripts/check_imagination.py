@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.replays import require_actions_of
     from cosmos_predict2.rl.imagined import check
+    from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
     from cosmos_predict2.rl.imagined.verdict import judge, require_known, table
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.trust import Card, digest, write_card
@@ -89,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     figures, films = check.replays(imagination, reward, episodes, seed)
     figures |= check.obedience(films, episodes, learnt, chunk)
     figures |= {"leaks": check.leaks(args.world_model, args.reward, split), "allowed": args.allow}
+    alone = ActionsAlone.of(source, ends) if args.suite or args.played else None
     by_policy: dict[str, dict[str, Any]] = {}
     for name, path in policies.items():
         found, policy_card = read_policy(path)
@@ -98,13 +100,13 @@ def run(args: argparse.Namespace) -> int:
         one |= check.clone_figures(policy_card.about)
         if args.suite:
             with closing(suites.find(args.suite).env(check.AT_ONCE, policy)) as env:
-                one |= check.true_attempts(policy, env, imagination, reward, learnt, seed)
+                one |= check.true_attempts(policy, env, imagination, reward, learnt, seed, alone)
         by_policy[name] = one
     if args.played:
         played = LeRobotSource.open(args.played)
         outcomes = recorded_outcomes(played, args.success_column, last=True)
         own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0)
-        figures |= check.played_figures(imagination, reward, own, seed)
+        figures |= check.played_figures(imagination, reward, own, seed, alone)
     judged = judge(figures, by_policy, args.allow)
 
     command = shlex.join([*["python", "-m", "scripts.check_imagination"], *sys.argv[1:]])

@@ -90,6 +90,8 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     assert (
         good.figures["policy"]["within_starts"]["value"] > 0.2 and good.figures["policy"]["true_success"]["value"] > 0
     )
+    assert good.figures["played_ends_by_actions"]["count"] == good.figures["played_ends"]["count"]
+    assert 0 < good.figures["policy"]["true_ends_by_actions"]["value"] < 1
     above_nothing = good.figures["policy"]["true_above_nothing"]["value"]
     assert 0 < above_nothing <= good.figures["policy"]["true_success"]["value"]
     assert good.inputs["policy"] == digest(tiny_policy_path()) and {"split", "tokenizer"} <= set(good.inputs)

@@ -35,6 +35,7 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
+from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
 from cosmos_predict2.rl.interfaces import Decision, FrameReward, Observation, PolicyDefaults, VecEnv
 from cosmos_predict2.rl.rewards.resnet import KEY, ResnetReward
 from cosmos_predict2.world_model.imagination import Imagination
@@ -60,6 +61,7 @@ READABLE = 0.1  # of R2: below it true pictures do not show the actions
 LEAST_SPREAD = 0.05  # of a group's values, below which it teaches nothing
 FILMED = 32  # episodes whose pictures are kept, for the probe
 OUTSIDE = (0.5, 99.5)  # percentiles of the recorded actions that a policy may leave
+BY_ACTIONS = "_by_actions"  # the end of the name of a figure that `ActionsAlone` has in place of imagination
 SIDE = 16  # pixels of the pictures that are compared as a whole
 
 
@@ -382,7 +384,13 @@ def _thumbs(pictures_N_H_W_C: Tensor) -> Tensor:
 # Where the truth is known ---------------------------------------------------------------------------------------------
 
 
-def played_figures(imagination: Imagination, reward: FrameReward, played: Episodes, seed: int = 0) -> Figures:
+def played_figures(
+    imagination: Imagination,
+    reward: FrameReward,
+    played: Episodes,
+    seed: int = 0,
+    alone: ActionsAlone | None = None,
+) -> Figures:
     """Episodes that the policy really played: their actions imagined, against what truly happened."""
     ends, _ = imagined_ends(imagination, played.first_E_H_W_C, played.actions, seed)
     value, judged = judge(reward, ends, played.tasks)
@@ -390,6 +398,9 @@ def played_figures(imagination: Imagination, reward: FrameReward, played: Episod
     figures["played_imagined_success"] = judged.mean()
     if played.has_both:
         figures["played_ends"] = area_under_curve(value, played.success_E, seed=seed)
+        if alone:
+            by_actions = alone(played.actions)
+            figures[f"played_ends{BY_ACTIONS}"] = area_under_curve(by_actions, played.success_E, seed=seed)
         seen, _ = judge(reward, played.last_E_H_W_C, played.tasks)
         figures["played_ends_true"] = area_under_curve(seen, played.success_E, seed=seed)
         figures["played_near_starts"] = near_starts(value, played, seed)
@@ -407,7 +418,13 @@ class Still(PolicyDefaults):
 
 
 def true_attempts(
-    policy: Any, env: VecEnv, imagination: Imagination, reward: FrameReward, learnt: Episodes, seed: int = 0
+    policy: Any,
+    env: VecEnv,
+    imagination: Imagination,
+    reward: FrameReward,
+    learnt: Episodes,
+    seed: int = 0,
+    alone: ActionsAlone | None = None,
 ) -> Figures:
     """Sampled attempts of the policy in the true environment, their actions imagined from the same pictures: the
     correlation of imagined value with truth inside a start is what a group's advantage sees. Beside them doing nothing.
@@ -426,16 +443,20 @@ def true_attempts(
     pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
     tasks = [text for text in first.task_description for _ in range(MEMBERS)]
     value, _ = judge(reward, imagined_ends(imagination, pictures, actions, seed)[0], tasks)
+    values = {"": value} | ({BY_ACTIONS: alone(actions)} if alone else {})
     truth = played.success_E.numpy()
     last = numpy.array([float(rows[-1]) for rows in rewards])  # dense ones say how near a failure was
     nearness = numpy.where(truth, last.max(), last) if len(numpy.unique(last)) > 2 else truth.astype(float)
-    within = within_groups(value.reshape(GROUPS, MEMBERS), nearness.reshape(GROUPS, MEMBERS), seed)
     success_G = truth.reshape(GROUPS, MEMBERS).mean(axis=1)
     still = Still(_nothing(learnt).expand(played.actions_M_E_A_D.shape[2], -1))
     still_G = attempts(still, env, starts).success_E.numpy()
-    return {
+    figures: Figures = {
         "true_success": agreement.mean(success_G, seed),
         "true_above_nothing": agreement.mean(success_G - still_G, seed),
-        "true_ends": area_under_curve(value, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan),
-        "within_starts": within if within.count >= LEAST_VARIED else Estimate(math.nan),
     }
+    for end, found in values.items():
+        within = within_groups(found.reshape(GROUPS, MEMBERS), nearness.reshape(GROUPS, MEMBERS), seed)
+        area = area_under_curve(found, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan)
+        figures[f"true_ends{end}"] = area
+        figures[f"within_starts{end}"] = within if within.count >= LEAST_VARIED else Estimate(math.nan)
+    return figures

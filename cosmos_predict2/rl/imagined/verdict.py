@@ -253,6 +253,14 @@ def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
         )
     if played is not None and played < LEAST_PLAYED:
         yield f"{played} played episodes are few: from {LEAST_PLAYED} on they decide"
+    for name in ("true_ends", "played_ends"):
+        imagined, alone = figures.get(name), figures.get(f"{name}_by_actions")
+        if imagined and alone and imagined.value <= alone.value:
+            yield (
+                f"what the actions alone tell of its attempts, without any picture ({alone.as_text()}, learnt from the"
+                f" recordings), is no less than what is imagined ({imagined.as_text()}): this imagination adds nothing"
+                " there; train the world model longer, or on episodes of the policy"
+            )
     if (by_chunk := figures.get("actions_seen_by_chunk")) and by_chunk[-1] < by_chunk[0] / 2:
         yield (
             f"actions are read from the last imagined chunk with R2 {by_chunk[-1]:.2f}, from the first with"
