@@ -2,9 +2,11 @@
 """Environments of gymnasium: each way in which packages differ keeps the contract, or is refused with the cure."""
 
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy
 import pytest
 
@@ -121,14 +123,28 @@ def test_what_cannot_be_played_is_refused_when_it_is_built(settings: dict[str, A
 def test_unknown_and_endless_environments_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"no environment 'OurPiont-v0'.*gym:MODULE:ID"):
         suites.find("gym:OurPiont-v0")
-    with pytest.raises(ConfigError, match=r"no environment 'nowhere_at_all:X-v0'.*No module named"):
-        suites.find("gym:nowhere_at_all:X-v0")
     with pytest.raises(ConfigError, match="OurPointEndless-v0 has no longest episode: give max_steps"):
         GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0")
     assert GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0", max_steps=5, image_size=[16, 40]).image_size == (
         16,
         40,
     )
+
+
+def test_a_module_that_is_missing_is_named_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the environment is found by its folder; what it imports is to be installed."""
+    with pytest.raises(ConfigError, match=r"no environment 'nowhere_at_all:X-v0': No module.*PYTHONPATH"):
+        suites.find("gym:nowhere_at_all:X-v0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "needs_more.py").write_text("import not_installed")
+    with pytest.raises(ConfigError, match=r"No module named 'not_installed'\. Install it"):
+        suites.find("gym:needs_more:X-v0")
+    gymnasium.register("NeedsMore-v0", entry_point="needs_more:X", max_episode_steps=5)
+    try:
+        with pytest.raises(ConfigError, match="NeedsMore-v0 cannot be built: No module named 'not_installed'"):
+            GymTask("NeedsMore-v0")
+    finally:
+        gymnasium.registry.pop("NeedsMore-v0")
 
 
 def test_an_unbounded_environment_is_played_within_given_bounds() -> None:

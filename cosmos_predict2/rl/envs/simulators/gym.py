@@ -195,7 +195,11 @@ def spec_of(env_id: str) -> Any:
         if module:
             importlib.import_module(module)
         return gymnasium.spec(name)
-    except (gymnasium.error.Error, ImportError) as error:
+    except ImportError as error:
+        is_itself = f"{module}.".startswith(f"{error.name}.")
+        cure = f"Start in the folder of {module}.py, or name that folder in PYTHONPATH" if is_itself else "Install it"
+        raise ConfigError(f"gymnasium has no environment '{env_id}': {error}. {cure}.") from error
+    except gymnasium.error.Error as error:
         raise ConfigError(
             f"gymnasium has no environment '{env_id}': {str(error).rstrip('.')}. The module that registers it goes"
             " before it, gym:MODULE:ID, or is imported by --import MODULE."
@@ -242,6 +246,8 @@ def _made(gymnasium: Any, spec: Any, size: int | Sequence[int], settings: Mappin
         except TypeError as error:
             if not drawn or not re.search("width|height", str(error)):
                 raise ConfigError(f"{spec.id} cannot be built with {dict(settings)}: {error}") from error
+        except ImportError as error:
+            raise ConfigError(f"{spec.id} cannot be built: {error}. Install what it imports.") from error
         except gymnasium.error.Error as error:
             raise ConfigError(f"{spec.id}: {error}") from error
     raise AssertionError("unreachable")
