@@ -5,10 +5,12 @@ page, and the clips of it that no program of the way writes: RUN/page/NAME.mp4, 
 
 import logging
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
@@ -28,6 +30,8 @@ from imaginaire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 NUM_SHOWN = 2  # recordings of either outcome
+MOST_LOOKED_AT = 100  # recordings, about, whose actions show their unit
+MOST_BEYOND = 0.01  # share of numbers beyond -1 and 1 that clipping may explain (a guess)
 
 
 def improve(options: Options) -> Verdict:
@@ -87,8 +91,30 @@ def require_suite(options: Options, recorded: Recorded) -> None:
                 " recorded is not imagined",
                 *(options.suite, most, recorded.num_actions),
             )
+        if "scaled_low" in env.metadata:
+            require_unit(options, env.metadata["scaled_low"], env.metadata["scaled_high"])
     finally:
         env.close()
+
+
+def require_unit(options: Options, low: Sequence[float], high: Sequence[float]) -> None:
+    """Refuse recordings in the unit of an environment that scales actions from [-1, 1] to ``low`` and ``high``."""
+    if all(end == -1 for end in low) and all(end == 1 for end in high):
+        return  # both units are the same
+    source = LeRobotSource.open(options.data)
+    parts, looked_at = source.action_parts(), range(0, len(source), max(1, len(source) // MOST_LOOKED_AT))
+    actions = numpy.concatenate([source.parts(i, parts) for i in looked_at])
+    about = (
+        f"actions from -1 to 1 are scaled to those from {min(low):.4g} to {max(high):.4g} of the environment, and the"
+        f" recorded ones go from {actions.min():.4g} to {actions.max():.4g}"
+    )
+    word = "&" if "?" in options.suite else "?"
+    if (abs(actions) > 1).mean() > MOST_BEYOND:
+        raise ConfigError(
+            f"--suite {options.suite}: {about}. If they are in the environment's own unit, write"
+            f" '{options.suite}{word}actions=native'; else record them between -1 and 1."
+        )
+    log.warning("%s: %s; if that is its own unit, %sactions=native is missing", options.suite, about, word)
 
 
 @torch.no_grad()

@@ -34,6 +34,8 @@ def test_a_registered_environment_is_a_suite_in_processes_of_its_own(name: str) 
     observed, _ = env.reset()
     assert observed["full_image"].shape == (3, 24, 48, 3) and observed["task_description"] == ["to the goal"] * 3
     check_environment(env)
+    in_pixels = suites.find(f"gym:tests.rl.envs.gym_worlds:{name}?image_size=24&kind=absolute&actions=native")
+    check_environment(in_pixels.env(3, SimpleNamespace(action_dim=2, chunk=3, sentences=())))
     unnamed = suites.find(f"gym:tests.rl.envs.gym_worlds:{name}?image_size=24")
     knowing = SimpleNamespace(action_dim=2, chunk=3, sentences=("to the goal",))
     assert unnamed.env(1, knowing).reset()[0]["task_description"] == ["to the goal"]
@@ -55,6 +57,16 @@ def test_starts_pictures_and_actions_of_packages_that_differ(kind: str) -> None:
     assert numpy.array_equal(one.reset(0, 3, 9)["full_image"], first)
     assert not numpy.array_equal(one.reset(0, 4, 0)["full_image"], first)
     one.close()
+
+
+def test_actions_in_the_unit_of_the_environment_are_as_they_are() -> None:
+    scaled, native = task(kind="absolute"), task(kind="absolute", actions="native")
+    for one in (scaled, native):
+        one.reset(0, 3, 0)
+    moved = [scaled.step(numpy.array([0.5, 0.0]))[0], native.step(numpy.array([384.0, 256.0]))[0]]
+    assert numpy.array_equal(*(one["full_image"] for one in moved))
+    assert (native.metadata["action_low"], native.metadata["action_high"]) == ([0.0, 0.0], [512.0, 512.0])
+    assert scaled.metadata["scaled_high"] == [512.0, 512.0] and "action_high" not in scaled.metadata
 
 
 def test_a_closed_environment_is_freed_at_once_and_an_episode_may_fade() -> None:
@@ -112,6 +124,7 @@ def test_an_action_is_held_and_the_policy_reads_named_entries() -> None:
         (dict(kind="discrete"), r"its actions are Discrete\(3\)"),
         (dict(state=["agnet"]), "no 'agnet'. Did you mean agent"),
         (dict(repeat=0), "repeat=0 steps"),
+        (dict(actions="natve"), "actions=natve: scaled or native. Did you mean native"),
         (dict(speed=3), "cannot be built with .*speed"),
     ],
 )

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+import torch
 
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.steps import Step
 from cosmos_predict2.tools.improve.way import Options, Recorded, steps_of
@@ -61,6 +63,29 @@ def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path
     other = replace(options, suite=f"{options.suite}?sentence=elsewhere")
     with pytest.raises(ConfigError, match=r"task 'elsewhere', which no recording.* Known: to the dot"):
         ways.require_suite(other, replace(wider, action_dim=2, sentences=("to the dot",)))
+
+
+def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where nothing shows it, the scale is a warning."""
+
+    def options(name: str, scale: float) -> Options:
+        writer = Writer(tmp_path / name, fps=10, robot="dot")
+        actions = scale * torch.linspace(-1, 1, 10).reshape(5, 2).numpy()
+        writer.add(Recording({"action": actions}, {"top": torch.zeros(3, 5, 32, 32, dtype=torch.uint8)}, "go"))
+        writer.finish()
+        return Options(data=tmp_path / name, out=tmp_path, suite="gym:Dot-v0?repeat=2")
+
+    far, near = options("far", 200), options("near", 1)
+    with pytest.raises(
+        ConfigError, match=r"those from 0 to 512 .* -200 to 200.*'gym:Dot-v0\?repeat=2&actions=native'; else"
+    ):
+        ways.require_unit(far, [0.0, 0.0], [512.0, 512.0])
+    ways.require_unit(far, [-1.0, -1.0], [1.0, 1.0])
+    assert not caplog.messages
+    ways.require_unit(near, [0.0, 0.0], [512.0, 512.0])
+    assert "recorded ones go from -1 to 1; if" in caplog.text
 
 
 @pytest.mark.slow

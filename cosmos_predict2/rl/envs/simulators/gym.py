@@ -22,6 +22,7 @@ from cosmos_predict2.rl.envs.simulators import Floats, Pictures, Seen, seeded
 from imaginaire.errors import ConfigError, missing_package, near
 
 SUCCESS_KEYS = ("success", "is_success")  # of info; others by name
+UNITS = ("scaled", "native")  # of actions
 BUILD_SEED = 0  # of the numbers that a constructor draws, such as MetaWorld's list of tasks
 _THRESHOLD = re.compile(r"(reward|return)>=(-?[0-9.]+(?:e-?[0-9]+)?)")
 
@@ -29,10 +30,11 @@ _THRESHOLD = re.compile(r"(reward|return)>=(-?[0-9.]+(?:e-?[0-9]+)?)")
 class GymTask:
     """One environment of gymnasium, see `TaskEnv`; a trial is the seed of its reset.
 
-    Actions in [-1, 1] are scaled to the bounds of its action space (``low`` and ``high`` where it has none), and each
-    is held for ``repeat`` of its steps. An episode has ``max_steps`` actions; null: the registered number of steps,
-    divided by ``repeat``. ``success`` is an entry of info, "terminated", "reward>=NUMBER" or "return>=NUMBER" (the sum
-    of rewards); "auto" takes the entry success or is_success. Pictures are rendered, or taken from the observation
+    Actions in [-1, 1] are scaled to the bounds of its action space (``low`` and ``high`` where it has none); with
+    ``actions`` "native" they are in its own unit, within the same bounds. Each is held for ``repeat`` of its steps.
+    An episode has ``max_steps`` actions; null: the registered number of steps, divided by ``repeat``. ``success`` is
+    an entry of info, "terminated", "reward>=NUMBER" or "return>=NUMBER" (the sum of rewards); "auto" takes the entry
+    success or is_success. Pictures are rendered, or taken from the observation
     where nothing is rendered, and averaged down to ``image_size``, a height, or height and width. ``state`` names
     entries of the observation that a policy reads ("observation": all of one that is an array); none by default,
     because a world model imagines pictures alone. ``settings`` go to the environment's constructor.
@@ -51,6 +53,7 @@ class GymTask:
         sentence: str = "",
         low: float | Sequence[float] | None = None,
         high: float | Sequence[float] | None = None,
+        actions: str = "scaled",
         **settings: Any,
     ) -> None:
         gymnasium = _gymnasium()
@@ -58,6 +61,9 @@ class GymTask:
         self._name, self._repeat = spec.id, repeat
         if repeat < 1:
             raise ConfigError(f"{self._name}: repeat={repeat} steps for an action: 1 or more.")
+        if actions not in UNITS:
+            raise ConfigError(f"{self._name}: actions={actions}: {' or '.join(UNITS)}.{near(actions, UNITS)}")
+        self._is_native = actions == "native"
         with seeded(BUILD_SEED):
             self._env: Any = _made(gymnasium, spec, image_size, settings)
         steps = self._env.spec.max_episode_steps
@@ -71,12 +77,16 @@ class GymTask:
         self._observed, _ = self._seeded_reset(0)
         self.image_size = _size(image_size, self._picture().shape)
         self.metadata = {"suite": f"gym:{self._name}", "control_hz": self._env.metadata.get("render_fps", 10) / repeat}
+        ends = {"low": self._low.tolist(), "high": self._high.tolist()}
+        prefix = "action" if self._is_native else "scaled"
+        self.metadata |= {f"{prefix}_{end}": values for end, values in ends.items()}
         self._state_of(self._observed)
         self._success = success
         self._require_reproducible_starts()
         if success != "auto" and (success == "terminated" or _THRESHOLD.fullmatch(success)):
             return
-        info = self._env.step(self._scaled(numpy.zeros(self.action_dim, numpy.float32)))[4]
+        middle = (self._low + self._high) / 2 if self._is_native else numpy.zeros(self.action_dim)
+        info = self._env.step(self._scaled(middle))[4]
         names = SUCCESS_KEYS if success == "auto" else (success,)
         if not (found := [name for name in names if name in info]):
             raise ConfigError(
@@ -120,10 +130,11 @@ class GymTask:
             return (reward if found[1] == "reward" else self._return) >= float(found[2])
         return bool(numpy.asarray(info[self._success]).item() > 0.5)
 
-    def _scaled(self, action: Floats) -> NDArray[Any]:
-        share = (numpy.asarray(action, dtype=numpy.float64) + 1.0) / 2.0
-        space = self._env.action_space
-        return (self._low + share * (self._high - self._low)).reshape(space.shape).astype(space.dtype)
+    def _scaled(self, action: NDArray[Any]) -> NDArray[Any]:
+        space, found = self._env.action_space, numpy.asarray(action, dtype=numpy.float64)
+        if not self._is_native:
+            found = self._low + (found + 1.0) / 2.0 * (self._high - self._low)
+        return found.reshape(space.shape).astype(space.dtype)
 
     def _bounds(self, gymnasium: Any, low: Any, high: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         space = self._env.action_space

@@ -120,7 +120,8 @@ class WorkerEnv(EnvDefaults):
         """Execute actions; see `VecEnv.chunk_step`."""
         book = self._ready()
         ids = book.ids(env_ids)
-        checked, count = book.check_actions(actions_E_A_D, ids, self._metadata["action_dim"], execute)
+        bounds = (self._metadata.get("action_low", -1.0), self._metadata.get("action_high", 1.0))
+        checked, count = book.check_actions(actions_E_A_D, ids, self._metadata["action_dim"], execute, bounds=bounds)
         actions, chunk = checked.numpy(), Chunk.empty(len(ids), checked.shape[1])
         films = [[picture] for picture in self._memory[0].read(ids.tolist())["full_image"]] if self.keep_frames else []
         row_of = {int(i): row for row, i in enumerate(ids) if not book.is_over[i]}
@@ -171,7 +172,9 @@ class WorkerEnv(EnvDefaults):
 
     @property
     def _about(self) -> dict[str, Any]:
-        return {"kind": "workers", "num_envs": self.num_envs, **self._metadata}
+        # States of before have no bounds to which actions are scaled.
+        known = {key: value for key, value in self._metadata.items() if not key.startswith("scaled_")}
+        return {"kind": "workers", "num_envs": self.num_envs, **known}
 
     def _begin(self, book: Book, ids: Ids, *, keeps_actions: bool = False) -> None:
         """Begin the episodes that the book has, in other workers where some die."""
