@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
         one = check.policy_figures(policy, imagination, reward, episodes, learnt, seed, of_successes)
         one |= check.clone_figures(policy_card.about)
         if args.suite:
-            with closing(suites.find(args.suite).env(check.AT_ONCE, policy)) as env:
+            drawn = suites.size_of_recordings(args.suite, source.frames(0, source.camera(args.camera), [0]).shape[-2])
+            with closing(suites.find(args.suite, **drawn).env(check.AT_ONCE, policy)) as env:
                 one |= check.true_attempts(policy, env, imagination, reward, learnt, seed, alone)
         by_policy[name] = one
     if args.played:

@@ -60,6 +60,11 @@ def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> Place:
     return made(make, given, f"--suite {name}: --", tasks=list(tasks))
 
 
+def size_of_recordings(name: str, height: int) -> dict[str, Any]:
+    """The settings with which a suite draws as recordings of this height were drawn, unless its name has a size."""
+    return {"image_size": height} if name.startswith(GYM) and "image_size=" not in name else {}
+
+
 @buildable("suite", TOY)
 def _toy(tasks: list[str], setting: str = "default", split: str = "val") -> Place:
     from cosmos_predict2.rl.envs.toy import ToyEnv  # which the other suites know nothing of

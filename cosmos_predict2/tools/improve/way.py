@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.sizes import small_size
+from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.tools.improve.steps import Step
 from imaginaire.buildable import path_of, resolve
 from imaginaire.errors import DataError
@@ -152,9 +153,7 @@ class _Way:
         self.imports = tuple(word for name in options.imports for word in ("--import", name))
         self.suite, self.camera = _flags(suite=options.suite), _flags(camera=options.camera)
         self.seed = _flags(seed=options.seed)
-        self.suite_size = self.suite
-        if options.suite.startswith(GYM) and "image_size=" not in options.suite:
-            self.suite_size = (*self.suite, *_flags(image_size=recorded.height))
+        self.suite_size = (*self.suite, *_flags(**suites.size_of_recordings(options.suite, recorded.height)))
         self.size = f"[{recorded.size[0]},{recorded.size[1]}]"
         self.area = recorded.size[0] * recorded.size[1] / USUAL_AREA
         own = (*map(_file_of, options.imports), _file_of(options.policy), _file_of(options.suite))

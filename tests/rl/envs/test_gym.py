@@ -160,6 +160,12 @@ def test_a_module_that_is_missing_is_named_with_the_cure(tmp_path: Path, monkeyp
         gymnasium.registry.pop("NeedsMore-v0")
 
 
+def test_a_suite_draws_as_the_recordings_were_drawn_unless_its_name_has_a_size() -> None:
+    assert suites.size_of_recordings("gym:OurPoint-v0?repeat=2", 96) == {"image_size": 96}
+    assert suites.size_of_recordings("gym:OurPoint-v0?image_size=24", 96) == {}
+    assert suites.size_of_recordings("libero_10", 96) == {}  # which draws in the published size
+
+
 def test_an_unbounded_environment_is_played_within_given_bounds() -> None:
     one = task(kind="unbounded", low=-1, high=[1, 0.5])
     assert one._scaled(numpy.array([1.0, 1.0])).tolist() == [1.0, 0.5]
