@@ -8,7 +8,6 @@ python examples/video2world_action.py --dit_path RUN --input_root datasets/my_le
 
 import argparse
 import logging
-import math
 import os
 import sys
 from pathlib import Path
@@ -219,11 +218,6 @@ def check_flags(args: argparse.Namespace) -> None:
         )
     if args.num_conditional_frames < 1:
         raise ConfigError("--num_latent_conditional_frames 0: a rollout begins with a picture; give 1 or 2.")
-    if not math.isfinite(args.guidance):
-        raise ConfigError(f"--guidance {args.guidance}: a number, 0 for none.")
-    for name in ("num_steps", "batch_size"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise ConfigError(f"--{name} {value}: at least 1.")
     if args.start < 0 or args.end <= args.start:
         raise ConfigError(f"--start {args.start} --end {args.end}: 0 at least, and the end behind the start.")
 

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,10 @@ class Parser(argparse.ArgumentParser):
             metavar="MODULE",
             help="a module of your own to import first, for what it makes buildable; may be repeated",
         )
+
+    def command(self) -> str:
+        """The command that started the program, for the records of what it makes."""
+        return shlex.join([*self.prog.split(), *sys.argv[1:]])
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_known_args(self._renamed(sys.argv[1:] if args is None else list(args)), namespace)

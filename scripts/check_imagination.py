@@ -8,7 +8,6 @@ which weights; experiments in imagination demand it.
 
 import argparse
 import logging
-import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -110,10 +109,9 @@ def run(args: argparse.Namespace) -> int:
         figures |= check.played_figures(imagination, reward, own, seed, alone)
     judged = judge(figures, by_policy, args.allow)
 
-    command = shlex.join([*["python", "-m", "scripts.check_imagination"], *sys.argv[1:]])
     places = {"world_model": args.world_model, "reward": args.reward, **policies}
     content = {**figures, **by_policy}
-    card = Card(judged.verdict, judged.reasons, content, inputs, judged.next_step, places, command)
+    card = Card(judged.verdict, judged.reasons, content, inputs, judged.next_step, places, parser.command())
     write_card(Path(args.out), card)
     print(f"{judged.verdict}: {judged.sentence}")
     print(table(judged.lines))

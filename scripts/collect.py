@@ -7,7 +7,6 @@ episode goes on after a success, as long as the environment lets it, so that it 
 
 import argparse
 import logging
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -119,7 +118,7 @@ def run(args: argparse.Namespace) -> None:
     names = ("suite", "policy", "mode", "first", "seed")
     figures: dict[str, Any] = {name: getattr(args, name) for name in names}
     figures |= dict(execute=execute, episodes=len(writer) - before, from_episode=before, successes=successes, lost=lost)
-    figures["command"] = shlex.join(["python", "-m", "scripts.collect", *sys.argv[1:]])
+    figures["command"] = parser.command()
     earlier = foreign_json.load_object(record)["collections"] if record.is_file() else []
     storage.write_json(record, {"collections": [*earlier, {**figures, **suite.conditions(), "versions": run_record()}]})
     if not args.append:

@@ -7,7 +7,6 @@ transformer folder, its LoRA adapters files of PEFT or diffusers. A trained poli
 
 import argparse
 import logging
-import math
 import shutil
 import sys
 from pathlib import Path
@@ -82,8 +81,9 @@ add("--to", metavar="FORM", help=f"form to write: {', '.join(KNOWN)}; beside --f
 add("--weights", choices=tuple(_WHICH), default="auto", help="trained or averaged weights (auto: trained, if there)")
 add("--dtype", choices=tuple(_DTYPES), help="cast to this (default: as they are)")
 add("--merge-lora", "--merge_lora", action="store_true", help="add LoRA adapters to their weights")
-add("--lora_alpha", type=float, metavar="NUMBER", help="alpha of adapters that record none")
-add("--rope_scale", type=float, nargs=3, metavar=("T", "H", "W"), help="RoPE ratios of a size that was not released")
+add("--lora_alpha", type=command_line.above_zero, metavar="NUMBER", help="alpha of adapters that record none")
+rope_scale = "RoPE ratios of a size that was not released"
+add("--rope_scale", type=command_line.above_zero, nargs=3, metavar=("T", "H", "W"), help=rope_scale)
 add("--overwrite", action="store_true", help="replace a file or folder that exists")
 
 
@@ -107,10 +107,6 @@ def run(args: argparse.Namespace) -> None:
         written = convert(args.source, args.destination, form)
         log.info("wrote %s in %s", written.name, written.folder)
         return
-    for flag, numbers in (("lora_alpha", [args.lora_alpha]), ("rope_scale", args.rope_scale or [])):
-        if any(number is not None and not 0 < number < math.inf for number in numbers):
-            shown = " ".join(f"{number:g}" for number in numbers)
-            raise ConfigError(f"--{flag} {shown}: finite numbers above 0.")
     options: dict[str, Any] = dict(
         which=_WHICH[args.weights],
         dtype=_DTYPES[args.dtype] if args.dtype else None,

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     import torch
 
     _require_recipe(args.config)
-    translation = translate(args.config, torch.accelerator.device_count())
+    translation = translate(load_toml(args.config), torch.accelerator.device_count())
     _require_script(args.script, translation.scripts)
     _require_platform(os.environ.get("ROBOT_PLATFORM", ""), translation.scripts)
     if place := os.environ.get("COSMOS_OUTPUT_DIR"):
@@ -83,13 +83,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     )
 
 
-def translate(path: str, gpus_here: int = 0) -> Translation:
-    """The run of a recipe's file, of any schema, on a machine with so many GPUs."""
-    return translate_content(load_toml(path), gpus_here)
-
-
-def translate_content(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
-    """The same of a recipe that was read: of a policy, for DiffusionNFT, or for a world model ("WFM")."""
+def translate(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
+    """The run of a recipe, of a policy, DiffusionNFT or a world model ("WFM"), on a machine with so many GPUs."""
     if "vla" in content:
         return translate_vla(content, gpus_here)
     return translate_nft(content) if "policy" in content or "train" in content else translate_wfm(content)

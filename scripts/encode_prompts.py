@@ -64,10 +64,7 @@ def prompts_of(args: argparse.Namespace) -> list[str]:
     elif args.prompts_file is not None:
         if not storage.exists(args.prompts_file):
             raise DataError(f"--prompts_file {args.prompts_file} does not exist.")
-        try:
-            prompts += _lines(storage.read_text(args.prompts_file))
-        except UnicodeDecodeError as error:
-            raise DataError(f"--prompts_file {args.prompts_file} is not UTF-8 text ({error}).") from error
+        prompts += _lines(storage.read_text(args.prompts_file))
     if not prompts:
         raise ConfigError("There is nothing to encode: give --prompt TEXT, or --prompts_file FILE with a line or more.")
     return prompts

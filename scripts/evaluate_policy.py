@@ -8,7 +8,6 @@ yours, MODULE:CLASS, with act, action_dim and chunk.
 
 import argparse
 import logging
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -181,9 +180,8 @@ def _conditions(args: argparse.Namespace, place: Any) -> dict[str, Any]:
     from imaginaire.training.provenance import run_record
 
     names = ("suite", "first", "draws", "seed", "execute", "load_ema", "options")
-    command = shlex.join(["python", "-m", "scripts.evaluate_policy", *sys.argv[1:]])
     given = {name: getattr(args, name) for name in names}
-    return {**given, **place.conditions(), "command": command, "versions": run_record()}
+    return {**given, **place.conditions(), "command": parser.command(), "versions": run_record()}
 
 
 def _imagination(args: argparse.Namespace, action_dim: int) -> Any:

@@ -11,7 +11,6 @@ something moves.
 
 import argparse
 import logging
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -207,8 +206,6 @@ def _check_flags(args: argparse.Namespace) -> None:
     """Raise for values that do not go together, and for outputs that could not be written in the end."""
     from cosmos_predict2.data.clip_dataset import shape_problems
 
-    if not math.isfinite(args.guidance):
-        raise ConfigError(f"--guidance {args.guidance}: a number, 0 for none.")
     if Path(args.out).exists() and not Path(args.out).is_dir():
         raise ConfigError(f"--out {args.out} is a file; give a folder for the page and its videos.")
     if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):

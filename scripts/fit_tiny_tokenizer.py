@@ -9,8 +9,6 @@ beside OUT, with a verdict and what to do.
 
 import argparse
 import logging
-import math
-import shlex
 import sys
 import time
 from functools import partial
@@ -25,7 +23,6 @@ from imaginaire.errors import ConfigError, DataError
 log = logging.getLogger(__name__)
 
 TOY = "toy"
-NAME = "scripts.fit_tiny_tokenizer"
 STEPS, TOY_MINUTES = 400, 20.0
 MOST_WINDOWS = 768  # of 13 pictures, which are held in memory
 
@@ -38,7 +35,7 @@ examples:
 Without --data the tokenizer is fitted to the toy world and to made-up textures; no photograph is used.
 """
 
-parser = command_line.parser(NAME, __doc__, _EPILOG)
+parser = command_line.parser("scripts.fit_tiny_tokenizer", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
 add("--out", required=True, type=command_line.local_output, metavar="FILE", help="weights to write (.safetensors)")
 add("--data", default=TOY, metavar="DATA", help="the folder of recordings, or toy")
@@ -59,7 +56,7 @@ own("--reward", default="", metavar="PATH", help="also compare what this reward 
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.minutes is not None and not 0 <= args.minutes < math.inf:
+    if args.minutes is not None and args.minutes < 0:
         raise ConfigError(f"--minutes {args.minutes:g}: a number of at least 0.")
     if not args.measure and Path(args.out).suffix == ".json":
         raise ConfigError(f"--out {args.out}: weights are written there, and their figures as .json beside them.")
@@ -157,7 +154,7 @@ def _made(args: argparse.Namespace, steps: int) -> dict[str, str]:
 
     git = provenance.git_state(provenance.root())
     return {
-        "command": shlex.join(["python", "-m", NAME, *sys.argv[1:]]),
+        "command": parser.command(),
         "seed": str(args.seed),
         "commit": "unknown" if git is None else git["commit"][:12],
         "steps": str(steps),

@@ -4,7 +4,6 @@ states, rewards and success. No download; the same arguments make the same episo
 
 import argparse
 import logging
-import shlex
 import sys
 from pathlib import Path
 
@@ -89,8 +88,7 @@ def run(args: argparse.Namespace) -> None:
         raise
     except ValueError as error:  # a number out of its range
         raise ConfigError(f"--{error.args[0] if error.args else error}".replace("'", "")) from error
-    command = shlex.join(["python", "-m", "scripts.make_toy_world", *sys.argv[1:]])
-    counts = write_folder(args.out, settings, overwrite=args.overwrite, command=command)["counts"]
+    counts = write_folder(args.out, settings, overwrite=args.overwrite, command=parser.command())["counts"]
     log.info(
         "wrote episodes to %s: %d for training, %d for validation; %d end with the task done",
         args.out,

@@ -4,7 +4,6 @@
 import argparse
 import logging
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -64,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.out is None:
         return _look_at(root, args.camera)
-    command = shlex.join(["python", "-m", "scripts.prepare_lerobot_data", *sys.argv[1:]])
-    outcome = export(root, Path(args.out), **command_line.options_of(export, args, command=command))
+    outcome = export(root, Path(args.out), **command_line.options_of(export, args, command=parser.command()))
     if not args.dry_run and not outcome.faults:
         try:
             _show_actions(LeRobotSource.open(root))

@@ -47,9 +47,5 @@ def run(args: argparse.Namespace) -> int:
     return try_rewards(settings)
 
 
-def main() -> int:
-    return command_line.main(parser, run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(parser, run))

@@ -27,9 +27,5 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def main() -> int:
-    return command_line.main(parser, run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(parser, run))

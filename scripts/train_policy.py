@@ -10,7 +10,6 @@ import argparse
 import json
 import logging
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -171,7 +170,7 @@ def run(args: argparse.Namespace) -> None:
         names = ("suite", "setting", "windows", "seed", "lora_rank")
         about = {name: getattr(args, name) for name in names} | options
         about |= dict(data=demonstrations.source, demonstrations=len(demonstrations.actions), loss=losses[-1])
-        about["command"] = shlex.join(["python", "-m", "scripts.train_policy", *sys.argv[1:]])
+        about["command"] = parser.command()
         path = files.write_policy(Path(args.out), policy, about)
     log.info("wrote %s; the loss fell from %.3f to %.3f", path, losses[0], losses[-1])
     print(f"policy: {path}")

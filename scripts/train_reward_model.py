@@ -9,7 +9,6 @@ the label. Half of the held-out episodes calibrate probabilities and threshold, 
 
 import argparse
 import logging
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -149,7 +148,7 @@ def run(args: argparse.Namespace) -> None:
         loss=sum(losses[-50:]) / len(losses[-50:]),
         scale=scales[0][0],
         offset=scales[0][1],
-        command=shlex.join(["python", "-m", "scripts.train_reward_model", *sys.argv[1:]]),
+        command=parser.command(),
         **shown.about,
     )
     storage.write_json(out / FIGURES, {**about, "versions": run_record(), "quality": qualities, "ends": ends})

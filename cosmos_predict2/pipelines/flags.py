@@ -118,7 +118,7 @@ class Machine:
         "of the network (default bfloat16 on a GPU, float32 on a CPU)",
         choices=["bfloat16", "float16", "float32"],
     )
-    num_gpus: int = flag(1, "processes that share a video; more than one: torchrun")
+    num_gpus: int = flag(1, "processes that share a video; more than one: torchrun", type=at_least(1))
     offload_tokenizer: bool = flag(False, "keep the video tokenizer in host memory between uses")
 
 
@@ -253,7 +253,7 @@ class RolloutSettings:
     )
     float_hand_over: bool = flag(False, "chunks hand on frames as decoded, not rounded to bytes")
     last_chunk: str = flag("pad", "actions that fill no chunk: filled, left out", choices=["pad", "drop"])
-    batch_size: int = flag(16, "recordings that are imagined together; changes no result")
+    batch_size: int = flag(16, "recordings that are imagined together; changes no result", type=at_least(1))
     side_by_side: bool = flag(False, "also write NAME_side_by_side.mp4: true on the left")
     contact_sheet: bool = flag(False, "also write frames of both as one picture, NAME.png")
     other_flags: Mapping[str, Any] = field(default_factory=dict)  # further flags of a program, for the record alone

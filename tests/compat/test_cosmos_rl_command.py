@@ -12,6 +12,7 @@ import pytest
 from cosmos_predict2.compat import launch
 from cosmos_predict2.compat.fields import Translation
 from cosmos_predict2.data.video_folder import list_captioned
+from imaginaire.config.files import load_toml
 from scripts import cosmos_rl
 from tests.compat.recipes import ROOT
 
@@ -82,7 +83,7 @@ def test_the_guides_command(
 
 def test_the_guides_parallelism_is_64_gpus(tmp_path: Path) -> None:
     (tmp_path / "guide.toml").write_text(PARALLELISM)
-    translation = cosmos_rl.translate(str(tmp_path / "guide.toml"))
+    translation = cosmos_rl.translate(load_toml(str(tmp_path / "guide.toml")))
     assert translation.num_gpus == 64
     assert "model.config.rl.ranks_per_group=8" in translation.overrides  # of 32 model instances
 

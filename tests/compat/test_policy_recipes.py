@@ -16,7 +16,7 @@ from imaginaire.config.compose import compose, experiment_names
 from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError
 from scripts import evaluate_policy
-from scripts.cosmos_rl import translate, translate_content
+from scripts.cosmos_rl import translate
 from tests.compat.recipes import BASE, ROOT, edited, value_of
 
 OFT, PI05 = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r", "configs/pi05/pi05-{}-grpo-colocate"
@@ -41,7 +41,7 @@ def changed(tiny: str = "openvla", **changes: Any) -> Translation:
     ],
 )
 def test_the_published_numbers(path: str, experiment: str, gpus: int, groups: int, parts: int, steps: int) -> None:
-    found = translate(path)
+    found = translate(load_toml(path))
     assert found.overrides[0] == f"experiment={experiment}"
     assert found.num_gpus == gpus
     assert value_of(found, "dataloader_train.batch_size") == str(groups)
@@ -97,7 +97,7 @@ PUBLISHED: dict[str, Any] = dict(
 
 @pytest.mark.parametrize("path", [COLOCATED, LIBERO, B1K])
 def test_published_files_become_the_same_run(path: str) -> None:
-    assert translate_vla(edited(load_toml(path), **PUBLISHED)) == translate(path)
+    assert translate_vla(edited(load_toml(path), **PUBLISHED)) == translate(load_toml(path))
 
 
 @pytest.mark.parametrize("tiny", TINY)
@@ -118,7 +118,7 @@ def test_the_tiny_recipes_compose(tiny: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [COLOCATED, LIBERO])
 def test_the_published_recipes_compose(path: str) -> None:
-    config = compose(BASE, translate(path).overrides)
+    config = compose(BASE, translate(load_toml(path)).overrides)
     model, recipe = config.model.config, load_toml(path)
     for env in (model.env, model.eval_env):
         task = (env.make.suite, env.make.max_steps, env.make.num_steps_wait)
@@ -321,12 +321,12 @@ FOREIGN: list[tuple[dict[str, Any], str]] = [  # what published recipes of other
 @pytest.mark.parametrize(("recipe", "named"), FOREIGN)
 def test_type_and_model_are_judged_before_other_fields(recipe: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        translate_content(recipe)
+        translate(recipe)
     assert named in str(refused.value) and "no such field" not in str(refused.value)
 
 
 def test_a_recipe_with_groups_of_one_is_an_evaluation() -> None:
-    found = translate("configs/openvla-oft/openvla-oft-libero10-eval.toml")
+    found = translate(load_toml("configs/openvla-oft/openvla-oft-libero10-eval.toml"))
     assert found.evaluation is not None and not found.overrides
     words = " ".join(found.evaluation)
     assert "--suite libero_10 --num_steps_wait 15 --max_steps 520" in words
@@ -349,7 +349,7 @@ def test_a_field_without_effect_is_reported_where_it_is_not_as_published(
     path: str, changes: dict[str, Any], told: str
 ) -> None:
     def reported(content: Any) -> list[str]:
-        return [one for one in translate_content(content).warnings if one.startswith("not the published value")]
+        return [one for one in translate(content).warnings if one.startswith("not the published value")]
 
     assert not reported(load_toml(path))
     (one,) = reported(edited(load_toml(path), **changes))

@@ -31,7 +31,7 @@ NFT = load_toml(str(ROOT / NFT_FILE))
     "path", [pytest.param(path, id=path.stem, marks=[] if "tiny" in path.stem else [pytest.mark.slow]) for path in WFM]
 )
 def test_the_published_recipes_translate_and_compose(path: Path) -> None:
-    translation = translate(str(path))
+    translation = translate(load_toml(str(path)))
     assert translation.overrides[0].startswith("experiment=predict2p5_")
     num_gpus = {"tiny": 1, "2b_480": 8, "2b_720": 256, "14b_720": 1024}
     assert translation.num_gpus == next(number for name, number in num_gpus.items() if name in path.stem)
@@ -136,7 +136,7 @@ def test_shards_are_read_where_a_recipe_names_them() -> None:
 
 @pytest.mark.slow
 def test_the_recipe_of_nft_composes() -> None:
-    config = compose(BASE, translate(NFT_FILE).overrides)
+    config = compose(BASE, translate(load_toml(NFT_FILE)).overrides)
     rl = config.model.config.rl
     assert (rl.objective, rl.num_rollout, rl.sample_steps, rl.num_timesteps) == ("nft", 12, 10, 10)
     assert (config.dataloader_train.batch_size, config.trainer.grad_accum_iter) == (6, 120)

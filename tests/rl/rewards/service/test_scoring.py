@@ -30,6 +30,7 @@ from cosmos_predict2.rl.rewards.service.settings import (
 )
 from cosmos_predict2.rl.rewards.verifiable import Agreement
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from imaginaire import command_line
 from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError
 from scripts import reward_service
@@ -424,7 +425,7 @@ def test_wrong_settings_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.delenv("WFM_REWARD_TOKEN", raising=False)
-    monkeypatch.setattr("sys.argv", ["reward_service", "--config", str(tmp_path / "service.toml"), *arguments])
+    arguments = ["--config", str(tmp_path / "service.toml"), *arguments]
     (tmp_path / "service.toml").write_text(text)
-    assert reward_service.main() == 2
+    assert command_line.main(reward_service.parser, reward_service.run, arguments) == 2
     assert named in capsys.readouterr().err
