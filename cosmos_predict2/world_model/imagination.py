@@ -144,7 +144,10 @@ class Imagination:
             check_bases(self.config.transform, chunk, history)
         starts = chunk_starts(actions_B_L_D.shape[1], chunk, given - 1, last_chunk)
         end = min(actions_B_L_D.shape[1], starts[-1] + chunk)
-        actions_B_L_D = self._padded(actions_B_L_D[:, :end], starts[-1] + chunk)
+        actions_B_L_D = actions_B_L_D[:, :end]
+        if missing := starts[-1] + chunk - end:  # raw actions of zeros, as the network sees them
+            rest = self.transformed([[0.0] * actions_B_L_D.shape[2]]).to(actions_B_L_D)
+            actions_B_L_D = torch.cat([actions_B_L_D, rest.expand(len(actions_B_L_D), missing, -1)], dim=1)
         frames, is_float = first_frames_B_C_F_H_W, float_hand_over or as_float
         first, videos = first_frames_B_C_F_H_W[:, :, :1], []
         # Once for all chunks: what else lies in memory then would make batches of other sizes, each captured anew.
@@ -192,14 +195,6 @@ class Imagination:
         if text.shape[0] not in (1, size):
             raise DataError(f"There are texts for {text.shape[0]} samples, but {size} samples: one each, or one.")
         return text if text.shape[0] == size else text.expand(size, -1, -1)
-
-    def _padded(self, actions_B_L_D: Tensor, count: int) -> Tensor:
-        """The actions, and behind them raw actions of zeros as the network sees them."""
-        batch, have, dim = actions_B_L_D.shape
-        if have == count:
-            return actions_B_L_D
-        rest = self.transformed([[0.0] * dim]).to(actions_B_L_D)
-        return torch.cat([actions_B_L_D, rest.expand(batch, count - have, dim)], dim=1)
 
 
 def chunk_starts(num_actions: int, chunk_size: int, overlap: int = 0, last_chunk: str = "pad") -> list[int]:

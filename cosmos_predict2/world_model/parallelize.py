@@ -308,14 +308,12 @@ def _forward(forward: Callable[..., Tensor], policy: Policy, *args: Any) -> Tens
         return forward(*args)
     call = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # nothing random in a block
     if policy.linears or policy.attentions:
-        out: Tensor = call(forward, *args, context_fn=functools.partial(_contexts, policy))
+        decide = functools.partial(_decide, policy)
+        contexts = functools.partial(create_selective_checkpoint_contexts, decide)
+        out: Tensor = call(forward, *args, context_fn=contexts)
     else:
         out = call(forward, *args)
     return out
-
-
-def _contexts(policy: Policy) -> Any:
-    return create_selective_checkpoint_contexts(functools.partial(_decide, policy))
 
 
 def _decide(policy: Policy, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

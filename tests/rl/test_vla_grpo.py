@@ -138,20 +138,20 @@ def test_a_mean_of_steps_counts_an_episode_by_its_share_of_all_elements() -> Non
 
 
 def test_deviations_of_a_group_are_those_of_a_sample_or_of_all() -> None:
-    played = model().source.collect(model().starts(batch()))
+    played = model().source.collect(starts := model().starts(batch()))
     of_sample, of_all = (
-        model(advantage=GroupAdvantageConfig(epsilon=1e-6, correction=n))._advantages(played) for n in (1, 0)
+        model(advantage=GroupAdvantageConfig(epsilon=1e-6, correction=n))._advantages(played, starts) for n in (1, 0)
     )
     torch.testing.assert_close(of_sample, of_all * 0.75**0.5)
 
 
 def test_advantages_of_episodes_have_the_norms_and_limits_of_clips() -> None:
-    played = model().source.collect(model().starts(batch()))
+    played = model().source.collect(starts := model().starts(batch()))
     returns = played.return_E.unflatten(0, (-1, 4))
     differences = returns - returns.mean(dim=1, keepdim=True)
     limit = float(differences.abs().max()) / 2
     as_it_is, limited, none = (
-        model(advantage=GroupAdvantageConfig(norm="none", **options))._advantages(played)
+        model(advantage=GroupAdvantageConfig(norm="none", **options))._advantages(played, starts)
         for options in (dict(), dict(adv_clip_max=limit), dict(min_std=1e3))
     )
     torch.testing.assert_close(as_it_is, differences)
@@ -162,7 +162,7 @@ def test_episodes_that_were_lost_teach_nothing() -> None:
     one, played = collected()
     played.is_valid_E[:4] = False  # a whole group
     played.is_valid_E[4] = False
-    advantage = one._advantages(played)
+    advantage = one._advantages(played, one.starts(batch()))
     assert (advantage[0] == 0).all()
     assert advantage[1, 0] == 0
     assert advantage[1, 1:].abs().sum() > 0
@@ -187,7 +187,7 @@ def test_groups_outside_the_bounds_and_without_spread_are_left_out() -> None:
     one, played = collected(lower_bound=-0.5, upper_bound=0.5)
     rewards = torch.zeros_like(played.reward_M_E_A)
     rewards[-1, :, -1] = torch.tensor([-1.0, -0.9, -1.0, -0.8, 0.1, 0.1, 0.1, 0.1, 0.0, 0.2, 0.0, 0.1])
-    advantage = one._advantages(replace(played, reward_M_E_A=rewards))
+    advantage = one._advantages(replace(played, reward_M_E_A=rewards), one.starts(batch()))
     assert (advantage[:2] == 0).all()
     scores = torch.tensor([0.0, 0.2, 0.0, 0.1])
     torch.testing.assert_close(advantage[2], (scores - scores.mean()) / (scores.std() + 1e-6))  # of a sample

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.episodes import decisions
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig
-from cosmos_predict2.rl.episodes.episodes import Trajectories
+from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.objectives import AGGREGATIONS
 from imaginaire import distributed
@@ -102,8 +102,8 @@ def advantages(spread: dict[int, list[int]]) -> Any:
     """Patched: the groups of an experience have spread on these ranks alone."""
     advantages = VLAGRPOModel._advantages
 
-    def patched(self: VLAGRPOModel, played: Trajectories) -> Tensor:
-        found = advantages(self, played)
+    def patched(self: VLAGRPOModel, played: Trajectories, starts: Starts) -> Tensor:
+        found = advantages(self, played, starts)
         ranks = spread.get(int(self.progress_counts[0]), [0, 1])
         found[:, ::2], found[:, 1::2] = 1.0, -1.0
         return found if distributed.rank() in ranks else torch.zeros_like(found)

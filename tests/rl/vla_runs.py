@@ -150,6 +150,6 @@ def collected(**rl: Any) -> tuple[VLAGRPOModel, Trajectories]:
 
 def experience(one: VLAGRPOModel, played: Trajectories, advantage: Tensor | None = None) -> list[Any]:
     """The micro-batches of these episodes."""
-    advantage = one._advantages(played) if advantage is None else advantage
+    advantage = one._advantages(played, one.starts(batch())) if advantage is None else advantage
     found = Experience(played, advantage, advantage.any(dim=1), {"reward_mean": 1.0})
     return list(one.minibatches(found, batch())[1])

@@ -22,7 +22,7 @@ from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.rectified_flow import add_noise, flow_time
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, Chain, ChurnChain, FlowChain, Normal, log_ratio
 from cosmos_predict2.rl import objectives
-from cosmos_predict2.rl.clips.samples import Data, Forward, Kept, MicroBatch
+from cosmos_predict2.rl.clips.samples import Forward, Kept, MicroBatch
 from cosmos_predict2.rl.config import ANY, KEY, RLConfig
 from cosmos_predict2.rl.learner import require_ratio_one
 from cosmos_predict2.rl.objectives import FreshNoise, RatioStep, WithoutRatio, objective_of
@@ -176,8 +176,11 @@ class Losses:
     def of(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         """Numbers to log, and the loss."""
         output, loss = self._forward_loss(part) if part.kept is None else self._ratio_loss(part)
-        if part.data is not None:
-            data_loss = self._data_loss(part.data)
+        if (data := part.data) is not None:  # the published form: the error of the clean clip by 1 + 1 / sigma^2
+            predicted = self._clean(data.x0_B_C_T_H_W, data.epsilon_B_C_T_H_W, data.sigma_B_1, data.condition)
+            weight_B = torch.as_tensor(objectives.data_weight(data.sigma_B_1[:, 0], self.world.config.sigma_data))
+            error_B = objectives.mean_drift(predicted, self._part(data.x0_B_C_T_H_W))
+            data_loss = (weight_B * of_whole_clip(self.world, error_B)).mean()
             output["data_loss"] = data_loss.detach()
             loss = loss + self.rl.data_beta * data_loss
         return output, self.rl.loss_scale * loss
@@ -192,7 +195,7 @@ class Losses:
     def _ratio_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         rl, kept = self.rl, part.kept
         assert kept is not None
-        path = self._path(part)
+        path = chain_path(self.world, rl, part.condition, part.unconditional, part.noise_B_C_T_H_W, part.window)
         step, _ = judge(path, kept)
         mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
         std = step.std if rl.ratio_normalisation == "gaussian" else None
@@ -260,13 +263,6 @@ class Losses:
             loss = loss + rl.kl_beta * kl
         return output, loss
 
-    def _data_loss(self, data: Data) -> Tensor:
-        """The published form: the error of the clean clip, weighted by 1 + 1 / sigma^2."""
-        predicted = self._clean(data.x0_B_C_T_H_W, data.epsilon_B_C_T_H_W, data.sigma_B_1, data.condition)
-        weight_B = torch.as_tensor(objectives.data_weight(data.sigma_B_1[:, 0], self.world.config.sigma_data))
-        error_B = objectives.mean_drift(predicted, self._part(data.x0_B_C_T_H_W))
-        return (weight_B * of_whole_clip(self.world, error_B)).mean()
-
     def _clean(self, x0: Tensor, epsilon: Tensor, sigma_B_1: Tensor, condition: Condition) -> Tensor:
         """Clean latents of this rank's frames. Context parallelism stays on, as recomputation must meet it again."""
         context = self.world.context
@@ -276,6 +272,3 @@ class Losses:
 
     def _part(self, x: Tensor) -> Tensor:
         return self.world.context.split_frames(x)
-
-    def _path(self, part: MicroBatch) -> ChainPath:
-        return chain_path(self.world, self.rl, part.condition, part.unconditional, part.noise_B_C_T_H_W, part.window)

@@ -323,7 +323,10 @@ class _Played:
         ends = {"success": info["success"], "finish_step": info["finish_step"], "valid": _valid(info, len(episodes))}
         _write(self.ends, ends, size[1:], (episodes,))
         if self.rollout.keep_frames:
-            self._film(episodes, info)
+            frames_of(info, self.rollout.env)
+            for name, kept in (("frames", self.films), ("moved", self.moved)):
+                for i, values in zip(episodes, info.get(name, ())):
+                    kept[i].append(values[: self.rollout.execute].cpu())
         is_over = ~info["active"].cpu()
         repeated = [value for name, value in self.decided.items() if name in ("actions", "log_prob")]
         for row, i in enumerate(episodes):
@@ -334,12 +337,6 @@ class _Played:
                 for value in (*repeated, *self.record.values()):
                     value[count:, i] = value[count - 1, i]
         return is_over
-
-    def _film(self, episodes: Sequence[int], info: Info) -> None:
-        frames_of(info, self.rollout.env)
-        for name, kept in (("frames", self.films), ("moved", self.moved)):
-            for i, values in zip(episodes, info.get(name, ())):
-                kept[i].append(values[: self.rollout.execute].cpu())
 
     def trajectories(self) -> Trajectories:
         num_steps = self.num_decisions * self.num_actions

@@ -338,9 +338,7 @@ class VLAGRPOModel(RLModel):
         if self.rl.mask_unreliable:
             facts["unreliable_rate"] = unreliable_rate(played)
             played = without_unreliable(played, is_paid_last=self.env.scoring.reward_on == "last")  # type: ignore[attr-defined]
-        advantage = (
-            self._imitated(played, starts) if objective_of(self.rl.objective).imitates else self._advantages(played)
-        )
+        advantage = self._advantages(played, starts)
         return Experience(played, advantage, (advantage != 0).any(dim=1), facts)
 
     def starts(self, batch: Mapping[str, Any]) -> Starts:
@@ -356,17 +354,15 @@ class VLAGRPOModel(RLModel):
             draws=[random.derive_seed(self.seed, positions[i], f"policy/{m}") for i, m in rows],
         )
 
-    def _advantages(self, played: Trajectories) -> Tensor:
-        """[G, M]; zeros of groups that teach nothing."""
-        advantage = self.rl.advantage.limited(self.rl.advantage.of(*self._by_group(played)))
-        return torch.where(self.rl.within_bounds(*self._by_group(played))[:, None], advantage, 0.0)
-
-    def _imitated(self, played: Trajectories, starts: Starts) -> Tensor:
-        """[G, M]: 1 for the episode of each group that is cloned."""
-        draws = [random.generator(first, 0, "imitated") for first in starts.draws[:: self.rl.group_size]]
-        kind, min_std = objective_of(self.rl.objective).imitates, self.rl.advantage.min_std
-        found = chosen(kind, *self._by_group(played), draws, min_std)
-        return torch.where(self.rl.within_bounds(*self._by_group(played))[:, None], found, 0.0)
+    def _advantages(self, played: Trajectories, starts: Starts) -> Tensor:
+        """[G, M]; zeros of groups that teach nothing. Where episodes are imitated, 1 for the cloned one of a group."""
+        rl, groups = self.rl, self._by_group(played)
+        if kind := objective_of(rl.objective).imitates:
+            draws = [random.generator(first, 0, "imitated") for first in starts.draws[:: rl.group_size]]
+            advantage = chosen(kind, *groups, draws, rl.advantage.min_std)
+        else:
+            advantage = rl.advantage.limited(rl.advantage.of(*groups))
+        return torch.where(rl.within_bounds(*groups)[:, None], advantage, 0.0)
 
     def _by_group(self, played: Trajectories) -> tuple[Tensor, Tensor]:
         """Returns and whether they are valid, a group in each row."""

@@ -93,9 +93,10 @@ def predict_memory(work: Workload) -> Memory:
     weights = [*_weights(work)]
     trained = [w for w in weights if w.is_trained]
     gradients = sum(w.numel * w.bytes_each for w in trained)
-    gathered = _gathered(work)
-    if work.shard_size == 1 and work.num_gpus > 1:
-        gathered += gradients
+    gathered = gradients if work.num_gpus > 1 else 0
+    if work.shard_size > 1:  # the block at work and the one fetched ahead, and gradients of one and of one on its way
+        block = sum(p.numel() for p in work.net.get_block(0).parameters()) * work.weight_dtype.itemsize
+        gathered = 2 * block + (2 * block if work.lora_rank is None else 0)
     acts = activations(work)
     if work.passes is not None:
         acts = replace(acts, kept=acts.kept * work.passes.graphs)
@@ -152,14 +153,6 @@ def _optimizer_bytes(work: Workload, trained: list[_Weight]) -> int:
         if work.has_master and weight.bytes_each < 4:
             total += weight.numel * 4
     return total
-
-
-def _gathered(work: Workload) -> int:
-    """Under sharding: the block at work and the one fetched ahead, and the gradients of one and of one on its way."""
-    if work.shard_size == 1:
-        return 0
-    block = sum(p.numel() for p in work.net.get_block(0).parameters()) * work.weight_dtype.itemsize
-    return 2 * block + (2 * block if work.lora_rank is None else 0)
 
 
 def _encoding(work: Workload, window: int) -> int:

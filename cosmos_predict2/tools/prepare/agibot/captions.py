@@ -33,7 +33,8 @@ class Described:
     def caption(self, first: int, last: int) -> str:
         """The scene and every action that overlaps the frames ``first`` to ``last``."""
         done = [text for start, end, text in self.actions if start <= last and end > first]
-        return " ".join(_sentence(text) for text in (self.scene, *done) if text.strip())
+        texts = [text.strip() for text in (self.scene, *done) if text.strip()]
+        return " ".join(text if text.endswith((".", "!", "?")) else f"{text}." for text in texts)
 
 
 def write_captions(source: AgibotSource) -> list[str]:
@@ -133,11 +134,6 @@ def _of_task(source: AgibotSource, task: str, faults: list[str]) -> dict[str, De
     except DataError as error:
         faults.append(str(error))
         return {}
-
-
-def _sentence(text: str) -> str:
-    text = text.strip()
-    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 # The list -------------------------------------------------------------------------------------------------------------
