@@ -73,7 +73,8 @@ def _toy(tasks: list[str], setting: str = "default", split: str = "val") -> Plac
     tasks = tasks or [TOY_TASK]
 
     def env(num_envs: int, policy: Any) -> VecEnv:
-        return ToyEnv(num_envs, action_dim=policy.action_dim, tasks=tasks, setting=setting, split=split)
+        width = {} if policy.action_dim is None else {"action_dim": policy.action_dim}
+        return ToyEnv(num_envs, **width, tasks=tasks, setting=setting, split=split)
 
     return Place(tasks, TOY_EPISODES, TOY_AT_ONCE, env, False, lambda: given, fps=8.0)
 
@@ -149,7 +150,8 @@ def _own(cls: type, tasks: list[str]) -> Place:
 
 
 def _require_action_dim(env: VecEnv, policy: Any, name: str) -> None:
-    if (needed := env.metadata["action_dim"]) != policy.action_dim:
+    """A policy whose width is None takes any."""
+    if policy.action_dim not in (None, needed := env.metadata["action_dim"]):
         env.close()
         raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, {name} takes {needed}.")
 
@@ -193,7 +195,7 @@ def _behavior(tasks: list[str], image_size: int | None = None, max_steps: int | 
     options: dict[str, Any] = dict(tasks=tasks or None, max_steps=max_steps, height=image_size, width=image_size)
 
     def env(num_envs: int, policy: Any) -> VecEnv:
-        if policy.action_dim != ACTION_DIM:
+        if policy.action_dim not in (None, ACTION_DIM):
             raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, b1k takes {ACTION_DIM}.")
         return BehaviorEnv(num_envs, chunk=policy.chunk, **options)
 

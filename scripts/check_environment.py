@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at an environment before anything is recorded in it: what a policy sees and does there, and the rules that every
+environment has to keep, such as that a seed decides the start, and that equal actions lead to equal pictures.
+"""
+
+import argparse
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
+
+from imaginaire import command_line
+
+EPISODES = 3  # of random actions, each from a start of its own
+PLACES = 3  # that the rules need
+
+_EPILOG = """\
+exit code: 1 where a rule is broken or all starts are the same, 2 where the environment cannot be played
+
+examples:
+  python -m scripts.check_environment --suite gym:dot_robot:Dot-v0 --save_path output/dot.png
+  python -m scripts.check_environment --suite "gym:gym_pusht:gym_pusht/PushT-v0?image_size=96&actions=native"
+"""
+
+parser = command_line.parser("scripts.check_environment", __doc__, _EPILOG)
+add = parser.add_argument
+add("--suite", required=True, metavar="E", help="gym:ID, gym:MODULE:ID, MODULE:CLASS, ...")
+add("--save_path", type=command_line.local_output, metavar="FILE", help="a .png with pictures of random episodes")
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    from cosmos_predict2.data.video import media
+    from cosmos_predict2.rl.envs import suites
+    from cosmos_predict2.rl.envs.contract import RULES, check_environment
+    from cosmos_predict2.rl.interfaces import ContractError
+
+    place = suites.find(args.suite)
+    actor = SimpleNamespace(action_dim=None, chunk=1, sentences=())  # of any width
+    films, start_s, action_s, num_actions, successes = [], 0.0, 0.0, 0, 0
+    with closing(place.env(1, actor)) as env:
+        about = env.metadata
+        low, high = (torch.as_tensor(about.get(f"action_{end}", one)) for end, one in (("low", -1.0), ("high", 1.0)))
+        for trial in range(EPISODES):
+            before = time.monotonic()
+            observed, info = env.reset(options={"trial_ids": [trial]})
+            start_s += time.monotonic() - before
+            film = [observed["full_image"][0]]
+            generator = torch.Generator().manual_seed(trial)
+            before = time.monotonic()
+            while bool(info["active"].any()):
+                drawn = torch.rand(1, 1, about["action_dim"], generator=generator)
+                observed, _, _, _, info = env.chunk_step(low + drawn * (high - low))
+                film.append(observed["full_image"][0])
+            action_s += time.monotonic() - before
+            num_actions += len(film) - 1
+            successes += int(info["success"].sum())
+            films.append(torch.stack(film).permute(3, 0, 1, 2))
+    different = len({film[:, 0].numpy().tobytes() for film in films})
+    unit = f"from {low.min():.4g} to {high.max():.4g}"
+    if (own := (min(about.get("scaled_low", [-1])), max(about.get("scaled_high", [1])))) != (-1, 1):
+        unit += f", which are {own[0]:.4g} to {own[1]:.4g} of the environment"
+    print(f"{args.suite}")
+    print(f"  actions   {about['action_dim']} numbers {unit}; at most {about['max_steps']} in an episode")
+    print(f"  pictures  height {films[0].shape[2]}, width {films[0].shape[3]}; {different} of {EPISODES} starts differ")
+    print(f"  success   {successes} of {EPISODES} episodes of random actions")
+    print(f"  time      {action_s / num_actions:.2g} s an action with its picture, {start_s / EPISODES:.2g} s a start")
+    if args.save_path:
+        media.write_image(args.save_path, media.contact_sheet(films, [f"start {i}" for i in range(EPISODES)]))
+        print(f"  look      {args.save_path}")
+    try:
+        check_environment(place.env(PLACES, SimpleNamespace(action_dim=None, chunk=2, sentences=())))
+    except ContractError as error:
+        print(f"broken rule: {error}")
+        return 1
+    print(f"keeps all {len(RULES)} rules")
+    return int(different == 1)
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.main(parser, run))
