@@ -22,9 +22,9 @@ def derive_seed(seed: int, position: int, purpose: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def generator(seed: int, position: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(seed: int, position: int, purpose: str) -> torch.Generator:
     """A fresh torch generator for one purpose at one place of the training stream."""
-    return torch.Generator(device=device).manual_seed(derive_seed(seed, position, purpose))
+    return torch.Generator().manual_seed(derive_seed(seed, position, purpose))
 
 
 class Draws:

@@ -89,8 +89,8 @@ def export_adapter(job: AdapterExport, adapter: Adapter | None = None) -> Mappin
     storage.makedirs(job.destination)
     if job.form == "peft":
         settings = {"peft_type": "LORA", "task_type": None, "base_model_name_or_path": adapter.base or None, **config}
-        text = json.dumps({**settings, "fan_in_fan_out": False, "inference_mode": True}, indent=2) + "\n"
-        storage.write_atomically(storage.join(job.destination, PEFT_CONFIG), lambda out: out.write(text.encode()))
+        settings |= {"fan_in_fan_out": False, "inference_mode": True}
+        storage.write_json(storage.join(job.destination, PEFT_CONFIG), settings)
     else:
         metadata[DIFFUSERS_KEY] = json.dumps({f"transformer.{key}": value for key, value in config.items()})
     data = safetensors.torch.save(tensors, metadata)

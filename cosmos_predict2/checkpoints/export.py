@@ -8,7 +8,7 @@ largest tensor.
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -30,6 +30,7 @@ from cosmos_predict2.released import NETWORKS
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, local_file, names_at, shape_of
+from imaginaire.distributed.parallel import in_runs
 from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -217,7 +218,8 @@ def _write_folder(
 ) -> None:
     """config.json and the tensors in one file, or in shards with an index; the first file has the record."""
     storage.makedirs(folder)
-    shards = list(_shards(tensors, cast))
+    sizes = {name: _bytes(shape_of(tensors, name), _target(tensors[name], cast)) for name in tensors}
+    shards = list(in_runs(sizes, sizes.__getitem__, SHARD_BYTES))
     files = [f"{_STEM}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     index = f"{_STEM}.safetensors.index.json"
     if len(shards) == 1:
@@ -228,32 +230,14 @@ def _write_folder(
         content = _TensorFile.of(weights.renamed(tensors, part.get), cast, metadata)
         storage.write_atomically(storage.join(folder, file), content.write)
     if len(shards) > 1:
-        total = sum(_bytes(shape_of(tensors, name), _target(tensors[name], cast)) for name in tensors)
         places = {name: file for file, names in zip(files, shards) for name in names}
-        _write_json(storage.join(folder, index), {"metadata": {"total_size": total}, "weight_map": places})
+        content_of_index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+        storage.write_json(storage.join(folder, index), content_of_index)
         files.append(index)
-    _write_json(storage.join(folder, "config.json"), config)
+    storage.write_json(storage.join(folder, "config.json"), config)
     for name in names_at(folder):  # what an earlier export left, which a reader would take for a part of this one
         if name.startswith(_STEM) and name not in files:
             storage.remove(storage.join(folder, name))
-
-
-def _shards(tensors: Mapping[str, Tensor], cast: torch.dtype | None) -> Iterator[list[str]]:
-    names: list[str] = []
-    size = 0
-    for name in tensors:
-        length = _bytes(shape_of(tensors, name), _target(tensors[name], cast))
-        if names and size + length > SHARD_BYTES:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += length
-    yield names
-
-
-def _write_json(path: str, tree: Mapping[str, Any]) -> None:
-    text = json.dumps(tree, indent=2) + "\n"
-    storage.write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def _target(tensor: Tensor, cast: torch.dtype | None) -> torch.dtype:

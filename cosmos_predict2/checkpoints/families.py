@@ -174,33 +174,29 @@ def action_network(
     action_dim: int = 7,
     num_actions: int = 12,
     *,
-    kind: str | None = None,
     source: str = "the file",
 ) -> tuple[type[ActionDiT], dict[str, Any]]:
     """The class of the network that reads clips of ``num_actions`` actions, four to a latent frame, and its
     arguments as far as shapes or a release show them (RoPE ratios of other sizes they do not).
 
-    Shapes do not show how the numbers are arranged, so the sizes of the data decide; where both kinds of network fit,
-    ``kind`` does.
+    Shapes do not show how the numbers are arranged, so the sizes of the data decide.
     """
     if family is None or family.action_inputs is None:
         found = "no video network" if family is None else f"a {family}, without actions"
         raise CheckpointError(f"{source} is {found}. Choose weights of an action-conditioned network.")
     reads = {"flat": num_actions * action_dim, "chunk": RATIO * action_dim}
-    fits = [name for name in reads if reads[name] == family.action_inputs and kind in (None, name)]
+    fits = [name for name in reads if reads[name] == family.action_inputs]
     if not fits:
         actions = f"{num_actions} actions of {action_dim} numbers"
         raise CheckpointError(
             f"{source} reads {family.action_inputs} numbers of actions at once. {actions.capitalize()} are"
-            f" {reads['flat']} in one vector (flat) or {reads['chunk']} for each latent frame (chunk)"
-            f"{'' if kind is None else f', and {kind} is asked for'}. What would fit:"
-            f" {'; '.join(action_readings(family.action_inputs))}."
+            f" {reads['flat']} in one vector (flat) or {reads['chunk']} for each latent frame (chunk). What would"
+            f" fit: {'; '.join(action_readings(family.action_inputs))}."
         )
     if len(fits) > 1:
         raise CheckpointError(
             f"{source} reads {family.action_inputs} numbers of actions at once, which a flat and a chunk network both"
-            f" do with {num_actions} actions of {action_dim} numbers: give kind='flat' or"
-            " kind='chunk', or the folder of its run, which records it."
+            f" do with {num_actions} actions of {action_dim} numbers: give the folder of its run, which records it."
         )
     hidden = family.action_hidden if family.action_hidden != 4 * family.width else None
     arguments: dict[str, Any] = {

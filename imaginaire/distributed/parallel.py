@@ -247,16 +247,16 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
     return torch.stack([s.to(widest) for s in squares]).sum().sqrt()
 
 
-def in_runs(items: Iterable[T], numel_of: Callable[[T], int], most: float) -> Iterator[list[T]]:
-    """Items in order, in lists of at most so many elements, or of one item: what is copied of a list stays small."""
+def in_runs(items: Iterable[T], size_of: Callable[[T], int], most: float) -> Iterator[list[T]]:
+    """Items in order, in lists of at most so much in all, or of one item: what is copied of a list stays small."""
     run: list[T] = []
-    numel = 0
+    size = 0
     for item in items:
-        if run and numel + numel_of(item) > most:
+        if run and size + size_of(item) > most:
             yield run
-            run, numel = [], 0
+            run, size = [], 0
         run.append(item)
-        numel += numel_of(item)
+        size += size_of(item)
     if run:
         yield run
 
@@ -405,15 +405,8 @@ def _has_plain_data(tensor: Tensor) -> bool:
 
 def _broadcast(tensors: Iterable[Tensor]) -> None:
     """Give every rank rank 0's tensors, in place, many small ones in a message."""
-    message: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        message.append(_unexpanded(tensor.detach()))
-        size += tensor.nbytes
-        if size >= _MESSAGE_BYTES:
-            distributed.broadcast_tensors_(message)
-            message, size = [], 0
-    distributed.broadcast_tensors_(message)
+    for message in in_runs(tensors, lambda tensor: tensor.nbytes, _MESSAGE_BYTES):
+        distributed.broadcast_tensors_([_unexpanded(tensor.detach()) for tensor in message])
 
 
 def _unexpanded(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from imaginaire.distributed.parallel import is_dtensor
+from imaginaire.distributed.parallel import in_runs, is_dtensor
 from imaginaire.errors import ConfigError, near
 from imaginaire.optim.adamw import CAST_NUMEL, FusedAdamW, state_dtype
 
@@ -166,6 +166,4 @@ def _of_one_shape(params: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     for param in params:
         found.setdefault((param.shape, param.dtype, param.device), []).append(param)
     for alike in found.values():
-        length = max(1, CAST_NUMEL // max(1, alike[0].numel()))
-        for start in range(0, len(alike), length):
-            yield alike[start : start + length]
+        yield from in_runs(alike, Tensor.numel, CAST_NUMEL)

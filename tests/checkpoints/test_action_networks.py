@@ -76,8 +76,6 @@ def test_other_sizes_of_actions_and_of_chunks_are_asked_for() -> None:
     assert action_network(gr1, 29)[0] is ChunkActionDiT
     eight = describe(action_net(action_dim=7, num_action_per_chunk=8).state_dict())
     assert action_network(eight, num_actions=8)[1]["num_action_per_chunk"] == 8
-    with pytest.raises(CheckpointError, match="and flat is asked for"):
-        action_network(gr1, 29, kind="flat")
     with pytest.raises(CheckpointError, match="without actions"):
         action_network(describe(random_net().state_dict()), source="base.pt")
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks that report how a run is doing: losses, speed, a sign of life, a progress bar."""
 
-import json
 import logging
 import math
 import os
@@ -354,10 +353,9 @@ class HeartBeat(EveryN):
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
-        text = json.dumps(beat, indent=1) + "\n"
         path = storage.join(self.trainer.run_dir, "heart_beat.json")
         with self._channel.attempt():  # a missed beat must not stop what it watches
-            storage.write_atomically(path, lambda file: file.write(text.encode()))
+            storage.write_json(path, beat, indent=1)
 
 
 class ProgressBar(Callback):

@@ -162,21 +162,16 @@ class Metrics:
                 work(board)
                 self._board = board
 
-    def log_image(self, name: str, image: str | os.PathLike[str] | np.ndarray[Any, Any], iteration: int) -> None:
-        """An image file or a uint8 array H W C, to TensorBoard (arrays only) and W&B."""
-        if not self._is_writer:
-            return
-        if isinstance(image, np.ndarray):
-            self._on_board(lambda board: board.add_image(name, image, iteration, dataformats="HWC"))
-        self._wandb.log_media(name, "Image", image if isinstance(image, np.ndarray) else os.fspath(image), iteration, 0)
-
-    def log_video(
-        self, name: str, video: str | os.PathLike[str] | np.ndarray[Any, Any], iteration: int, fps: int = 16
-    ) -> None:
-        """A video file or a uint8 array T C H W, to W&B."""
+    def log_image(self, name: str, image: np.ndarray[Any, Any], iteration: int) -> None:
+        """A uint8 array H W C, to TensorBoard and W&B."""
         if self._is_writer:
-            data = video if isinstance(video, np.ndarray) else os.fspath(video)
-            self._wandb.log_media(name, "Video", data, iteration, fps)
+            self._on_board(lambda board: board.add_image(name, image, iteration, dataformats="HWC"))
+            self._wandb.log_media(name, lambda wandb: wandb.Image(image), iteration)
+
+    def log_video(self, name: str, video: np.ndarray[Any, Any], iteration: int, fps: int) -> None:
+        """A uint8 array T C H W, to W&B."""
+        if self._is_writer:
+            self._wandb.log_media(name, lambda wandb: wandb.Video(video, fps=fps), iteration)
 
     def close(self) -> None:
         """Write what is left and end the trackers. A second call does nothing."""
@@ -344,19 +339,12 @@ class WandbTracker:
         if self._run is not None:
             self._guarded("log", lambda: self._run.log({**values, "iteration": iteration}))
 
-    def log_media(self, name: str, kind: str, data: Any, iteration: int, fps: int) -> None:
-        """``kind`` is Image or Video; ``data`` a path or an array (image H W C, video T C H W)."""
-        if self._run is None:
-            return
-
-        def send() -> None:
+    def log_media(self, name: str, make: Callable[[Any], Any], iteration: int) -> None:
+        """``make`` gives what is sent, by the module ``wandb``."""
+        if self._run is not None:
             import wandb
 
-            fps_if_encoded = None if isinstance(data, str) else fps
-            media = wandb.Image(data) if kind == "Image" else wandb.Video(data, fps=fps_if_encoded)
-            self._run.log({name: media, "iteration": iteration})
-
-        self._guarded("log", send)
+            self._guarded("log", lambda: self._run.log({name: make(wandb), "iteration": iteration}))
 
     def close(self) -> None:
         if self._run is not None:

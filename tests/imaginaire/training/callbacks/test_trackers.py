@@ -79,7 +79,7 @@ def test_ranks_that_do_not_write_leave_nothing(tmp_path: Path) -> None:
     metrics.open(0)
     metrics.log({"x": 1.0}, 1)
     metrics.flush(1)
-    metrics.log_video("v", "nowhere.mp4", 1)
+    metrics.log_video("v", np.zeros((1, 3, 8, 8), dtype=np.uint8), 1, fps=4)
     metrics.close()
     assert list(tmp_path.iterdir()) == []
 
