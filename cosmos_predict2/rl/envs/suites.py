@@ -9,6 +9,7 @@ env = place.env(8, policy)
 import importlib.metadata
 import importlib.util
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ TOY_TASK, TOY_EPISODES, TOY_AT_ONCE = "push_puck", 800, 200
 LIBERO = tuple(f"libero_{name}" for name in ("spatial", "object", "goal", "90", "10", "all"))
 LIFT_TRIALS, AT_ONCE = 50, 8
 OWN_EPISODES = 100
+_VERSION = re.compile(r"-v\d+(\?|$)")  # the end of an ID of gymnasium
 _PACKAGES = ("mujoco", "robosuite", "hf-libero", "omnigibson", "isaacsim", "gymnasium")
 
 
@@ -51,6 +53,8 @@ def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> Place:
 
     A suite is a function of tasks and settings that gives a `Place`, or the class of an environment.
     """
+    if not name.startswith(GYM) and _VERSION.search(name):
+        raise ConfigError(f"--suite {name}: an environment of gymnasium has {GYM} before its name, {GYM}{name}.")
     make = partial(_gym, name.removeprefix(GYM)) if name.startswith(GYM) else resolve(name, "suite")
     if repeated := [task for task in tasks if tasks.count(task) > 1]:
         raise ConfigError(f"--tasks names {repeated[0]} twice: give each task once.")
@@ -127,6 +131,11 @@ def _gym(text: str, tasks: list[str], render: str = "auto", **settings: Any) -> 
 def _own(cls: type, tasks: list[str]) -> Place:
     """A class that is called with the number of environments and keeps `VecEnv`, or one of a `TaskEnv`."""
     name = cls.__name__
+    if any(base.__module__.startswith("gymnasium.") for base in cls.__mro__):
+        raise ConfigError(
+            f"{name} is a class of gymnasium: register it in {cls.__module__} (gymnasium.register), and name it"
+            f" {GYM}{cls.__module__}:ID."
+        )
     names = tasks or [name]
 
     def env(num_envs: int, policy: Any) -> VecEnv:

@@ -136,6 +136,10 @@ def test_what_cannot_be_played_is_refused_when_it_is_built(settings: dict[str, A
 def test_unknown_and_endless_environments_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"no environment 'OurPiont-v0'.*gym:MODULE:ID"):
         suites.find("gym:OurPiont-v0")
+    with pytest.raises(ConfigError, match="has gym: before its name, gym:some_module:OurPoint-v0"):
+        suites.find("some_module:OurPoint-v0?repeat=2")
+    with pytest.raises(ConfigError, match=r"Point is a class of gymnasium.*gym:tests\.rl\.envs\.gym_worlds:ID"):
+        suites.find("tests.rl.envs.gym_worlds:Point")
     with pytest.raises(ConfigError, match="OurPointEndless-v0 has no longest episode: give max_steps"):
         GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0")
     assert GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0", max_steps=5, image_size=[16, 40]).image_size == (
