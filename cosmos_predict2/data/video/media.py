@@ -297,7 +297,10 @@ def write_video(path: StrPath, video: Tensor, fps: float | Fraction) -> None:
     encoded = io.BytesIO()
     try:
         with av.open(encoded, "w", format="mp4") as container:
-            stream = _add_stream(av, container, rate, height + height % 2, width + width % 2)
+            stream = mp4_stream(container, rate, height + height % 2, width + width % 2)
+            codec = stream.codec_context
+            codec.colorspace = codec.color_primaries = codec.color_trc = BT709
+            codec.color_range = MPEG_RANGE
             for i, pixels in enumerate(frames):
                 if height % 2 or width % 2:
                     pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
@@ -311,15 +314,13 @@ def write_video(path: StrPath, video: Tensor, fps: float | Fraction) -> None:
     _write_bytes(path, encoded)
 
 
-def _add_stream(av: Any, container: Any, rate: Fraction, height: int, width: int) -> Any:
-    if "libx264" in av.codecs_available:
+def mp4_stream(container: Any, rate: Fraction, height: int, width: int) -> Any:
+    """The stream of a new mp4: H.264, or MPEG-4 without libx264."""
+    if "libx264" in _av().codecs_available:
         stream = container.add_stream("libx264", rate=rate, options=X264)
     else:
         stream = container.add_stream("mpeg4", rate=rate, options={"qscale": "2", "qmin": "1"})
     stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-    codec = stream.codec_context
-    codec.colorspace = codec.color_primaries = codec.color_trc = BT709
-    codec.color_range = MPEG_RANGE
     return stream
 
 

@@ -29,10 +29,10 @@ def write_json(path: Path, values: object, indent: int | None = 2) -> None:
     write_text(path, json.dumps(values, indent=indent, ensure_ascii=False) + "\n")
 
 
-def some(names: Iterable[str], most: int = 5) -> str:
+def some(names: Iterable[str]) -> str:
     """The first names of many, and how many more there are."""
     listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
 def read_record(path: Path, kind: str | None = None) -> dict[str, Any] | None:

@@ -277,6 +277,8 @@ def _encode(file: BinaryIO, *, frames: Iterator[Any], clip: WindowName, like: An
     """An mp4 of the frames as they are: the same size, rate and colours, compressed once more."""
     import av
 
+    from cosmos_predict2.data.video.media import mp4_stream
+
     rate = Fraction(like.average_rate or like.guessed_rate or like.base_rate)
     wanted = clip.last + 1 - clip.first
     count = 0
@@ -284,7 +286,11 @@ def _encode(file: BinaryIO, *, frames: Iterator[Any], clip: WindowName, like: An
         stream: Any = None
         for frame in frames:
             if stream is None:
-                stream = _add_stream(container, frame, like, rate)
+                stream = mp4_stream(container, rate, frame.height, frame.width)
+                stream.codec_context.thread_count = 1
+                if frame.format.name == "yuv420p":
+                    for tag in ("color_range", "colorspace", "color_primaries", "color_trc"):
+                        setattr(stream.codec_context, tag, getattr(like.codec_context, tag))
             if frame.format.name != "yuv420p":
                 frame = frame.reformat(format="yuv420p")
             frame.pict_type = 0  # the encoder chooses its own key frames
@@ -295,20 +301,3 @@ def _encode(file: BinaryIO, *, frames: Iterator[Any], clip: WindowName, like: An
             container.mux(stream.encode())
     if count < wanted:
         raise DataError(f"{source} ends at frame {clip.first + count}, before frame {clip.last} of {clip.stem}.")
-
-
-def _add_stream(container: Any, frame: Any, source: Any, rate: Fraction) -> Any:
-    import av
-
-    from cosmos_predict2.data.video.media import X264
-
-    if "libx264" in av.codecs_available:
-        stream: Any = container.add_stream("libx264", rate=rate, options=X264)
-    else:
-        stream = container.add_stream("mpeg4", rate=rate, options={"qscale": "2", "qmin": "1"})
-    stream.width, stream.height, stream.pix_fmt = frame.width, frame.height, "yuv420p"
-    stream.codec_context.thread_count = 1
-    if frame.format.name == "yuv420p":
-        for tag in ("color_range", "colorspace", "color_primaries", "color_trc"):
-            setattr(stream.codec_context, tag, getattr(source.codec_context, tag))
-    return stream
