@@ -105,7 +105,7 @@ def _size_note(path: Path, video_size: Any) -> str | None:
     """A note about a size with swapped sides, compared with the first clip's."""
     try:
         found = probe_video(path)
-        return swapped_size("video_size", tuple(video_size), (found.height, found.width), str(path))
+        return swapped_size(tuple(video_size), (found.height, found.width), str(path))
     except (DataError, TypeError, ValueError):
         return None  # the faults of clip and size have findings of their own
 

@@ -68,14 +68,14 @@ def latent_frames(num_pixel_frames: int) -> int:
     return (num_pixel_frames - 1) // 4 + 1
 
 
-def swapped_size(name: str, wanted: tuple[int, int], have: tuple[int, int], what: str) -> str | None:
-    """A note where a (height, width) is upright and the pictures of ``what`` are wide, or the other way round, as if it
-    were (width, height); else None."""
+def swapped_size(wanted: tuple[int, int], have: tuple[int, int], what: str) -> str | None:
+    """A note where a video_size is upright and the pictures of ``what`` are wide, or the other way round, as if it were
+    (width, height); else None. Sizes are (height, width)."""
     (height, width), (own_height, own_width) = wanted, have
     if (height - width) * (own_height - own_width) >= 0:
         return None
     kinds = ("upright", "wide") if height > width else ("wide", "upright")
     return (
-        f"{name}=[{height}, {width}] is (height, width), {kinds[0]}, but {what} is {kinds[1]}, {own_height} high and"
-        f" {own_width} wide: was [{width}, {height}] meant?"
+        f"video_size=[{height}, {width}] is (height, width), {kinds[0]}, but {what} is {kinds[1]}, {own_height} high"
+        f" and {own_width} wide: was [{width}, {height}] meant?"
     )

@@ -67,11 +67,9 @@ def open_clip(path: StrPath, *, decoder: str = "auto", num_threads: int = 1) -> 
         clip.close()
 
 
-def read_frames(
-    path: StrPath, indices: Sequence[int], *, decoder: str = "auto", num_threads: int = 1, fit: Fit | None = None
-) -> Tensor:
+def read_frames(path: StrPath, indices: Sequence[int], *, decoder: str = "auto", fit: Fit | None = None) -> Tensor:
     """uint8 [3, F, H, W]: the frames of these numbers, in the size of the file or in that which ``fit`` gives them."""
-    with open_clip(path, decoder=decoder, num_threads=num_threads) as clip:
+    with open_clip(path, decoder=decoder) as clip:
         return clip.read(indices, fit)
 
 

@@ -276,17 +276,16 @@ def _file_of(path: Path, cache_dir: Path | None) -> Path:
             " python -m scripts.make_reset_states --dataset RECORDINGS --out STARTS."
         )
     sources = {file.name: file.stat().st_size for file in published}
-    places = [path / FILE] if cache_dir is None else [cache_dir / FILE]
-    for place in places:
-        if place.is_file() and foreign_json.loads(_metadata(place).get("sources", "{}")) in (sources, {}):
-            return place
+    place = (cache_dir or path) / FILE
+    if place.is_file() and foreign_json.loads(_metadata(place).get("sources", "{}")) in (sources, {}):
+        return place
     try:
-        write_starts(places[0], (read_published(file) for file in published), sources)
+        write_starts(place, (read_published(file) for file in published), sources)
     except OSError as error:
         if fault := disk_fault(error):
             raise DataError(f"The starts of {path} cannot be converted: {fault} Name a cache_dir.") from error
         raise
-    return places[0]
+    return place
 
 
 # --- cut out of recordings

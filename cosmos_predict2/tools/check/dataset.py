@@ -395,7 +395,7 @@ def _compare_sizes(report: DatasetReport, required: Requirements) -> None:
     if small:
         report.note(f"{len(small)} are smaller than {height}x{width} and will be enlarged{_some(small)}")
     sizes = ((facts.path, (facts.height, facts.width)) for facts in have)
-    if across := [note for path, size in sizes if (note := swapped_size("video_size", (height, width), size, path))]:
+    if across := [note for path, size in sizes if (note := swapped_size((height, width), size, path))]:
         report.note(f"{across[0]} ({len(across)} of {len(have)})")
     ratios = {facts.path: facts.width * height / (facts.height * width) for facts in have}
     if bent := [path for path, ratio in ratios.items() if max(ratio, 1 / ratio) > _DISTORTED]:

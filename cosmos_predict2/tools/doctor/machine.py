@@ -213,10 +213,10 @@ def processors() -> Iterator[Finding]:
     yield Finding("machine/vector units", torch.backends.cpu.get_cpu_capability())
 
 
-def cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+def cpu_limit() -> float | None:
     """Cores' worth of time that a container may use; None without a limit."""
     try:
-        quota, period = (root / "cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return None
