@@ -157,7 +157,7 @@ def dryrun(config: object, overrides: Sequence[str]) -> int:
     try:
         started = any(storage.exists(storage.join(run_dir, name)) for name in ("runs.jsonl", "checkpoints"))
         path = storage.join(run_dir, "config.dryrun.yaml" if started else "config.yaml")
-        storage.write_atomically(path, lambda file: file.write(text.encode()))
+        storage.write_text(path, text)
         if started:
             notes.append(f"a run has started in {run_dir}: its config.yaml is left as it is")
     except (OSError, UserError) as error:

@@ -172,8 +172,7 @@ def read_statistics(path: Path | str, name: str | None = None) -> DatasetStatist
 def write_statistics(path: Path | str, statistics: DatasetStatistics, name: str | None = None) -> None:
     """Write the file, under ``name`` if one is given."""
     content = statistics.to_dict() if name is None else {name: statistics.to_dict()}
-    text = json.dumps(content, indent=2) + "\n"
-    storage.write_atomically(path, lambda file: file.write(text.encode()))
+    storage.write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def unit_transform(columns: ColumnStatistics, kind: str = "controller") -> ActionTransform:

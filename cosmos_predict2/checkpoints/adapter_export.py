@@ -94,7 +94,7 @@ def export_adapter(job: AdapterExport, adapter: Adapter | None = None) -> Mappin
     else:
         metadata[DIFFUSERS_KEY] = json.dumps({f"transformer.{key}": value for key, value in config.items()})
     data = safetensors.torch.save(tensors, metadata)
-    storage.write_atomically(file, lambda out: out.write(data))
+    storage.write_bytes(file, data)
     log.info(
         "%s: rank %d, alpha %s%s, %s; trained on %s",
         *(job.source, config["r"], config["lora_alpha"]),

@@ -91,7 +91,7 @@ def export(job: Export) -> Mapping[str, Tensor]:
         _write_folder(job.destination, tensors, config, job.dtype, card_texts(card))
         note = frame_rate_note(config)
         text = _README.format(source=job.source, family=family, folder=job.destination, note=note)
-        storage.write_atomically(storage.join(job.destination, "README.md"), lambda file: file.write(text.encode()))
+        storage.write_text(storage.join(job.destination, "README.md"), text)
         log.info("frame rate: %s", note)
         return tensors
     tensors = weights.renamed(tensors, lambda name: f"net.{name}")

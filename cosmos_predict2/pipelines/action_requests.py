@@ -18,7 +18,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.video_quality import psnr
 from cosmos_predict2.pipelines.action_inputs import Episode, LeRobotRecordings, read_episode
 from cosmos_predict2.pipelines.flags import Reading, RolloutSettings, Text
-from cosmos_predict2.pipelines.requests import check_outputs, write_text
+from cosmos_predict2.pipelines.requests import check_outputs
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import PREDICT25_EMPTY_TEXT
 from cosmos_predict2.text.prompt_embeddings import read_constant_embedding, read_prompt_embeddings
@@ -199,8 +199,8 @@ def save(
     likeness = None if true is None else compared(frames, true, job.episode.first_frames_C_F_H_W.shape[1])
     if likeness is not None:
         record |= dict(zip(("psnr", "psnr_of_first_picture"), (round(figure, 3) for figure in likeness)))
-    write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
-    write_text(f"{stem}.yaml", to_yaml(pipe.config))
+    storage.write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
+    storage.write_text(f"{stem}.yaml", to_yaml(pipe.config))
     if settings.side_by_side or settings.contact_sheet:
         rows, labels = ([frames], ["imagined"]) if true is None else ([true, frames], ["true", "imagined"])
         if settings.contact_sheet:

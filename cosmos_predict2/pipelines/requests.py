@@ -194,7 +194,7 @@ def generate_to_file(
     frames = to_uint8(video[0]).cpu()
     seconds = time.monotonic() - start
     write_records(request, settings, refined, seconds, frames)
-    write_text(f"{os.path.splitext(request.save_path)[0]}.yaml", to_yaml(pipe.config))
+    storage.write_text(f"{os.path.splitext(request.save_path)[0]}.yaml", to_yaml(pipe.config))
     if settings.contact_sheet or request.compare_to:
         write_contact_sheet(request, frames, settings.fps, pipe.config.input_crop)
     media.write_video(request.save_path, frames, settings.fps)  # last: where it is, all the rest is
@@ -205,12 +205,12 @@ def write_records(request: Request, settings: Settings, refined: str, seconds: f
     """``<stem>.txt`` with the prompts, ``<stem>.json`` with everything that repeats the video."""
     stem = os.path.splitext(request.save_path)[0]
     sections = [("Prompt", request.prompt), ("Negative Prompt", request.negative_prompt), ("Refined Prompt", refined)]
-    write_text(f"{stem}.txt", "".join(f"[{title}]\n{text}\n\n" for title, text in sections))
+    storage.write_text(f"{stem}.txt", "".join(f"[{title}]\n{text}\n\n" for title, text in sections))
     _, num_frames, height, width = frames.shape
     record = {**asdict(request), **settings.record(), "refined_prompt": refined}
     record |= {"num_frames": num_frames, "height": height, "width": width, "seconds": round(seconds, 3)}
     record["frames_sha256"] = hashlib.sha256(frames.contiguous().numpy().tobytes()).hexdigest()  # before the encoder
-    write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
+    storage.write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
 
 
 def write_contact_sheet(request: Request, frames: Tensor, fps: float, crop: str = "center") -> str:
@@ -239,10 +239,6 @@ def _first_true(request: Request, num_frames: int) -> int:
     if first + given >= num_frames:
         log.warning("compare_to: %s ends where the video begins: try --start_frame_idx 0", request.compare_to)
     return first
-
-
-def write_text(path: str, text: str) -> None:
-    storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
 
 
 def fingerprint(path: str) -> str:

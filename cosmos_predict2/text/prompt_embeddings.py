@@ -142,7 +142,7 @@ def write_prompt_embeddings(
         "negative_prompt": json.dumps(negative_prompt),
     }
     content = save({f"embedding.{i}": row.contiguous() for i, row in enumerate(rows)}, metadata)
-    storage.write_atomically(path, lambda file: file.write(content))
+    storage.write_bytes(path, content)
     return read_prompt_embeddings(path)
 
 

@@ -179,7 +179,7 @@ def load(path: str) -> TinyAutoencoder:
 def write(path: str, net: TinyAutoencoder, metadata: dict[str, str]) -> None:
     """The weights in half precision, with a record of how they were made."""
     state = {name: tensor.cpu().half().contiguous() for name, tensor in net.state_dict().items()}
-    storage.write_atomically(path, lambda file: file.write(save(state, metadata)))
+    storage.write_bytes(path, save(state, metadata))
 
 
 # ---- recordings ------------------------------------------------------------------------------------------------------

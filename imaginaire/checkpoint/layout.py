@@ -202,8 +202,7 @@ def read_pointer(folder: str) -> CheckpointSet | None:
 
 
 def write_pointer(saved: CheckpointSet) -> None:
-    text = saved.name + "\n"
-    storage.write_atomically(storage.join(saved.folder, POINTER), lambda file: file.write(text.encode()))
+    storage.write_text(storage.join(saved.folder, POINTER), saved.name + "\n")
 
 
 def find_set(path: str) -> CheckpointSet:

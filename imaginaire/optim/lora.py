@@ -179,7 +179,7 @@ def save_adapter(path: str, module: nn.Module, base: str = "") -> None:
     metadata = {"format": FILE_FORMAT, "rank": str(spec.rank), "alpha": repr(spec.alpha), "base": base}
     metadata["target_modules"] = json.dumps(spec.targets)
     data = safetensors.torch.save({name: t.cpu().contiguous() for name, t in tensors.items()}, metadata)
-    storage.write_atomically(str(path), lambda file: file.write(data))
+    storage.write_bytes(str(path), data)
 
 
 def load_adapter(path: str, module: nn.Module) -> LoraSpec:

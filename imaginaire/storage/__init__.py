@@ -270,10 +270,19 @@ def write_atomically(path: StrPath, write: Callable[[BinaryIO], object]) -> None
         _sync(os.path.dirname(target) or ".")
 
 
+def write_bytes(path: StrPath, content: bytes | memoryview) -> None:
+    """A file of this content, complete or not at all."""
+    write_atomically(path, lambda file: file.write(content))
+
+
+def write_text(path: StrPath, text: str) -> None:
+    """A text in UTF-8, complete or not at all."""
+    write_bytes(path, text.encode())
+
+
 def write_json(path: StrPath, values: object, *, indent: int = 2) -> None:
     """Values as JSON, complete or not at all; null for a number that is not finite, which JSON does not know."""
-    text = json.dumps(_finite(values), indent=indent, default=str, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_text(path, json.dumps(_finite(values), indent=indent, default=str, allow_nan=False) + "\n")
 
 
 def _finite(value: object) -> object:
@@ -291,7 +300,7 @@ def _finite(value: object) -> object:
 def copy_into(folder: StrPath, local: Path, *parts: str) -> str:
     """Copy a local file to ``folder/part/part``, local or remote; the path of the copy."""
     path = join(folder, *parts)
-    write_atomically(path, lambda file: file.write(local.read_bytes()))
+    write_bytes(path, local.read_bytes())
     return path
 
 

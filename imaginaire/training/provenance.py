@@ -147,9 +147,7 @@ def add_start(run_dir: str, facts: dict[str, Any]) -> None:
     """Add one start of a run to its ``runs.jsonl``."""
     path = storage.join(run_dir, "runs.jsonl")
     before = storage.read_text(path) if storage.exists(path) else ""
-    record = run_record() | facts
-    text = before + json.dumps(record, default=str) + "\n"
-    storage.write_atomically(path, lambda file: file.write(text.encode()))
+    storage.write_text(path, before + json.dumps(run_record() | facts, default=str) + "\n")
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ def check_writable(path: str) -> None:
     place = path if storage.is_remote(path) else str(storage.nearest_folder(path))
     try:
         probe = storage.join(place, f".write-probe-{uuid.uuid4().hex}")
-        storage.write_atomically(probe, lambda file: file.write(b"x"))
+        storage.write_bytes(probe, b"x")
         storage.remove(probe)
     except OSError as error:
         raise CheckpointError(
@@ -114,7 +114,7 @@ def write_config(path: str, config: str, *, is_resumed: bool) -> None:
     saved = storage.join(path, "config.yaml")
     if is_resumed and storage.exists(saved):
         _warn_of_changes(path, saved, config)
-    storage.write_atomically(saved, lambda out: out.write(config.encode()))
+    storage.write_text(saved, config)
 
 
 def _warn_of_changes(path: str, saved: str, config: str) -> None:

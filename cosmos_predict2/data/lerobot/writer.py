@@ -178,21 +178,15 @@ def write_table(path: Path, columns: Mapping[str, Any]) -> None:
     buffer = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.table(arrays), buffer)
     content = buffer.getvalue()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(path, lambda file: file.write(content))
+    storage.write_bytes(path, content)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    _write_text(path, json.dumps(content, indent=4) + "\n")
+    storage.write_text(path, json.dumps(content, indent=4) + "\n")
 
 
 def write_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    _write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(path, lambda file: file.write(text.encode()))
+    storage.write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 def _features(recording: Recording, fps: float) -> dict[str, dict[str, Any]]:

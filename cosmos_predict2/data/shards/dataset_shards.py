@@ -292,7 +292,7 @@ def _indexed(shard: str, folder: Path) -> list[ShardSample]:
     found = read_members(shard)
     log.info("%s: %d samples", shard, len(found))
     content = json.dumps({"format": FORMAT, "shard": shard, "samples": found}).encode()
-    storage.write_atomically(place, lambda file: file.write(content))
+    storage.write_bytes(place, content)
     return [ShardSample(shard, key, members) for key, members in found.items()]
 
 

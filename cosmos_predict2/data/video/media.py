@@ -341,7 +341,7 @@ def _exact_rate(fps: float | Fraction) -> Fraction:
 
 def _write_bytes(path: StrPath, encoded: io.BytesIO) -> None:
     try:
-        storage.write_atomically(path, lambda file: file.write(encoded.getbuffer()))
+        storage.write_bytes(path, encoded.getbuffer())
     except CheckpointError as error:  # storage raises errors of checkpoints; the cause is that of the disk
         raise DataError(f"{path} cannot be written: {error.__cause__ or error}") from error
 

@@ -150,7 +150,7 @@ class Page:
     def write(self, folder: Path) -> Path:
         """Write index.html; videos are named relative to it."""
         path = folder / "index.html"
-        storage.write_atomically(path, lambda file: file.write(self.as_html().encode("utf-8")))
+        storage.write_text(path, self.as_html())
         return path
 
     def as_html(self) -> str:

@@ -76,8 +76,7 @@ def write_report(run_dir: str) -> str:
     for heading, note, table in (("Success", successes, SUCCESS), ("Learning", "", LEARNING)):
         _show(page, heading, note, plots_of(lines, table))
     path = storage.join(run_dir, REPORT)
-    text = page.as_html()
-    storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
+    storage.write_text(path, page.as_html())
     return path
 
 

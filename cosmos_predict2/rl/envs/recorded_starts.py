@@ -98,7 +98,7 @@ def write_starts(
         header["split"] = split
     content = save(tensors, metadata=header)
     path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(path, lambda file: file.write(content))
+    storage.write_bytes(path, content)
     return len(rows)
 
 

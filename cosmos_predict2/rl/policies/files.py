@@ -83,13 +83,12 @@ def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> Path:
     }
     if public:
         policy.save(path)
-        text = json.dumps(card, indent=1, sort_keys=True) + "\n"
-        storage.write_atomically(path / CARD, lambda file: file.write(text.encode()))
+        storage.write_text(path / CARD, json.dumps(card, indent=1, sort_keys=True) + "\n")
         return path
     tensors = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
     content = safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(card, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(path, lambda file: file.write(content))
+    storage.write_bytes(path, content)
     return path
 
 

@@ -153,7 +153,7 @@ def write_classifier(path: Path, model: SuccessClassifier, about: Mapping[str, A
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     content = safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(dict(about), sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(path, lambda file: file.write(content))
+    storage.write_bytes(path, content)
 
 
 def read_classifier(path: str) -> tuple[SuccessClassifier, Mapping[str, Any]]:

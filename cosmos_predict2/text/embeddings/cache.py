@@ -89,7 +89,7 @@ class EmbeddingCache:
         self._remember(self._key(prompt), row)
         if (path := self.path(prompt)) is not None:
             content = save({KEY: row.contiguous()}, metadata={"encoder": self.name})
-            storage.write_atomically(path, lambda file: file.write(content))
+            storage.write_bytes(path, content)
         return row
 
     def _remember(self, key: str, row: Tensor) -> None:

@@ -191,7 +191,7 @@ def write_embedding(folder: Path, stem: str, rows: Tensor, form: str, replaced: 
         pickles.write(path, rows)
     else:
         content = save({KEY: rows.contiguous()})
-        storage.write_atomically(path, lambda file: file.write(content))
+        storage.write_bytes(path, content)
     for old in replaced:
         if old != path:
             old.unlink(missing_ok=True)

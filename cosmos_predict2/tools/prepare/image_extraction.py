@@ -12,7 +12,7 @@ from cosmos_predict2.data.dataset_forms import require_files
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, iterate_frames, probe_video, write_image
 from cosmos_predict2.tools.jobs import Outcome, run_jobs
-from cosmos_predict2.tools.prepare.records import holds_nothing, read_record, require_settings, write_bytes, write_json
+from cosmos_predict2.tools.prepare.records import holds_nothing, read_record, require_settings, write_json
 from imaginaire import storage
 from imaginaire.errors import DataError
 
@@ -90,7 +90,7 @@ def _extract(clip: ExtractionJob) -> int:
     try:
         for number, picture in enumerate(iterate_frames(clip.path, clip.stride)):
             if clip.caption is not None:
-                write_bytes(clip.meta(number), clip.caption.read_bytes())
+                storage.write_bytes(clip.meta(number), clip.caption.read_bytes())
             if number == 0:
                 first = picture
             else:

@@ -126,7 +126,7 @@ def cache_latents(
     storage.remove_stale_temporaries(folder)
     if known is None:
         content = json.dumps(asdict(record), indent=1).encode()
-        storage.write_atomically(folder / RECORD, lambda file: file.write(content))
+        storage.write_bytes(folder / RECORD, content)
     outcome: Outcome[str] = Outcome()
     windows = list(_windows(todo, rule, windows_per_clip, outcome))
     decoded = _Decoded(windows, functools.partial(clips.CROPS[crop], size=size), decoder)
@@ -208,7 +208,7 @@ def _write(folder: Path, window: _Window, latents: Tensor, starts: Sequence[int]
     checksums = [checksum(each, start, window.fps) for each, start in zip(latents, starts, strict=True)]
     metadata |= {CHECKSUMS: json.dumps(checksums), READING: "2"}
     content = save(tensors, metadata)
-    storage.write_atomically(folder / f"{window.stem}{SUFFIX}", lambda file: file.write(content))
+    storage.write_bytes(folder / f"{window.stem}{SUFFIX}", content)
 
 
 def _is_done(path: Path, video: Path) -> bool:

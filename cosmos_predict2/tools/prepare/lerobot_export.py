@@ -218,7 +218,7 @@ def copy_cut(source: Path, target: Path, first: int, count: int) -> bool:
         content = _written(container.streams.video[0], packets, int(times[0]))
     if content is None:
         return False
-    storage.write_atomically(target, lambda file: file.write(content))
+    storage.write_bytes(target, content)
     return True
 
 

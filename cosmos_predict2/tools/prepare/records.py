@@ -18,11 +18,7 @@ RECORD = "dataset.json"
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, complete or not at all; bytes of file names that are not UTF-8 become JSON's ``\\udcXX``."""
-    write_bytes(path, text.encode(errors="backslashreplace"))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    storage.write_atomically(path, lambda file: file.write(content))
+    storage.write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_json(path: Path, values: object, indent: int | None = 2) -> None:

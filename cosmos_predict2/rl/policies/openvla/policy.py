@@ -326,8 +326,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         for name, content in ((CONFIG, given), (STATISTICS, self._own_statistics)):
             if content:
                 whole = {**public_json(self.folder.address, CONFIG), **content} if name == CONFIG else content
-                text = json.dumps(whole, indent=1) + "\n"
-                storage.write_atomically(Path(folder) / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+                storage.write_text(Path(folder) / name, json.dumps(whole, indent=1) + "\n")
 
 
 def recorded_settings(path: str, actions_B_A_D: Tensor, *, keep_statistics: bool) -> dict[str, Any]:

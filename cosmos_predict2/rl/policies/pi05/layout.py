@@ -146,7 +146,7 @@ def export(
         tensors[_HEAD] = tensors.pop(_EMBEDDING)
     folder.mkdir(parents=True, exist_ok=True)
     content = safetensors.torch.save(tensors, {"format": "pt"})
-    storage.write_atomically(folder / WEIGHTS, lambda file: file.write(content))
+    storage.write_bytes(folder / WEIGHTS, content)
     copy_beside(source, folder, options, statistics)
 
 
