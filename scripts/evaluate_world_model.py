@@ -17,12 +17,13 @@ from typing import Any
 
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES
 from imaginaire import command_line
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 NUM_STEPS = 35
+NUM_CHUNKS = 2
 WITH_ACTIONS = "a model with actions"  # the flags of these alone
 NUM_EPISODES = 400  # whole ones of the toy world
 
@@ -63,7 +64,8 @@ add(
 add("--json", type=command_line.local_output, metavar="FILE", help="write the figures to this file too")
 actions = parser.add_argument_group(WITH_ACTIONS).add_argument
 actions("--split", default="", metavar="FILE", help="of --data: the part test of scripts.split_recordings")
-actions("--num_chunks", type=count, default=2, help="chunks of a rollout, each from the last imagined frame")
+of_rollout = "of a rollout, each from the last imagined frame (default: 2, of shorter recordings 1)"
+actions("--num_chunks", type=count, default=None, help=f"chunks {of_rollout}")
 actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")
 actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
 actions("--tokenizer_path", default="", metavar="FILE", help="where the tokenizer's file lies (default: as recorded)")
@@ -221,15 +223,27 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     """The held-out recordings that --data names, or those that the run was validated on."""
-    from cosmos_predict2.pipelines.evaluation_data import read_recordings, recordings_of_run, size_of_world
     from cosmos_predict2.world_model.imagination import check_bases
 
-    transform, chunks = choice.config.transform, args.num_chunks
+    transform, chunks = choice.config.transform, args.num_chunks or NUM_CHUNKS
     if transform.accumulate == "window" and chunks > 1:
         log.warning("actions of this model are relative to the first frame of a chunk: one chunk is measured")
         chunks = 1
     if chunks > 1:
         check_bases(transform, choice.config.chunk_size)
+    try:
+        return _of_length(args, choice, chunks)
+    except DataError as error:
+        if args.num_chunks is not None or chunks == 1:
+            raise
+        log.warning("%s One chunk is measured.", error)
+        return _of_length(args, choice, 1)
+
+
+def _of_length(args: argparse.Namespace, choice: Any, chunks: int) -> Any:
+    from cosmos_predict2.pipelines.evaluation_data import read_recordings, recordings_of_run, size_of_world
+
+    transform = choice.config.transform
     wanted = dict(num=args.num_clips, num_actions=chunks * choice.config.chunk_size, seed=args.seed)
     loader = choice.card.run.get("dataloader_val") or {}
     if args.data:

@@ -25,10 +25,11 @@ from cosmos_predict2.tools.improve.steps import Runner, digest
 from cosmos_predict2.tools.improve.way import Options, Phase, Recorded, look, phases_of, steps_of
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire import foreign_json, storage
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
+CHUNK = 12  # actions of a window of a world model
 NUM_SHOWN = 2  # recordings of either outcome
 MOST_LOOKED_AT = 100  # recordings, about, whose actions show their unit
 MOST_BEYOND = 0.01  # share of numbers beyond -1 and 1 that clipping may explain (a guess)
@@ -37,6 +38,11 @@ MOST_BEYOND = 0.01  # share of numbers beyond -1 and 1 that clipping may explain
 def improve(options: Options) -> Verdict:
     """Go as far as the gate lets; the verdict of what there is then."""
     recorded = look(options)
+    if recorded.num_actions < CHUNK:
+        raise DataError(
+            f"{options.data}: the longest episode has {recorded.num_actions + 1} frames, and a world model learns from"
+            f" windows of {CHUNK + 1}. Record longer episodes, or more frames per second."
+        )
     if options.suite:
         require_suite(options, recorded)
     figures = Figures(options.out)

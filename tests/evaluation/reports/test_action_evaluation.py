@@ -243,6 +243,20 @@ def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> 
     assert torch.allclose(by_weights.action_B_L_D, 20 * once.action_B_L_D), "not by the data's own statistics"
 
 
+def test_recordings_that_are_shorter_than_two_chunks_are_measured_over_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_folder(str(tmp_path / "data"), ToyFolder(episodes=4, frames=17, form="lerobot", val_fraction=0.5))
+    config = SimpleNamespace(transform=TOY, chunk_size=12, resolution="48")
+    choice = SimpleNamespace(config=config, video_size=None, card=SimpleNamespace(run={}))
+    words = ["--data", str(tmp_path / "data"), "--num_clips", "2", "--size", "48", "48"]
+    found = evaluate_world_model._recordings(evaluate_world_model.parser.parse_args(words), choice)
+    assert found.action_B_L_D.shape[1] == 12 and "One chunk is measured" in caplog.text
+    asked = evaluate_world_model.parser.parse_args([*words, "--num_chunks", "2"])
+    with pytest.raises(DataError, match="of at most 17 frames, but num_frames=25"):
+        evaluate_world_model._recordings(asked, choice)
+
+
 def test_weights_without_actions_are_told_before_their_actions_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.steps import Step
 from cosmos_predict2.tools.improve.way import Options, Recorded, steps_of
-from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.programs import warm_python
 from tests.test_documentation import ROOT
 
@@ -77,6 +77,8 @@ def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
         writer.finish()
         return Options(data=tmp_path / name, out=tmp_path, suite="gym:Dot-v0?repeat=2")
 
+    with pytest.raises(DataError, match="longest episode has 5 frames, and a world model learns from windows of 13"):
+        ways.improve(options("short", 1))
     far, near = options("far", 200), options("near", 1)
     with pytest.raises(
         ConfigError, match=r"those from 0 to 512 .* -200 to 200.*'gym:Dot-v0\?repeat=2&actions=native'; else"
