@@ -86,13 +86,6 @@ def add_trained_adapters(net: DiT, config: Any) -> None:
             parameter.requires_grad_(True)
 
 
-def trained_network(config: Any, dtype: torch.dtype) -> DiT:
-    """The network that a Predict2Video2WorldModelConfig trains, on the meta device, with its adapters."""
-    net = network_of(config.pipe_config.net).to(dtype)
-    add_trained_adapters(net, config)
-    return net
-
-
 def embedders(net: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """The parameters of a network that read actions, without those of adapters on them."""
     for name, parameter in net.named_parameters():
@@ -115,8 +108,9 @@ def embedders_begin_anew(path: str, *, may_fetch: bool = True) -> bool:
 
 @torch.no_grad()
 def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -> bool:
-    """Give a network of `trained_network` memory and every parameter its start: that of the file of ``dit_path``,
-    which must have all but the adapters, else a draw from ``seed``. Gives whether the file has trained adapters.
+    """Give a network on the meta device, which has its adapters, memory and every parameter its start: that of the file
+    of ``dit_path``, which must have all but the adapters, else a draw from ``seed``. Gives whether the file has trained
+    adapters.
     """
     net.to_empty(device=device)
     net.reset_buffers()

@@ -11,7 +11,7 @@ from torch import Tensor
 from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from cosmos_predict2.world_model.assembly import fill_network, trained_network
+from cosmos_predict2.world_model.assembly import add_trained_adapters, fill_network, network_of
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
@@ -47,7 +47,8 @@ def filled(kind: str, path: str = "", seed: int = 0, **options: Any) -> DiT:
         model_manager_config=Predict2ModelManagerConfig(dit_path=path),
         **options,
     )
-    net = trained_network(config, torch.float32)
+    net = network_of(config.pipe_config.net).to(torch.float32)
+    add_trained_adapters(net, config)
     fill_network(net, config, "cpu", seed)
     return net
 

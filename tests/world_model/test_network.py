@@ -17,7 +17,7 @@ from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.start_weights import Start
 from cosmos_predict2.world_model import assembly
-from cosmos_predict2.world_model.assembly import fill_network, trained_network
+from cosmos_predict2.world_model.assembly import add_trained_adapters, fill_network, network_of
 from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
 from imaginaire import distributed
 from imaginaire.checkpoint import weights
@@ -46,6 +46,12 @@ def config_of(path: str = "", shard: int = 0, **options: Any) -> Predict2Video2W
         model_manager_config=Predict2ModelManagerConfig(dit_path=path),
         **{"precision": "float32", "fsdp_shard_size": shard, **options},
     )
+
+
+def trained_network(config: Any, dtype: torch.dtype) -> DiT:
+    net = network_of(config.pipe_config.net).to(dtype)
+    add_trained_adapters(net, config)
+    return net
 
 
 def filled(config: Any, seed: int = 3) -> DiT:
