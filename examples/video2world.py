@@ -109,10 +109,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def run(args: argparse.Namespace, command: list[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.pipelines.context_parallel import agreed, follow, lead
 
-    prepared = agreed(lambda: prepare(args, command))
+    prepared = agreed(lambda: prepare(args))
     if prepared.make_videos is None:
         follow(lambda: prepared.make_pipeline().world)
         return 0
@@ -131,7 +131,7 @@ class PreparedRun:
     make_videos: MakeVideos | None  # of rank 0
 
 
-def prepare(args: argparse.Namespace, command: list[str]) -> PreparedRun:
+def prepare(args: argparse.Namespace) -> PreparedRun:
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
@@ -148,7 +148,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> PreparedRun:
     choice = choose_model(values_of(VideoModel, args), args.input_path)
     config, dit_path = choice.config, choice.dit_path
     context_parallel.check_num_gpus(args.num_gpus, config.net.num_heads, config.state_t)
-    check_processes(args.num_gpus, command)
+    check_processes(args.num_gpus)
     if args.natten and choice.aspect_ratio != "16:9":
         raise ConfigError(f"--natten goes with --aspect_ratio 16:9, not {choice.aspect_ratio}.")
     guardrail, refiner = config.guardrail_config, config.prompt_refiner_config
@@ -275,12 +275,12 @@ def check_embeddings(embeddings: Any, requests: Any, path: str, config: Any) -> 
         raise ConfigError(f"{path} has no embedding of {missing[0]!r}. Write it with python -m scripts.encode_prompts.")
 
 
-def check_processes(num_gpus: int, command: list[str]) -> None:
+def check_processes(num_gpus: int) -> None:
     """Raise where the number of processes is not that of the flag."""
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) != num_gpus:
         raise ConfigError(
             f"{processes} processes were started, but --num_gpus is {num_gpus}. Start it with:\n"
-            f"  torchrun --nproc_per_node={num_gpus} --master_port=12341 {shlex.join(command)}"
+            f"  torchrun --nproc_per_node={num_gpus} --master_port=12341 {shlex.join(sys.argv)}"
         )
 
 
@@ -293,7 +293,7 @@ def main() -> int:
     try:
         if args.num_gpus > 1:
             join(args.num_gpus)
-        code = run(args, sys.argv)
+        code = run(args)
     except (UserError, OSError, MemoryError, RuntimeError) as error:
         if (fault := explained(error, vars(args))) is None or args.debug:
             raise

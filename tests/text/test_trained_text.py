@@ -144,7 +144,7 @@ def test_embeddings_of_a_prompt_are_those_of_the_run_or_an_error(run_of_512: str
         write_prompt_embeddings(tmp_path / "prompt.safetensors", encoder, [prompt])
         flags = ["--model_size", "tiny", "--dit_path", run_of_512, "--prompt", prompt, "--input_path", picture]
         flags += ["--prompt_embeddings", str(tmp_path / "prompt.safetensors"), "--save_path", str(tmp_path / "o.mp4")]
-        prepare(parse(flags), [])
+        prepare(parse(flags))
 
     check(BytesEncoder(512, 64), PROMPT)
     check(BytesEncoder(64, 64), "push")  # nothing was cut off

@@ -449,7 +449,7 @@ def test_s3_files_folders_and_dcp_read(s3_bucket: str, tmp_path: Path, monkeypat
     file = storage.join(s3_bucket, "run", "checkpoints", "model", "iter_000000005.pt")
     storage.write_atomically(file, lambda f: torch.save(state(), f))
     pointer = storage.join(s3_bucket, "run", "checkpoints", "latest_checkpoint.txt")
-    storage.write_atomically(pointer, lambda f: f.write(b"iter_000000005.pt"))
+    storage.write_text(pointer, "iter_000000005.pt")
     for path in (file, storage.join(s3_bucket, "run")):
         assert_same(weights.read(path), state())
 

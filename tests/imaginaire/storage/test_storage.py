@@ -26,10 +26,6 @@ __all__ = ["no_credentials", "s3_bucket", "s3_server"]
 MB = 2**20
 
 
-def write_bytes(content: bytes) -> Any:
-    return lambda file: file.write(content)
-
-
 # Local ----------------------------------------------------------------------------------------------------------------
 
 
@@ -54,7 +50,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, disk: list[tuple[str, str]]) -> None:
     path = tmp_path / "a.txt"
-    storage.write_atomically(path, write_bytes(b"hello"))
+    storage.write_bytes(path, b"hello")
     (what, temporary), *rest = disk
     assert what == "sync" and Path(temporary).parent == tmp_path and temporary != str(path)
     assert rest == [("rename", f"{temporary} {path}"), ("sync", str(tmp_path))]
@@ -83,7 +79,7 @@ def test_a_checkpoint_is_on_the_disk_before_the_pointer_names_it(
 
 def test_local_round_trip(tmp_path: Path) -> None:
     path = storage.join(tmp_path, "a", "b.txt")
-    storage.write_atomically(path, write_bytes(b"hello"))
+    storage.write_bytes(path, b"hello")
     assert storage.exists(path) and storage.size(path) == 5 and storage.read_text(path) == "hello"
     with storage.open(path) as file:
         assert file.read() == b"hello"
@@ -155,7 +151,7 @@ def test_remove_takes_files_folders_and_absent_paths(tmp_path: Path) -> None:
         (lambda d: storage.read_text(d / "absent"), "absent"),
         (lambda d: storage.size(d / "absent"), "absent"),
         (lambda d: storage.open(d), "folder; a file"),
-        (lambda d: storage.write_atomically(d / "file" / "below" / "f", write_bytes(b"x")), "file/below"),
+        (lambda d: storage.write_bytes(d / "file" / "below" / "f", b"x"), "file/below"),
         (lambda d: storage.makedirs("/proc/no/such/place"), "/proc/no/such/place.*IMAGINAIRE_OUTPUT_ROOT"),
     ],
 )
@@ -195,22 +191,22 @@ def test_s3_round_trip(s3_bucket: str) -> None:
     path = storage.join(s3_bucket, "run", "model", "a.txt")
     assert not storage.exists(path) and storage.listdir(storage.join(s3_bucket, "run")) == []
     storage.makedirs(storage.join(s3_bucket, "run"))
-    storage.write_atomically(path, write_bytes(b"hello"))
+    storage.write_bytes(path, b"hello")
     assert storage.exists(path) and storage.size(path) == 5 and storage.read_text(path) == "hello"
     assert storage.listdir(storage.join(s3_bucket, "run")) == ["model"]
     assert storage.is_folder(storage.join(s3_bucket, "run")) and not storage.is_folder(path)
-    storage.write_atomically(path, write_bytes(b"changed"))
+    storage.write_bytes(path, b"changed")
     assert storage.read_text(path) == "changed"  # nothing is cached
     with storage.open(path) as file:
         assert file.read(3) == b"cha"
     assert storage.free_bytes(path) is None
-    storage.write_atomically(storage.join(s3_bucket, "run", "empty"), write_bytes(b""))
+    storage.write_bytes(storage.join(s3_bucket, "run", "empty"), b"")
     assert storage.size(storage.join(s3_bucket, "run", "empty")) == 0
 
 
 def test_s3_remove_takes_the_folder_and_not_its_namesakes(s3_bucket: str) -> None:
     for name in ("iter_1/a", "iter_1/b/c", "iter_10/a"):
-        storage.write_atomically(storage.join(s3_bucket, name), write_bytes(b"x"))
+        storage.write_bytes(storage.join(s3_bucket, name), b"x")
     storage.remove(storage.join(s3_bucket, "iter_1"))
     storage.remove(storage.join(s3_bucket, "absent"))
     assert storage.listdir(s3_bucket) == ["iter_10"]
@@ -282,7 +278,7 @@ def test_s3_takes_torch_save_and_gives_a_local_copy_once(
 
 
 def test_other_fsspec_addresses_work() -> None:
-    storage.write_atomically("memory://folder/a", write_bytes(b"abc"))
+    storage.write_bytes("memory://folder/a", b"abc")
     assert storage.read_text("memory://folder/a") == "abc" and storage.listdir("memory://folder") == ["a"]
     storage.remove("memory://folder")
     assert not storage.exists("memory://folder/a")
@@ -310,7 +306,7 @@ def test_project_variables_reach_the_store(s3_bucket: str, s3_server: str, monke
     options = object_store.filesystem_options(s3_bucket)
     assert (options["key"], options["secret"], options["endpoint_url"]) == ("project-key", "project-secret", s3_server)
     assert options["client_kwargs"] == {"region_name": "eu-west-1"}
-    storage.write_atomically(storage.join(s3_bucket, "f"), write_bytes(b"x"))
+    storage.write_bytes(storage.join(s3_bucket, "f"), b"x")
     assert storage.read_text(storage.join(s3_bucket, "f")) == "x"
 
 
@@ -349,7 +345,7 @@ def test_missing_bucket_is_named_at_once(s3_bucket: str, monkeypatch: pytest.Mon
     waits: list[float] = []
     monkeypatch.setattr(object_store, "time", SimpleNamespace(sleep=waits.append))
     for attempt in (
-        lambda: storage.write_atomically("s3://no-such-bucket-here/k", write_bytes(b"x")),
+        lambda: storage.write_bytes("s3://no-such-bucket-here/k", b"x"),
         lambda: storage.listdir("s3://no-such-bucket-here/folder"),
     ):
         with pytest.raises(CheckpointError, match=r"no-such-bucket-here.*bucket does not exist") as caught:
@@ -421,7 +417,7 @@ def test_write_survives_a_server_that_is_busy_twice(
 ) -> None:
     flaky.failures = 2
     path = storage.join(s3_bucket, "f")
-    storage.write_atomically(path, write_bytes(b"content"))
+    storage.write_bytes(path, b"content")
     assert storage.read_text(path) == "content"
     messages = warnings_of(caplog)
     assert len(messages) == 2 and all(path in message for message in messages)
@@ -442,5 +438,5 @@ def test_a_server_that_stays_busy_is_tried_three_times_and_a_refusal_once(
 ) -> None:
     flaky.failures, flaky.answer = 1000, answer
     with pytest.raises(CheckpointError, match=named):
-        storage.write_atomically(storage.join(s3_bucket, "f"), write_bytes(b"content"))
+        storage.write_bytes(storage.join(s3_bucket, "f"), b"content")
     assert flaky.failed == tries and len(warnings_of(caplog)) == tries - 1

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -58,16 +58,22 @@ def test_a_figure_that_a_board_does_not_have_costs_no_other(monkeypatch: pytest.
     assert "util" not in found and (found["temp"], found["power"], found["nvml_used_gpu_mem_gb"]) == (40, 300, 2)
 
 
-def test_profiler_joins_when_enabled_and_writes_one_trace_per_period(tmp_path: Path) -> None:
-    config = make_config(None)
+def profiled(folder: Path, steps: int, profile_freq: int, **options: Any) -> Trainer:
+    """A trainer that has made so many steps with the profiler."""
+    config = make_config(None, **options)
     config.trainer.profiling.enable_profiling = True
-    config.trainer.profiling.profile_freq = 5
-    trainer = Trainer(config, tmp_path)
+    config.trainer.profiling.profile_freq = profile_freq
+    trainer = Trainer(config, folder)
     trainer.start()
-    for _ in range(12):
+    for _ in range(steps):
         trainer.step(1.0)
-    trainer.callbacks.on_train_end(trainer.model, 12)
     trainer.metrics.close()
+    return trainer
+
+
+def test_profiler_joins_when_enabled_and_writes_one_trace_per_period(tmp_path: Path) -> None:
+    trainer = profiled(tmp_path, steps=12, profile_freq=5)
+    trainer.callbacks.on_train_end(trainer.model, 12)
     traces = sorted((tmp_path / "torch_trace").glob("*/*"))
     assert [str(p.relative_to(tmp_path / "torch_trace")) for p in traces] == [
         "iteration_10/rank0_trace.json.gz",
@@ -80,17 +86,10 @@ def test_profiler_joins_when_enabled_and_writes_one_trace_per_period(tmp_path: P
 def test_profiler_begins_no_period_that_does_not_fit_and_is_silent(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    config = make_config(None, max_iter=9)
-    config.trainer.profiling.enable_profiling = True
-    config.trainer.profiling.profile_freq = 4
-    trainer = Trainer(config, tmp_path)
-    trainer.start()
-    for _ in range(9):
-        trainer.step(1.0)
+    trainer = profiled(tmp_path, steps=9, profile_freq=4, max_iter=9)
     profile = cast(Profiler, trainer.callbacks["profiler"])._profile
     assert profile is not None and profile.current_action is torch.profiler.ProfilerAction.NONE
     trainer.callbacks.on_train_end(trainer.model, 9)
-    trainer.metrics.close()
     assert sorted(p.name for p in (tmp_path / "torch_trace").iterdir()) == ["iteration_4", "iteration_8"]
     assert not [w for w in recwarn if "Profiler" in str(w.message)]
 
