@@ -302,8 +302,10 @@ def _open_folder(folder: _Folder) -> Mapping[str, Tensor]:
     address, names = folder.address, folder.names
     if ".metadata" in names:
         return _open_dcp(address)
-    if (newest := latest(address)) != address:
-        return open_address(newest)
+    if POINTER in names:
+        return open_address(_pointed(address))
+    if "checkpoints" in names and storage.exists(storage.join(address, "checkpoints", POINTER)):
+        return open_address(_pointed(storage.join(address, "checkpoints")))
     if "model" in names and storage.exists(storage.join(address, "model", ".metadata")):
         return _open_dcp(storage.join(address, "model"))
     if (found := _open_files(folder)) is not None:

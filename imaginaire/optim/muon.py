@@ -110,8 +110,13 @@ class Muon(FusedAdamW):
         if not group["orthogonal"]:
             super()._step_group(group)
             return
-        for matrices in _of_one_shape(param for param in group["params"] if param.grad is not None):
-            self._update_matrices(matrices, group)
+        alike: dict[Any, list[Tensor]] = {}
+        for param in group["params"]:
+            if param.grad is not None:
+                alike.setdefault((param.shape, param.dtype, param.device), []).append(param)
+        for matrices in alike.values():
+            for run in in_runs(matrices, Tensor.numel, CAST_NUMEL):
+                self._update_matrices(run, group)
 
     def _update_matrices(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """One step of matrices of one shape, dtype and device, orthogonalised in one batch."""
@@ -158,12 +163,3 @@ def orthogonal(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x.mT if is_tall else x).to(matrices.dtype).reshape(matrices.shape)
-
-
-def _of_one_shape(params: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Lists of one shape, dtype and device, in order, each with at most CAST_NUMEL elements (or one matrix)."""
-    found: dict[Any, list[Tensor]] = {}
-    for param in params:
-        found.setdefault((param.shape, param.dtype, param.device), []).append(param)
-    for alike in found.values():
-        yield from in_runs(alike, Tensor.numel, CAST_NUMEL)
