@@ -52,7 +52,7 @@ add("--device", default=None, help="cpu or cuda (default: a GPU where there is o
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosmos_predict2.configs.rl.imagination import imagination_of
+    from cosmos_predict2.configs.rl.imagination import fit_of, imagination_of
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import make_split, recorded_outcomes, require_usable, split_of
     from cosmos_predict2.rl.envs import suites
@@ -79,13 +79,13 @@ def run(args: argparse.Namespace) -> int:
     inputs |= {"tokenizer": part_digest(imagination.world.tokenizer)[:16], "split": split.digest[:16]}
     require_actions_of(source, imagination)
     reward = check.read_reward(args.reward)
-    chunk = imagination.config.chunk_size
+    chunk, fit = imagination.config.chunk_size, fit_of(args.world_model)
 
     has_column = args.success_column in source.info.features
     ends = recorded_outcomes(source, args.success_column, last=True) if has_column else split.outcomes
-    learnt = check.read_episodes(source, args.camera, check.chosen(split.train, LEARNT, seed), split.outcomes, 0)
+    learnt = check.read_episodes(source, args.camera, check.chosen(split.train, LEARNT, seed), split.outcomes, 0, fit)
     held_out = check.chosen(split.held_out, args.episodes, seed)
-    episodes = check.read_episodes(source, args.camera, held_out, ends, chunk)
+    episodes = check.read_episodes(source, args.camera, held_out, ends, chunk, fit)
     figures, films = check.replays(imagination, reward, episodes, seed)
     figures |= check.obedience(films, episodes, learnt, chunk)
     figures |= {"leaks": check.leaks(args.world_model, args.reward, split), "allowed": args.allow}
@@ -100,12 +100,12 @@ def run(args: argparse.Namespace) -> int:
         if args.suite:
             drawn = suites.size_of_recordings(args.suite, source.frames(0, source.camera(args.camera), [0]).shape[-2])
             with closing(suites.find(args.suite, **drawn).env(check.AT_ONCE, policy)) as env:
-                one |= check.true_attempts(policy, env, imagination, reward, learnt, seed, alone)
+                one |= check.true_attempts(policy, env, imagination, reward, learnt, seed, alone, fit)
         by_policy[name] = one
     if args.played:
         played = LeRobotSource.open(args.played)
         outcomes = recorded_outcomes(played, args.success_column, last=True)
-        own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0)
+        own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0, fit)
         figures |= check.played_figures(imagination, reward, own, seed, alone)
     judged = judge(figures, by_policy, args.allow)
 

@@ -12,7 +12,6 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,10 +249,9 @@ def _toy_pictures(args: argparse.Namespace, device: str) -> _Shown:
 
 def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.checkpoints.card import read_card
-    from cosmos_predict2.configs.rl.imagination import imagination_of
+    from cosmos_predict2.configs.rl.imagination import fit_of, imagination_of
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import require_usable
-    from cosmos_predict2.data.video.clips import CROPS
     from cosmos_predict2.rl.envs.replays import require_actions_of
     from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
     from cosmos_predict2.rl.rewards.success_quality import OUTCOME, TRUE
@@ -277,8 +275,7 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
         if int(source.episodes.lengths.min()) < 2:
             raise DataError(f"{args.data} has an episode of one picture: nothing can be imagined of it. Remove it.")
         require_actions_of(source, imagination)
-        if (size := card.video_size) is not None:
-            fit = partial(CROPS[card.input_crop or "stretch"], size=size)
+        fit = fit_of(args.world_model)
     recordings = LabelledRecordings(source, args.success_column, args.camera, parts[0], near_misses=args.near, fit=fit)
     learnt, calibrating, measured = (recordings.labelled(part, imagination, args.seed) for part in parts)
     judged = [TRUE] if imagination is None else [TRUE, OUTCOME]

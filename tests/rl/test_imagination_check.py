@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.configs.rl import imagination
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
@@ -202,3 +204,16 @@ def test_wrong_inputs_are_named(data: Path, tmp_path: Path, capsys: pytest.Captu
         assert text in capsys.readouterr().err
     with pytest.raises(ConfigError, match="holds 0 safetensors"):
         imagination_check.read_reward(str(tmp_path))
+
+
+def test_recordings_are_imagined_in_the_size_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 96 rows were imagined with 96 rows by a world model that knows 64: every verdict was no."""
+    source = LeRobotSource.open(write_recordings(tmp_path / "data"))
+    card = SimpleNamespace(video_size=(32, 40), input_crop=None)
+    monkeypatch.setattr(imagination, "read_card", lambda path: card)
+    fit = imagination.fit_of("RUN")
+    found = imagination_check.read_episodes(source, None, [0, 1], [True, False], 4, fit)
+    sizes = {tuple(one.shape[-3:]) for one in (found.first_E_H_W_C, *found.films, *found.tails)}
+    assert sizes == {(32, 40, 3)}
+    card.video_size = None
+    assert imagination.fit_of("FILE") is None

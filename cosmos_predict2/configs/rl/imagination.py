@@ -2,12 +2,14 @@
 """A world model to imagine with, from its weights alone, or to refine, as its run trained it; environments and
 policies name them in their configuration."""
 
+from functools import partial
 from typing import Any
 
 from omegaconf import ListConfig, OmegaConf
 
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.configs.choice import choose_action_model
+from cosmos_predict2.data.video.clips import CROPS, Fit
 from cosmos_predict2.pipelines.flags import ActionModel
 from cosmos_predict2.pipelines.recorded_run import composed_run
 from cosmos_predict2.released import tiny_action_path
@@ -49,6 +51,12 @@ def imagination_of(
         raise ConfigError(f"precision is '{precision}'.{near(precision, PRECISIONS)}")
     world = build_world_model(choice.config, dtype=PRECISIONS[precision], device=device)
     return Imagination(world.load(choice.dit_path, "net_ema" if load_ema else "auto"))
+
+
+def fit_of(dit_path: str) -> Fit | None:
+    """What brings pictures to the size that the weights of a run were trained on; None where no run records it."""
+    card = read_card(dit_path)
+    return None if card.video_size is None else partial(CROPS[card.input_crop or "stretch"], size=card.video_size)
 
 
 def world_model_of(dit_path: str) -> Any:

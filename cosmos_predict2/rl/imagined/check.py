@@ -26,6 +26,7 @@ from cosmos_predict2.checkpoints.card import mappings, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import Split, read_split
+from cosmos_predict2.data.video.clips import Fit
 from cosmos_predict2.evaluation.metrics import agreement
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import Probe, fit_probe
@@ -89,9 +90,15 @@ class Episodes:
 
 
 def read_episodes(
-    source: LeRobotSource, camera: str | None, numbers: Sequence[int], outcomes: Sequence[bool | None], tail: int
+    source: LeRobotSource,
+    camera: str | None,
+    numbers: Sequence[int],
+    outcomes: Sequence[bool | None],
+    tail: int,
+    fit: Fit | None = None,
 ) -> Episodes:
-    """These episodes, but for those of an unknown outcome or without an action."""
+    """These episodes, but for those of an unknown outcome or without an action; ``fit`` brings their pictures to the
+    size of a world model."""
     key = source.camera(camera)
     first: list[Tensor] = []
     tails: list[Tensor] = []
@@ -103,7 +110,7 @@ def read_episodes(
             continue
         begin = 0 if len(films) < FILMED else max(1, length - 1 - tail)
         wanted = sorted({0, *range(begin, length)})
-        pictures = source.frames(i, key, wanted).permute(1, 2, 3, 0).contiguous()
+        pictures = source.frames(i, key, wanted, fit=fit).permute(1, 2, 3, 0).contiguous()
         if begin == 0:
             films.append(pictures)
         first.append(pictures[0])
@@ -425,6 +432,7 @@ def true_attempts(
     learnt: Episodes,
     seed: int = 0,
     alone: ActionsAlone | None = None,
+    fit: Fit | None = None,
 ) -> Figures:
     """Sampled attempts of the policy in the true environment, their actions imagined from the same pictures: the
     correlation of imagined value with truth inside a start is what a group's advantage sees. Beside them doing nothing.
@@ -440,7 +448,10 @@ def true_attempts(
     length = max(len(rows) for rows in actions)  # of an environment that ends on success, its last action goes on
     actions = [held(rows, length) for rows in actions]
     rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
-    pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
+    pictures = first.pictures_E_F_H_W_C[:, 0]
+    if fit is not None:
+        pictures = fit(pictures.permute(3, 0, 1, 2)).permute(1, 2, 3, 0).contiguous()
+    pictures = pictures.repeat_interleave(MEMBERS, dim=0)
     tasks = [text for text in first.task_description for _ in range(MEMBERS)]
     value, _ = judge(reward, imagined_ends(imagination, pictures, actions, seed)[0], tasks)
     values = {"": value} | ({BY_ACTIONS: alone(actions)} if alone else {})

@@ -20,6 +20,7 @@ its best look before and ends: its newest checkpoint has them. RUN/imagination_w
 import logging
 import math
 import os
+from functools import partial
 from typing import Any, Literal
 
 import attrs
@@ -29,6 +30,7 @@ from torch import Tensor
 from cosmos_predict2.callbacks.fixed_clips import apart
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import SUCCESS_COLUMN, make_split, read_split
+from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, within_groups
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationAlarm
@@ -111,8 +113,10 @@ class ImaginationWatch(ImaginationAlarm):
                 f" Name others, or learn without a watch: trainer.callbacks.{self.name}=null."
             ) from error
         chunk = model.env.imagination.config.chunk_size
+        size = getattr(model.env.starts, "size", None)
+        fit = None if size is None else partial(CROPS["stretch"], size=size)  # as the starts do it
         self._learnt, self._held_out = (
-            check.read_episodes(source, self.camera, check.chosen(numbers, most, self.seed), split.outcomes, chunk)
+            check.read_episodes(source, self.camera, check.chosen(numbers, most, self.seed), split.outcomes, chunk, fit)
             for numbers, most in ((split.train, LEARNT), (split.calibrate, HELD_OUT))  # by "test" nothing is chosen
         )
         self._probe = check.action_probe(self._learnt, chunk)
