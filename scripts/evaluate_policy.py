@@ -198,6 +198,7 @@ def _imagination(args: argparse.Namespace, action_dim: int) -> Any:
 
 def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: Any) -> Any:
     """The world model as an environment with the starts of the simulator."""
+    from cosmos_predict2.configs.rl.imagination import fit_of
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.first_frames import SimulatedStarts
     from cosmos_predict2.rl.envs.scoring import Scoring
@@ -211,7 +212,8 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: An
         starts: Any = ToyStarts(setting, args.tasks, split=args.split or "val")
         reward: Any = ToyDetectorReward(setting)
     else:
-        starts, reward = SimulatedStarts(env, len(args.tasks)), read_reward(args.reward)
+        starts = SimulatedStarts(env, len(args.tasks), fit_of(args.world_model))
+        reward = read_reward(args.reward)
     return WorldModelEnv(
         imagination,
         starts,

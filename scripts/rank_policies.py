@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any, starts: Any) -> tuple[Any, Any]:
     """The imagined value of a policy, and with --suite its true success from the same starts."""
+    from cosmos_predict2.configs.rl.imagination import fit_of
     from cosmos_predict2.evaluation.metrics.agreement import mean
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.first_frames import SimulatedStarts
@@ -109,7 +110,7 @@ def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any
         return value(starts, replace(chosen, trial_ids=list(numbers))), None
     chosen = held_out_starts(args.episodes, 1, args.seed)
     with closing(suites.find(args.suite).env(AT_ONCE, policy)) as env:
-        shown = SimulatedStarts(env, 1)
+        shown = SimulatedStarts(env, 1, fit_of(args.world_model))
         shown.recorded = starts.recorded  # type: ignore[attr-defined]
         found = played(env, chosen)
         return value(shown, chosen), mean(found.success_E[found.is_valid_E].double().numpy(), args.seed)

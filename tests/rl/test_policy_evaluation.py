@@ -2,6 +2,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -288,6 +289,10 @@ def test_the_command_compares_in_any_simulator_from_its_own_first_pictures(
     same = ToyStarts().starts([0] * 4, [7, 8, 9, 10])
     assert torch.equal(few.pictures_E_F_H_W_C, same.pictures_E_F_H_W_C)
     assert few.task_description == same.task_description
+    fit = partial(media.resize, size=(32, 40))
+    fitted = SimulatedStarts(ToyEnv(3), 1, fit).starts([0] * 4, [7, 8, 9, 10]).pictures_E_F_H_W_C
+    assert fitted.shape == (4, 1, 32, 40, 3)
+    assert torch.equal(fitted[2, 0].permute(2, 0, 1), fit(same.pictures_E_F_H_W_C[2, 0].permute(2, 0, 1)))
     capsys.readouterr()
     for more, message in (
         (["--world_model", tiny_action_path()], "--world_model PATH --reward PATH go together in --suite"),

@@ -5,7 +5,7 @@
 `starts.ToyStarts` lays tables of the toy world, which nothing here imports.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -86,12 +86,13 @@ class GivenStarts:
 
 
 class SimulatedStarts(StartsDefaults):
-    """The starts of a simulator: the pictures and sentences that it shows after a reset to them."""
+    """The starts of a simulator: the pictures and sentences that it shows after a reset to them; ``fit`` brings the
+    pictures to the size of a world model."""
 
     history = 1
 
-    def __init__(self, env: VecEnv, num_tasks: int) -> None:
-        self.env, self.num_tasks = env, num_tasks
+    def __init__(self, env: VecEnv, num_tasks: int, fit: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.env, self.num_tasks, self.fit = env, num_tasks, fit
 
     def __len__(self) -> int:
         return NUM_TRIALS
@@ -104,4 +105,7 @@ class SimulatedStarts(StartsDefaults):
             observed, _ = self.env.reset(options=options)
             pictures.append(observed["full_image"].cpu())
             sentences += list(observed["task_description"])
-        return FirstFrames(torch.cat(pictures)[:, None], None, sentences)
+        shown = torch.cat(pictures)
+        if self.fit is not None:
+            shown = self.fit(shown.permute(3, 0, 1, 2)).permute(1, 2, 3, 0).contiguous()
+        return FirstFrames(shown[:, None], None, sentences)

@@ -441,17 +441,14 @@ def true_attempts(
     env.terminate_on_success = False
     num_tasks = int(env.metadata.get("num_tasks", 1))
     starts = held_out_starts(GROUPS, num_tasks, seed)
-    first = SimulatedStarts(env, num_tasks).starts(starts.task_ids, starts.trial_ids)
+    first = SimulatedStarts(env, num_tasks, fit).starts(starts.task_ids, starts.trial_ids)
     played = attempts(policy, env, starts, MEMBERS)
     executed = played.executed_M_E_A.transpose(0, 1)
     actions = [rows[done] for rows, done in zip(played.actions_M_E_A_D.transpose(0, 1), executed, strict=True)]
     length = max(len(rows) for rows in actions)  # of an environment that ends on success, its last action goes on
     actions = [held(rows, length) for rows in actions]
     rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
-    pictures = first.pictures_E_F_H_W_C[:, 0]
-    if fit is not None:
-        pictures = fit(pictures.permute(3, 0, 1, 2)).permute(1, 2, 3, 0).contiguous()
-    pictures = pictures.repeat_interleave(MEMBERS, dim=0)
+    pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
     tasks = [text for text in first.task_description for _ in range(MEMBERS)]
     value, _ = judge(reward, imagined_ends(imagination, pictures, actions, seed)[0], tasks)
     values = {"": value} | ({BY_ACTIONS: alone(actions)} if alone else {})
