@@ -171,6 +171,13 @@ def _bad(folder: Path, name: str) -> Path:
     if name == "nan":
         columns = {"action": numpy.array([[0, numpy.nan]] * LENGTH, dtype=numpy.float32)}
         return written(folder, [True, False] * 8, columns=columns)
+    if name == "width":  # of the action of one episode
+        path = sorted(written(folder, [True, False] * 8).glob("data/*/*.parquet"))[3]
+        table = pyarrow.parquet.read_table(path)
+        place, wide = table.schema.get_field_index("action"), [[*row, 0.0] for row in table["action"].to_pylist()]
+        kind = pyarrow.list_(pyarrow.float32())
+        pyarrow.parquet.write_table(table.set_column(place, "action", pyarrow.array(wide, kind)), path)
+        return folder
     outcomes = {"one": [True], "no failures": [True] * 16, "no successes": [False] * 16, "few": [True] * 12 + [False]}
     return written(folder, outcomes.get(name, [True, False] * 8), cameras=("a", "b") if name == "cameras" else ("a",))
 
@@ -183,6 +190,7 @@ def _bad(folder: Path, name: str) -> Path:
         ("no successes", [], "0 succeeded and 16 failed.*Record 6 more that succeeded"),
         ("few", [], "12 succeeded and 1 failed.*Record 5 more that failed"),
         ("nan", [], r"actions that are not finite: number 1 of row 0 is nan"),
+        ("width", [], r"episode_000003 has \d numbers of 'action' in a row where meta/info.json says \d"),
         ("cameras", [], "2 cameras.*--camera.*observation.images.a, observation.images.b"),
         ("good", ["--success_column", "next.sucess"], "no column 'next.sucess'.*Did you mean next.success"),
         ("good", ["--held_out", "1"], "--held_out 1"),

@@ -92,7 +92,13 @@ class LeRobotSource:
                     f"{self.layout.rows(i).path}: '{part.column}' has the shape {list(table.shape)} for {len(table)}"
                     f" frames, but numbers {part.start} to {part.end} of it are asked for."
                 )
-            pieces.append(table[:, part.start : part.end])
+            piece, width = table[:, part.start : part.end], part_width(self.info, part)
+            if piece.shape[1] != width:
+                raise DataError(
+                    f"{self.layout.rows(i).path}: {self.name(i)} has {piece.shape[1]} numbers of '{part.column}' in a"
+                    f" row where meta/info.json says {width}. Mend or remove the episode."
+                )
+            pieces.append(piece)
         return numpy.concatenate(pieces, axis=1)
 
     def width(self, parts: Sequence[Part]) -> int:
