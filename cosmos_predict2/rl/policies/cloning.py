@@ -61,6 +61,20 @@ class Cloneable(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
+NEEDED = ("act", "record_of", "cloning_loss", "parameters")
+
+
+def cloneable(policy: str) -> Any:
+    """The class of a policy by its name, which must have what cloning calls."""
+    cls = resolve(policy, "policy")
+    if missing := [name for name in NEEDED if not hasattr(cls, name)]:
+        raise ConfigError(
+            f"The policy {policy} cannot be cloned: it has no {', '.join(missing)}. A policy of your own is a torch"
+            " module with these methods: documentations/extending_rl.md"
+        )
+    return cls
+
+
 # How a policy is cloned that does not say it by its ``cloning``. A clone that succeeds about every second time leaves
 # reinforcement learning something to begin with and to improve.
 DEFAULTS: Mapping[str, Any] = dict(demonstrations=100, windows="all", steps=1500, lr=1e-3, batch_size=64)
@@ -160,8 +174,7 @@ class Beginning:
 
 def begin(policy: str, start: Beginning, arguments: Mapping[str, Any], where: str, noise: float | None = None) -> Any:
     """A `Cloneable` policy, with weights of a base or drawn ones; ``where`` comes before a wrong argument."""
-    cls = resolve(policy, "policy")
-    windows = start.windows
+    cls, windows = cloneable(policy), start.windows
     sizes = dict(action_dim=windows.actions_B_A_D.shape[2], chunk=start.chunk, num_knots=start.num_knots)
     with random.preserved():
         torch.manual_seed(random.derive_seed(start.seed, 0, "policy"))

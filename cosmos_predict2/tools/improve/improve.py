@@ -19,10 +19,11 @@ from cosmos_predict2.data.video.media import resize_and_crop
 from cosmos_predict2.evaluation.reports.evaluation_page import written
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.episodes.episodes import require_known_sentences
+from cosmos_predict2.rl.policies.cloning import cloneable
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.page import Figures, Verdict, refusals, verdict_of, without, write_page
 from cosmos_predict2.tools.improve.steps import Runner, digest
-from cosmos_predict2.tools.improve.way import Options, Phase, Recorded, look, phases_of, steps_of
+from cosmos_predict2.tools.improve.way import POLICIES, Options, Phase, Recorded, look, phases_of, steps_of
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError
@@ -37,6 +38,8 @@ MOST_BEYOND = 0.01  # share of numbers beyond -1 and 1 that clipping may explain
 
 def improve(options: Options) -> Verdict:
     """Go as far as the gate lets; the verdict of what there is then."""
+    if options.policy not in POLICIES:
+        cloneable(options.policy)
     recorded = look(options)
     if recorded.num_actions < CHUNK:
         raise DataError(

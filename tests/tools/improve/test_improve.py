@@ -65,6 +65,13 @@ def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path
         ways.require_suite(other, replace(wider, action_dim=2, sentences=("to the dot",)))
 
 
+def test_a_class_that_is_no_policy_is_refused_before_anything_is_trained(robot: Path) -> None:
+    options = Options(data=Path("datasets/dot"), out=robot / "none", policy="collections:OrderedDict")
+    with pytest.raises(ConfigError, match="OrderedDict cannot be cloned: it has no act, record_of, cloning_loss"):
+        ways.improve(options)
+    assert not (robot / "none").exists()
+
+
 def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
