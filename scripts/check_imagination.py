@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     figures, films = check.replays(imagination, reward, episodes, seed)
     figures |= check.obedience(films, episodes, learnt, chunk)
     figures |= {"leaks": check.leaks(args.world_model, args.reward, split), "allowed": args.allow}
-    alone = ActionsAlone.of(source, ends) if args.suite or args.played else None
+    alone = ActionsAlone.of(source, split.train, ends) if args.suite or args.played else None
     by_policy: dict[str, dict[str, Any]] = {}
     for name, path in policies.items():
         found, policy_card = read_policy(path)

@@ -54,7 +54,7 @@ def imagination_of(
 
 
 def fit_of(dit_path: str) -> Fit | None:
-    """What brings pictures to the size that the weights of a run were trained on; None where no run records it."""
+    """A function that brings pictures to the size of a run's training; None where the weights record no size."""
     card = read_card(dit_path)
     return None if card.video_size is None else partial(CROPS[card.input_crop or "stretch"], size=card.video_size)
 

@@ -48,7 +48,8 @@ class Recorded:
 class Starts(Protocol):
     """Starts by task and trial, both modulo what there is. ``history`` is the number of pictures of each.
 
-    Optional: ``recorded``, the facts of the recordings that they are of.
+    Optional: ``recorded``, the facts of the recordings that they are of, and ``size``, (height, width) to which
+    pictures are stretched.
     """
 
     num_tasks: int
@@ -64,6 +65,7 @@ class Starts(Protocol):
 
 class StartsDefaults:
     recorded: Recorded | None = None
+    size: tuple[int, int] | None = None
 
 
 class GivenStarts:

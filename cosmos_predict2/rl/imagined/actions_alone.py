@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Success as the actions alone tell it, without a picture: what an imagination has to beat.
+"""Success predicted from the actions alone, without a picture: what an imagination has to beat.
 
 Recorded drivers often fail by coarse mistakes, which their actions show. An imagination that judges a policy's attempts
 no better than this has added nothing to them. Letters: N known episodes, E others, d numbers of an episode's actions.
@@ -27,16 +27,15 @@ class ActionsAlone:
         rows_N_d = self._rows(actions)
         self._mean, self._std = rows_N_d.mean(axis=0), rows_N_d.std(axis=0) + 1e-6
         self._known_N_d = (rows_N_d - self._mean) / self._std
-        self._width = 1.0
         self._width = float(numpy.median(self._distance(self._known_N_d))) or 1.0
         self._prior = float(success_N.mean())
         kernel_N_N = self._kernel(self._known_N_d) + RIDGE * numpy.eye(len(success_N))
         self._weights_N = numpy.linalg.solve(kernel_N_N, success_N - self._prior)
 
     @classmethod
-    def of(cls, source: LeRobotSource, outcomes: Sequence[bool | None]) -> "ActionsAlone":
-        """All recordings of a known outcome."""
-        known = [i for i, outcome in enumerate(outcomes) if outcome is not None and source.episodes.lengths[i] > 1]
+    def of(cls, source: LeRobotSource, numbers: Sequence[int], outcomes: Sequence[bool | None]) -> "ActionsAlone":
+        """Learnt from those of these recordings that have an action and a known outcome."""
+        known = [i for i in numbers if outcomes[i] is not None and source.episodes.lengths[i] > 1]
         success_N = numpy.array([bool(outcomes[i]) for i in known])
         return cls([recorded_actions(source, i) for i in known], success_N)
 

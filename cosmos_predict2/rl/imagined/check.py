@@ -37,6 +37,7 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
+from cosmos_predict2.rl.imagined.verdict import BY_ACTIONS
 from cosmos_predict2.rl.interfaces import Decision, FrameReward, Observation, PolicyDefaults, VecEnv
 from cosmos_predict2.rl.rewards.resnet import KEY, ResnetReward
 from cosmos_predict2.world_model.imagination import Imagination
@@ -62,7 +63,6 @@ READABLE = 0.1  # of R2: below it true pictures do not show the actions
 LEAST_SPREAD = 0.05  # of a group's values, below which it teaches nothing
 FILMED = 32  # episodes whose pictures are kept, for the probe
 OUTSIDE = (0.5, 99.5)  # percentiles of the recorded actions that a policy may leave
-BY_ACTIONS = "_by_actions"  # the end of the name of a figure that `ActionsAlone` has in place of imagination
 SIDE = 16  # pixels of the pictures that are compared as a whole
 
 

@@ -17,6 +17,7 @@ from imaginaire.errors import ConfigError, near
 LEAST_EPISODES = 8  # held-out ones of either outcome: with fewer the area under the curve is uncertain by .2 and more
 LEAST_PLAYED = 20
 MOST_FALSE, MOST_NOTHING = 0.3, 0.12  # where success was paid at .35 and .13, the true one fell to 0
+BY_ACTIONS = "_by_actions"  # the end of the name of a figure that `ActionsAlone` has in place of imagination
 GO, DOUBTFUL, NO = "go", "doubtful", "no"
 
 DATA = "record {times} times as many episodes, failures and successes: {needed} of either outcome must be held out"
@@ -254,12 +255,12 @@ def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
     if played is not None and played < LEAST_PLAYED:
         yield f"{played} played episodes are few: from {LEAST_PLAYED} on they decide"
     for name in ("true_ends", "played_ends"):
-        imagined, alone = figures.get(name), figures.get(f"{name}_by_actions")
+        imagined, alone = figures.get(name), figures.get(f"{name}{BY_ACTIONS}")
         if imagined and alone and imagined.value <= alone.value:
             yield (
-                f"what the actions alone tell of its attempts, without any picture ({alone.as_text()}, learnt from the"
-                f" recordings), is no less than what is imagined ({imagined.as_text()}): this imagination adds nothing"
-                " there; train the world model longer, or on episodes of the policy"
+                f"success of its attempts is predicted as well from the actions alone, without any picture"
+                f" ({alone.as_text()}, learnt from the recordings), as it is imagined ({imagined.as_text()}): this"
+                " imagination adds nothing there; train the world model longer, or on episodes of the policy"
             )
     if (by_chunk := figures.get("actions_seen_by_chunk")) and by_chunk[-1] < by_chunk[0] / 2:
         yield (

@@ -32,10 +32,12 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import SUCCESS_COLUMN, make_split, read_split
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, within_groups
+from cosmos_predict2.rl.envs.first_frames import StartsDefaults
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationAlarm
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.imagined import check
+from cosmos_predict2.rl.interfaces import completed
 from cosmos_predict2.rl.policies.network import gathered
 from imaginaire import distributed, storage
 from imaginaire.config.schema import Section
@@ -113,7 +115,7 @@ class ImaginationWatch(ImaginationAlarm):
                 f" Name others, or learn without a watch: trainer.callbacks.{self.name}=null."
             ) from error
         chunk = model.env.imagination.config.chunk_size
-        size = getattr(model.env.starts, "size", None)
+        size = completed(model.env.starts, StartsDefaults).size
         fit = None if size is None else partial(CROPS["stretch"], size=size)  # as the starts do it
         self._learnt, self._held_out = (
             check.read_episodes(source, self.camera, check.chosen(numbers, most, self.seed), split.outcomes, chunk, fit)
