@@ -2,6 +2,7 @@
 """A video of the released size: seconds of its parts, of a step, and the memory that each part takes.
 
     python -m benchmarks.inference --released [--resolutions 480 720] [--steps 4] [--network_batch together]
+    python -m benchmarks.inference --released --compile_network
     python -m benchmarks.inference [--size tiny]
 
 The product's pipeline makes a video of 93 frames from a picture, with guidance, out of random weights and texts. The
@@ -74,13 +75,15 @@ def pipeline(size: str, resolution: str) -> Video2WorldPipeline:
     return Video2WorldPipeline.from_config(config, use_text_encoder=False)
 
 
-def measure(size: str, resolution: str, num_steps: int, network_batch: str) -> dict[str, float]:
+def measure(size: str, resolution: str, num_steps: int, network_batch: str, is_compiled: bool) -> dict[str, float]:
     """Print the table of one resolution; seconds by part."""
     pipe = pipeline(size, resolution)
     world = pipe.world
     generator = torch.Generator().manual_seed(0)
     text = torch.randn(2, TEXT_TOKENS[size], pipe.dit.text_channels, generator=generator)
-    options = dataclasses.replace(GUIDED, num_steps=num_steps, is_repeatable=network_batch == "apart")
+    options = dataclasses.replace(
+        GUIDED, num_steps=num_steps, is_repeatable=network_batch == "apart", compile_network=is_compiled
+    )
     if network_batch == "together":
         world._fits_doubled = lambda latent_B_C_T_H_W: True  # type: ignore[method-assign]
 
@@ -90,7 +93,8 @@ def measure(size: str, resolution: str, num_steps: int, network_batch: str) -> d
         )
         return video
 
-    make(dataclasses.replace(options, num_steps=1, final_evaluation=False))  # kernels are chosen, memory is taken
+    warm = dataclasses.replace(options, num_steps=1, final_evaluation=False)  # kernels are chosen, memory is taken
+    begun = machine.seconds(lambda: make(warm))
     parts = Parts(world)
     found: list[torch.Tensor] = []
     whole = machine.seconds(lambda: found.append(make(options)))
@@ -109,6 +113,8 @@ def measure(size: str, resolution: str, num_steps: int, network_batch: str) -> d
     print(f"  the halves of the guidance pass {way} ({network_batch}); {evaluations} evaluations")
     share = machine.of_data_sheet(flops / each)
     print(f"  an evaluation {each:.3f} s ({flops / 1e12:.4g} TFLOP, {share} of the data sheet)")
+    if is_compiled:
+        print(f"  compiled blocks; the first video of one step took {begun:.1f} s")
     print(f"  {'':10}{'seconds':>10}{'GB in use':>12}{'GB taken':>12}")
     for part, spent in seconds.items():
         in_use, taken = parts.memory[part]
@@ -127,13 +133,16 @@ def main() -> None:
     parser.add_argument("--resolutions", nargs="*", default=["480", "720"], choices=("480", "720"))
     parser.add_argument("--steps", type=int, default=STEPS, help=f"fewer than {STEPS}: the rest is computed")
     parser.add_argument("--network_batch", default="product", choices=BATCHES, help="of the halves of the guidance")
+    parser.add_argument(
+        "--compile_network", action="store_true", help="the network's blocks, as the programs' flag does"
+    )
     args = machine.parse(parser)
     machine.quiet_trainer()
     print(f"{machine.described(machine.device_and_dtype()[0])}, random weights")
     size = args.size or ("2B" if args.released else "tiny")
     machine.require_gpu(size)
     for resolution in ["48"] if size == "tiny" else args.resolutions:
-        measure(size, resolution, args.steps, args.network_batch)
+        measure(size, resolution, args.steps, args.network_batch, args.compile_network)
         gc.collect()  # the timed parts hold each other
 
 

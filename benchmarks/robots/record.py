@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of mixed skill of a public simulator's robot, as a team of operators leaves them.
 
-    python -m benchmarks.robots.record reach my_data --episodes 300
+    python -m benchmarks.robots.record reach my_data --episodes 300 [--drivers novices]
 
 Each episode has a driver of his own: he sees the object and the goal at places that are wrong by some centimetres, his
-hand trembles, and he is more or less quick, so that many of his failures are near misses, as a policy's are.
-One in ten moves at random. Their starts are numbers from 1,000,000 on, which no evaluation plays.
+hand trembles, and he is more or less quick. Of trained drivers, many failures are near misses; novices tremble more and
+are slower, and one of four of their episodes succeeds. One in ten drivers moves at random. Their starts are numbers
+from 1,000,000 on, which no evaluation plays.
 """
 
 import argparse
@@ -28,7 +29,8 @@ FIRST = 1_000_000
 STEPS, HELD = 24, 4
 # The largest deviation of a place in metres and share of a draw that is held for four actions, of which a driver's own
 # are a part by the square of a uniform draw, and his least speed. The drawer takes most of an episode to open.
-FAULTS = {**dict.fromkeys(("reach", "plate", "faucet", "push"), (0.08, 0.4, 0.6)), "drawer": (0.02, 0.2, 0.9)}
+FAULTS = {"reach": (0.08, 0.4, 0.6), "drawer": (0.02, 0.2, 0.9)}
+NOVICES = (0.04, 0.9, 0.2)
 AIMLESS = 0.1  # the share of episodes that move at random
 NOISE = 0.05
 
@@ -41,15 +43,17 @@ parser.add_argument("robot", choices=tuple(SUITES))
 parser.add_argument("out", type=command_line.local_output, metavar="DIR")
 parser.add_argument("--episodes", type=command_line.at_least(1), default=300)
 parser.add_argument("--picture_size", type=command_line.at_least(16), default=0, help="in place of the suite's")
+parser.add_argument("--drivers", choices=("trained", "novices"), default="trained")
 parser.add_argument("--seed", type=command_line.at_least(0), default=0, help="of drivers; starts are the same")
 
 
 def run(args: argparse.Namespace) -> None:
     task, actor = made(args.robot, args.picture_size)
+    faults = NOVICES if args.drivers == "novices" else FAULTS.get(args.robot, FAULTS["reach"])
     rng = numpy.random.default_rng(args.seed)
     writer, successes = Writer(Path(args.out), fps=10, robot=args.robot), 0
     for episode in tracked(range(args.episodes), "recordings", unit="episode"):
-        recording = driven(task, actor, FIRST + episode, rng, args.robot)
+        recording = driven(task, actor, FIRST + episode, rng, faults, SENTENCES[args.robot])
         successes += bool(recording.columns["next.success"].any())
         writer.add(recording)
     writer.finish()
@@ -78,9 +82,16 @@ def made(robot: str, picture_size: int = 0) -> tuple[GymTask, Actor]:
     return GymTask(address, **settings), act
 
 
-def driven(task: GymTask, actor: Actor, start: int, rng: numpy.random.Generator, robot: str) -> Recording:
+def driven(
+    task: GymTask,
+    actor: Actor,
+    start: int,
+    rng: numpy.random.Generator,
+    faults: tuple[float, float, float],
+    sentence: str,
+) -> Recording:
     """One episode of a driver whose faults are drawn."""
-    misjudged, trembling, slowest = FAULTS[robot]
+    misjudged, trembling, slowest = faults
     errors = misjudged * rng.uniform() ** 2 * rng.normal(size=(2, 3))
     trembling = 1.0 if rng.uniform() < AIMLESS else trembling * rng.uniform() ** 2
     speed = rng.uniform(slowest, 1)
@@ -97,7 +108,7 @@ def driven(task: GymTask, actor: Actor, start: int, rng: numpy.random.Generator,
         done.append(float(is_success))
     columns = {"action": numpy.stack([*actions, actions[-1]]), "next.success": numpy.array(done, numpy.float32)}
     video = torch.from_numpy(numpy.stack(pictures)).permute(3, 0, 1, 2)
-    return Recording(columns, {"observation.images.front": video}, SENTENCES[robot])
+    return Recording(columns, {"observation.images.front": video}, sentence)
 
 
 def pusher(observed: Any, env: Any, errors: NDArray[Any]) -> NDArray[Any]:
