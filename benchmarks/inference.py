@@ -75,7 +75,9 @@ def pipeline(size: str, resolution: str) -> Video2WorldPipeline:
     return Video2WorldPipeline.from_config(config, use_text_encoder=False)
 
 
-def measure(size: str, resolution: str, num_steps: int, network_batch: str, is_compiled: bool) -> dict[str, float]:
+def measure(
+    size: str, resolution: str, num_steps: int, network_batch: str, is_compiled: bool = False
+) -> dict[str, float]:
     """Print the table of one resolution; seconds by part."""
     pipe = pipeline(size, resolution)
     world = pipe.world
