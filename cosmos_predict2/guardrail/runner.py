@@ -1,17 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guardrails in a row: the first that objects decides, and one that fails counts as an objection."""
+"""Guardrails of prompts in a row: the first that objects decides, and one that fails counts as an objection.
 
+The one that is built in is a blocklist of words and phrases: the released one where it was downloaded, else a small one
+of our own. Words are compared without regard to case, accents, signs in place of letters and the endings of plurals and
+verbs. Entries of the whitelist are never an objection, nor are words inside a whitelisted phrase.
+"""
+
+import functools
+import importlib.resources
+import itertools
 import logging
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import attrs
 
-from cosmos_predict2.guardrail.blocklist import Blocklist
 from cosmos_predict2.interfaces import Guardrail, PromptRefiner, Verdict
+from cosmos_predict2.released import DEFAULT_DIR, get_guardrail_dir
 from cosmos_predict2.text.prompts import PromptRefinerConfig
+from imaginaire import storage
 from imaginaire.config.schema import Section
-from imaginaire.errors import ConfigError, UserError
+from imaginaire.errors import CheckpointError, ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +32,28 @@ LICENCE_NOTICE = (
 )
 # What the released models come with and this version does not have yet.
 NOT_BUILT_IN = "Llama-Guard-3, Qwen3Guard, video filter, face blur"
+
+# Signs that stand for letters. A star may stand for any.
+_DISGUISES = {
+    "@": "ao", "4": "a", "3": "e", "1": "il", "!": "i", "|": "il", "0": "o", "$": "s", "5": "s", "7": "t", "+": "t",
+}  # fmt: skip
+_SIGNS = re.escape("".join(sign for sign in _DISGUISES if not sign.isalnum()) + "*")
+_WORD = re.compile(rf"[a-z0-9{_SIGNS}]+(?:'[a-z]+)?")
+_MOST_SPELLINGS = 64
+_LONGEST_WORD = 60  # no list has a longer one
+ANY = "*"
+_STRIPPED = "".join(sign for sign in _DISGUISES if not sign.isalnum()) + ANY
+_ENDINGS = (
+    ("ies", ("y",)),
+    ("es", ("", "e")),
+    ("s", ("",)),
+    ("ied", ("y",)),
+    ("ed", ("", "e")),
+    ("ing", ("", "e")),
+    ("ings", ("", "e")),
+    ("ly", ("",)),
+)
+_DOUBLING = ("ed", "ing", "ings")
 
 
 class BlockedError(UserError):
@@ -130,3 +163,169 @@ def _create(part: str, checkpoint_dir: str | None) -> Guardrail:
             f" {NOT_BUILT_IN}."
         )
     return Blocklist(checkpoint_dir)
+
+
+class Blocklist:
+    """A guardrail that objects to prompts with blocked words or phrases, and to empty ones."""
+
+    name = "blocklist"
+
+    def __init__(self, checkpoint_dir: str | None = None) -> None:
+        """The lists below ``checkpoint_dir``/nvidia/Cosmos-Guardrail1/blocklist, else those of the package."""
+        folder = storage.join(
+            get_guardrail_dir(root=None if checkpoint_dir in (None, DEFAULT_DIR) else checkpoint_dir), "blocklist"
+        )
+        if storage.is_folder(folder):
+            blocked, allowed, exact = (_entries(folder, name) for name in ("custom", "whitelist", "exact_match"))
+            if not blocked:
+                raise CheckpointError(
+                    f"{folder} has no entries in 'custom': its download is incomplete. Repeat it:"
+                    " python -m scripts.download_checkpoints --model_types video2world --no_text_encoder"
+                )
+            self.source = f"{folder}, {len(blocked) + len(exact)} entries"
+        else:
+            blocked, allowed, exact = _embedded("blocked.txt"), _embedded("allowed.txt"), []
+            self.source = f"built-in list, {len(blocked)} entries"
+        self._allowed = _trie(tuple(words_of(entry)) for entry in allowed)
+        self._blocked = _trie(tuple(words_of(entry)) for entry in blocked)
+        self._exact = _trie(_exact_words(entry) for entry in exact)
+
+    def check_prompt(self, prompt: str) -> Verdict:
+        if not prompt.strip():
+            return Verdict(False, "the prompt is empty")
+        words = words_of(prompt)
+        if (found := self._first_blocked(words)) is not None:
+            return Verdict(False, f"the prompt contains '{found}'")
+        words = list(_exact_words(prompt))
+        forms = [{word} for word in words]
+        for start in range(len(words)):
+            if (end := _longest(self._exact, forms, start)) > start:
+                return Verdict(False, f"the prompt contains '{' '.join(words[start:end])}'")
+        return Verdict(True)
+
+    def _first_blocked(self, words: list[str]) -> str | None:
+        """The first words that the list blocks, as the prompt has them."""
+        forms = [forms_of(word) for word in words]
+        allowed: set[int] = set()
+        for start in range(len(words)):
+            allowed.update(range(start, _longest(self._allowed, forms, start)))
+        for start in range(len(words)):
+            end = _longest(self._blocked, forms, start)
+            if not all(i in allowed for i in range(start, end)):
+                return " ".join(words[start:end])
+        return None
+
+
+class _Node:
+    """Phrases that begin alike, by their next word."""
+
+    def __init__(self) -> None:
+        self.next: dict[str, _Node] = {}
+        self.is_end = False
+
+    def after(self, forms: Iterable[str]) -> Iterator["_Node"]:
+        for form in forms:
+            if ANY in form and form not in self.next:
+                pattern = re.compile(".".join(map(re.escape, form.split(ANY))))
+                yield from (node for word, node in self.next.items() if pattern.fullmatch(word))
+            elif form in self.next:
+                yield self.next[form]
+
+
+def _trie(phrases: Iterable[tuple[str, ...]]) -> _Node:
+    root = _Node()
+    for phrase in phrases:
+        node = root
+        for word in phrase:
+            node = node.next.setdefault(word, _Node())
+        node.is_end = bool(phrase)
+    root.is_end = False
+    return root
+
+
+def _longest(root: _Node, forms: Sequence[Set[str]], start: int) -> int:
+    """The end of the longest phrase that begins at ``start``; ``start`` itself where none does."""
+    nodes, end = [root], start
+    for i in range(start, len(forms)):
+        nodes = [after for node in nodes for after in node.after(forms[i])]
+        if not nodes:
+            break
+        if any(node.is_end for node in nodes):
+            end = i + 1
+    return end
+
+
+def _exact_words(text: str) -> tuple[str, ...]:
+    """Words as they are, in lower case. A similarity of at least (n - 0.4) / n to an entry of n letters, which the
+    released rule asks for, has only the entry itself."""
+    return tuple(re.findall(r"[^\W_]+", ascii_text(text)))
+
+
+def _entries(folder: str, name: str) -> list[str]:
+    """The lines of a list, which is a file or a folder of files."""
+    path = storage.join(folder, name)
+    names = [name for name in storage.listdir(path) if not name.startswith(".")] if storage.is_folder(path) else []
+    files = [storage.join(path, name) for name in names] or [path, f"{path}.txt"]
+    return [line for file in files if storage.exists(file) for line in _lines(storage.read_text(file))]
+
+
+def _embedded(name: str) -> list[str]:
+    return _lines(importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def ascii_text(text: str) -> str:
+    """The text in lower case and plain letters: accents and wide forms folded, other non-ASCII runs made a space."""
+    folded = unicodedata.normalize("NFKD", text)
+    folded = "".join(sign for sign in folded if not unicodedata.combining(sign))
+    return re.sub(r"[^\x00-\x7f]+", " ", folded).lower()
+
+
+def words_of(text: str) -> list[str]:
+    """The words in order; letters that stand alone in a row, as in "k i l l", also as one word in their place."""
+    found = (word.rstrip("!|+") for word in _WORD.findall(ascii_text(text)))  # signs that are punctuation at the end
+    words = [word for word in found if any(sign.isalnum() for sign in word)]
+    joined: list[str] = []
+    for is_single, run in itertools.groupby(words, key=lambda word: len(word) == 1 and word.isalpha()):
+        letters = list(run)
+        joined += ["".join(letters)] if is_single and len(letters) > 2 else letters
+    return joined
+
+
+@functools.lru_cache(maxsize=4096)
+def forms_of(word: str) -> frozenset[str]:
+    """Every form under which a list may have the word; a star in one stands for any letter."""
+    bare = word.strip(_STRIPPED)
+    drawn_out = {re.sub(r"(.)\1{2,}", kept, each) for each in (word, bare) for kept in (r"\1", r"\1\1")}
+    candidates = {each for each in {word, bare, *drawn_out} if 0 < len(each) <= _LONGEST_WORD}
+    return frozenset(form for each in candidates for spelling in spellings(each) for form in base_forms(spelling))
+
+
+def spellings(word: str) -> set[str]:
+    """The words that one with signs in place of letters may stand for, and itself; stars stay."""
+    if word.isalpha() or not any(sign.isalpha() for sign in word):
+        return {word}
+    choices = [_DISGUISES.get(sign, sign) for sign in word]
+    count = 1
+    for choice in choices:
+        count *= len(choice)
+    if count > _MOST_SPELLINGS:
+        choices = [choice[0] for choice in choices]
+    return {"".join(letters) for letters in itertools.product(*choices)} | {word}
+
+
+def base_forms(word: str) -> set[str]:
+    """The word and what is left without the endings of plurals and verbs."""
+    word = word.removesuffix("'s")
+    forms = {word}
+    for ending, replacements in _ENDINGS:
+        stem = word.removesuffix(ending)
+        if stem == word or len(stem) < 3:
+            continue
+        forms |= {stem + replacement for replacement in replacements}
+        if ending in _DOUBLING and stem[-1] == stem[-2]:
+            forms.add(stem[:-1])
+    return forms

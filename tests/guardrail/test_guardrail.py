@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from cosmos_predict2.guardrail import GuardrailConfig, GuardrailRunner, PromptRefinerConfig, status_line
-from cosmos_predict2.guardrail.blocklist import Blocklist, words_of
 from cosmos_predict2.guardrail.runner import (
+    Blocklist,
     create_guardrail,
     create_text_guardrail_runner,
     create_video_guardrail_runner,
     run_text_guardrail,
+    words_of,
 )
 from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT, create_prompt_refiner
