@@ -139,7 +139,8 @@ def test_json_of_others_has_one_reader() -> None:
     """Answers of own processes, and of the service and its clients, which read each their own way, are no files."""
     others = {"imaginaire/foreign_json.py", "imaginaire/distributed/places.py"}
     service = [f"service/{name}" for name in ("running", "server", "supervisor", "worker")]
-    others |= {f"cosmos_predict2/rl/rewards/{name}.py" for name in ("one_rank", "remote", "wire", *service)}
+    others |= {f"cosmos_predict2/rl/{name}.py" for name in ("clips/scoring", "rewards/remote", "rewards/wire")}
+    others |= {f"cosmos_predict2/rl/rewards/{name}.py" for name in service}
     others |= {"cosmos_predict2/data/shards/dataset_shards.py"}  # an index that this process has made
     own = {"json.loads(json.dumps(about))", "json.loads(json.dumps(wanted))"}
     of_packages = [(name, node) for name, node in _calls() if name.startswith(("cosmos_predict2/", "imaginaire/"))]

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.rl.clips import scoring as scoring_module
-from cosmos_predict2.rl.clips.scoring import Scoring
+from cosmos_predict2.rl.clips.scoring import OneRank, Scoring
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips, Judgement, RewardDefaults, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
 from cosmos_predict2.rl.rewards.local import LocalReward, reward_of
-from cosmos_predict2.rl.rewards.one_rank import OneRank
 from cosmos_predict2.toy_world.detector import Detection
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, DataError

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.rl.clips import scoring
+from cosmos_predict2.rl.clips.scoring import OneRank
 from cosmos_predict2.rl.interfaces import Clips, RewardDefaults, Scores, Ticket
-from cosmos_predict2.rl.rewards import one_rank
 from cosmos_predict2.rl.rewards.local import LocalReward
-from cosmos_predict2.rl.rewards.one_rank import OneRank
 from imaginaire import distributed
 from tests.multiprocess import run_distributed
 from tests.programs import HANG_S
@@ -63,7 +63,7 @@ def test_a_group_talks_among_itself_and_waits_a_margin_longer_than_its_deadline(
 
     facts = dict(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: rank)
     ranks = dict(get_global_rank=lambda of, k: (2, 3)[k] if of is group else k, broadcast=broadcast)
-    monkeypatch.setattr(one_rank, "dist", SimpleNamespace(**facts, **ranks))
+    monkeypatch.setattr(scoring, "dist", SimpleNamespace(**facts, **ranks))
     reward = LocalReward(mean)
     reward.needs_pixels, reward.probe = True, lambda *_: probed.append(1)  # type: ignore[attr-defined]
     asks = OneRank(reward, group)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def test_a_group_talks_among_itself_and_waits_a_margin_longer_than_its_deadline(
     assert found.value_B.tolist() == [2.5] and found.is_valid_B.tolist() == [True]
     assert found.parts["double"].tolist() == [5.0]
     assert sent == [(2, group)] * 2
-    assert waited == [(timedelta(seconds=max(deadline, 0.0) + one_rank.MARGIN_S),)] * 2
+    assert waited == [(timedelta(seconds=max(deadline, 0.0) + scoring.MARGIN_S),)] * 2
     assert asks.needs_pixels and len(probed) == (rank == 2) and bool(reward._scores) is False
 
 
