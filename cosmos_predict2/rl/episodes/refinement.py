@@ -2,29 +2,43 @@
 """Data that refine a world model: windows of the policy's true episodes, played here or recorded, beside older data.
 
 Windows are kept as latents. They are state: a resumed run draws from the same ones. Every process keeps all of them.
+
+Recorded are the episodes of a robot that plays the present policy while the run waits: phase 1 reads the LeRobot data
+set FOLDER/phase_001, and so on. The run ends where one is not there yet, with its state saved and a message that names
+what to play and where to write it; started again, it goes on from there.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.conditioner import ACTION_KEY
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY, PROBE_KEY, probe
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import frame_item, text_item
 from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.data.split import recorded_outcomes
+from cosmos_predict2.evaluation.metrics.agreement import area_under_curve
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.envs.replays import replayed
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
-from cosmos_predict2.rl.episodes import recorded_phases
 from cosmos_predict2.rl.episodes.config import RefinementConfig
 from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
+from cosmos_predict2.rl.episodes.policy_evaluation import Comparison
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import distributed, random
+from imaginaire.config import lazy_config
+from imaginaire.config.names import takes, target_of
 from imaginaire.data.stream import POSITION_KEY
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
@@ -33,6 +47,8 @@ log = logging.getLogger(__name__)
 
 KEPT_DTYPE = torch.float16  # far finer than a tokenizer's own error
 CLIPS_AT_ONCE = 64
+
+Outcome = tuple[bool, bool, float]  # of an episode: true success, imagined success, and the imagined value
 
 
 class Windows(nn.Module):
@@ -158,11 +174,11 @@ class Refinement(nn.Module):
         """Windows of the episodes that the robot played with the policy of a run, evenly spread over them: the newest
         from now on. Before that the figures of what the world model imagines of their actions, which it gives."""
         config, of_model = self.config, (self._num_frames, self.picture, env.imagination.transform)
-        data = recorded_phases.open_phase(config, phase, run, *of_model)
+        data = open_recorded_phase(config, phase, run, *of_model)
         seed = random.derive_seed(seed, phase, "recorded") % 2**31
         own = range(dims.dp_rank, len(data.source), dims.dp_size)
-        mine = [*recorded_phases.outcomes(data, env, config.success_column, seed, own)]
-        figures = recorded_phases.figures([one for part in distributed.all_gather_object(mine) for one in part])
+        mine = [*outcomes(data, env, config.success_column, seed, own)]
+        figures = figures_of([one for part in distributed.all_gather_object(mine) for one in part])
         listed = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
         log.info("phase %d: %d episodes of the robot, %s", phase, len(data.source), listed)
         assert data.windows is not None
@@ -296,3 +312,74 @@ def _by_step(values_M_E_A: Tensor, num_steps: int) -> Tensor:
     """Values of each action of decisions, [M, E, A, ...], in the order of an episode's steps: [E, L, ...]."""
     per_decision = num_steps // len(values_M_E_A)
     return values_M_E_A[:, :, :per_decision].transpose(0, 1).flatten(1, 2)
+
+
+def open_recorded_phase(
+    config: RefinementConfig,
+    phase: int,
+    policy: str,
+    num_frames: int,
+    picture: Sequence[int],
+    transform: ActionTransform,
+) -> LeRobotActionDataset:
+    """The episodes of a phase, read as ``config.data`` reads those that the world model was trained on; raises where
+    they were not played yet. ``policy`` is the run whose newest checkpoint plays them."""
+    folder = Path(config.recordings) / f"phase_{phase:03d}"
+    count = len(LeRobotSource.open(folder)) if (folder / "meta" / "info.json").is_file() else 0
+    if count < config.episodes:
+        raise DataError(
+            f"Phase {phase} of the refinement waits for true episodes: {folder} has {count} of {config.episodes}"
+            f" (model.config.refinement.episodes). Play the policy of {policy}, whose newest checkpoint is the present"
+            " one, and record each episode there, a LeRobot data set with next.success; in a simulator: python -m"
+            f" scripts.collect --suite SUITE --policy {policy} --episodes {config.episodes} --first"
+            f" {phase * 10**5} --out {folder}. Then start this run again: it goes on from here."
+        )
+    own: dict[str, Any] = dict(root=str(folder), num_frames=num_frames, video_size=list(picture), text_width=1)
+    own |= dict(data_split="full", split_file=None, action_transform=transform, load_t5_embeddings=False)
+    if config.data is not None and "root" in takes(target_of(config.data))[0]:
+        found: LeRobotActionDataset = lazy_config.instantiate(config.data, **own)
+        return found
+    return LeRobotActionDataset(**own)
+
+
+def outcomes(
+    data: LeRobotActionDataset, env: WorldModelEnv, column: str, seed: int, episodes: Sequence[int]
+) -> Iterator[Outcome]:
+    """The true outcome of each of these episodes where it is known, and the imagined one of its actions from the first
+    picture."""
+    source, true = data.source, recorded_outcomes(data.source.files, column)
+    by_length: dict[int, list[int]] = {}
+    for i in episodes:
+        if true[i] is not None and (length := (int(source.lengths[i]) - 1) // data.stride):
+            by_length.setdefault(length, []).append(i)
+    for length, numbers in by_length.items():
+        frames = data.stride * numpy.arange(length + 1)
+        actions = torch.from_numpy(numpy.stack([source.actions(i, frames) for i in numbers])).float()
+        with_first = [data.first_picture(i) for i in numbers]
+        video = replayed(
+            env.imagination,
+            torch.stack(with_first),
+            actions,
+            seeds=[(seed + i) % 2**31 for i in numbers],
+            num_steps=env.sampling.num_steps,
+        )
+        tasks = {"task_description": [source.files.caption(i) for i in numbers]}
+        judged = env.reward.judge(video[:, -1:], tasks)
+        values, successes = judged.value_E_F[:, -1].tolist(), judged.success_E_F[:, -1].tolist()
+        yield from ((bool(true[i]), bool(one), value) for i, one, value in zip(numbers, successes, values, strict=True))
+
+
+def figures_of(found: Sequence[Outcome]) -> dict[str, float]:
+    """Imagined against true success, and how well imagined values separate the outcomes (0.5: not at all)."""
+    if not found:
+        return {}
+    true, imagined, value = (Tensor(column) for column in zip(*found, strict=True))
+    compared = Comparison.of(imagined, true, torch.ones(len(found), dtype=torch.bool))
+    named = {
+        "robot_success": compared.true_rate,
+        "robot_imagined_success": compared.imagined_rate,
+        "robot_agreement": compared.agreement,
+        "robot_imagined_value": float(value.mean()),
+        "robot_area": area_under_curve(value.double().numpy(), true.bool().numpy()).value,
+    }
+    return {name: one for name, one in named.items() if math.isfinite(one)}
