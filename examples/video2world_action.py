@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 from cosmos_predict2.pipelines.flags import ActionModel, Machine, Reading, RolloutSettings, Text
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire import command_line
+from imaginaire.buildable import locate
 from imaginaire.command_line import Help, Parser, add_flags, values_of
-from imaginaire.config.names import locate
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger("video2world_action")

@@ -9,8 +9,8 @@ from typing import Any
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints.card import OF_THE_MACHINE, TOKENIZER, TRANSFORM_KEY, ModelCard, known_class
+from imaginaire.buildable import target_of
 from imaginaire.config.lazy_config import signature, to_data
-from imaginaire.config.names import target_of
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.optim.lora import LoraSpec
 

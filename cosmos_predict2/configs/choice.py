@@ -35,9 +35,9 @@ from cosmos_predict2.pipelines.flags import ActionModel, Model, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card, apply_text, place_tokenizer, read_and_warn
 from cosmos_predict2.released import get_cosmos_predict25_checkpoint, released_but_absent
 from cosmos_predict2.world_model.config import FlowConfig
+from imaginaire.buildable import target_of
 from imaginaire.checkpoint.weight_files import latest
 from imaginaire.config.lazy_config import LazyCall
-from imaginaire.config.names import target_of
 from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from imaginaire import distributed
-from imaginaire.config.names import target_of
+from imaginaire.buildable import target_of
 from imaginaire.data.stream import data_sets
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 

@@ -26,8 +26,8 @@ from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipe
 from cosmos_predict2.world_model.objectives import OBJECTIVE_KEY, objective_problem
 from cosmos_predict2.world_model.parallelize import checked_policy, degree_problems
 from imaginaire import distributed, storage
+from imaginaire.buildable import target_of
 from imaginaire.checkpoint.weight_files import is_hub
-from imaginaire.config.names import target_of
 from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning

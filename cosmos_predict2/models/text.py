@@ -30,8 +30,8 @@ from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.trained_text import NO_TEXT, TrainedText, encode_command, parse_name
 from imaginaire import storage
+from imaginaire.buildable import arguments_of, target_of
 from imaginaire.config import lazy_config
-from imaginaire.config.names import arguments_of, target_of
 from imaginaire.config.schema import Section, at_least
 from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError, UserError

@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.released import tiny_action_path
 from imaginaire import foreign_json, storage
+from imaginaire.buildable import describe
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, latest
-from imaginaire.config.names import describe
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.storage.absent_files import absent
 

@@ -25,9 +25,9 @@ from cosmos_predict2.nn.attention import check_attention, choose_attention
 from cosmos_predict2.nn.dit import COUNTERS, DiT
 from cosmos_predict2.nn.start_weights import HasBuffers, Start, starts
 from imaginaire import random
+from imaginaire.buildable import arguments_of, target_of
 from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
-from imaginaire.config.names import arguments_of, target_of
 from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.findings import CheckContext

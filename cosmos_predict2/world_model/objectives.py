@@ -38,9 +38,8 @@ from cosmos_predict2.diffusion.rectified_flow import (
 from cosmos_predict2.diffusion.rectified_flow import flow_time as time_of
 from cosmos_predict2.diffusion.solvers import SOLVERS, Denoise, SameNoise, Stepper, karras_sigmas
 from cosmos_predict2.nn.dit import DiT, Prepared
-from imaginaire.buildable import resolve, shipped
+from imaginaire.buildable import describe, resolve, shipped, target_of
 from imaginaire.config import lazy_config
-from imaginaire.config.names import describe, target_of
 from imaginaire.errors import ConfigError, near
 
 if TYPE_CHECKING:

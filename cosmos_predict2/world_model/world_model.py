@@ -40,8 +40,8 @@ from cosmos_predict2.world_model.sampling import (
     initial_noise,
 )
 from imaginaire import distributed
+from imaginaire.buildable import target_of
 from imaginaire.config import lazy_config
-from imaginaire.config.names import target_of
 from imaginaire.distributed.parallel import is_fsdp
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.progress import Progress

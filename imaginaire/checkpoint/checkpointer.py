@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from imaginaire import distributed, storage
+from imaginaire.buildable import describe, locate, target_of
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
 from imaginaire.checkpoint.plain_pickle import Like, Tree
 from imaginaire.checkpoint.weight_files import POINTER, LazyTensors
 from imaginaire.config import lazy_config
-from imaginaire.config.names import describe, locate, target_of
 from imaginaire.config.schema import CheckpointConfig
 from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError, TrainingError, UserError, near

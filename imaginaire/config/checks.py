@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from imaginaire.config.names import describe, signature, takes, target_of
+from imaginaire.buildable import describe, signature, takes, target_of
 from imaginaire.config.nodes import (
     check_fields,
     default_of,

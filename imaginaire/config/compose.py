@@ -30,10 +30,10 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from imaginaire.buildable import describe, takes, target_of
 from imaginaire.config.checks import check_sections, check_tree, check_values, resolve
 from imaginaire.config.files import find_config_file, import_all_modules_from_package, load_config, no_collections
 from imaginaire.config.lazy_config import load_yaml
-from imaginaire.config.names import describe, takes, target_of
 from imaginaire.config.nodes import (
     OBJECTS,
     default_of,

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
-from imaginaire.config.names import describe, locate, name_of, signature, target_of
+from imaginaire.buildable import describe, locate, name_of, signature, target_of
 from imaginaire.config.nodes import (
     OBJECTS,
     default_of,

@@ -17,8 +17,8 @@ from typing import Any
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf, read_write
 
+from imaginaire.buildable import describe
 from imaginaire.config.files import broken_modules
-from imaginaire.config.names import describe
 from imaginaire.config.nodes import OBJECTS, move_keys, raw
 from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError, near

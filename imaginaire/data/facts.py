@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from imaginaire.config.names import arguments_of, signature, target_of
+from imaginaire.buildable import arguments_of, signature, target_of
 from imaginaire.errors import UserError
 
 Fact = TypeVar("Fact")

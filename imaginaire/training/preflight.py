@@ -17,12 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
 from imaginaire import distributed, storage
+from imaginaire.buildable import arguments_of, target_of
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.checkpointer import check_type
 from imaginaire.checkpoint.weight_files import POINTER
 from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config, registry
-from imaginaire.config.names import arguments_of, target_of
 from imaginaire.config.schema import Config
 from imaginaire.data.facts import facts_of
 from imaginaire.distributed import parallel

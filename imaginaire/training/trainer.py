@@ -18,12 +18,12 @@ from torch import Tensor
 
 from imaginaire import distributed, random
 from imaginaire import log as logs
+from imaginaire.buildable import locate
 from imaginaire.checkpoint import checkpointer
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.checkpointer import TrainingState
 from imaginaire.config import compose, lazy_config
 from imaginaire.config.lazy_config import to_data
-from imaginaire.config.names import locate
 from imaginaire.config.schema import NEVER, Config
 from imaginaire.data import stream as data
 from imaginaire.data import workers

@@ -14,8 +14,7 @@ from cosmos_predict2.tools.plan.policy_runs import SIZES, VIEWS, EmbodiedRun, Si
 from cosmos_predict2.tools.plan.workload import optimizer_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.options import UNGUIDED
-from imaginaire.buildable import path_of
-from imaginaire.config.names import describe, target_of
+from imaginaire.buildable import describe, path_of, target_of
 from imaginaire.config.nodes import as_config
 from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError

@@ -23,8 +23,7 @@ from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
 from cosmos_predict2.rl.rewards.local import scored_by
 from cosmos_predict2.rl.rewards.remote import LAST_LOOK_S, share_senders
 from imaginaire import distributed
-from imaginaire.buildable import resolve
-from imaginaire.config.names import target_of
+from imaginaire.buildable import resolve, target_of
 from imaginaire.data.facts import facts_of
 from imaginaire.distributed import places
 from imaginaire.distributed.parallel import ParallelDims

@@ -63,8 +63,8 @@ from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import random
+from imaginaire.buildable import target_of
 from imaginaire.config import lazy_config
-from imaginaire.config.names import target_of
 from imaginaire.config.nodes import as_config
 from imaginaire.data.stream import POSITION_KEY, data_sets
 from imaginaire.distributed.parallel import ParallelDims

@@ -37,8 +37,8 @@ from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import distributed, random
+from imaginaire.buildable import takes, target_of
 from imaginaire.config import lazy_config
-from imaginaire.config.names import takes, target_of
 from imaginaire.data.stream import POSITION_KEY
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError

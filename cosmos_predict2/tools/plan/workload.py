@@ -19,9 +19,9 @@ from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.world_model.assembly import embedders_begin_anew, network_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.parallelize import checked_policy
+from imaginaire.buildable import target_of
 from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config
-from imaginaire.config.names import target_of
 from imaginaire.config.schema import NEVER, Config
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext

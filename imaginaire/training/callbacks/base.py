@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from imaginaire import distributed
+from imaginaire.buildable import describe, target_of
 from imaginaire.config import lazy_config
-from imaginaire.config.names import describe, target_of
 from imaginaire.distributed import places
 from imaginaire.errors import ConfigError
 from imaginaire.training.watchdog import lost_peer

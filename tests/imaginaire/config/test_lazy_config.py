@@ -15,9 +15,9 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
+from imaginaire.buildable import locate, name_of
 from imaginaire.config.lazy_config import PLACEHOLDER, LazyDict, from_yaml, instantiate, load_yaml, save_yaml, to_yaml
 from imaginaire.config.lazy_config import LazyCall as L
-from imaginaire.config.names import locate, name_of
 from imaginaire.config.schema import Config, JITConfig, JobConfig, Profiling
 from imaginaire.errors import ConfigError
 
