@@ -324,7 +324,7 @@ def load_function(name: str) -> Any:
 def warn_of_differences(args: argparse.Namespace, choice: Any, sizes: set[Any]) -> None:
     """Warn of conditioning frames, and of (height, width) of first frames, that the weights were not trained with."""
     from cosmos_predict2.configs.choice import warn_of_size
-    from cosmos_predict2.data.sizes import pixel_frames
+    from cosmos_predict2.tokenizers.sizes import pixel_frames
 
     most = None if choice.run is None else choice.run.max_conditioning_frames
     if args.num_conditional_frames > pixel_frames(max(1, most or 1)):

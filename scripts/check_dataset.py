@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 def of_experiment(config_path: str, name: str) -> dict[str, Any]:
     """The demands of an experiment's model and data set on a folder of clips, as arguments of `Requirements`."""
-    from cosmos_predict2.data.sizes import pixel_frames
     from cosmos_predict2.models.text import encoder_for, network_text_width
     from cosmos_predict2.text.trained_text import parse_name
+    from cosmos_predict2.tokenizers.sizes import pixel_frames
     from imaginaire.config.compose import compose
     from imaginaire.training.preflight import data_sets
 

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, first_clips
-from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.data.video import media
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.evaluation.metrics.held_out import Clips, moving_psnr, repeated
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed, random, storage

@@ -28,13 +28,13 @@ from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, Family, descr
 from cosmos_predict2.checkpoints.runs import RATE_KEY, run_folder, run_tree, start_facts
 from cosmos_predict2.data.dataset_latents import FOLDER, LatentDataset, read_record
 from cosmos_predict2.data.dataset_video import Dataset
-from cosmos_predict2.data.sizes import VIDEO_SIZES, pixel_frames
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.released import PREDICT25
 from cosmos_predict2.text.trained_text import KEY as TEXT_KEY
 from cosmos_predict2.text.trained_text import TrainedText
+from cosmos_predict2.tokenizers.sizes import VIDEO_SIZES, pixel_frames
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import foreign_json, storage

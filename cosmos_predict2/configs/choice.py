@@ -28,12 +28,12 @@ from cosmos_predict2.configs.action_conditioned.networks import (
     get_cosmos_predict2_action_conditioned_pipeline,
 )
 from cosmos_predict2.configs.base import config_predict2p5, config_video2world
-from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.pipelines.flags import ActionModel, Model, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card, apply_text, place_tokenizer, read_and_warn
 from cosmos_predict2.released import get_cosmos_predict25_checkpoint, released_but_absent
+from cosmos_predict2.tokenizers.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.world_model.config import FlowConfig
 from imaginaire.buildable import target_of
 from imaginaire.checkpoint.weight_files import latest

@@ -37,9 +37,9 @@ from cosmos_predict2.actions.statistics import (
 )
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.data.samples import CURE, BadSamples, FrameRule, evenly, frame_item, place_of, text_item
-from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.video.clips import CROPS, Clip, Fit, choose_decoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.tokenizers.sizes import size_problem
 from imaginaire.data.facts import DataFacts, facts_of
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.findings import CheckContext, Finding, errors

@@ -8,10 +8,10 @@ import torch
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data.samples import BadSamples, frame_item
-from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.video.clips import scaled
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, read_image
 from cosmos_predict2.data.video_folder import OF_FOLDER, CaptionedFolder, list_captioned
+from cosmos_predict2.tokenizers.sizes import size_problem
 from imaginaire.data.facts import DataFacts
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, errors, refusals

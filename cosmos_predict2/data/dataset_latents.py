@@ -24,7 +24,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cosmos_predict2.data.clip_dataset import ClipDataset
-from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.video.media import opened_video
 from cosmos_predict2.data.video_folder import (
     OF_FOLDER,
@@ -34,6 +33,7 @@ from cosmos_predict2.data.video_folder import (
     media_by_stem,
 )
 from cosmos_predict2.interfaces import VideoTokenizer
+from cosmos_predict2.tokenizers.sizes import latent_frames
 from imaginaire import foreign_json
 from imaginaire.data.facts import DataFacts
 from imaginaire.errors import ConfigError, DataError

@@ -17,9 +17,9 @@ from torch.utils.data import Dataset
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY, crop_problem
 from cosmos_predict2.data.samples import PackedStrings, frame_item, place_of
-from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import read_image
+from cosmos_predict2.tokenizers.sizes import size_problem
 from imaginaire import foreign_json, storage
 from imaginaire.data.facts import DataFacts, known
 from imaginaire.errors import ConfigError, DataError

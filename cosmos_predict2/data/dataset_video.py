@@ -7,7 +7,6 @@ from typing import Any
 
 from cosmos_predict2.data.clip_dataset import ClipDataset, clip_problems
 from cosmos_predict2.data.samples import FrameRule
-from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.video_folder import (
@@ -17,6 +16,7 @@ from cosmos_predict2.data.video_folder import (
     list_captioned,
     media_by_stem,
 )
+from cosmos_predict2.tokenizers.sizes import swapped_size
 from imaginaire.data.facts import DataFacts
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning

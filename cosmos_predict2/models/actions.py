@@ -25,8 +25,8 @@ from cosmos_predict2.checkpoints.families import RATIO
 from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
-from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from imaginaire import distributed
 from imaginaire.buildable import target_of

@@ -16,11 +16,11 @@ from cosmos_predict2.checkpoints.card_checks import CONFIG_KEY, resume_differenc
 from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.mock import MockImages
-from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.models.actions import NO_IMAGES, ONE_RUN, action_size
 from cosmos_predict2.models.config import given_shares
 from cosmos_predict2.models.text import PROJECTION, check_text, data_text_problems
 from cosmos_predict2.nn.action_dit import ActionDiT
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.assembly import NETWORK_KEY, NO_NETWORK, attention_problem
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.objectives import OBJECTIVE_KEY, objective_problem

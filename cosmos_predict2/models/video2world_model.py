@@ -31,7 +31,6 @@ from cosmos_predict2.checkpoints.card_checks import alpha_differences
 from cosmos_predict2.checkpoints.runs import RATE_KEY
 from cosmos_predict2.conditioner import TEXT_KEY, Condition
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY, check_tokenizer
-from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.models import model_checks
 from cosmos_predict2.models.actions import actions_of
@@ -45,6 +44,7 @@ from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.text import TrainingText, data_text, require_text, text_of_config
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.assembly import (
     add_trained_adapters,
     fill_network,

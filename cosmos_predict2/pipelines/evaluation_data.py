@@ -25,10 +25,10 @@ from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY, ClipDataset
 from cosmos_predict2.data.dataset_forms import ANNOTATIONS, SPLITS, TOY_STATES
 from cosmos_predict2.data.samples import evenly
-from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
 from cosmos_predict2.data.toy.videos import SPLITS as TOY_SPLITS
 from cosmos_predict2.data.toy.videos import ToyWorldStates
 from cosmos_predict2.pipelines.recorded_run import HELD_OUT, described_dataset, own_arguments
+from cosmos_predict2.tokenizers.sizes import TOY_RESOLUTION, size_of
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS
 from imaginaire.buildable import recorded, shipped

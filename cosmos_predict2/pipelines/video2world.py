@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from cosmos_predict2.checkpoints import apply_lora, parse_lora
-from cosmos_predict2.data.sizes import size_of
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.guardrail.runner import GuardrailRunner, create_guardrail, require_safe, status_line
@@ -28,6 +27,7 @@ from cosmos_predict2.pipelines.context_parallel import LeadingWorld
 from cosmos_predict2.pipelines.recorded_run import with_trained_text
 from cosmos_predict2.released import download_command
 from cosmos_predict2.text.prompts import create_prompt_refiner
+from cosmos_predict2.tokenizers.sizes import size_of
 from cosmos_predict2.world_model.assembly import check_parts
 from cosmos_predict2.world_model.config import EMAConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.parallelize import ContextParallel

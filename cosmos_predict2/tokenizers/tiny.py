@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from cosmos_predict2.tokenizers.contract import LatentGrid
+from cosmos_predict2.tokenizers.sizes import LatentGrid
 from imaginaire import storage
 from imaginaire.checkpoint import weights as weight_sources
 from imaginaire.checkpoint.weight_files import is_hub

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from cosmos_predict2.tokenizers.contract import LatentGrid
+from cosmos_predict2.tokenizers.sizes import LatentGrid
 from cosmos_predict2.tokenizers.wan_network import (
     LATENTS_MEAN,
     LATENTS_STD,

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY
-from cosmos_predict2.data.sizes import latent_frames, pixel_frames
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.text.trained_text import with_tokens
+from cosmos_predict2.tokenizers.sizes import latent_frames, pixel_frames
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit, read_card
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
-from cosmos_predict2.data.sizes import latent_frame, latent_frames, pixel_frames
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.diffusion.solvers import Step, guide, sample
 from cosmos_predict2.interfaces import TextEncoder, VideoTokenizer
 from cosmos_predict2.nn.blocks import KeysValues
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens
+from cosmos_predict2.tokenizers.sizes import latent_frame, latent_frames, pixel_frames
 from cosmos_predict2.world_model.assembly import network_of, other_parts, settle_attention
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from imaginaire.config import checks as config_checks
 from imaginaire.config.compose import compose, experiment_names
 from imaginaire.config.schema import Config

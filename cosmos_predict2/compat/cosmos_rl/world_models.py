@@ -27,11 +27,11 @@ from cosmos_predict2.compat.fields import (
     sharded,
     shown_value,
 )
-from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
 from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
 from cosmos_predict2.released import PREDICT25, get_cosmos_predict25_checkpoint
 from cosmos_predict2.rl.rewards.remote import RemoteReward
 from cosmos_predict2.rl.rewards.verifiable import Smoothness
+from cosmos_predict2.tokenizers.sizes import TOY_RESOLUTION, size_of
 from imaginaire.errors import ConfigError, near
 
 _SIZE_FIELDS = tuple(f"model.net.{name}" for name in ("model_channels", "num_blocks", "num_heads"))

@@ -17,7 +17,7 @@ from cosmos_predict2.configs.action_conditioned.networks import ACTION_DIM
 from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import evenly
-from cosmos_predict2.data.sizes import small_size
+from cosmos_predict2.tokenizers.sizes import small_size
 from imaginaire.data.facts import facts_of, known
 
 Floats = NDArray[numpy.float64]

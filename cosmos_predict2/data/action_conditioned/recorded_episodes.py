@@ -21,8 +21,8 @@ from cosmos_predict2.data.dataset_forms import TOY_STATES, annotation_folders, f
 from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import evenly
-from cosmos_predict2.data.sizes import small_size
 from cosmos_predict2.data.video.clips import read_frames, stretch
+from cosmos_predict2.tokenizers.sizes import small_size
 from imaginaire.errors import DataError
 
 Pictures = NDArray[numpy.uint8]

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY, PROBE_KEY, probe
-from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.interfaces import VideoTokenizer
+from cosmos_predict2.tokenizers.sizes import latent_frames
 from imaginaire.data.facts import DataFacts
 from imaginaire.errors import ConfigError
 

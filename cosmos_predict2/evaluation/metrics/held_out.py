@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner
-from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion.rectified_flow import add_noise, per_frame, rectified_flow_weight
 from cosmos_predict2.interfaces import VideoTokenizer
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel

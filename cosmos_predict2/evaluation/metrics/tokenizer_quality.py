@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedWindows
-from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import fit_probe
 from cosmos_predict2.evaluation.metrics.video_quality import clip_psnr
 from cosmos_predict2.interfaces import VideoTokenizer
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire.errors import DataError
 

@@ -25,7 +25,6 @@ from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY, PROBE_KEY, probe
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import frame_item, text_item
-from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.data.split import recorded_outcomes
 from cosmos_predict2.evaluation.metrics.agreement import area_under_curve
 from cosmos_predict2.models.video2world_model import Video2WorldModel
@@ -35,6 +34,7 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import RefinementConfig
 from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import distributed, random
 from imaginaire.buildable import takes, target_of

@@ -8,10 +8,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import SUMMED, Probe, fit_probe, smaller
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.verifiable import _OfPixels, _required, _video
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
 

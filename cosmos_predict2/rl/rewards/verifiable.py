@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from imaginaire.errors import DataError
 
 MOVES = 32  # a pixel moves where a colour differs by more than this, of 255, from the last conditioning frame

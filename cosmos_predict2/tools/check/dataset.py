@@ -13,13 +13,13 @@ from cosmos_predict2.data import dataset_forms as forms
 from cosmos_predict2.data import dataset_latents
 from cosmos_predict2.data.dataset_forms import files_by_stem
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecord, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
 from cosmos_predict2.text.trained_text import encode_commands
+from cosmos_predict2.tokenizers.sizes import swapped_size
 from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault, file_of
 from cosmos_predict2.tools.check.recordings import (
     ActionTable,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.sizes import small_size
 from cosmos_predict2.rl.envs import suites
+from cosmos_predict2.tokenizers.sizes import small_size
 from cosmos_predict2.tools.improve.steps import Step
 from imaginaire.buildable import path_of, resolve
 from imaginaire.errors import DataError

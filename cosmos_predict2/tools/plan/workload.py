@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from cosmos_predict2.data.dataset_latents import FOLDER, read_record
-from cosmos_predict2.data.sizes import pixel_frames, size_of
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig, model_config
 from cosmos_predict2.models.model_checks import check_degrees
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.tokenizers.sizes import pixel_frames, size_of
 from cosmos_predict2.world_model.assembly import embedders_begin_anew, network_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.parallelize import checked_policy

@@ -30,11 +30,11 @@ from cosmos_predict2.data.dataset_latents import (
     read_record,
 )
 from cosmos_predict2.data.samples import FrameRule
-from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import existing_folder, media_by_stem
 from cosmos_predict2.interfaces import VideoTokenizer
+from cosmos_predict2.tokenizers.sizes import size_problem
 from cosmos_predict2.tools.jobs import Outcome
 from imaginaire import storage
 from imaginaire.data.workers import load

@@ -20,9 +20,9 @@ from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockImages, MockVideos
 from cosmos_predict2.data.shards.dataset_shards import ShardedVideos
-from cosmos_predict2.data.sizes import TOY_RESOLUTION, pixel_frames, size_of
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text import RELEASED_WIDTH
+from cosmos_predict2.tokenizers.sizes import TOY_RESOLUTION, pixel_frames, size_of
 from imaginaire.config import L, register_group
 from imaginaire.data.stream import ResumableLoader
 
