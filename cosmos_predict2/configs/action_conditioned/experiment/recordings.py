@@ -26,6 +26,9 @@ SAME = (  # of validation as of training
     *("stride", "frame_rate", "combine_actions", "skip_bad_samples"),
 )
 VAL_EVERY = 12  # frames between windows of validation
+# Of height and width. Few recordings show things at few places: with shifts the imagined ends of a clone's attempts at
+# plate-slide had an area under the curve of .61 in place of .47, at drawer-open of .86 in place of .84.
+SHIFT = 1 / 16
 
 
 def recordings() -> dict[str, Any]:
@@ -39,7 +42,7 @@ def recordings() -> dict[str, Any]:
     run["trainer"]["callbacks"].update(stop_rule=L(StopRule)())
     run["checkpoint"].update(save_iter=EVERY)
     train.update(num_workers=2, dataset=dict(root="datasets/my_robot", split_file="outputs/my_split.json"))
-    train["dataset"].update(video_size=SIZE)
+    train["dataset"].update(video_size=SIZE, random_shift=SHIFT)
     val.update(num_workers=1, dataset={key: f"${{dataloader_train.dataset.{key}}}" for key in SAME})
     val["dataset"].update(start_interval=VAL_EVERY)
     net = dict(NET, action_dim=ACTION, summed_action_dims=MOVES)
