@@ -6,7 +6,7 @@ files hold besides has no name there.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
@@ -78,12 +78,6 @@ def to_diffusers_name(name: str) -> str | None:
 def from_diffusers_name(name: str) -> str | None:
     """Our name of a parameter in diffusers' layout; None for a name that the layout does not have."""
     return _mapped(name, _FROM_DIFFUSERS)
-
-
-def is_diffusers(names: Iterable[str]) -> bool:
-    """True if the names are those of diffusers' transformer."""
-    names = set(names)
-    return "patch_embed.proj.weight" in names and any(name.startswith("transformer_blocks.") for name in names)
 
 
 def _mapped(name: str, table: Mapping[str, str]) -> str | None:

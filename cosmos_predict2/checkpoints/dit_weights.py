@@ -7,12 +7,12 @@ folders, DCP folders, safetensors, hub ids, and diffusers' pipeline or transform
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name, is_diffusers
+from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
 from cosmos_predict2.released import describe_missing, download_command
 from imaginaire import storage
 from imaginaire.checkpoint import weight_files, weights
@@ -124,6 +124,12 @@ def inside_a_pipeline(address: str) -> str:
     if "transformer" in names and "model_index.json" in names and not any(n.endswith(TENSOR_SUFFIXES) for n in names):
         return below(address, "transformer")
     return address
+
+
+def is_diffusers(names: Iterable[str]) -> bool:
+    """True if the names are those of diffusers' transformer."""
+    names = set(names)
+    return "patch_embed.proj.weight" in names and any(name.startswith("transformer_blocks.") for name in names)
 
 
 def _from_diffusers(source: Mapping[str, Tensor], address: str, which: str) -> Mapping[str, Tensor]:

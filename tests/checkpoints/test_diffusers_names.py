@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from cosmos_predict2.checkpoints import from_diffusers_name, to_diffusers_name
-from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, is_diffusers, net_kwargs
+from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, net_kwargs
+from cosmos_predict2.checkpoints.dit_weights import is_diffusers
 from cosmos_predict2.checkpoints.download import dit_manifest
 from cosmos_predict2.released import NETWORKS
 from imaginaire.checkpoint.weights import is_extra
