@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from imaginaire.errors import ConfigError
+
 MOST_BYTES = 2**28  # 256 MiB: a record of the captions of a million clips
 MOST_DEPTH = 64
 MOST_DIGITS = 20  # of an integer: no count or size has more
@@ -55,6 +57,13 @@ def loads(content: str | bytes, *, constants: bool = False) -> Any:
     if re.search(r"\\u[dD][89a-fA-F]", text):  # half a character by its escape passes until it is printed or encoded
         json.dumps(found, ensure_ascii=False).encode()
     return found
+
+
+def refuse_interpolations(data: Any, source: str) -> None:
+    """Raise where plain data of a file that may come from anywhere hold a ``${...}``: in a node it would be computed,
+    to a call of anything that it names. Saved configurations have values in their place."""
+    if "${" in str(data):
+        raise ConfigError(f"{source} holds an interpolation (${{...}}), which is not computed here: give its value.")
 
 
 _TOO_DEEP = f"its brackets are nested more than {MOST_DEPTH} deep"

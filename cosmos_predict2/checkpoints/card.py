@@ -40,7 +40,7 @@ from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import buildable, recorded, shipped
 from imaginaire.checkpoint.weight_files import below, is_hub, local_file, names_at, shape_of
-from imaginaire.config.lazy_config import refuse_interpolations, to_data
+from imaginaire.config.lazy_config import to_data
 from imaginaire.errors import CheckpointError, DataError
 from imaginaire.renamed import RENAMED
 
@@ -292,7 +292,7 @@ def _json_of(key: str, path: str, source: Mapping[str, Tensor], header: Mapping[
         return {}
     try:
         tree = foreign_json.loads(text)
-        refuse_interpolations(tree, key)
+        foreign_json.refuse_interpolations(tree, key)
     except ValueError as error:
         raise CheckpointError(f"{path}: its '{key}' cannot be read: {error}") from error
     if not isinstance(tree, dict):

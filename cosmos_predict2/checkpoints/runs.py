@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from imaginaire import foreign_json, storage
-from imaginaire.config.lazy_config import plain_data, refuse_interpolations
+from imaginaire.config.lazy_config import plain_data
 from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def run_tree(folder: str) -> dict[str, Any]:
     file = storage.join(folder, "config.yaml")
     try:
         tree: Any = plain_data(storage.read_text(file), file)
-        refuse_interpolations(tree, file)
+        foreign_json.refuse_interpolations(tree, file)
     except (ConfigError, CheckpointError) as error:
         log.warning("the run's configuration is not read: %s", error)
         return {}
@@ -49,7 +49,7 @@ def start_facts(folder: str) -> dict[str, Any]:
         for line in storage.read_text(file).splitlines():
             if line.strip():
                 facts.update(foreign_json.loads(line))
-        refuse_interpolations(facts, file)
+        foreign_json.refuse_interpolations(facts, file)
     except (ValueError, TypeError) as error:
         log.warning("%s cannot be read: %s", file, error)
         return {}

@@ -245,13 +245,6 @@ def _parsed(text: str) -> Any:
     return loader.construct_document(node)
 
 
-def refuse_interpolations(data: Any, source: str) -> None:
-    """Raise where plain data of a file that may come from anywhere hold a ``${...}``: in a node it would be computed,
-    to a call of anything that it names. Saved configurations have values in their place."""
-    if "${" in str(data):
-        raise ConfigError(f"{source} holds an interpolation (${{...}}), which is not computed here: give its value.")
-
-
 def _written_out(node: Any) -> Iterator[Any]:
     """The nodes of a YAML text, those that an alias names once for each alias: without end for one within itself."""
     yield node
