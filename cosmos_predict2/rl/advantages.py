@@ -5,12 +5,44 @@ Groups are rows, [N, G]. Invalid samples are excluded from means and deviations,
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
+from imaginaire.config.schema import Section, above, at_least, one_of
+
 EPSILON = 1e-4  # beside the standard deviation
 NORMS = ("group", "global", "none", "cosmos_rl", "sft", "dpo")
+
+
+@attrs.define(kw_only=True, slots=False)
+class GroupAdvantageConfig(Section):
+    """How rewards of a group become advantages, (r - mean) / (std + epsilon)."""
+
+    norm: str = attrs.field(default="group", validator=one_of(*NORMS))
+    adv_clip_max: Any = attrs.field(default=None, validator=above(0))  # null: no limit
+    min_std: float = attrs.field(default=0.0, validator=at_least(0))  # groups with no more spread teach nothing
+    epsilon: float = attrs.field(default=EPSILON, validator=above(0))
+    correction: int = attrs.field(default=0, validator=at_least(0, at_most=1))  # the deviation divides by n less this
+
+    def of(self, rewards_N_G: Tensor, is_valid_N_G: Tensor) -> Tensor:
+        """`group_advantages` by these options, without the limit."""
+        numbers = dict(min_std=self.min_std, epsilon=self.epsilon, correction=self.correction)
+        return group_advantages(rewards_N_G, is_valid_N_G, norm=self.norm, **numbers)  # type: ignore[arg-type]
+
+    def limited(self, advantage: Tensor) -> Tensor:
+        return advantage if self.adv_clip_max is None else advantage.clamp(-self.adv_clip_max, self.adv_clip_max)
+
+
+@attrs.define(kw_only=True, slots=False)
+class AdvantageConfig(GroupAdvantageConfig):
+    """The same of several rewards."""
+
+    adv_clip_max: float = attrs.field(default=5.0, validator=above(0))
+    min_std: float = attrs.field(default=1e-6, validator=at_least(0))
+    each_reward: bool = True  # normalise each reward, then weight; else weight, then normalise
 
 
 def group_advantages(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of reinforcement learning, ``model.config.rl``: what clips and episodes share, and those of clips.
 
-Names are the published ones where there are some. Those of episodes are in `episodes.config`.
+Names are the published ones where there are some. Those of episodes are in `episodes.config`, those of advantages in
+`advantages`.
 """
 
 import math
@@ -9,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
-from torch import Tensor
 
 from cosmos_predict2.diffusion.transitions import KINDS
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.passes import Passes
-from cosmos_predict2.rl.advantages import EPSILON, NORMS, group_advantages, groups_within
+from cosmos_predict2.rl.advantages import AdvantageConfig
 from cosmos_predict2.rl.objectives import objective_of
 from imaginaire.config.nodes import fields_of, unknown
 from imaginaire.config.schema import Section, above, at_least, is_text_to_come, one_of
@@ -30,34 +30,6 @@ def is_objective(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -
     """A validator: the name of an objective, or module:function."""
     if not is_text_to_come(value):
         objective_of(str(value))
-
-
-@attrs.define(kw_only=True, slots=False)
-class GroupAdvantageConfig(Section):
-    """How rewards of a group become advantages, (r - mean) / (std + epsilon)."""
-
-    norm: str = attrs.field(default="group", validator=one_of(*NORMS))
-    adv_clip_max: Any = attrs.field(default=None, validator=above(0))  # null: no limit
-    min_std: float = attrs.field(default=0.0, validator=at_least(0))  # groups with no more spread teach nothing
-    epsilon: float = attrs.field(default=EPSILON, validator=above(0))
-    correction: int = attrs.field(default=0, validator=at_least(0, at_most=1))  # the deviation divides by n less this
-
-    def of(self, rewards_N_G: Tensor, is_valid_N_G: Tensor) -> Tensor:
-        """`group_advantages` by these options, without the limit."""
-        numbers = dict(min_std=self.min_std, epsilon=self.epsilon, correction=self.correction)
-        return group_advantages(rewards_N_G, is_valid_N_G, norm=self.norm, **numbers)  # type: ignore[arg-type]
-
-    def limited(self, advantage: Tensor) -> Tensor:
-        return advantage if self.adv_clip_max is None else advantage.clamp(-self.adv_clip_max, self.adv_clip_max)
-
-
-@attrs.define(kw_only=True, slots=False)
-class AdvantageConfig(GroupAdvantageConfig):
-    """The same of several rewards."""
-
-    adv_clip_max: float = attrs.field(default=5.0, validator=above(0))
-    min_std: float = attrs.field(default=1e-6, validator=at_least(0))
-    each_reward: bool = True  # normalise each reward, then weight; else weight, then normalise
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -88,10 +60,6 @@ class LearnerConfig(Section):
     updates: int = attrs.field(default=1, validator=at_least(1))  # passes over the samples of a rollout
     minibatches: int = attrs.field(default=1, validator=at_least(1))  # parts of the samples, each with steps of its own
     ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
-
-    def within_bounds(self, rewards_N_G: Tensor, is_valid_N_G: Tensor) -> Tensor:
-        """The groups that may teach something by their mean reward, [N]."""
-        return groups_within(rewards_N_G, is_valid_N_G, lower=self.lower_bound, upper=self.upper_bound)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, sentence) of everything that does not fit together."""

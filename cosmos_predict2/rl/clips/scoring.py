@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cosmos_predict2.rl.advantages import has_spread
+from cosmos_predict2.rl.advantages import groups_within, has_spread
 from cosmos_predict2.rl.config import KEY, RewardConfig, RLConfig, reward_configs
 from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
 from cosmos_predict2.rl.rewards.local import scored_by
@@ -103,7 +103,8 @@ class Scoring:
             total = self.advantage.of(total, valid)
         advantage = self.advantage.limited(torch.where(valid, total, 0.0))
         reward = sum((self.options[name].weight * one.value_B for name, one in scores.items()), torch.zeros(()))
-        advantage = torch.where(self.rl.within_bounds(reward, valid)[:, None], advantage, 0.0)
+        is_kept_N = groups_within(reward, valid, lower=self.rl.lower_bound, upper=self.rl.upper_bound)
+        advantage = torch.where(is_kept_N[:, None], advantage, 0.0)
         spread = torch.stack([has_spread(one.value_B, valid, self.advantage.min_std) for one in scores.values()])
         facts["groups_without_spread"] = float((~spread.any(dim=0)).float().mean())
         facts["advantage_abs"] = float(advantage.abs().mean())

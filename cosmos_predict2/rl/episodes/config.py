@@ -7,7 +7,8 @@ from typing import Any
 
 import attrs
 
-from cosmos_predict2.rl.config import GroupAdvantageConfig, LearnerConfig
+from cosmos_predict2.rl.advantages import GroupAdvantageConfig
+from cosmos_predict2.rl.config import LearnerConfig
 from cosmos_predict2.rl.objectives import AGGREGATIONS, KL_KINDS, RATIO_LEVELS, level_of, objective_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of

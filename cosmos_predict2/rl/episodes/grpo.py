@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.rl.advantages import chosen
+from cosmos_predict2.rl.advantages import chosen, groups_within
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
 from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
@@ -362,7 +362,8 @@ class VLAGRPOModel(RLModel):
             advantage = chosen(kind, *groups, draws, rl.advantage.min_std)
         else:
             advantage = rl.advantage.limited(rl.advantage.of(*groups))
-        return torch.where(rl.within_bounds(*groups)[:, None], advantage, 0.0)
+        is_kept_G = groups_within(*groups, lower=rl.lower_bound, upper=rl.upper_bound)
+        return torch.where(is_kept_G[:, None], advantage, 0.0)
 
     def _by_group(self, played: Trajectories) -> tuple[Tensor, Tensor]:
         """Returns and whether they are valid, a group in each row."""
@@ -388,8 +389,9 @@ class VLAGRPOModel(RLModel):
         """Every decision that teaches something ``updates`` times, in ``minibatches`` of chance."""
         rl, played = self.rl, experience.record
         self.count_failure(not played.is_valid_E.any(), "episode")
-        is_within_E = rl.within_bounds(*self._by_group(played)).repeat_interleave(rl.group_size)
-        played = replace(played, is_valid_E=played.is_valid_E & is_within_E)  # out of bounds, as if they were lost
+        is_kept_G = groups_within(*self._by_group(played), lower=rl.lower_bound, upper=rl.upper_bound)
+        is_kept_E = is_kept_G.repeat_interleave(rl.group_size)
+        played = replace(played, is_valid_E=played.is_valid_E & is_kept_E)  # out of bounds, as if they were lost
         whole = decisions_of(played, experience.advantage_G_M)
         rows = rows_that_count(whole, rl)
         whole = replace(whole, facts={**experience.facts, **experience.group_facts})

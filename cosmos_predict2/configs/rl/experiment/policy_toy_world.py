@@ -16,7 +16,8 @@ from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.defaults.model import with_actions
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
-from cosmos_predict2.rl.config import GroupAdvantageConfig, RewardConfig, RLConfig
+from cosmos_predict2.rl.advantages import GroupAdvantageConfig
+from cosmos_predict2.rl.config import RewardConfig, RLConfig
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
