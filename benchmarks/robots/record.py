@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of mixed skill of a public simulator's robot, as a team of operators leaves them.
 
-    python -m benchmarks.robots.record reach my_data --episodes 300 [--drivers novices]
+    python -m benchmarks.robots.record reach my_data --episodes 300 [--drivers novices] [--replays 0.5]
 
 Each episode has a driver of his own: he sees the object and the goal at places that are wrong by some centimetres, his
 hand trembles, and he is more or less quick. Of trained drivers, many failures are near misses; novices tremble more and
-are slower, and one of four of their episodes succeeds. One in ten drivers moves at random. Their starts are numbers
-from 1,000,000 on, which no evaluation plays.
+are slower, and one of four of their episodes succeeds. One in ten drivers moves at random. Nobody drives a replay: the
+actions of an episode that succeeded, from another start. Starts are numbers from 1,000,000 on, that no evaluation has.
 """
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from benchmarks.robots.worlds import METAWORLD, SENTENCES, SUITES
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.simulators.gym import GymTask
 from imaginaire import command_line
+from imaginaire.errors import DataError
 from imaginaire.progress import tracked
 
 FIRST = 1_000_000
@@ -44,6 +45,7 @@ parser.add_argument("out", type=command_line.local_output, metavar="DIR")
 parser.add_argument("--episodes", type=command_line.at_least(1), default=300)
 parser.add_argument("--picture_size", type=command_line.at_least(16), default=0, help="in place of the suite's")
 parser.add_argument("--drivers", choices=("trained", "novices"), default="trained")
+parser.add_argument("--replays", type=float, default=0.0, metavar="SHARE", help="of the episodes, the last ones")
 parser.add_argument("--seed", type=command_line.at_least(0), default=0, help="of drivers; starts are the same")
 
 
@@ -52,9 +54,21 @@ def run(args: argparse.Namespace) -> None:
     faults = NOVICES if args.drivers == "novices" else FAULTS.get(args.robot, FAULTS["reach"])
     rng = numpy.random.default_rng(args.seed)
     writer, successes = Writer(Path(args.out), fps=10, robot=args.robot), 0
+    to_replay: list[NDArray[Any]] = []
+    num_driven = round(args.episodes * (1 - args.replays))
     for episode in tracked(range(args.episodes), "recordings", unit="episode"):
-        recording = driven(task, actor, FIRST + episode, rng, faults, SENTENCES[args.robot])
-        successes += bool(recording.columns["next.success"].any())
+        start = FIRST + episode
+        if episode < num_driven:
+            acts = driver(task, actor, rng, faults)
+        elif to_replay:
+            acts = replayed(to_replay[rng.integers(len(to_replay))], rng)
+        else:
+            raise DataError(f"none of {num_driven} driven episodes of {args.robot} succeeded: there is none to replay")
+        recording = recorded(task, acts, start, SENTENCES[args.robot])
+        if recording.columns["next.success"].any():
+            successes += 1
+            if episode < num_driven:
+                to_replay.append(recording.columns["action"])
         writer.add(recording)
     writer.finish()
     task.close()
@@ -82,26 +96,30 @@ def made(robot: str, picture_size: int = 0) -> tuple[GymTask, Actor]:
     return GymTask(address, **settings), act
 
 
-def driven(
-    task: GymTask,
-    actor: Actor,
-    start: int,
-    rng: numpy.random.Generator,
-    faults: tuple[float, float, float],
-    sentence: str,
-) -> Recording:
-    """One episode of a driver whose faults are drawn."""
+def driver(
+    task: GymTask, actor: Actor, rng: numpy.random.Generator, faults: tuple[float, float, float]
+) -> Iterator[NDArray[Any]]:
+    """Actions of a driver whose faults are drawn."""
     misjudged, trembling, slowest = faults
     errors = misjudged * rng.uniform() ** 2 * rng.normal(size=(2, 3))
     trembling = 1.0 if rng.uniform() < AIMLESS else trembling * rng.uniform() ** 2
     speed = rng.uniform(slowest, 1)
-    seen = task.reset(0, start, 0)
-    pictures, actions, done = [seen["full_image"]], [], [0.0]
     for step in range(STEPS):
         if step % HELD == 0:
             elsewhere = rng.uniform(-1, 1, task.action_dim)
         wanted = speed * numpy.clip(actor(task._observed, task._env, errors), -1, 1)
-        action = (1 - trembling) * wanted + trembling * elsewhere + rng.normal(0, NOISE, task.action_dim)
+        yield (1 - trembling) * wanted + trembling * elsewhere + rng.normal(0, NOISE, task.action_dim)
+
+
+def replayed(actions: NDArray[Any], rng: numpy.random.Generator) -> Iterator[NDArray[Any]]:
+    """The same actions, as exactly as a robot repeats them."""
+    yield from actions[:STEPS] + rng.normal(0, NOISE, actions[:STEPS].shape)
+
+
+def recorded(task: GymTask, acts: Iterator[NDArray[Any]], start: int, sentence: str) -> Recording:
+    seen = task.reset(0, start, 0)
+    pictures, actions, done = [seen["full_image"]], [], [0.0]
+    for action in acts:
         actions.append(numpy.clip(action, -1, 1).astype(numpy.float32))
         seen, _, is_success = task.step(actions[-1])
         pictures.append(seen["full_image"])

@@ -21,6 +21,7 @@ METAWORLD = {
     "door": "door-close-v3",
     "window": "window-close-v3",
     "button": "button-press-v3",
+    "mug": "coffee-push-v3",
 }
 SENTENCES = {
     "reach": "move the gripper to the red ball",
@@ -30,6 +31,7 @@ SENTENCES = {
     "door": "close the door",
     "window": "close the window",
     "button": "press the button",
+    "mug": "push the mug under the coffee machine",
     "push": "push the block to the red goal",
 }
 STEPS = {**dict.fromkeys(METAWORLD, 4), "window": 6, "push": 2}  # of the simulator for an action
