@@ -165,40 +165,7 @@ class Groups:
         return rows[:, self.members.start : self.members.stop]
 
 
-# --- before anything is built
-
-
-def check_data(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
-    """Errors of rewards that require what a data set does not have (``requires`` of their classes) or that are waited
-    for too long, and of conditioning frames that data without true clips do not have."""
-    limit = distributed.timeout_s()
-    if context.config is not None:
-        limit = min(limit, context.config.trainer.timeout_period)
-    for name, reward in reward_configs(rl).items():
-        if reward.deadline + LAST_LOOK_S >= limit:
-            text = f"{reward.deadline:g} s, but ranks that wait, and the watchdog, give up after {limit:g} s"
-            yield error(f"{KEY}.rewards.{name}.deadline", text, "Lower it, or raise trainer.timeout_period")
-        required = getattr(resolve(reward.make, "reward"), "requires", ())
-        for key, data in context.training.items():
-            for missing in (one for one in required if lacks(data, one)):
-                yield error(
-                    f"{KEY}.rewards.{name}",
-                    f"it compares with '{missing}', which {target_of(data).__name__} ({key}) does not have",
-                    "Choose a reward that judges the clip alone, or data that have it",
-                )
-    for key, data in context.training.items():
-        true_frames = facts_of(data).num_true_frames
-        if true_frames is not None and rl.max_num_conditional_frames > true_frames:
-            text = f"{rl.max_num_conditional_frames}, but samples of {key} have {true_frames} true frames"
-            yield error(f"{KEY}.max_num_conditional_frames", text, f"Set it to {true_frames}, and the smallest too")
-
-
-def lacks(data: Mapping[str, Any], name: str) -> bool:
-    """True where a data set is known to have no such thing in its samples."""
-    facts = facts_of(data)
-    if name in ("true_video", "true_latents"):
-        return facts.num_true_frames is not None
-    return name == "actions" and facts.has_actions is False
+# --- one rank asks for all that hold the same clips
 
 
 class OneRank:
@@ -265,3 +232,39 @@ class OneRank:
             raise RuntimeError(
                 f"rank {dist.get_rank()} waited in vain for the {place} (limit: {limit_s:g} s): {error}"
             ) from error
+
+
+# --- before anything is built
+
+
+def check_data(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
+    """Errors of rewards that require what a data set does not have (``requires`` of their classes) or that are waited
+    for too long, and of conditioning frames that data without true clips do not have."""
+    limit = distributed.timeout_s()
+    if context.config is not None:
+        limit = min(limit, context.config.trainer.timeout_period)
+    for name, reward in reward_configs(rl).items():
+        if reward.deadline + LAST_LOOK_S >= limit:
+            text = f"{reward.deadline:g} s, but ranks that wait, and the watchdog, give up after {limit:g} s"
+            yield error(f"{KEY}.rewards.{name}.deadline", text, "Lower it, or raise trainer.timeout_period")
+        required = getattr(resolve(reward.make, "reward"), "requires", ())
+        for key, data in context.training.items():
+            for missing in (one for one in required if lacks(data, one)):
+                yield error(
+                    f"{KEY}.rewards.{name}",
+                    f"it compares with '{missing}', which {target_of(data).__name__} ({key}) does not have",
+                    "Choose a reward that judges the clip alone, or data that have it",
+                )
+    for key, data in context.training.items():
+        true_frames = facts_of(data).num_true_frames
+        if true_frames is not None and rl.max_num_conditional_frames > true_frames:
+            text = f"{rl.max_num_conditional_frames}, but samples of {key} have {true_frames} true frames"
+            yield error(f"{KEY}.max_num_conditional_frames", text, f"Set it to {true_frames}, and the smallest too")
+
+
+def lacks(data: Mapping[str, Any], name: str) -> bool:
+    """True where a data set is known to have no such thing in its samples."""
+    facts = facts_of(data)
+    if name in ("true_video", "true_latents"):
+        return facts.num_true_frames is not None
+    return name == "actions" and facts.has_actions is False

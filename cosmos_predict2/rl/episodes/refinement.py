@@ -314,6 +314,9 @@ def _by_step(values_M_E_A: Tensor, num_steps: int) -> Tensor:
     return values_M_E_A[:, :, :per_decision].transpose(0, 1).flatten(1, 2)
 
 
+# --- phases whose true episodes a robot played
+
+
 def open_recorded_phase(
     config: RefinementConfig,
     phase: int,
