@@ -4,7 +4,7 @@
 import numpy
 import pytest
 
-from cosmos_predict2.configs.action_conditioned.recorded import moving_numbers
+from cosmos_predict2.configs.action_conditioned.experiment.recordings import moving_numbers
 
 
 def _recordings(num: int = 12, length: int = 48) -> tuple[list[numpy.ndarray], list[numpy.ndarray]]:
