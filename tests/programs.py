@@ -37,11 +37,13 @@ from typing import Any, NoReturn
 IMPORTED = (
     *("torch.distributed.tensor.parallel", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo"),
     *("torch.utils.tensorboard", "torch.distributed.run", "hydra", "attrs", "av", "PIL.Image", "safetensors.torch"),
-)  # without huggingface_hub, and what imports it: it reads its settings from the environment at import
+)
+FROM_A_HUB = ("huggingface_hub", "transformers", "accelerate")  # their settings are those of the environment at import
 OURS = (
     *("cosmos_predict2.pipelines.video2world", "cosmos_predict2.models.video2world_model", "examples.video2world"),
     *("cosmos_predict2.rl.clips.flow_grpo", "cosmos_predict2.rl.episodes.grpo", "cosmos_predict2.tools.plan.workload"),
 )
+NETWORKS = ("AutoTokenizer", "Dinov2WithRegistersModel", "GemmaModel", "LlamaForCausalLM", "SiglipVisionModel")
 BASE = "cosmos_predict2/configs/base/config.py"
 HANG_S = (
     900.0  # how long a test waits for what comes at once on an idle machine: only a hang lasts longer on a busy one
@@ -131,6 +133,12 @@ def _is_open(fd: int) -> bool:
     return True
 
 
+def _hub_settings() -> dict[str, str]:
+    """The environment that packages of FROM_A_HUB read."""
+    names = ("HF_", "HUGGING", "TRANSFORMERS_", "ACCELERATE_", "HOME", "XDG_CACHE_HOME")
+    return {name: value for name, value in os.environ.items() if name.startswith(names)}
+
+
 def _import_ours() -> None:
     root = str(Path(__file__).parent.parent)
     sys.path.insert(0, root)
@@ -139,6 +147,10 @@ def _import_ours() -> None:
     from imaginaire.config.compose import compose
 
     compose(BASE, ["experiment=predict2_video2world_training_tiny_groot_gr1_480"])  # Hydra looks for its plugins
+    with contextlib.suppress(ImportError):  # of an extra; half of the time of a short run of a policy
+        transformers = importlib.import_module("transformers")
+        for name in NETWORKS:
+            getattr(transformers, name)
     sys.path.remove(root)
 
 
@@ -200,8 +212,12 @@ def _attend(connection: socket.socket, interpreter: str) -> list[str]:
         for fd in {*fds, *above} - {*places}:
             os.close(fd)
         os.chdir(folder)
+        at_import = _hub_settings()
         os.environ.clear()
         os.environ.update({"PYTHON_EXEC": interpreter, **environment})  # what torchrun starts its ranks with
+        if _hub_settings() != at_import:
+            for name in [name for name in sys.modules if name.split(".")[0] in FROM_A_HUB]:
+                del sys.modules[name]
         return list(words)
     for fd in {0, 1, 2, *fds}:
         os.close(fd)

@@ -36,7 +36,7 @@ from imaginaire.config import L
 from imaginaire.distributed.parallel import init_dims
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.multiprocess import run_distributed
-from tests.programs import HANG_S
+from tests.programs import HANG_S, warm_python
 
 NUM = 12
 
@@ -71,12 +71,22 @@ def ray() -> Any:
     return pytest.importorskip("ray", reason="rollouts on Ray need the extra rl: pip install -e '.[rl]'")
 
 
+# A worker imports torch and more, for most of the time that it is there: it is forked where that is imported.
+INTERPRETER = """#!/bin/sh
+case "$1" in */default_worker.py) exec {warm_python} "$@" ;; *) exec {python} "$@" ;; esac
+"""
+
+
 @pytest.fixture(scope="module")
 def cluster(ray: Any) -> Iterator[None]:
     """A Ray of two cores on this machine, with its sockets where their paths are short enough."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has at most 107 characters
+    interpreter = Path(folder) / "python"
+    interpreter.write_text(INTERPRETER.format(python=sys.executable, warm_python=warm_python()))
+    interpreter.chmod(0o700)
     try:
-        _begin(ray, address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
+        with mock.patch.object(sys, "executable", str(interpreter)):
+            _begin(ray, address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
         yield
     finally:
         ray.shutdown()
