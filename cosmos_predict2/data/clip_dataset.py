@@ -127,10 +127,9 @@ class ClipDataset(Dataset[dict[str, Any]]):
     is drawn in training; else they take turns.
 
     crop: ``stretch`` scales to ``video_size`` (height, width) whatever the shape, ``center`` keeps the shape and cuts
-    off what is over; without a size pictures stay as they are. ``random_shift`` moves all frames of a training sample
-    alike by up to so much of their height and width, and repeats the border. ``fps`` is a label of the samples; by
-    default the rate of their frames. Where the source has no embedding the text is zeros of ``text_width`` that are all
-    seen (mask of ones); none without a width.
+    off what is over; without a size pictures stay as they are. ``fps`` is a label of the samples; by default the rate
+    of their frames. Where the source has no embedding the text is zeros of ``text_width`` that are all seen (mask of
+    ones); none without a width.
 
     Actions go through ``action_transform``; by default, or "statistics", one fitted to those of the whole source. A bad
     recording is an error that names it, or with ``skip_bad_samples`` replaced by the next good one.
@@ -147,7 +146,6 @@ class ClipDataset(Dataset[dict[str, Any]]):
         frame_rate: float | None = None,
         start_interval: int = 1,
         crop: str = "stretch",
-        random_shift: float = 0.0,
         action_transform: GivenTransform = None,
         fps: float | None = None,
         num_tokens: int = 512,
@@ -161,15 +159,12 @@ class ClipDataset(Dataset[dict[str, Any]]):
     ) -> None:
         if problem := (video_size is not None and size_problem("video_size", video_size)) or crop_problem(crop):
             raise ConfigError(problem)
-        if problem := shift_problem(random_shift):
-            raise ConfigError(problem)
         self.source = source
         self.num_frames, self.stride = num_frames, stride
         self.video_size = None if video_size is None else (int(video_size[0]), int(video_size[1]))
         self.fps = None if fps is None else float(fps)
         self.recordings = recordings  # those of the source that are used; None: all
         self._crop = crop
-        self._random_shift = random_shift if is_training else 0.0
         self._zeros = None if text_width is None else (num_tokens, text_width)
         self._draws_camera = is_training
         self._bad = BadSamples(skip_bad_samples, most_bad_samples, cure)
@@ -235,8 +230,6 @@ class ClipDataset(Dataset[dict[str, Any]]):
                 frames = self._chosen(clip, self.source.names(i, camera)["video_path"])
             video = clip.read(frames.tolist(), None if self.video_size is None else self._fit)
             rate = self.rule.item_fps(frames.tolist(), clip.fps)
-        if self._random_shift:
-            video = shifted(video, self._random_shift)
         return {"video": video, **self.described(i, frames, (video.shape[2], video.shape[3]), rate, camera)}
 
     def described(
@@ -315,8 +308,7 @@ class ClipDataset(Dataset[dict[str, Any]]):
 def clip_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
     """Problems of these arguments of a data set of clips; one that is absent has its default."""
     size, crop = arguments.get("video_size", (16, 16)), arguments.get("crop", "stretch")
-    shift = shift_problem(arguments.get("random_shift", 0.0))
-    yield from filter(None, (size_problem("video_size", size), crop_problem(crop), shift))
+    yield from filter(None, (size_problem("video_size", size), crop_problem(crop)))
     names = ("num_frames", "fps", "stride", "sampling")
     try:
         FrameRule(**{"num_frames": 1} | {name: arguments[name] for name in names if name in arguments})
@@ -330,22 +322,6 @@ def clip_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 def crop_problem(crop: str) -> str | None:
     return None if crop in CROPS else f"There is no crop '{crop}'.{near(crop, CROPS)}"
-
-
-def shift_problem(share: float) -> str | None:
-    if 0 <= share < 0.5:
-        return None
-    return f"random_shift={share} is a share of height and width: at least 0 and less than .5"
-
-
-def shifted(video_C_F_H_W: Tensor, most: float) -> Tensor:
-    """All frames moved alike by whole pixels, up to ``most`` of height and width in each direction."""
-    *_, height, width = video_C_F_H_W.shape
-    for dim, size in ((-2, height), (-1, width)):
-        reach = int(most * size)
-        places = torch.arange(size) + int(numpy.random.randint(-reach, reach + 1))
-        video_C_F_H_W = video_C_F_H_W.index_select(dim, places.clamp(0, size - 1))
-    return video_C_F_H_W
 
 
 def shape_problems(num_frames: Any, video_size: Any) -> Iterator[str]:

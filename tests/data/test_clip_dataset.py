@@ -16,7 +16,7 @@ from cosmos_predict2.actions.transforms import ActionTransform, controller
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
-from cosmos_predict2.data.clip_dataset import ClipDataset, Source, Text, Windows, shifted
+from cosmos_predict2.data.clip_dataset import ClipDataset, Source, Text, Windows
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.dataset_latents import LatentDataset
 from cosmos_predict2.data.dataset_video import Dataset
@@ -267,30 +267,6 @@ def test_a_source_that_breaks_its_contract_is_an_error(
 
 
 # ---- windows -------------------------------------------------------------------------------------------------------
-
-
-def test_training_moves_all_frames_of_a_sample_alike_and_repeats_the_border(root: Path) -> None:
-    video = torch.arange(2 * 3 * 10 * 20).view(2, 3, 10, 20)
-    numpy.random.seed(0)
-    found = set()
-    for _ in range(200):
-        moved = shifted(video, 0.2)
-        offsets = [(i, j) for i in range(-2, 3) for j in range(-4, 5) if _moved(video, i, j).equal(moved)]
-        assert len(offsets) == 1  # all frames alike
-        found.add(offsets[0])
-    assert len(found) > 40  # of 45
-    still = made("mine", root)
-    for is_training in (True, False):
-        data = made("mine", root, random_shift=0.25, is_training=is_training)
-        same = [data[i]["video"].equal(still[i]["video"]) for i in range(8)]
-        assert not all(same) if is_training else all(same)
-    with pytest.raises(ConfigError, match="random_shift"):
-        made("mine", root, random_shift=0.5)
-
-
-def _moved(video: torch.Tensor, down: int, right: int) -> torch.Tensor:
-    rows, columns = ((torch.arange(n) + by).clamp(0, n - 1) for n, by in ((10, down), (20, right)))
-    return video[..., rows, :][..., columns]
 
 
 def test_no_recordings_are_an_error_of_the_data() -> None:

@@ -24,7 +24,6 @@ from cosmos_predict2.data.clip_dataset import (
     Text,
     embedded,
     shape_problems,
-    shift_problem,
     task_embeddings,
 )
 from cosmos_predict2.data.lerobot.info import (
@@ -94,7 +93,6 @@ class LeRobotActionDataset(ClipDataset):
         frame_rate: float | None = None,
         combine_actions: str | Sequence[str] | None = None,
         start_interval: int = 1,
-        random_shift: float = 0.0,
         annotation: str | None = None,
         load_t5_embeddings: bool = False,
         embedding_dir: str | None = None,
@@ -148,7 +146,6 @@ class LeRobotActionDataset(ClipDataset):
             video_size,
             stride=stride,
             start_interval=start_interval,
-            random_shift=random_shift,
             action_transform=given,
             fps=fps,
             num_tokens=num_tokens,
@@ -171,7 +168,6 @@ class LeRobotActionDataset(ClipDataset):
         problems = _problems(options["data_split"], options["embodiment"], stride, options["start_interval"], combine)
         yield from errors(context.key, problems)
         yield from errors(context.key, shape_problems(options["num_frames"], options["video_size"]))
-        yield from errors(context.key, filter(None, [shift_problem(options["random_shift"])]))
 
         def look() -> None:
             info = read_info(Path(options["root"]))

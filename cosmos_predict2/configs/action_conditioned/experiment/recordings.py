@@ -39,9 +39,6 @@ SAME = (  # of validation as of training
     *("stride", "frame_rate", "combine_actions", "skip_bad_samples"),
 )
 VAL_EVERY = 12  # frames between windows of validation
-# Of height and width. Few recordings show things at few places: with shifts the imagined ends of a clone's attempts at
-# plate-slide had an area under the curve of .61 in place of .47, at drawer-open of .86 in place of .84.
-SHIFT = 1 / 16
 
 # Values that the recordings of ``dataloader_train`` decide are read when a configuration is composed, and saved as
 # numbers. Where these cannot be read, the values of the tiny model stand in, and the data set's check reports why.
@@ -65,7 +62,7 @@ def recordings() -> dict[str, Any]:
     run["trainer"]["callbacks"].update(stop_rule=L(StopRule)())
     run["checkpoint"].update(save_iter=EVERY)
     train.update(num_workers=2, dataset=dict(root="datasets/my_robot", split_file="outputs/my_split.json"))
-    train["dataset"].update(video_size=SIZE, random_shift=SHIFT)
+    train["dataset"].update(video_size=SIZE)
     val.update(num_workers=1, dataset={key: f"${{dataloader_train.dataset.{key}}}" for key in SAME})
     val["dataset"].update(start_interval=VAL_EVERY)
     net = dict(NET, action_dim=ACTION, summed_action_dims=MOVES)
