@@ -111,6 +111,16 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     assert any("area under the curve, imagined ends" in reason for reason in bad.reasons)
 
 
+def test_true_pictures_obey_wholly_in_every_chunk(data: Path) -> None:
+    """The reader of actions has seen all chunks: one of the first chunks is wrong where the robot is elsewhere."""
+    source = LeRobotSource.open(data)
+    episodes = imagination_check.read_episodes(source, None, range(NUM), [True] * NUM, 0)
+    found = imagination_check.obedience(episodes.films, episodes, episodes, 12)
+    assert found["obedience"] == found["obedience_last"] == 1
+    assert found["actions_seen_by_chunk"] == found["actions_seen_true_by_chunk"]
+    assert len(found["actions_seen_by_chunk"]) == 2 and min(found["actions_seen_by_chunk"]) > 0.2
+
+
 def test_doing_nothing_is_not_better_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clone that stands still has the success of starts at which the goal is met, and nothing to teach it by."""
     made = make_episodes(4, 0, mix=DRIVERS, first=2**19)
