@@ -23,6 +23,7 @@ from cosmos_predict2.rl.policies.cloning import recorded_demonstrations
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from imaginaire.errors import DataError
 from scripts import make_reset_states, split_recordings
+from tests.programs import call
 
 LENGTH = 3
 
@@ -163,10 +164,6 @@ def test_a_split_of_other_recordings_is_refused(mixed: Path, tmp_path: Path) -> 
         read_split(tmp_path / "absent.json")
 
 
-def _command(*words: str) -> int:
-    return split_recordings.command_line.main(split_recordings.parser, split_recordings.run, words)
-
-
 def _bad(folder: Path, name: str) -> Path:
     if name == "nan":
         columns = {"action": numpy.array([[0, numpy.nan]] * LENGTH, dtype=numpy.float32)}
@@ -199,7 +196,10 @@ def _bad(folder: Path, name: str) -> Path:
 def test_recordings_that_cannot_be_split_are_named(
     name: str, words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _command(str(_bad(tmp_path / "data", name)), *words, "--out", str(tmp_path / "split.json")) == 2
+    words = [str(_bad(tmp_path / "data", name)), *words, "--out", str(tmp_path / "split.json")]
+    assert call(split_recordings, *words) == 2
+        call(split_recordings, str(_bad(tmp_path / "data", name)), *words, "--out", str(tmp_path / "split.json")) == 2
+    )
     assert re.search(named, capsys.readouterr().err) and not (tmp_path / "split.json").exists()
 
 
@@ -215,7 +215,7 @@ def test_a_classifier_judges_the_last_pictures(tmp_path: Path, monkeypatch: pyte
     write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((8,) * 5), {"threshold": 0.5})
     monkeypatch.setattr(SuccessClassifier, "logits", lambda self, images: images.mean(dim=(1, 2, 3))[:, None])
     words = ("--classifier", str(tmp_path / "reward.safetensors"), "--out", str(tmp_path / "split.json"))
-    assert _command(str(tmp_path / "data"), *words) == 0
+    assert call(split_recordings, str(tmp_path / "data"), *words) == 0
     split = read_split(tmp_path / "split.json")
     assert split.outcomes == tuple(outcomes) and split.judged_by == "reward.safetensors, last picture"
 
@@ -224,10 +224,10 @@ def test_the_command_writes_one_file_and_counts(
     mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "split.json")
-    assert _command(str(mixed), "--out", out) == 0
+    assert call(split_recordings, str(mixed), "--out", out) == 0
     text = capsys.readouterr().out
     assert "train" in text and "Only 4 of one outcome are among the 11 held-out episodes" in text
     assert read_split(out).digest in text
-    assert _command(str(mixed), "--out", out) == 2 and "--overwrite" in capsys.readouterr().err
-    assert _command(str(mixed), "--out", out, "--overwrite", "--held_out", "0.9") == 0
+    assert call(split_recordings, str(mixed), "--out", out) == 2 and "--overwrite" in capsys.readouterr().err
+    assert call(split_recordings, str(mixed), "--out", out, "--overwrite", "--held_out", "0.9") == 0
     assert "Both outcomes are in every part" in capsys.readouterr().out

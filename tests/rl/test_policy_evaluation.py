@@ -42,6 +42,7 @@ from cosmos_predict2.rl.policies.files import PolicyCard, write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.errors import ConfigError
 from scripts import evaluate_policy
+from tests.programs import call
 
 BRIGHT = 0.713  # which divides the four episodes
 
@@ -232,10 +233,6 @@ def test_a_suite_of_ones_own_plays_each_start_once_and_no_task_that_it_lacks(cap
         suites.find(name, ["first", "second", "third"]).env(1, policy)
 
 
-def _command(*words: str) -> int:
-    return evaluate_policy.command_line.main(evaluate_policy.parser, evaluate_policy.run, words)
-
-
 def test_the_command_compares_with_the_world_model_that_ships(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,7 +240,7 @@ def test_the_command_compares_with_the_world_model_that_ships(
     write_policy(tmp_path / "policy", ToyPolicy(width=32), {"seed": 7})
     out = tmp_path / "out"
     words = ("--policy", str(tmp_path / "policy"), "--episodes", "4", "--videos", "1", "--out", str(out))
-    assert _command(*words, "--world_model") == 0
+    assert call(evaluate_policy, *words, "--world_model") == 0
     found = json.loads((out / "evaluation.json").read_text())
     assert (
         found["about"]["seed"] == 7 and found["success"]["episodes"] == 4 and "torch" in found["versions"]["libraries"]
@@ -274,7 +271,7 @@ def test_the_command_compares_in_any_simulator_from_its_own_first_pictures(
     out, env = tmp_path / "out", "cosmos_predict2.rl.envs.toy:ToyEnv"
     words = ("--policy", str(tmp_path / "policy"), "--suite", env, "--episodes", "4", "--out", str(out))
     reward = f"{__name__}:{Brightness.__name__}"
-    assert _command(*words, "--world_model", tiny_action_path(), "--reward", reward) == 0
+    assert call(evaluate_policy, *words, "--world_model", tiny_action_path(), "--reward", reward) == 0
     found = json.loads((out / "evaluation.json").read_text())["world_model"]
     starts = held_out_starts(4, 1, 0)
     policy, simulator = files.read_policy(str(tmp_path / "policy"))[0], ToyEnv(4)
@@ -301,7 +298,7 @@ def test_the_command_compares_in_any_simulator_from_its_own_first_pictures(
         (["--world_model", tiny_action_path(), "--reward", "collections:OrderedDict"], "has no judge(frames, context)"),
         (["--suite", "toy", "--world_model", "--reward", reward], "has a detector of its own"),
     ):
-        assert _command(*words, *more) == 2
+        assert call(evaluate_policy, *words, *more) == 2
         assert message in capsys.readouterr().err
 
 
@@ -311,7 +308,7 @@ def test_a_policy_of_a_run_executes_what_it_did_there(
     card = PolicyCard("ToyPolicy", {}, {"run": "run", "execute": 6})
     monkeypatch.setattr(files, "read_policy", lambda *_: (ToyPolicy(width=32), card))
     for words, executed in (((), 6), (("--execute", "12"), 12)):
-        assert _command("--policy", "run", "--episodes", "1", "--out", str(tmp_path), *words) == 0
+        assert call(evaluate_policy, "--policy", "run", "--episodes", "1", "--out", str(tmp_path), *words) == 0
         assert json.loads((tmp_path / "evaluation.json").read_text())["execute"] == executed
     assert capsys.readouterr().out.count("--execute 6, as the policy's run had it") == 1
 
@@ -337,7 +334,7 @@ def test_the_command_evaluates_by_what_it_is_given(tmp_path: Path, monkeypatch: 
         *["--draws", "1", "--mode", "sample", "--execute", "6", "--videos", "4", "--setting", "hard"],
     ]
     with mock.patch.object(suites, "find", wraps=suites.find) as find:
-        assert _command(*words) == 0
+        assert call(evaluate_policy, *words) == 0
     assert find.call_args.kwargs["setting"] == "hard" and calls["read"] == ("mine", "net_ema", {})
     assert calls["evaluate"][1:] == (held_out_starts(4, 2, 3, 7), tasks, "sample", 6)
     names = [("push_puck", 3, "true"), ("touch_puck", 4, "false"), ("push_puck", 4, "false"), ("touch_puck", 5, "true")]
@@ -348,7 +345,7 @@ def test_options_of_a_policy_replace_those_that_it_was_written_with(tmp_path: Pa
     write_policy(tmp_path / "policy", ToyPolicy(width=32, noise=0.2), {})
     assert files.read_policy(str(tmp_path / "policy"), options={"noise": 0.5})[0].arguments["noise"] == 0.5
     words = ("--policy", str(tmp_path / "policy"), "--episodes", "2", "--mode", "sample", "--out", str(tmp_path))
-    assert _command(*words, "--options", "noise=0.5") == 0
+    assert call(evaluate_policy, *words, "--options", "noise=0.5") == 0
     assert json.loads((tmp_path / "evaluation.json").read_text())["options"] == ["noise=0.5"]
 
 
@@ -367,5 +364,5 @@ def test_wrong_flags_and_missing_policies_are_named(tmp_path: Path, capsys: pyte
         ((*policy, "--options", "nose=1.0"), "nose"),
         ((*policy, "--world_model"), "have 4 numbers, those of the policy 7"),
     ]:
-        assert _command(*words) == 2
+        assert call(evaluate_policy, *words) == 2
         assert named in capsys.readouterr().err

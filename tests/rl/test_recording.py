@@ -18,6 +18,7 @@ from cosmos_predict2.rl.episodes.recording import CAMERA, WRIST, recorded_episod
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
 from imaginaire.errors import DataError
 from scripts import collect
+from tests.programs import call
 from tests.rl.vla_runs import SMALL, run
 from tests.training import difference, run_dir, saved
 
@@ -104,24 +105,20 @@ def test_what_is_recorded_is_what_an_evaluation_plays() -> None:
         assert bool(recording.columns["next.success"][-1]) == bool(played.success_E[i])
 
 
-def _command(*words: object) -> int:
-    return collect.command_line.main(collect.parser, collect.run, [str(word) for word in words])
-
-
 def test_the_command_writes_a_data_set_and_adds_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "data"
     words = ("--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", 3, "--out", out, "--batch_size", 2)
     (tmp_path / "data.unfinished").mkdir()
     (tmp_path / "data.unfinished" / "left").write_text("by a collection that was killed")
-    assert _command(*words) == 0
+    assert call(collect, *words) == 0
     assert "3 episodes" in capsys.readouterr().out and not (tmp_path / "data.unfinished").exists()
     assert not (out / "left").exists()
-    assert _command(*words) == 2 and "--append" in capsys.readouterr().err
+    assert call(collect, *words) == 2 and "--append" in capsys.readouterr().err
     before = LeRobotSource.open(out)
     rows = [before.columns(i, ["action"])["action"] for i in range(3)]
     stray = out / "data" / "chunk-000" / "episode_000003.parquet"
     stray.write_bytes(b"of a collection that was killed")
-    assert _command(*words, "--append", "--first", 20_000) == 0
+    assert call(collect, *words, "--append", "--first", 20_000) == 0
     after = LeRobotSource.open(out)
     assert len(after) == 6 and after.info.splits == {"train": "0:6"}
     for i, table in enumerate(rows):
@@ -140,12 +137,12 @@ def test_a_data_set_begins_with_a_copy_of_recordings_of_a_robot(tmp_path: Path) 
     writer.add(Recording(columns, {"observation.images.top": torch.zeros(3, 5, 48, 48, dtype=torch.uint8)}, "push"))
     writer.finish()
     words = ("--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", 2, "--base", tmp_path / "mine")
-    assert _command(*words, "--out", tmp_path / "all", "--camera", "observation.images.top") == 0
+    assert call(collect, *words, "--out", tmp_path / "all", "--camera", "observation.images.top") == 0
     found = LeRobotSource.open(tmp_path / "all")
     assert len(found) == 3 and len(LeRobotSource.open(tmp_path / "mine")) == 1
     assert found.columns(1, ["next.success"])["next.success"].dtype == numpy.float32
     assert found.frames(2, "observation.images.top", [0]).shape == (3, 1, 48, 48)
-    assert _command(*words, "--out", tmp_path / "other") == 2  # without the name of the camera
+    assert call(collect, *words, "--out", tmp_path / "other") == 2  # without the name of the camera
 
 
 @pytest.mark.parametrize(
@@ -162,7 +159,7 @@ def test_wrong_flags_are_named(
     words: list[str], named: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", "1", "--out", str(tmp_path / "x")]
-    assert _command(*given, *words) == (0 if named is None else 2)
+    assert call(collect, *given, *words) == (0 if named is None else 2)
     assert named is None or named in capsys.readouterr().err
 
 

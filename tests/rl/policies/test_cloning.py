@@ -25,6 +25,7 @@ from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.training import provenance
 from scripts import train_policy
+from tests.programs import call
 
 
 def test_windows_begin_where_they_are_asked_for() -> None:
@@ -164,22 +165,18 @@ def test_what_is_no_policy_is_refused_by_name(tmp_path: Path, header: dict[str, 
         read_policy(str(tmp_path / "file.safetensors"))
 
 
-def _command(*words: str) -> int:
-    return train_policy.command_line.main(train_policy.parser, train_policy.run, words)
-
-
 def test_the_command_writes_a_policy_that_acts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--demonstrations", "4", "--steps", "20", "--windows", "0,12", "--out", str(tmp_path / "policy"))
-    assert _command(*words) == 0
+    assert call(train_policy, *words) == 0
     policy, card = read_policy(str(tmp_path / "policy"))
     assert card.about["windows"] == [0, 12] and card.about["demonstrations"] == 4
     env = ToyEnv(2, split="val")
     decision = policy.act(env.reset()[0], mode="greedy", generators=[])
     env.chunk_step(decision.actions_E_A_D)
     first = load_file(tmp_path / "policy" / "policy.safetensors")
-    assert _command(*words) == 2
+    assert call(train_policy, *words) == 2
     assert "exists: give another path, or --overwrite" in capsys.readouterr().err
-    assert _command(*words, "--overwrite") == 0
+    assert call(train_policy, *words, "--overwrite") == 0
     again = load_file(tmp_path / "policy" / "policy.safetensors")
     assert all(torch.equal(again[name], value) for name, value in first.items())
 
@@ -192,7 +189,7 @@ def test_weights_to_begin_with_that_are_not_there_are_refused_before_demonstrati
     for name in ("toy_demonstrations", "recorded_demonstrations"):
         monkeypatch.setattr(cloning, name, lambda *given: made.append(given))
     for more in ([], ["--data", str(tmp_path)]):
-        assert _command("--policy", kind, "--base", "/nowhere", "--out", str(tmp_path / "policy"), *more) == 2
+        assert call(train_policy, "--policy", kind, "--base", "/nowhere", "--out", str(tmp_path / "policy"), *more) == 2
         assert "/nowhere has no config.json" in capsys.readouterr().err
     assert not made and not (tmp_path / "policy").exists()
 
@@ -205,7 +202,7 @@ def test_the_command_clones_by_what_it_is_given(kind: str, tmp_path: Path, monke
     words += ["--batch_size", "5"]
     bases = {} if kind == "toy" else {2: ["--base", str(tmp_path / "0"), "--knots", "2"]}
     for i, seed in enumerate("010"[: 2 + len(bases)]):
-        assert _command(*words, "--seed", seed, "--out", str(tmp_path / f"{i}"), *bases.get(i, [])) == 0
+        assert call(train_policy, *words, "--seed", seed, "--out", str(tmp_path / f"{i}"), *bases.get(i, [])) == 0
     policy, windows, options = calls[0]
     assert options == dict(steps=7, lr=0.002, batch_size=5, seed=0) and calls[1][2]["seed"] == 1 and len(windows) == 4
     assert torch.equal(windows.actions_B_A_D, toy_demonstrations(2, seed=0).windows(12, [0, 12]).actions_B_A_D)
@@ -225,7 +222,7 @@ def test_the_toy_policy_takes_no_recordings_of_another_world(
         video = torch.zeros(3, 13, 16, 16, dtype=torch.uint8)
         writer.add(Recording({"action": numpy.zeros((13, 2), numpy.float32)}, {"observation.images.top": video}, "go"))
     writer.finish()
-    assert _command("--data", str(tmp_path / "own"), "--windows", "0", "--out", str(tmp_path / "policy")) == 2
+    assert call(train_policy, "--data", str(tmp_path / "own"), "--windows", "0", "--out", str(tmp_path / "policy")) == 2
     assert "its actions have 2 numbers" in capsys.readouterr().err
     assert recorded_demonstrations(tmp_path / "own").windows(12).observation["task_description"] == ["go"] * 2
 
@@ -251,7 +248,7 @@ def test_wrong_flags_are_named(
 ) -> None:
     code: int | str | None
     try:
-        code = _command("--out", str(tmp_path / "policy"), "--demonstrations", "2", *words)
+        code = call(train_policy, "--out", str(tmp_path / "policy"), "--demonstrations", "2", *words)
     except SystemExit as exit:
         code = exit.code
     assert code == 2 and named in capsys.readouterr().err

@@ -24,6 +24,7 @@ from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from scripts import train_policy
+from tests.programs import call
 
 DIM, NUM = 4, 3  # numbers of an action, and observations
 RANGES = {  # q01 and q99, min and max of each number; the last is the gripper's
@@ -162,10 +163,6 @@ def recordings(folder: Path, scale: float, last: float) -> Path:
     return folder
 
 
-def clone(*words: str) -> int:
-    return train_policy.command_line.main(train_policy.parser, train_policy.run, words)
-
-
 @pytest.mark.parametrize("kind", ["openvla_oft", "pi05"])
 def test_recordings_in_other_units_are_cloned_in_their_own(
     kind: str, root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -180,7 +177,7 @@ def test_recordings_in_other_units_are_cloned_in_their_own(
     low, high = (torch.tensor(usual[name]).float() for name in ("q01", "q99"))
     expected, width = (held.clamp(low, high), (high - low) / 255) if kind == "openvla_oft" else (held, 1e-4)
 
-    assert clone(*words, "--out", str(tmp_path / "own")) == 0
+    assert call(train_policy, *words, "--out", str(tmp_path / "own")) == 0
     assert "beyond the statistics" not in caplog.text
     card, _ = read_policy(str(tmp_path / "own"))
     by_path = (OpenVLAPolicy if kind == "openvla_oft" else Pi05Policy)(str(tmp_path / "own"))  # as experiments read it
@@ -189,7 +186,7 @@ def test_recordings_in_other_units_are_cloned_in_their_own(
         again = executed(policy, policy.record_of(windows.observation, windows.actions_B_A_D))
         assert ((again - expected).abs() <= width).all() and float(again.abs().max()) > 40
 
-    assert clone(*words, "--keep_statistics", "--out", str(tmp_path / "kept")) == 0
+    assert call(train_policy, *words, "--keep_statistics", "--out", str(tmp_path / "kept")) == 0
     assert "% of number 0 of the actions" in caplog.text and "--keep_statistics" in caplog.text
     kept, _ = read_policy(str(tmp_path / "kept"))
     if kind == "openvla_oft":

@@ -31,7 +31,7 @@ from cosmos_predict2.rl.rewards.success_training import (
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import DataError
 from scripts import train_reward_model
-from tests.programs import python
+from tests.programs import call, python
 
 NARROW = (8, 8, 8, 8, 8)
 
@@ -335,12 +335,12 @@ def test_recordings_are_held_out_with_success_and_are_not_mirrored(
     options: list[TrainingOptions] = []
     monkeypatch.setattr(success_training, "train", lambda *given: options.append(given[2]) or [1.0])
     words = ("--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.34")
-    assert _command(*words, *ANY, "--out", str(tmp_path / "rm")) == 0 and not options[0].mirror
+    assert call(train_reward_model, *words, *ANY, "--out", str(tmp_path / "rm")) == 0 and not options[0].mirror
     assert "NaN" not in (tmp_path / "rm" / "quality.json").read_text()
     columns = LeRobotSource.columns
     failures = lambda *given, **how: {name: value * 0 for name, value in columns(*given, **how).items()}  # noqa: E731
     monkeypatch.setattr(LeRobotSource, "columns", failures)
-    assert _command(*words, "--out", str(tmp_path / "other")) == 2
+    assert call(train_reward_model, *words, "--out", str(tmp_path / "other")) == 2
     assert "calibrated, 0 show success" in capsys.readouterr().err
 
 
@@ -397,20 +397,16 @@ def test_a_world_model_of_another_robot_or_rate_is_refused_before_anything_is_tr
             ):
                 if place in found:
                     patch.setattr(name, lambda *_, one=found[place], **__: one)
-            assert _command(*words) == 2
+            assert call(train_reward_model, *words) == 2
         assert named in capsys.readouterr().err
 
 
 ANY = ("--least_precision", "0", "--least_recall", "0", "--least_area", "0")
 
 
-def _command(*words: str) -> int:
-    return train_reward_model.command_line.main(train_reward_model.parser, train_reward_model.run, words)
-
-
 def test_the_command_trains_calibrates_and_measures_a_reward_model(tmp_path: Path) -> None:
     words = ("--data", "toy", "--episodes", "4", "--steps", "3", "--batch_size", "8", "--out", str(tmp_path / "rm"))
-    assert _command(*words, *ANY) == 0
+    assert call(train_reward_model, *words, *ANY) == 0
     found = json.loads((tmp_path / "rm" / "quality.json").read_text())
     assert set(found["quality"]) == {"simulator", "tokenizer round trip", "imagined", "imagined, by the outcome"}
     assert all(quality["count"] == 24 for quality in found["quality"].values())
@@ -441,7 +437,7 @@ def test_a_reward_model_that_finds_few_successes_is_not_written(
     made = lambda args, device: train_reward_model._Shown(parts[:1], {"simulator": parts[1]}, {"simulator": parts[2]})  # noqa: E731
     monkeypatch.setattr(train_reward_model, "_toy_pictures", made)
     words = ("--data", "toy", "--steps", "1", "--batch_size", "8", "--out", str(tmp_path))
-    assert _command(*words) == (2 if named else 0)
+    assert call(train_reward_model, *words) == (2 if named else 0)
     assert (tmp_path / "reward_model.safetensors").exists() == (not named) and (tmp_path / "quality.json").exists()
     assert not named or (named in (err := capsys.readouterr().err) and "--least_recall 0" in err)
 
@@ -459,5 +455,5 @@ def test_wrong_flags_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ((*out, "--data", str(tmp_path / "nowhere")), "nowhere"),
         ((*out, "--data", str(tmp_path), "--val_fraction", "0"), "--val_fraction 0"),
     ]:
-        assert _command(*words) == 2
+        assert call(train_reward_model, *words) == 2
         assert named in capsys.readouterr().err
