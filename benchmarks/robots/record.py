@@ -23,7 +23,7 @@ from benchmarks.robots.worlds import METAWORLD, SENTENCES, SUITES
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.simulators.gym import GymTask
 from imaginaire import command_line
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError
 from imaginaire.progress import tracked
 
 FIRST = 1_000_000
@@ -50,6 +50,8 @@ parser.add_argument("--seed", type=command_line.at_least(0), default=0, help="of
 
 
 def run(args: argparse.Namespace) -> None:
+    if not 0 <= args.replays < 1:
+        raise ConfigError(f"--replays {args.replays} is a share of the episodes: at least 0 and less than 1")
     task, actor = made(args.robot, args.picture_size)
     faults = NOVICES if args.drivers == "novices" else FAULTS.get(args.robot, FAULTS["reach"])
     rng = numpy.random.default_rng(args.seed)

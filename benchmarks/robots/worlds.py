@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tasks of public simulators on MuJoCo, registered as their users would do it.
 
-Of MetaWorld reach-v3, plate-slide-v3, faucet-open-v3 and drawer-open-v3, where a reset's seed draws the places, and
-FetchPush-v4 of gymnasium-robotics. A tiny clone of 300 recordings succeeds on .1 of reach and push, .4 to .6 of faucet
-and drawer, and .9 of plate.
+Of MetaWorld those below, where a reset's seed draws the places, and FetchPush-v4 of gymnasium-robotics.
 MetaWorld's camera stands beside the table, so that the arm hides neither hand nor object. Shadows are left out: without
 a GPU they cost ten times the rest of a picture.
 """

@@ -135,8 +135,8 @@ BOUNDS = (
     ),
     Bound(
         "true_ends", "area under the curve, the policy's true attempts imagined", 0.70, 0.60,
-        "what it does is harder to judge than recordings: at .48 to .58 true success fell by .04 to .32, at .69 it rose"
-        " by .06", PLAY,
+        "what it does is harder to judge than recordings: at .48 to .59 true success changed by +.02 to -.32, at .69"
+        " it rose by .06", PLAY,
     ),
     Bound(
         "within_starts", "imagined value with truth inside a start, correlation", 0.12, 0.05,
