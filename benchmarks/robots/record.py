@@ -19,7 +19,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.robots.worlds import METAWORLD, SENTENCES, SUITES
+from benchmarks.robots.worlds import FETCH, METAWORLD, SENTENCES, SUITES
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.simulators.gym import GymTask
 from imaginaire import command_line
@@ -82,8 +82,8 @@ def made(robot: str, picture_size: int = 0) -> tuple[GymTask, Actor]:
     address, _, words = SUITES[robot].removeprefix("gym:").partition("?")
     settings: dict[str, Any] = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", words)}
     settings["image_size"] = picture_size or settings["image_size"]
-    if robot == "push":
-        return GymTask(address, **settings), pusher
+    if robot in FETCH:
+        return GymTask(address, **settings), {"push": pusher, "touch": toucher}[robot]
     from metaworld.policies import ENV_POLICY_MAP
 
     expert = ENV_POLICY_MAP[METAWORLD[robot]]()
@@ -149,6 +149,10 @@ def pusher(observed: Any, env: Any, errors: NDArray[Any]) -> NDArray[Any]:
     pushed = 12 * (numpy.array([*(block[:2] + ahead * (min(distance, 0.06) - 0.02)), table]) - hand)
     pushed[:2] -= 4 * aside * float((hand[:2] - block[:2]) @ aside)
     return numpy.array([*pushed, 0.0])
+
+
+def toucher(observed: Any, env: Any, errors: NDArray[Any]) -> NDArray[Any]:
+    return numpy.array([*(10 * (observed["desired_goal"] + errors[1] - observed["achieved_goal"])), 0.0])
 
 
 if __name__ == "__main__":

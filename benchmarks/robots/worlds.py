@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tasks of public simulators on MuJoCo, registered as their users would do it.
 
-Of MetaWorld those below, where a reset's seed draws the places, and FetchPush-v4 of gymnasium-robotics.
+Of MetaWorld and gymnasium-robotics those below, where a reset's seed draws the places.
 MetaWorld's camera stands beside the table, so that the arm hides neither hand nor object. Shadows are left out: without
 a GPU they cost ten times the rest of a picture.
 """
@@ -31,8 +31,14 @@ SENTENCES = {
     "button": "press the button",
     "mug": "push the mug under the coffee machine",
     "push": "push the block to the red goal",
+    "touch": "move the gripper to the red ball",
 }
-STEPS = {**dict.fromkeys(METAWORLD, 4), "window": 6, "push": 2}  # of the simulator for an action
+FETCH = {"push": "FetchPush-v4", "touch": "FetchReach-v4"}
+FETCH_CAMERAS = {  # its distance, its elevation in degrees, where it looks
+    "FetchPush-v4": (1.05, -50.0, (1.32, 0.75, 0.42)),
+    "FetchReach-v4": (0.85, -35.0, (1.33, 0.75, 0.53)),
+}
+STEPS = {**dict.fromkeys(METAWORLD, 4), "window": 6, **dict.fromkeys(FETCH, 2)}  # of the simulator for an action
 SUITES = {
     name: f"gym:{__name__}:Bench/{name}-v0?repeat={repeat}&max_steps=24&image_size=64" for name, repeat in STEPS.items()
 }
@@ -60,13 +66,14 @@ def _look(model: Any, camera: int) -> None:
     mujoco.mju_mat2Quat(model.cam_quat[camera], axes.ravel())
 
 
-def push(render_mode: str | None = None, **drawn: Any) -> Any:
+def fetch(task: str, render_mode: str | None = None, **drawn: Any) -> Any:
     import gymnasium_robotics
 
     gymnasium.register_envs(gymnasium_robotics)
-    camera = dict(distance=1.05, azimuth=180.0, elevation=-50.0, lookat=numpy.array([1.32, 0.75, 0.42]))
+    distance, elevation, place = FETCH_CAMERAS[task]
+    camera = dict(distance=distance, azimuth=180.0, elevation=elevation, lookat=numpy.array(place))
     settings = dict(default_camera_config=camera, disable_env_checker=True, **drawn)
-    return _without_shadows(gymnasium.make("FetchPush-v4", render_mode=render_mode, **settings).unwrapped)
+    return _without_shadows(gymnasium.make(task, render_mode=render_mode, **settings).unwrapped)
 
 
 def _without_shadows(env: Any) -> Any:
@@ -75,7 +82,7 @@ def _without_shadows(env: Any) -> Any:
     return env
 
 
-gymnasium.register("Bench/push-v0", entry_point=f"{__name__}:push", max_episode_steps=50)
-for name, task in METAWORLD.items():
-    env_id, settings = f"Bench/{name}-v0", {"task": task}
-    gymnasium.register(env_id, entry_point=f"{__name__}:table", max_episode_steps=500, kwargs=settings)
+for made, steps, tasks in ((table, 500, METAWORLD), (fetch, 50, FETCH)):
+    for name, task in tasks.items():
+        entry = f"{__name__}:{made.__name__}"
+        gymnasium.register(f"Bench/{name}-v0", entry_point=entry, max_episode_steps=steps, kwargs={"task": task})
