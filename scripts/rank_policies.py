@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from imaginaire import command_line, storage
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
     for path in dict.fromkeys(args.policies):
         policy, card = read_policy(path)
         policy = policy.to(imagination.world.device)
-        value, true = _played(args, policy, imagination, reward, starts)
+        try:
+            value, true = _played(args, policy, imagination, reward, starts)
+        except UserError as error:  # of one among several
+            raise type(error)(f"--policies {path}: {error}") from error
         rows.append(
             Ranked(path, value, true or truth.get(path), refusal(str(card.about.get("run") or path), inputs, places))
         )

@@ -3,8 +3,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
@@ -12,6 +14,8 @@ from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.imagined.ranking import Ranked, have_failures, ranked, refusal, table
+from cosmos_predict2.rl.interfaces import Decision
+from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.trust import LEARNT_IN
 from scripts import rank_policies
@@ -70,7 +74,9 @@ def test_a_policy_is_not_judged_by_its_teacher(tmp_path: Path) -> None:
     assert refusal(str(tmp_path), inputs, places) == "", "no run"
 
 
-def test_the_program_ranks_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_ranks_and_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pictures = ToyStarts().starts([0] * 4, [0, 1, 2, 3]).pictures_E_F_H_W_C.numpy()
     recorded = Recorded(4, [-1.0] * 4, [1.0] * 4)
     starts = [RecordedStart(f"{i}", "push", one, part="test") for i, one in enumerate(pictures)]
@@ -89,3 +95,10 @@ def test_the_program_ranks_and_refuses(tmp_path: Path, capsys: pytest.CaptureFix
     )
     assert "names nobody" in capsys.readouterr().err
     assert have_failures(tiny_action_path()) is None
+
+    def one_number(self: Any, observation: Any, **options: Any) -> Decision:
+        return Decision(torch.zeros(len(observation["task_description"]), 4, 1), {})
+
+    monkeypatch.setattr(type(read_policy(tiny_policy_path())[0]), "act", one_number)
+    assert call(rank_policies, *words, other) == 2
+    assert f"--policies {tiny_policy_path()}: Actions of shape [4, 4, 1], but" in capsys.readouterr().err
