@@ -38,3 +38,17 @@ def test_an_imagination_that_adds_nothing_is_named() -> None:
         found = {"true_ends": Estimate(imagined), "true_ends_by_actions": Estimate(0.72)}
         warnings = judge(figures, {"policy": found}).warnings
         assert any("the actions alone" in text for text in warnings) is is_named
+
+
+def test_an_imagination_that_actions_alone_beat_is_no_go() -> None:
+    figures = {"episodes": 40, "successes": 20, "recall_imagined": 0.5}
+    for low, expected in ((0.83, "doubtful"), (0.81, "go")):
+        found = {"played_ends": Estimate(0.76, 0.71, 0.82), "played_ends_by_actions": Estimate(0.86, low, 0.90)}
+        judged = judge(figures, {"policy": found})
+        assert judged.verdict == expected and (judged.warnings == ()) is (expected == "doubtful")
+    assert any(
+        "predicted better from the actions alone" in text
+        for text in judge(
+            figures, {"": {"true_ends": Estimate(0.3, 0.2, 0.4), "true_ends_by_actions": Estimate(0.8, 0.7, 0.9)}}
+        ).reasons
+    )

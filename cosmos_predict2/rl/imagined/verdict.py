@@ -219,7 +219,11 @@ def judge(
         reasons += leaked
         if verdict == GO:
             verdict, next_step = "doubtful", SPLIT
-    warnings = tuple(text for name, group in groups for text in _warnings(group))
+    if beaten := [text for _, group in groups for text, is_clear in _beaten(group) if is_clear]:
+        reasons += beaten
+        if verdict == GO:
+            verdict, next_step = "doubtful", WORLD
+    warnings = tuple(text for _, group in groups for text in _warnings(group))
     return Judged(verdict, tuple(reasons), next_step, lines, warnings)
 
 
@@ -255,20 +259,29 @@ def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
         )
     if played is not None and played < LEAST_PLAYED:
         yield f"{played} played episodes are few: from {LEAST_PLAYED} on they decide"
-    for name in ("true_ends", "played_ends"):
-        imagined, alone = figures.get(name), figures.get(f"{name}{BY_ACTIONS}")
-        if imagined and alone and imagined.value <= alone.value:
-            yield (
-                f"success of its attempts is predicted as well from the actions alone, without any picture"
-                f" ({alone.as_text()}, learnt from the recordings), as it is imagined ({imagined.as_text()}): this"
-                " imagination adds nothing there; train the world model longer, or on episodes of the policy"
-            )
+    yield from (text for text, is_clear in _beaten(figures) if not is_clear)
     first, last = (figures.get(name, math.nan) for name in ("obedience", "obedience_last"))
     if last < first / 2:
         yield (
             f"of the actions that true pictures show, imagined ones show {last:.2f} in the last chunk and {first:.2f}"
             " in the first: shorter episodes, or starts nearer to contact, are imagined better"
         )
+
+
+def _beaten(figures: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Sentences on attempts that the actions alone judge as well as imagination does; true where they do it better,
+    with intervals that do not touch: such an imagination misleads, and a "go" becomes doubtful."""
+    for name in ("true_ends", "played_ends"):
+        imagined, alone = figures.get(name), figures.get(f"{name}{BY_ACTIONS}")
+        if imagined and alone and imagined.value <= alone.value:
+            is_clear = imagined.high < alone.low
+            how, beside = ("better", "than") if is_clear else ("as well", "as")
+            text = (
+                f"success of its attempts is predicted {how} from the actions alone, without any picture"
+                f" ({alone.as_text()}, learnt from the recordings), {beside} it is imagined ({imagined.as_text()}):"
+                " this imagination adds nothing there; train the world model longer, or on episodes of the policy"
+            )
+            yield text, is_clear
 
 
 def table(lines: Sequence[Line]) -> str:
