@@ -45,6 +45,7 @@ def test_an_imagination_that_actions_alone_beat_is_no_go() -> None:
     for low, expected in ((0.83, "doubtful"), (0.81, "go")):
         found = {"played_ends": Estimate(0.76, 0.71, 0.82), "played_ends_by_actions": Estimate(0.86, low, 0.90)}
         judged = judge(figures, {"policy": found})
+        assert judge(figures, {"policy": found}, ["played_ends"]).verdict == "go", "it was allowed"
         assert judged.verdict == expected and (judged.warnings == ()) is (expected == "doubtful")
     assert any(
         "predicted better from the actions alone" in text

@@ -6,6 +6,7 @@ import math
 import subprocess
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +120,9 @@ def test_true_pictures_obey_wholly_in_every_chunk(data: Path) -> None:
     assert found["obedience"] == found["obedience_last"] == 1
     assert found["actions_seen_by_chunk"] == found["actions_seen_true_by_chunk"]
     assert len(found["actions_seen_by_chunk"]) == 2 and min(found["actions_seen_by_chunk"]) > 0.2
+    short = replace(episodes, actions=[episodes.actions[0][:6], *episodes.actions[1:]])
+    with_short = imagination_check.obedience(episodes.films, episodes, short, 12)
+    assert min(with_short["actions_seen_by_chunk"]) > 0.2, "one short recording does not hide the later chunks"
 
 
 def test_doing_nothing_is_not_better_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,8 @@ def action_probe(learnt: Episodes, chunk: int) -> Probe | None:
     drawer's second chunk it had an R2 of -.75, where this one has .30.
     """
     try:
-        parts = [_windows(learnt.films, learnt.actions, chunk, k) for k in range(max(1, _whole_chunks(learnt, chunk)))]
+        longest = max(len(rows) for rows in learnt.actions[: len(learnt.films)])
+        parts = [_windows(learnt.films, learnt.actions, chunk, k) for k in range(max(1, longest // chunk))]
         pictures, actions = (torch.cat(part) for part in zip(*parts, strict=True))
         return fit_probe(pictures, actions)
     except DataError as error:

@@ -219,11 +219,11 @@ def judge(
         reasons += leaked
         if verdict == GO:
             verdict, next_step = "doubtful", SPLIT
-    if beaten := [text for _, group in groups for text, is_clear in _beaten(group) if is_clear]:
+    if beaten := [text for _, group in groups for text, is_clear in _beaten(group, allowed) if is_clear]:
         reasons += beaten
         if verdict == GO:
             verdict, next_step = "doubtful", WORLD
-    warnings = tuple(text for _, group in groups for text in _warnings(group))
+    warnings = tuple(text for _, group in groups for text in _warnings(group, allowed))
     return Judged(verdict, tuple(reasons), next_step, lines, warnings)
 
 
@@ -242,7 +242,7 @@ def lines_of(policy: str, figures: Mapping[str, Any], allowed: Collection[str] =
             yield Line(bound, text, shown, bound.judged(value), bound.name in allowed)
 
 
-def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
+def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[str]:
     """Sentences on what does not decide."""
     paid, played = figures.get("noise_is_paid"), figures.get("played_episodes")
     false, nothing = figures.get("false_success_imagined", 0.0), figures.get("nothing_success", 0.0)
@@ -259,7 +259,7 @@ def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
         )
     if played is not None and played < LEAST_PLAYED:
         yield f"{played} played episodes are few: from {LEAST_PLAYED} on they decide"
-    yield from (text for text, is_clear in _beaten(figures) if not is_clear)
+    yield from (text for text, is_clear in _beaten(figures, allowed) if not is_clear)
     first, last = (figures.get(name, math.nan) for name in ("obedience", "obedience_last"))
     if last < first / 2:
         yield (
@@ -268,13 +268,13 @@ def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _beaten(figures: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+def _beaten(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[tuple[str, bool]]:
     """Sentences on attempts that the actions alone judge as well as imagination does; true where they do it better,
-    with intervals that do not touch: such an imagination misleads, and a "go" becomes doubtful."""
+    with intervals that do not touch, of a figure that is not allowed: a "go" becomes doubtful by it."""
     for name in ("true_ends", "played_ends"):
         imagined, alone = figures.get(name), figures.get(f"{name}{BY_ACTIONS}")
         if imagined and alone and imagined.value <= alone.value:
-            is_clear = imagined.high < alone.low
+            is_clear = name not in allowed and imagined.high < alone.low
             how, beside = ("better", "than") if is_clear else ("as well", "as")
             text = (
                 f"success of its attempts is predicted {how} from the actions alone, without any picture"
