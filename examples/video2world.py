@@ -155,7 +155,7 @@ def prepare(args: argparse.Namespace) -> PreparedRun:
     guardrail.enabled, guardrail.offload_model_to_cpu = not args.disable_guardrail, args.offload_guardrail
     refiner.enabled, refiner.offload_model_to_cpu = not args.disable_prompt_refiner, args.offload_prompt_refiner
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
-    check_frames(args, config)
+    config.require_conditioning(args.num_conditional_frames)
     chosen_solver(objective_of(config), args.solver)
     is_leader = distributed.is_rank0()
     make_videos = prepare_requests(args, choice) if is_leader else None
@@ -247,15 +247,6 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ConfigError("--num_gpus: every process has a GPU of its own; leave --device and --use_cuda_graphs out.")
     if args.load_ema and not args.dit_path:
         raise ConfigError("--load_ema takes the averaged weights of a file: name it with --dit_path.")
-
-
-def check_frames(args: argparse.Namespace, config: Any) -> None:
-    """Raise for a number of conditioning frames that the network does not take."""
-    if args.num_conditional_frames < config.min_num_conditional_frames:
-        raise ConfigError(
-            "--num_conditional_frames 0: this network was trained with a picture at least. Give 1 or 5, or take a"
-            " Predict2.5 model (--model 2B/post-trained), which can begin with the prompt alone."
-        )
 
 
 def check_embeddings(embeddings: Any, requests: Any, path: str, config: Any) -> None:

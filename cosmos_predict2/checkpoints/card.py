@@ -109,7 +109,8 @@ class ModelCard:
     video_size: tuple[int, int] | None = None  # (height, width) of the training clips
     frame_rate: float | None = None  # of the training clips
     input_crop: str = ""  # how the training clips were brought to size
-    max_conditioning_frames: int | None = None  # latent frames, in training
+    min_conditioning_frames: int | None = None  # latent frames, in training, where not one of its clips had fewer
+    max_conditioning_frames: int | None = None
     lora_alpha: float | None = None
     lora_targets: str = ""
     base: str = ""  # the weights that training started from
@@ -332,14 +333,17 @@ def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a card by a ``model.config`` as plain data."""
     pipe, is_whole = _below(config, "pipe_config"), config.get("train_architecture") == "base"
-    shares = config.get("conditional_frames_probs") if pipe.get("flow") else None
-    most = max((int(number) for number, share in shares.items() if share), default=None) if shares else None
+    fewest, most = pipe.get("min_num_conditional_frames"), pipe.get("max_num_conditional_frames")
+    shares = (config.get("conditional_frames_probs") or {}) if pipe.get("flow") else {}
+    if numbers := [int(number) for number, share in shares.items() if share]:
+        fewest, most = min(numbers), max(numbers)
     text = _below(config, "text")
     return {
         "pipeline": _pipeline_facts(pipe, text.get("encoder")) if isinstance(pipe.get("net"), dict) else None,
         "action_transform": pipe.get(TRANSFORM_KEY),
         "constant_text": text.get("constant_path"),
-        "max_conditioning_frames": pipe.get("max_num_conditional_frames") if most is None else most,
+        "min_conditioning_frames": fewest if (fewest or 0) > 1 else None,
+        "max_conditioning_frames": most,
         "lora_alpha": None if is_whole else config.get("lora_alpha"),
         "lora_targets": None if is_whole else config.get("lora_target_modules"),
         "base": _below(config, "model_manager_config").get("dit_path"),
@@ -412,6 +416,7 @@ _FIELDS: dict[str, Any] = {
     "video_size": _size,
     "frame_rate": float,
     "input_crop": str,
+    "min_conditioning_frames": int,
     "max_conditioning_frames": int,
     "lora_alpha": float,
     "lora_targets": str,

@@ -94,6 +94,7 @@ def apply_card(card: ModelCard, config: Video2WorldPipelineConfig, *, tokenizer_
     for key in _SAME:
         if key in card.pipeline:
             setattr(config, key, card.pipeline[key])
+    config.min_num_conditional_frames = card.min_conditioning_frames or config.min_num_conditional_frames
     config.timestamps = SolverConfig(**_known(SolverConfig, card.pipeline.get("timestamps")))
     flow = card.pipeline.get("flow")
     config.flow = FlowConfig(**_known(FlowConfig, flow)) if flow else None

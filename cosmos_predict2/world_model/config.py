@@ -13,6 +13,7 @@ from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
 from cosmos_predict2.diffusion.solvers import FlowSchedule, flow_sigmas
 from cosmos_predict2.guardrail.runner import GuardrailConfig
 from cosmos_predict2.text.prompts import PromptRefinerConfig
+from cosmos_predict2.tokenizers.sizes import pixel_frames
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
 from imaginaire.optim.ema import check_rate
@@ -122,6 +123,16 @@ class Video2WorldPipelineConfig(Section):
     @property
     def dtype(self) -> torch.dtype:
         return PRECISIONS[self.precision]
+
+    def require_conditioning(self, num_frames: int) -> None:
+        """Raise for fewer conditioning frames, in pixels, than every clip had in training."""
+        fewest = self.min_num_conditional_frames
+        if num_frames < (least := pixel_frames(fewest) if fewest else 0):
+            raise ConfigError(
+                f"{num_frames} conditioning frames, but this network was trained with {least} at least"
+                f" (min_num_conditional_frames={fewest} latent frames): give as many (--num_conditional_frames, or"
+                " starts.history of an environment), or take weights that were trained with fewer."
+            )
 
 
 @attrs.define(kw_only=True, slots=False)

@@ -242,8 +242,8 @@ class WorldModel:
         size, _, count, height, width = frames_B_C_F_H_W.shape
         num_latent_frames = num_latent_frames or self.config.state_t
         total = pixel_frames(num_latent_frames)
-        is_none_allowed = count == 0 and self.config.min_num_conditional_frames == 0
-        if not is_none_allowed and (not 0 < count < total or count % 4 != 1):
+        self.config.require_conditioning(count)
+        if count and (count >= total or count % 4 != 1):
             raise ConfigError(
                 f"{count} frames are given to condition on, but it must be 1, 5, ... frames and fewer than the"
                 f" {total} of the video."

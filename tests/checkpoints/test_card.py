@@ -20,6 +20,7 @@ from cosmos_predict2.checkpoints.card import (
     ModelCard,
     card_in,
     card_tensors,
+    card_texts,
     name_of,
     text_tensor,
 )
@@ -37,6 +38,9 @@ from cosmos_predict2.released import (
     get_cosmos_predict25_checkpoint,
     tiny_action_path,
 )
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.text.trained_text import TrainedText
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import build_world_model
@@ -45,6 +49,7 @@ from imaginaire.errors import CheckpointError, ConfigError
 from scripts import convert
 from tests.checkpoints.nets import assert_same_parameters
 
+FEWEST = "min_num_conditional_frames"
 INVISIBLE_ONES = {"summed_action_dims": [1, 2], "summed_action_scale": 0.5, "reads_text": False}
 OWN = ActionTransform(kind="controller", scale=(1.0, 2.5, 1e-3), offset=(0.0, 0.1, -1 / 3))
 FULL = ModelCard(
@@ -55,6 +60,7 @@ FULL = ModelCard(
     video_size=(48, 64),
     frame_rate=12.5,
     input_crop="stretch",
+    min_conditioning_frames=2,
     max_conditioning_frames=2,
     lora_alpha=8.0,
     lora_targets="q_proj",
@@ -115,6 +121,25 @@ def test_a_checkpoint_keeps_every_field(takes_actions: bool) -> None:
     found = card_in(written)
     assert found.pipeline["net"] == {"_target_": "own.Net"}
     assert vars(found) == {**vars(FULL), "pipeline": {**FULL.pipeline, "net": {"_target_": "own.Net"}}}
+
+
+def test_weights_trained_with_five_pictures_are_not_imagined_from_one(run: Path, tmp_path: Path) -> None:
+    one, other = run / "config.yaml", tmp_path / "run"
+    assert "min_conditioning_frames" not in card_texts(read_card(str(run)))[KEY]
+    shutil.copytree(run, other)
+    (other / "config.yaml").write_text(one.read_text().replace("min_num_conditional_frames: 1", f"{FEWEST}: 2"))
+    exported = _exported(_checkpoint(other), tmp_path / "alone.safetensors")
+    for path in (str(_checkpoint(other)), exported):
+        imagination = imagination_of(path, device="cpu")
+        with pytest.raises(ConfigError, match=r"^1 conditioning frames.*5 at least.*starts\.history"):
+            WorldModelEnv(imagination, ToyStarts(), ToyDetectorReward(), 1, 8)
+        five = ToyStarts()
+        five.history = 5
+        WorldModelEnv(imagination, five, ToyDetectorReward(), 1, 8)
+        frames = torch.zeros(1, 3, 5, 48, 48, dtype=torch.uint8)
+        assert imagination.generate_actions(frames, torch.zeros(1, 8, 4), [0]).shape[2] == 9
+        with pytest.raises(ConfigError, match=r"--num_conditional_frames"):
+            imagination.generate_actions(frames[:, :, :1], torch.zeros(1, 8, 4), [0])
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])

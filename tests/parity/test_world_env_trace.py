@@ -13,6 +13,7 @@ from cosmos_predict2.actions.transforms import ActionTransform, controller
 from cosmos_predict2.compat.rlinf.environment import RLinfWorldModelEnv
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.interfaces import Judgement
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.options import SamplingOptions
 from tests.goldens import Golden
 
@@ -26,7 +27,7 @@ class Brightens:
 
     def __init__(self, transform: ActionTransform, chunk_size: int) -> None:
         self.transform = transform
-        self.config = SimpleNamespace(chunk_size=chunk_size)
+        self.config = Video2WorldActionPipelineConfig(chunk_size=chunk_size)
         self.world = SimpleNamespace(device=torch.device("cpu"))
         self.calls: list[dict[str, Any]] = []
         self.actions: list[Tensor] = []

@@ -121,6 +121,7 @@ class WorldModelEnv(EnvDefaults):
         self.keep_first, self.num_noises, self.keep_frames = keep_first, num_noises, keep_frames
         max_steps = _settled_steps(max_steps, starts.recorded)
         self.state_size, self.offload_policy = state_size, offload
+        imagination.config.require_conditioning(starts.history)
         self.chunk = chunk or imagination.config.chunk_size
         self.new_frames = self.chunk - (starts.history - 1)
         if self.new_frames < 1:

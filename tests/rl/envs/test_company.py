@@ -19,6 +19,7 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.interfaces import Judgement
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 
 CHUNK, MAX_STEPS = 6, 13
 
@@ -75,7 +76,7 @@ class Summed(WorldModelEnv):
 
 def imagined(num_envs: int, history: int = 1, scoring: Any = None, **options: Any) -> Summed:
     imagination: Any = SimpleNamespace(
-        config=SimpleNamespace(chunk_size=CHUNK + history - 1),
+        config=Video2WorldActionPipelineConfig(chunk_size=CHUNK + history - 1),
         transform=SimpleNamespace(dim=2),
         world=SimpleNamespace(device=torch.device("cpu"), move=lambda device: None),
         transformed=torch.from_numpy,
