@@ -162,6 +162,14 @@ def test_the_gate_knows_nothing_of_the_toy_world(data: Path, tmp_path: Path) -> 
     assert json.loads((tmp_path / "card.json").read_text())["verdict"] == "no", "random weights value nothing"
 
 
+def test_a_robot_rests_by_no_motion_or_at_its_last_place() -> None:
+    motions, places = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([[40.0, 2.0], [50.0, 1.0]])
+    for actions, expected in ((motions, [0.0, 1.0]), (places, [50.0, 1.0])):
+        learnt = imagination_check.Episodes(torch.zeros(1), [], [], [actions], numpy.array([True]), [""])
+        rested = imagination_check._rested(actions, 4, imagination_check._are_motions(learnt))
+        assert torch.equal(rested[:2], actions) and rested[2:].tolist() == [expected, expected]
+
+
 def test_true_attempts_are_played_on_after_success(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut there, the ends of what succeeds are those of other lengths, and were valued below failures."""
     env: Any = SimpleNamespace(metadata={}, terminate_on_success=True)

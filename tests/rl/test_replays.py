@@ -32,13 +32,12 @@ def test_replays_are_what_a_policy_learns_from(imagination: Imagination) -> None
     assert not torch.equal(replayed(imagination, first, whole, seeds=[0, 1, 2], batch_size=2), video)
 
 
-def test_a_short_last_chunk_holds_still_and_more_evaluations_are_made(imagination: Imagination) -> None:
+def test_a_short_last_chunk_repeats_its_last_action_and_more_evaluations_are_made(imagination: Imagination) -> None:
     first = ToyStarts().starts([0], [0]).pictures_E_F_H_W_C[:, 0]
     actions = torch.rand(1, 14, 4, generator=torch.Generator().manual_seed(0))
     video = replayed(imagination, first, actions, seeds=[5], num_steps=2)
     assert video.shape == (1, 15, *first.shape[1:]) and torch.equal(video[:, 0], first)
-    still = torch.cat([actions, torch.zeros(1, 10, 4)], dim=1)
-    still[:, 14:, -1] = actions[:, -1:, -1]
+    still = torch.cat([actions, actions[:, -1:].expand(-1, 10, -1)], dim=1)
     options = dict(num_steps=2, final_evaluation=False)
     clip = imagination.rollout(
         first.permute(0, 3, 1, 2)[:, :, None],
@@ -51,7 +50,7 @@ def test_a_short_last_chunk_holds_still_and_more_evaluations_are_made(imaginatio
         replayed(imagination, first, actions, seeds=[1, 2])
 
 
-def test_episodes_of_as_many_chunks_are_imagined_together_and_hold_still_at_their_end() -> None:
+def test_episodes_of_as_many_chunks_are_imagined_together_and_repeat_their_last_action() -> None:
     parts = [*whole_chunks([3, 12, 13, 24, 5, 12], 12, lambda count: 24 // count)]
     assert parts == [(12, [0, 1]), (12, [4, 5]), (24, [2]), (24, [3])]
-    assert held(torch.arange(6.0).reshape(2, 3), 4).tolist() == [[0, 1, 2], [3, 4, 5], [0, 0, 5], [0, 0, 5]]
+    assert held(torch.arange(6.0).reshape(2, 3), 4).tolist() == [[0, 1, 2], [3, 4, 5], [3, 4, 5], [3, 4, 5]]

@@ -46,10 +46,8 @@ def whole_chunks(
 
 
 def held(actions_L_D: Tensor, count: int) -> Tensor:
-    """Behind the others actions that do not move and keep the last number, as `WorldModelEnv` fills a chunk."""
-    rest = torch.zeros(count - len(actions_L_D), actions_L_D.shape[1])
-    rest[:, -1] = actions_L_D[-1, -1]
-    return torch.cat([actions_L_D, rest])
+    """The last action again behind the others, as `WorldModelEnv` fills a chunk."""
+    return torch.cat([actions_L_D, actions_L_D[-1:].expand(count - len(actions_L_D), -1)])
 
 
 def recorded_actions(source: LeRobotSource, i: int) -> Tensor:
@@ -80,7 +78,7 @@ def replayed(
     """Whole episodes of raw actions imagined from their first pictures, uint8 [E, L + 1, H, W, 3], the first included.
 
     An episode's noise follows from its seed. ``num_steps`` evaluations of the network make a chunk; ``batch_size``
-    episodes are imagined together. A last chunk that is short is filled with actions that hold still.
+    episodes are imagined together. A last chunk that is short is filled as `WorldModelEnv` does it.
     """
     size, length = actions_E_L_D.shape[:2]
     if not len(pictures_E_H_W_C) == len(seeds) == size > 0 or not length:

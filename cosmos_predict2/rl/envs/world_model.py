@@ -69,14 +69,14 @@ class WorldModelEnv(EnvDefaults):
 
     Actions are clipped to [-1, 1] with ``clip_actions``, or "recorded" to the range of the recordings that ``starts``
     are of. ``chunk`` of them are imagined at once, by default as many as the weights were trained for. A shorter chunk
-    of a policy is filled up: with actions that do not move and keep ``gripper_dims`` ("hold"), or with zeros. ``text``
-    is "none" or the task's sentence. Ends are handed over as uint8, or as decoded floats ("float"); with starts of five
-    pictures the last five, with ``keep_first`` the episode's first picture and the last four. ``batch_size`` are
-    imagined together. With ``num_noises`` 2 each chunk is imagined twice, by two noises, each going on from its own
-    end; the policy sees the first, and the worst one is paid. ``offload`` "phase" lets `offload` move everything to the
-    host. ``state_size`` zeros stand for proprioception, which a world model does not predict. info also has ``value``
-    [E] of the last judged picture, ``values`` [E, A] of all, and ``disagrees`` [E]. With ``keep_frames`` it has
-    ``frames`` [E, A, H, W, 3]; actions that were not executed repeat the last picture.
+    of a policy is filled up: with its last action again ("hold"), as a place or a motion that recordings have, or with
+    zeros. ``text`` is "none" or the task's sentence. Ends are handed over as uint8, or as decoded floats ("float");
+    with starts of five pictures the last five, with ``keep_first`` the episode's first picture and the last four.
+    ``batch_size`` are imagined together. With ``num_noises`` 2 each chunk is imagined twice, by two noises, each going
+    on from its own end; the policy sees the first, and the worst one is paid. ``offload`` "phase" lets `offload` move
+    everything to the host. ``state_size`` zeros stand for proprioception, which a world model does not predict. info
+    also has ``value`` [E] of the last judged picture, ``values`` [E, A] of all, and ``disagrees`` [E]. With
+    ``keep_frames`` it has ``frames`` [E, A, H, W, 3]; actions that were not executed repeat the last picture.
     """
 
     def __init__(
@@ -92,7 +92,6 @@ class WorldModelEnv(EnvDefaults):
         batch_size: int | None = None,
         chunk: int | None = None,
         padding: str = "hold",
-        gripper_dims: Sequence[int] = (-1,),
         clip_actions: bool | str = True,
         text: str = "none",
         hand_over: str = "uint8",
@@ -117,7 +116,7 @@ class WorldModelEnv(EnvDefaults):
         self.reward = completed(reward, FrameRewardDefaults)
         self.sampling = replace(sampling, is_repeatable=True)
         self.scoring, self.batch_size = scoring or Scoring(), batch_size
-        self.padding, self.gripper_dims, self.text, self.hand_over = padding, tuple(gripper_dims), text, hand_over
+        self.padding, self.text, self.hand_over = padding, text, hand_over
         self.keep_first, self.num_noises, self.keep_frames = keep_first, num_noises, keep_frames
         max_steps = _settled_steps(max_steps, starts.recorded)
         self.state_size, self.offload_policy = state_size, offload
@@ -306,11 +305,8 @@ class WorldModelEnv(EnvDefaults):
         have = actions_E_A_D.shape[1]
         if have >= self.new_frames:
             return actions_E_A_D[:, : self.new_frames]
-        rest = torch.zeros(len(actions_E_A_D), self.new_frames - have, self.action_dim)
-        if self.padding == "hold":
-            dims = list(self.gripper_dims)
-            rest[:, :, dims] = actions_E_A_D[:, -1:, dims]
-        return torch.cat([actions_E_A_D, rest], dim=1)
+        rest = actions_E_A_D[:, -1:] if self.padding == "hold" else torch.zeros(1, 1, self.action_dim)
+        return torch.cat([actions_E_A_D, rest.expand(len(actions_E_A_D), self.new_frames - have, -1)], dim=1)
 
     def _judge(self, ids: Ids, frames: Tensor, counts: NDArray[numpy.int64], num_actions: int) -> Scored:
         """``frames`` end with the picture after each environment's last action, and begin where `_imagine` begins."""

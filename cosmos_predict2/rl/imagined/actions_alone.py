@@ -8,6 +8,7 @@ no better than this has added nothing to them. Letters: N known episodes, E othe
 from collections.abc import Sequence
 
 import numpy
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -46,9 +47,10 @@ class ActionsAlone:
         return found
 
     def _rows(self, actions: Sequence[Tensor]) -> Values:
-        """Actions and their sums so far, which are places where actions are motions."""
-        rows_E_L_D = numpy.stack([held(rows[: self._length], self._length).double().numpy() for rows in actions])
-        return numpy.concatenate([rows_E_L_D, rows_E_L_D.cumsum(axis=1)], axis=1).reshape(len(actions), -1)
+        """Actions and their sums so far, which are places where actions are motions; behind an end the last ones."""
+        rows = [part[: self._length].double() for part in actions]
+        rows = [held(torch.cat([part, part.cumsum(dim=0)], dim=1), self._length) for part in rows]
+        return torch.stack(rows).flatten(1).numpy()
 
     def _distance(self, rows_E_d: Values) -> Values:
         squares = (rows_E_d**2).sum(axis=1)[:, None] + (self._known_N_d**2).sum(axis=1)

@@ -243,10 +243,23 @@ def _other_actions(episodes: Episodes, seed: int) -> dict[str, list[Tensor]]:
 
 
 def _nothing(episodes: Episodes) -> Tensor:
-    """[D]: zeros where they lie among the recorded actions, which then are motions; else their mean, a place."""
+    """[D]: no motion, or the mean of places."""
+    mean = torch.cat(episodes.actions).mean(dim=0)
+    return torch.zeros_like(mean) if _are_motions(episodes) else mean
+
+
+def _rested(actions_L_D: Tensor, count: int, are_motions: bool) -> Tensor:
+    """Behind these actions no motion, but the last number, which is a gripper's; or the last place again."""
+    longer = held(actions_L_D, count)
+    if are_motions:
+        longer[len(actions_L_D) :, :-1] = 0
+    return longer
+
+
+def _are_motions(episodes: Episodes) -> bool:
+    """True where zeros lie among the recorded actions: else these are places."""
     rows = torch.cat(episodes.actions)
-    is_motion = ((rows.amin(dim=0) <= 0) & (rows.amax(dim=0) >= 0)).all()
-    return torch.zeros(rows.shape[1]) if is_motion else rows.mean(dim=0)
+    return bool(((rows.amin(dim=0) <= 0) & (rows.amax(dim=0) >= 0)).all())
 
 
 def _coded_ends(imagination: Imagination, episodes: Episodes) -> Tensor:
@@ -461,13 +474,15 @@ def true_attempts(
     played = attempts(policy, env, starts, MEMBERS)
     executed = played.executed_M_E_A.transpose(0, 1)
     actions = [rows[done] for rows, done in zip(played.actions_M_E_A_D.transpose(0, 1), executed, strict=True)]
-    length = max(len(rows) for rows in actions)  # of an environment that ends on success, its last action goes on
-    actions = [held(rows, length) for rows in actions]
+    by_actions = {BY_ACTIONS: alone(actions)} if alone else {}
+    length = max(len(rows) for rows in actions)  # where the environment ends on success, the robot rests
+    are_motions = _are_motions(learnt)
+    actions = [_rested(rows, length, are_motions) for rows in actions]
     rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
     pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
     tasks = [text for text in first.task_description for _ in range(MEMBERS)]
     value, _ = judge(reward, imagined_ends(imagination, pictures, actions, seed)[0], tasks)
-    values = {"": value} | ({BY_ACTIONS: alone(actions)} if alone else {})
+    values = {"": value} | by_actions
     truth = played.success_E.numpy()
     last = numpy.array([float(rows[-1]) for rows in rewards])  # dense ones say how near a failure was
     nearness = numpy.where(truth, last.max(), last) if len(numpy.unique(last)) > 2 else truth.astype(float)

@@ -233,20 +233,20 @@ def test_five_pictures_are_handed_on_with_the_actions_between_them(keep_first: b
     assert not env.given[-1][1][:, :4].any(), "actions of the episode before"
 
 
-def test_what_is_imagined_beyond_a_chunk_holds_each_environments_own_gripper() -> None:
-    """Or of a longer chunk, of which few are executed, the first actions alone."""
+def test_what_is_imagined_beyond_a_chunk_repeats_each_environments_own_last_action() -> None:
+    """Zeros would be a far place where actions are places. Of a longer chunk, of which few are executed, the first
+    actions alone."""
     plain = imagined(1)
-    for padding, moves in (("hold", 0.0), ("zeros", 0.0)):
-        env = Noted(plain.imagination, Numbered(), ByContext(), 2, MAX_STEPS, padding=padding, gripper_dims=(1,))
+    for padding in ("hold", "zeros"):
+        env = Noted(plain.imagination, Numbered(), ByContext(), 2, MAX_STEPS, padding=padding)
         env.reset(options=dict(task_ids=[0, 1], trial_ids=[20, 21], seeds=[4, 5]))
         actions = torch.arange(2 * 8 * 2.0).reshape(2, 8, 2) / 100
         env.chunk_step(actions[:, :4])
         env.chunk_step(actions, execute=3)
         (_, short), (_, long) = env.given
         assert torch.equal(short[:, :4], actions[:, :4]) and torch.equal(long, actions[:, :CHUNK])
-        assert (short[:, 4:, 0] == moves).all()
-        held = actions[:, 3:4, 1].expand(-1, CHUNK - 4) if padding == "hold" else torch.zeros(2, CHUNK - 4)
-        assert torch.equal(short[:, 4:, 1], held)
+        held = actions[:, 3:4].expand(-1, CHUNK - 4, -1) * (padding == "hold")
+        assert torch.equal(short[:, 4:], held)
 
 
 def test_what_is_imagined_goes_no_further_than_the_episode() -> None:
