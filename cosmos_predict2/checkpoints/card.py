@@ -320,7 +320,8 @@ def safetensors_header(path: str) -> dict[str, str]:
 def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a card by a run's config.yaml and its starts, those of its data sets too."""
     config = _below(tree, "model", "config", "world_model", "config") or _below(tree, "model", "config")
-    of_pipeline = _below(config, "pipe_config").get("input_crop")
+    pipe = _below(config, "pipe_config")
+    of_pipeline = None if TRANSFORM_KEY in pipe else pipe.get("input_crop")  # data sets with actions have none
     nodes = [*mappings(tree.get("dataloader_train"))]
     return _of_config(config) | {
         "texts": starts.get(TEXT_KEY),

@@ -16,13 +16,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.configs.rl import imagination
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 from cosmos_predict2.rl.envs import suites
+from cosmos_predict2.rl.envs.recorded_starts import RecordedStart, RecordedStarts, write_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
 from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, judge
@@ -231,13 +234,21 @@ def test_wrong_inputs_are_named(data: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_recordings_are_imagined_in_the_size_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of 96 rows were imagined with 96 rows by a world model that knows 64: every verdict was no."""
-    source = LeRobotSource.open(write_recordings(tmp_path / "data"))
-    card = SimpleNamespace(video_size=(32, 40), input_crop=None)
+    """Those of 96 rows were imagined with 96 rows by a world model that knows 64: every verdict was no. Training,
+    starts and gate see the same pictures."""
+    folder, size = write_recordings(tmp_path / "data"), (32, 48)
+    source = LeRobotSource.open(folder)
+    card = ModelCard(video_size=size, input_crop="center")  # as cards had it of every run with actions
     monkeypatch.setattr(imagination, "read_card", lambda path: card)
     fit = imagination.fit_of("RUN")
     found = imagination_check.read_episodes(source, None, [0, 1], [True, False], 4, fit)
     sizes = {tuple(one.shape[-3:]) for one in (found.first_E_H_W_C, *found.films, *found.tails)}
-    assert sizes == {(32, 40, 3)}
-    card.video_size = None
+    assert sizes == {(*size, 3)}
+    trained = LeRobotActionDataset(root=str(folder), num_frames=5, video_size=size, val_fraction=0)
+    assert torch.equal(found.films[0][:5], trained[0]["video"].permute(1, 2, 3, 0))
+    start = RecordedStart("one", "push", source.frames(0, "front", [0]).permute(1, 2, 3, 0).numpy())
+    write_starts(tmp_path / "starts.safetensors", [start])
+    shown = RecordedStarts(str(tmp_path / "starts.safetensors"), size=size).starts([0], [0])
+    assert torch.equal(shown.pictures_E_F_H_W_C[0, 0], found.first_E_H_W_C[0])
+    monkeypatch.setattr(imagination, "read_card", lambda path: ModelCard())
     assert imagination.fit_of("FILE") is None

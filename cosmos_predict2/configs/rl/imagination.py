@@ -9,7 +9,7 @@ from omegaconf import ListConfig, OmegaConf
 
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.configs.choice import choose_action_model
-from cosmos_predict2.data.video.clips import CROPS, Fit
+from cosmos_predict2.data.video.clips import Fit, stretch
 from cosmos_predict2.pipelines.flags import ActionModel
 from cosmos_predict2.pipelines.recorded_run import composed_run
 from cosmos_predict2.released import tiny_action_path
@@ -54,9 +54,10 @@ def imagination_of(
 
 
 def fit_of(dit_path: str) -> Fit | None:
-    """A function that brings pictures to the size of a run's training; None where the weights record no size."""
-    card = read_card(dit_path)
-    return None if card.video_size is None else partial(CROPS[card.input_crop or "stretch"], size=card.video_size)
+    """A function that brings pictures to the size of a run's training, as data sets with actions and recorded starts
+    do; None where the weights record no size."""
+    size = read_card(dit_path).video_size
+    return None if size is None else partial(stretch, size=size)
 
 
 def world_model_of(dit_path: str) -> Any:

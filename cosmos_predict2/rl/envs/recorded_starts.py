@@ -28,6 +28,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode
 from cosmos_predict2.data.split import ANY_PART
+from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, read_arrays
@@ -244,10 +245,8 @@ class RecordedStarts:
         elif len(pictures) == 1:
             pictures = pictures.expand(self.history, -1, -1, -1)
             actions = None if actions is None else torch.zeros(self.history - 1, actions.shape[1])
-        if self.size is not None and tuple(pictures.shape[1:3]) != self.size:
-            pixels = pictures.permute(0, 3, 1, 2).float()
-            pixels = torch.nn.functional.interpolate(pixels, self.size, mode="bilinear", antialias=True)
-            pictures = pixels.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+        if self.size is not None:
+            pictures = stretch(pictures.permute(3, 0, 1, 2), self.size).permute(1, 2, 3, 0)
         return pictures, actions, context
 
 

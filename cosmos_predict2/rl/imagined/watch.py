@@ -30,7 +30,7 @@ from torch import Tensor
 from cosmos_predict2.callbacks.fixed_clips import apart
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import SUCCESS_COLUMN, make_split, read_split
-from cosmos_predict2.data.video.clips import CROPS
+from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, within_groups
 from cosmos_predict2.rl.envs.first_frames import StartsDefaults
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
@@ -116,7 +116,7 @@ class ImaginationWatch(ImaginationAlarm):
             ) from error
         chunk = model.env.imagination.config.chunk_size
         size = completed(model.env.starts, StartsDefaults).size
-        fit = None if size is None else partial(CROPS["stretch"], size=size)  # as the starts do it
+        fit = None if size is None else partial(stretch, size=size)  # as the starts do it
         self._learnt, self._held_out = (
             check.read_episodes(source, self.camera, check.chosen(numbers, most, self.seed), split.outcomes, chunk, fit)
             for numbers, most in ((split.train, LEARNT), (split.calibrate, HELD_OUT))  # by "test" nothing is chosen
