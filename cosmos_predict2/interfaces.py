@@ -1,12 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seams of inference and training: what a tokenizer, a text encoder, a guardrail and a refiner must offer."""
+"""The seams of inference and training: what a tokenizer, a text encoder, a guardrail and a refiner must offer.
 
-from collections.abc import Sequence
+Optional members have their defaults in a class of their own: a class of yours may lack them, and gets them by
+`completed` where it comes in.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
+
+
+def completed(thing: T, defaults: type) -> T:
+    """The same object or class, whose class has all optional members from now on; None stays None."""
+    for name, default in vars(defaults).items():
+        if thing is not None and not name.startswith("_") and not hasattr(thing, name):
+            setattr(thing if isinstance(thing, type) else type(thing), name, default)
+    return thing
 
 
 @runtime_checkable
@@ -14,8 +28,10 @@ class VideoTokenizer(Protocol):
     """Pixels to normalised latents and back: 1 + 4k frames become 1 + k latent frames, height and width an eighth.
 
     Not a module of the model that uses it: its weights are frozen and never part of a training checkpoint.
+    `TokenizerDefaults` has what is optional.
     """
 
+    is_causal: bool
     latent_ch: int
     spatial_compression_factor: int
     temporal_compression_factor: int
@@ -29,12 +45,23 @@ class VideoTokenizer(Protocol):
     def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
         """RGB of latents, not clamped, in the dtype of the latents."""
 
+    @property
+    def decode_groups(self) -> Callable[[Tensor], Tensor] | None: ...
+
     def get_latent_num_frames(self, num_pixel_frames: int) -> int: ...
 
     def get_pixel_num_frames(self, num_latent_frames: int) -> int: ...
 
     def to(self, device: torch.device | str) -> Any:
         """Move the weights; gives itself."""
+
+
+class TokenizerDefaults:
+    """``is_causal``: frames do not depend on latent frames behind theirs. ``decode_groups`` gives RGB [B, 3, 4 T, H, W]
+    of latent frames without the first one, where they need none of those before them."""
+
+    is_causal: bool = False
+    decode_groups: Callable[[Tensor], Tensor] | None = None
 
 
 @runtime_checkable

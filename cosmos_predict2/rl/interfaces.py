@@ -10,20 +10,14 @@ of yours may lack them, and get them by `completed` where they come in.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-T = TypeVar("T")
+from cosmos_predict2 import interfaces
 
-
-def completed(thing: T, defaults: type) -> T:
-    """The same object or class, whose class has all optional members from now on; None stays None."""
-    for name, default in vars(defaults).items():
-        if thing is not None and not name.startswith("_") and not hasattr(thing, name):
-            setattr(thing if isinstance(thing, type) else type(thing), name, default)
-    return thing
+completed = interfaces.completed
 
 
 @dataclass(frozen=True)

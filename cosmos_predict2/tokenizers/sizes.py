@@ -6,6 +6,7 @@ Every video tokenizer promises the same: 1 + 4k frames become 1 + k latent ones,
 
 from torch import Tensor
 
+from cosmos_predict2.interfaces import TokenizerDefaults
 from imaginaire.errors import ConfigError, DataError, near
 
 # (width, height) in pixels, all multiples of 16: 8 of the tokenizer, 2 of the network's patches. "48" is the toy world.
@@ -86,7 +87,7 @@ def swapped_size(wanted: tuple[int, int], have: tuple[int, int], what: str) -> s
     )
 
 
-class LatentGrid:
+class LatentGrid(TokenizerDefaults):
     """The sizes of a tokenizer's latents, and the checks of what is to be encoded or decoded."""
 
     latent_ch: int = 16

@@ -20,7 +20,7 @@ from cosmos_predict2.checkpoints import load_dit, read_card
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.diffusion.solvers import Step, guide, sample
-from cosmos_predict2.interfaces import TextEncoder, VideoTokenizer
+from cosmos_predict2.interfaces import TextEncoder, TokenizerDefaults, VideoTokenizer, completed
 from cosmos_predict2.nn.blocks import KeysValues
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens
@@ -110,7 +110,8 @@ class WorldModel:
     ) -> None:
         self.config = config
         self.net = net
-        self.tokenizer = cast(VideoTokenizer, tokenizer)  # None on the followers of a context-parallel group
+        # None on the followers of a context-parallel group
+        self.tokenizer = completed(cast(VideoTokenizer, tokenizer), TokenizerDefaults)
         self.text_encoder = text_encoder
         self.device = torch.device(device)
         self.objective = objective_of(config)
@@ -213,17 +214,15 @@ class WorldModel:
     def decode(self, latent_B_C_T_H_W: Tensor, frames: range | None = None) -> Tensor:
         """Videos [B, 3, F, H, W] in [-1, 1], of all frames or of some that follow each other.
 
-        A causal tokenizer (`is_causal`) need not see what comes behind them, nor one what lies before that codes its
-        groups of frames alone (`decode_groups`).
+        A causal tokenizer need not see what comes behind them, nor one that has `decode_groups` what lies before.
         """
         self.tokenizer.to(self.device)
         latent, first = latent_B_C_T_H_W / self.config.sigma_data, 0
-        if frames is not None and getattr(self.tokenizer, "is_causal", False):
+        if frames is not None and self.tokenizer.is_causal:
             latent = latent[:, :, : latent_frame(frames[-1]) + 1]
-        decode_groups = getattr(self.tokenizer, "decode_groups", None)
-        if frames is not None and decode_groups is not None and frames[0] > 0:
+        if frames is not None and self.tokenizer.decode_groups is not None and frames[0] > 0:
             number = latent_frame(frames[0])
-            video, first = decode_groups(latent[:, :, number:]), pixel_frames(number)
+            video, first = self.tokenizer.decode_groups(latent[:, :, number:]), pixel_frames(number)
         else:
             video = self.tokenizer.decode(latent)
         if frames is not None:

@@ -268,7 +268,7 @@ class Checkpointer:
             for note in optim_state.load_named_state(state.optimizer, state.model, tree):
                 log.warning("%s", note)
             if "model" not in kinds or from_average:  # the saved masters belong to other weights
-                getattr(state.optimizer, "reset_masters", lambda: None)()
+                optim_state.reset_masters(state.optimizer)
         if "scheduler" in kinds:
             state.scheduler.load_state_dict(saved.read("scheduler"))
         trainer = saved.read("trainer")

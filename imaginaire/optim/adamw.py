@@ -113,11 +113,6 @@ class FusedAdamW(Optimizer):
                 _put_lr_on(device, group)
         self._kernel = _choose_kernel(self.param_groups[0]["params"][0].device)
 
-    def reset_masters(self) -> None:
-        """Forget the masters, so that the next step clones them from the parameters (after weights were replaced)."""
-        for state in self.state.values():
-            state.pop("master", None)
-
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload

@@ -35,11 +35,6 @@ class PartsOptimizer(Optimizer):
         self.stepped = self._with_gradients() or self.stepped
         super().zero_grad(set_to_none)
 
-    def reset_masters(self) -> None:
-        """Forget the masters, after weights were loaded from elsewhere."""
-        for part in self.parts.values():
-            getattr(part, "reset_masters", lambda: None)()
-
     def _with_gradients(self) -> list[str]:
         return [
             name

@@ -74,6 +74,12 @@ def load_named_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str,
     return notes + _hyperparameters(optimizer, names, saved_groups)
 
 
+def reset_masters(optimizer: Optimizer) -> None:
+    """Forget the masters, so that the next step clones them from the parameters, which were replaced."""
+    for values in optimizer.state.values():
+        values.pop("master", None)
+
+
 def _names(optimizer: Optimizer, model: nn.Module) -> dict[Tensor, str]:
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     foreign = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"] if p not in names]
