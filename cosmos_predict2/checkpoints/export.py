@@ -75,9 +75,7 @@ class Export:
 def export(job: Export) -> Mapping[str, Tensor]:
     """Write the weights; gives what was written, by the names in the file."""
     tensors, card = open_dit(job.source, job.which), read_card(job.source).opened()
-    family = describe(tensors)
-    require_family(family, None, job.source, tensors)
-    assert family is not None
+    family = require_family(describe(tensors), None, job.source, tensors)
     tensors, card = _with_adapters(job, tensors, card)
     existing = storage.join(job.destination, "config.json") if job.form == "diffusers" else job.destination
     if not job.overwrite and storage.exists(existing):

@@ -129,15 +129,15 @@ def require_family(
     names: Mapping[str, Any],
     *,
     actions_may_begin: bool = False,
-) -> None:
-    """Raise where the weights are of another network altogether, in one sentence.
+) -> Family:
+    """The family that was found; raises where the weights are of another network altogether, in one sentence.
 
     ``actions_may_begin``: a network with actions may take weights of one without, whose embedders then begin anew.
     """
     if found is None:
         raise CheckpointError(f"{source} does not hold the weights of a video network: {_what_it_is(names)}.")
     if wanted is None:
-        return
+        return found
     file, net = f"{source} is {_article(found)}", f"The network is {_article(wanted)}"
     if (found.width, found.num_blocks) != (wanted.width, wanted.num_blocks):
         raise CheckpointError(f"{file}. {net}. Choose the model size of the file, or another file.")
@@ -167,6 +167,7 @@ def require_family(
     ]
     if differences:
         raise CheckpointError(f"{source} is of another network: {'; '.join(differences)}.")
+    return found
 
 
 def action_network(

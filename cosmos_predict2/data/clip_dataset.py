@@ -18,7 +18,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy
@@ -249,13 +248,9 @@ class ClipDataset(Dataset[dict[str, Any]]):
             **text.item(),
         }
         if self.action_transform is not None:
-            item |= {"action": self._actions(i, frames), TRANSFORM_KEY: self._transform_json}
+            actions = self._actions(i, frames, self.action_transform)
+            item |= {"action": actions, TRANSFORM_KEY: self.action_transform.to_json()}
         return item
-
-    @cached_property
-    def _transform_json(self) -> str:
-        assert self.action_transform is not None
-        return self.action_transform.to_json()
 
     def _chosen(self, clip: Clip, name: str) -> NDArray[numpy.int64]:
         try:
@@ -267,10 +262,9 @@ class ClipDataset(Dataset[dict[str, Any]]):
         assert self.video_size is not None
         return CROPS[self._crop](frames, self.video_size)
 
-    def _actions(self, i: int, frames: NDArray[numpy.int64]) -> Tensor:
+    def _actions(self, i: int, frames: NDArray[numpy.int64], transform: ActionTransform) -> Tensor:
         """Scaled actions float32 [len(frames) - 1, d]."""
-        assert self.action_transform is not None
-        actions = self.action_transform.apply(self.source.actions(i, frames))
+        actions = transform.apply(self.source.actions(i, frames))
         if actions.ndim != 2 or len(actions) != len(frames) - 1:
             raise DataError(
                 f"{self.source}: recording {i} has actions {list(actions.shape)} for {len(frames)} frames; there is"

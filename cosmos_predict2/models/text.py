@@ -217,8 +217,7 @@ def data_text(data: Mapping[str, Any]) -> TrainedText | None:
     if not isinstance(num_tokens, int):
         return None  # a class from elsewhere, which means something else by it
     made = data_text_width(data)
-    if (encoder := facts_of(data).encoder) is not None:
-        assert made is not None
+    if made is not None and (encoder := facts_of(data).encoder) is not None:
         return TrainedText(encoder, num_tokens, num_tokens, made[1])
     if "load_t5_embeddings" in parameters and not data.get("load_t5_embeddings"):
         return None if made is None else TrainedText(NO_TEXT, num_tokens, num_tokens, made[1])

@@ -155,10 +155,9 @@ def run_all(
             log.error("%s: %s", request.save_path, error)
             continue
         todo.append(request)
-    pipe = make_pipeline() if todo else None
+    pipe: Any = make_pipeline() if todo else None
     for i, request in enumerate(todo, start=1):
         try:
-            assert pipe is not None
             seconds = generate_to_file(pipe, request, settings, embeddings)
         except (UserError, OSError, torch.OutOfMemoryError) as error:
             if len(requests) == 1:

@@ -145,9 +145,8 @@ class PatchCoder(nn.Module):
             nn.Conv2d(LATENT_CHANNELS, width, 3, padding=1), *_blocks(width, num_blocks), nn.Conv2d(width, patch, 1)
         )
         for last in (self.residual_in[-1], self.residual_out[-1]):  # linear alone, until trained
-            assert isinstance(last, nn.Conv2d) and last.bias is not None
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
+            for parameter in last.parameters():
+                nn.init.zeros_(parameter)
 
     def encode(self, pictures_N_C_H_W: Tensor) -> Tensor:
         patches = F.pixel_unshuffle(pictures_N_C_H_W, PATCH)
@@ -160,11 +159,9 @@ class PatchCoder(nn.Module):
     @torch.no_grad()
     def set_linear(self, mean: Tensor, components: Tensor, gain: float) -> None:
         """Code by orthonormal ``components`` [16, patch] about ``mean`` [patch], times ``gain``."""
-        assert self.linear_in.bias is not None and self.linear_out.bias is not None
-        self.linear_in.weight.copy_((components * gain)[:, :, None, None])
-        self.linear_in.bias.copy_(-(components * gain) @ mean)
-        self.linear_out.weight.copy_((components / gain).T[:, :, None, None])
-        self.linear_out.bias.copy_(mean)
+        rows, columns = components * gain, (components / gain).T
+        self.linear_in.load_state_dict({"weight": rows[:, :, None, None], "bias": -rows @ mean})
+        self.linear_out.load_state_dict({"weight": columns[:, :, None, None], "bias": mean})
 
 
 class Block(nn.Module):

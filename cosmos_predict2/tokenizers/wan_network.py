@@ -260,17 +260,16 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         if self.time_conv is not None:
-            x = self._double_frames(x, past)
+            x = self._double_frames(x, past, self.time_conv)
         return as_clips(_conv_of_doubled(as_frames(x), self.resample["1"]), x.shape[0])
 
-    def _double_frames(self, x: Tensor, past: Past) -> Tensor:
-        assert self.time_conv is not None
-        if self.time_conv not in past:  # the first frame stays one, and later ones do not see it
-            past[self.time_conv] = torch.zeros_like(x).expand(-1, -1, 2, -1, -1)
+    def _double_frames(self, x: Tensor, past: Past, time_conv: nn.Conv3d) -> Tensor:
+        if time_conv not in past:  # the first frame stays one, and later ones do not see it
+            past[time_conv] = torch.zeros_like(x).expand(-1, -1, 2, -1, -1)
             return x
-        joined = join_frames(past[self.time_conv], x)
-        past[self.time_conv] = last_frames(joined, 2)
-        pairs = convolve(joined, self.time_conv).unflatten(1, (2, x.shape[1]))  # [B, 2, C, T, H, W]
+        joined = join_frames(past[time_conv], x)
+        past[time_conv] = last_frames(joined, 2)
+        pairs = convolve(joined, time_conv).unflatten(1, (2, x.shape[1]))  # [B, 2, C, T, H, W]
         return as_clips(pairs.permute(0, 3, 1, 2, 4, 5).flatten(0, 2), x.shape[0])
 
 

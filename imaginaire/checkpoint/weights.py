@@ -21,7 +21,7 @@ from imaginaire import distributed
 from imaginaire.checkpoint.layout import CheckpointSet, require_unchanged, set_of_weights
 from imaginaire.checkpoint.weight_files import LazyTensors, latest, load_pt, open_address, shape_of
 from imaginaire.distributed.parallel import copy_shard, is_dtensor, to_local
-from imaginaire.errors import CheckpointError, listed
+from imaginaire.errors import CheckpointError, ConfigError, listed, near
 
 __all__ = ["load_pt"]  # used as weights.load_pt by other packages
 
@@ -144,6 +144,7 @@ def renamed(source: Mapping[str, Tensor], rename: Callable[[str], str | None]) -
     return LazyTensors({new: (source, name) for new, name in old.items()})
 
 
+WHICH = ("net", "net_ema", "auto")
 COPIES = ("net_ref.", "net_old.")  # that a run keeps beside the network to compare with: never what one asks for
 
 
@@ -153,7 +154,8 @@ def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Te
     ``auto`` is ``net``, or ``net_ema`` where that is all there is. Names with neither prefix are kept as they are, so a
     bare file passes through as ``net``.
     """
-    assert which in ("net", "net_ema", "auto"), which
+    if which not in WHICH:
+        raise ConfigError(f"There are no weights '{which}' of a network.{near(which, WHICH)}")
     counts = {kind: sum(name.startswith(f"{kind}.") for name in source) for kind in ("net", "net_ema")}
     bare = any(not name.startswith(("net.", "net_ema.", *COPIES)) and not is_extra(name) for name in source)
     if which == "auto":

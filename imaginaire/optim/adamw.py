@@ -131,14 +131,12 @@ class FusedAdamW(Optimizer):
         buckets: dict[tuple[torch.device, torch.dtype], list[_Row]] = {}
         for param in group["params"]:
             if param.grad is not None:
-                row = self._row(param, group["master_weights"])
+                row = self._row(param, param.grad, group["master_weights"])
                 buckets.setdefault((row.param.device, row.param.dtype), []).append(row)
         for rows in buckets.values():
             self._kernel(rows, group)
 
-    def _row(self, param: Tensor, master_weights: bool) -> "_Row":
-        grad = param.grad
-        assert grad is not None
+    def _row(self, param: Tensor, grad: Tensor, master_weights: bool) -> "_Row":
         if grad.layout is not torch.strided:
             raise RuntimeError(
                 f"FusedAdamW takes dense gradients; a parameter of shape {tuple(param.shape)} has a sparse one."

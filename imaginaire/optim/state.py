@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from imaginaire.distributed.parallel import copy_shard, full_tensor
-from imaginaire.errors import CheckpointError, listed
+from imaginaire.errors import CheckpointError, ConfigError, listed
 
 ADAM_KEYS = {"step", "exp_avg", "exp_avg_sq"}
 # State that is shaped and sharded as its parameter.
@@ -83,7 +83,11 @@ def reset_masters(optimizer: Optimizer) -> None:
 def _names(optimizer: Optimizer, model: nn.Module) -> dict[Tensor, str]:
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     foreign = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"] if p not in names]
-    assert not foreign, f"the optimizer has parameters that are not the model's, of shapes {foreign[:5]}"
+    if foreign:
+        raise ConfigError(
+            f"The optimizer (optimizer) has parameters that are not the model's, of shapes {foreign[:5]}: give it those"
+            " of model.named_parameters()."
+        )
     return names
 
 

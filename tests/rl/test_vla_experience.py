@@ -67,7 +67,7 @@ def test_validation_is_greedy_where_it_counts_and_lost_episodes_do_not() -> None
         output, loss = one.validation_step(batch(size=4), 0)
     held_out = validation_starts([0] * 4, list(range(4)))  # whatever the seed of the run
     assert rollout.return_value.collect.call_args.args == (held_out, "greedy")
-    compared.assert_called_once_with(held_out.part(slice(0, 2)))
+    compared.assert_called_once_with(one.true_env, held_out.part(slice(0, 2)))
     assert output["gap"] == 0.5
     assert rollout.call_args.args == (one.net, one.eval_env, None)
     assert float(output["greedy_success"]) == pytest.approx(2 / 3) == 1 - float(loss)
@@ -138,7 +138,7 @@ def test_actions_that_were_drawn_in_imagination_are_played_again_truly() -> None
         mock.patch.object(one, "_judged", return_value=played) as plays,
         mock.patch("cosmos_predict2.rl.episodes.grpo.replayed", return_value=truly) as again,
     ):
-        found = one._compared(some)
+        found = one._compared(one.true_env, some)
     plays.assert_called_once_with(one.env, some, "sample")
     assert again.call_args.args[:2] == (one.true_env, some) and again.call_args.args[2] is played.actions_M_E_A_D
     rates = dict(imagined_success=1.0, true_success=0.5, gap=0.5, agreement=0.5)

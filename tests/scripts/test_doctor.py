@@ -144,6 +144,7 @@ def test_a_full_or_read_only_disk_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         assert level_of(list(machine.disks()), name) == level
     monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
     assert level_of(list(machine.disks()), name) == "error"
+    monkeypatch.undo()
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "s3://bucket/runs")
     assert level_of(list(machine.disks()), "disk of s3://bucket/runs (runs)") == "note"
 

@@ -3,6 +3,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from examples.video2world import parse, prepare
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.config.lazy_config import instantiate, to_yaml
+from imaginaire.data.facts import DataFacts
 from imaginaire.errors import ConfigError
 from imaginaire.training import preflight, provenance
 from scripts import get_t5_embeddings
@@ -204,6 +206,16 @@ def test_the_last_start_counts_and_two_kinds_of_text_are_told(
     assert "texts of 2 kinds" in caplog.text and "by bytes-v1-512x64" in caplog.text
 
 
+class WithoutWidth:
+    """A data set of a user, whose encoder has one width."""
+
+    def __init__(self, num_tokens: int = 8) -> None: ...
+
+    @classmethod
+    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        return DataFacts("own", encoder="mine")
+
+
 def test_data_sets_and_configs_declare_their_text(tmp_path: Path) -> None:
     toy = dict(_target_=ToyWorldVideos, num_tokens=32, width=16)
     robot = dict(_target_=LeRobotActionDataset, root=str(tmp_path), num_tokens=32, text_width=16)
@@ -216,7 +228,7 @@ def test_data_sets_and_configs_declare_their_text(tmp_path: Path) -> None:
         ({**toy, "captions": False}, TrainedText("none", 32, 32, 16)),
         (robot, TrainedText("none", 32, 32, 16)),
         ({**robot, "load_t5_embeddings": True}, TrainedText("bytes-v1-64x8", 64, 32, 8)),
-        *((data, None) for data in (random, none, *foreign)),
+        *((data, None) for data in (random, none, *foreign, dict(_target_=WithoutWidth))),
     ):
         assert data_text(data) == text
     torch.save(torch.ones(3, 4), tmp_path / "empty.pt")

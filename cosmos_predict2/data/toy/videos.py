@@ -102,7 +102,7 @@ class EpisodeVideos(ClipDataset):
     def _action_dim(cls, options: Mapping[str, Any]) -> int:
         return int(options["action_dim"])
 
-    def _actions(self, i: int, frames: NDArray[numpy.int64]) -> Tensor:
+    def _actions(self, i: int, frames: NDArray[numpy.int64], transform: ActionTransform) -> Tensor:
         first = self.source.first + int(frames[0])
         action = torch.from_numpy(self.episodes.actions[i, first : first + len(frames) - 1].copy())
         return torch.zeros_like(action) if self._hides_actions else action

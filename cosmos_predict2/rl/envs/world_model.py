@@ -148,9 +148,9 @@ class WorldModelEnv(EnvDefaults):
         self._book = Book(num_envs, num_tasks=starts.num_tasks, num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed)
         self._previous = numpy.zeros(num_envs, dtype=numpy.float32)
         self._streak = numpy.zeros(num_envs, dtype=numpy.int64)
-        self._frames: Tensor | None = None  # [noises, E, C, F, H, W]: where the next chunk begins
-        self._first: Tensor | None = None  # [E, C, 1, H, W] of keep_first
-        self._actions: Tensor | None = None  # [E, F - 1, D] between those frames, raw
+        # Where the next chunk begins [noises, E, C, F, H, W], the first picture [E, C, 1, H, W] of keep_first, and the
+        # raw actions [E, F - 1, D] between those frames; all are empty before the first reset.
+        self._frames = self._first = self._actions = torch.empty(0)
         self._context: dict[str, Any] = {}  # of all environments
         self._texts: dict[str, Tensor] = {}
         self._is_away = False
@@ -212,11 +212,10 @@ class WorldModelEnv(EnvDefaults):
         if self.hand_over == "float":
             pictures = pictures.float() / 127.5 - 1
         history = pictures.shape[2]
-        if self._frames is None:
+        if not len(self._frames):
             self._frames = pictures.new_zeros(self.num_noises, self.num_envs, *pictures.shape[1:])
             self._first = pictures.new_zeros(self.num_envs, *pictures[:, :, :1].shape[1:])
             self._actions = torch.zeros(self.num_envs, history - 1, self.action_dim)
-        assert self._first is not None and self._actions is not None
         if pictures.shape[1:] != self._frames.shape[2:]:
             found, before = list(pictures.shape[3:]), list(self._frames.shape[4:])
             raise DataError(
@@ -250,7 +249,6 @@ class WorldModelEnv(EnvDefaults):
 
         Moves the environments on to where the next chunk begins.
         """
-        assert self._frames is not None and self._first is not None and self._actions is not None
         given, size, most = self.starts.history, len(ids), int(counts.max())
         where = self._on_device(ids)
         before = self._actions[ids]
@@ -354,7 +352,6 @@ class WorldModelEnv(EnvDefaults):
 
     def _pictures(self, ids: Ids) -> Tensor:
         """The present pictures, uint8 [E, H, W, 3]."""
-        assert self._frames is not None
         last = self._frames[0][self._on_device(ids)][:, :, -1].permute(0, 2, 3, 1)
         return self._to_bytes(last)
 
@@ -397,8 +394,7 @@ class WorldModelEnv(EnvDefaults):
     def _move(self, device: torch.device | str) -> None:
         self.imagination.world.move(device)
         self.reward.to(device)
-        if self._frames is not None and self._first is not None:
-            self._frames, self._first = self._frames.to(device), self._first.to(device)
+        self._frames, self._first = self._frames.to(device), self._first.to(device)
         self._texts = {text: value.to(device) for text, value in self._texts.items()}
 
     @property
@@ -414,8 +410,7 @@ class WorldModelEnv(EnvDefaults):
 
     def get_state(self) -> bytes:
         arrays: dict[str, Any] = {"previous": self._previous, "streak": self._streak}
-        if self._frames is not None:
-            assert self._first is not None and self._actions is not None
+        if len(self._frames):
             for name, tensor in (("frames", self._frames), ("first", self._first), ("actions", self._actions)):
                 arrays[name] = tensor.cpu().numpy()
         for name, value in self._context.items():
@@ -442,7 +437,7 @@ class WorldModelEnv(EnvDefaults):
 
     def close(self) -> None:
         """Forget the pictures; the world model is not this environment's own."""
-        self._frames = self._first = self._actions = None
+        self._frames = self._first = self._actions = torch.empty(0)
 
 
 def _settled_steps(max_steps: int | None, recorded: Recorded | None) -> int:

@@ -452,7 +452,7 @@ class VLAGRPOModel(RLModel):
                 if self.true_env is not None and config.recordings is None:
                     at_once = WAVES * self.true_env.num_envs
                     starts = refinement.true_starts(self._train_starts, phase, self.seed, self._dims, at_once)
-                    refinement.add((self._played_truly(*some) for some in starts), self.seed, phase)
+                    refinement.add((self._played_truly(self.true_env, *some) for some in starts), self.seed, phase)
                 else:
                     assert isinstance(self.env, WorldModelEnv)
                     run = self.run_dir or "this run"
@@ -464,9 +464,8 @@ class VLAGRPOModel(RLModel):
             number = (phase * config.steps + step) * self._dims.dp_size + self._dims.dp_rank
             yield from self.world_model.train_batches([refinement.batch(self.seed, number * size)])
 
-    def _played_truly(self, starts: Starts, temperature: float) -> Trajectories:
-        assert self.true_env is not None
-        source = LocalRollout(self.policy, self.true_env, self.rl.execute, True, temperature, False)
+    def _played_truly(self, env: VecEnv, starts: Starts, temperature: float) -> Trajectories:
+        source = LocalRollout(self.policy, env, self.rl.execute, True, temperature, False)
         with deciding(self.net):
             return source.collect(starts, "sample", self.progress)
 
@@ -536,7 +535,7 @@ class VLAGRPOModel(RLModel):
         if self.env.imagination is not None and self.config.compare:
             first = once.part(slice(0, self.config.compare))
             if self.true_env is not None:
-                output |= self._compared(first)
+                output |= self._compared(self.true_env, first)
             elif kind == "greedy":
                 played, rows = self._judged(self.env, first, "greedy"), slice(0, len(first) * draws)
                 imagined = played.success_E[played.is_valid_E].float().mean()
@@ -550,10 +549,9 @@ class VLAGRPOModel(RLModel):
         with gathered(self.net):
             return LocalRollout(self.policy, env, self.rl.execute, keep_record=False).collect(starts, mode)
 
-    def _compared(self, starts: Starts) -> dict[str, float]:
+    def _compared(self, true_env: VecEnv, starts: Starts) -> dict[str, float]:
         imagined = self._judged(self.env, starts, "sample")
-        assert self.true_env is not None
-        true, _, valid = replayed(self.true_env, starts, imagined.actions_M_E_A_D, self.rl.execute)
+        true, _, valid = replayed(true_env, starts, imagined.actions_M_E_A_D, self.rl.execute)
         found = Comparison.of(imagined.success_E, true, imagined.is_valid_E & valid)
         gap = found.imagined_rate - found.true_rate
         shares = {name: getattr(found, name) for name in ("agreement", "true_positive_rate", "false_positive_rate")}

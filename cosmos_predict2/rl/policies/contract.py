@@ -100,6 +100,12 @@ def _mode(policy: Any, *, is_training: bool) -> Iterator[None]:
             module.training = was_training
 
 
+def _drawn(decision: Decision) -> Tensor:
+    if decision.log_prob_E_K_N is None:
+        raise ContractError("Decision.log_prob_E_K_N of a sampled decision is None: what was it drawn with?")
+    return decision.log_prob_E_K_N
+
+
 # --- rules
 
 
@@ -116,9 +122,7 @@ def check_decision(case: _Case) -> None:
             is_tensor = isinstance(value, Tensor) and value.ndim >= 1 and len(value) == case.num
             _require(is_tensor, f"record['{name}'] ({mode}) has no row for each of {case.num} environments")
             _require(not value.requires_grad, f"record['{name}'] ({mode}) carries a gradient: act without one")
-    drawn = case.act().log_prob_E_K_N
-    if drawn is None:
-        raise ContractError("Decision.log_prob_E_K_N of a sampled decision is None: what was it drawn with?")
+    drawn = _drawn(case.act())
     _require_tensor("Decision.log_prob_E_K_N", drawn, 3, case.num)
     steps, rows = actions.shape[1], drawn.shape[1]
     _require(rows > 0 and steps % rows == 0, f"log_prob_E_K_N has {rows} rows, which do not divide {steps} actions")
@@ -141,16 +145,12 @@ def check_seeds(case: _Case) -> None:
 def check_company(case: _Case) -> None:
     """An environment decides alone as among others and in another order: each row has its own draw and record."""
     whole = case.act()
-    assert whole.log_prob_E_K_N is not None
     for rows in ([case.num - 1], list(range(case.num))[::-1]):
         part = case.act(rows=rows)
-        assert part.log_prob_E_K_N is not None
         case.require_close(
             f"actions of rows {rows}, decided apart,", part.actions_E_A_D, whole.actions_E_A_D[rows], 0.05
         )
-        case.require_close(
-            f"log-probabilities of rows {rows}, decided apart,", part.log_prob_E_K_N, whole.log_prob_E_K_N[rows]
-        )
+        case.require_close(f"log-probabilities of rows {rows}, decided apart,", _drawn(part), _drawn(whole)[rows])
 
 
 def check_log_prob(case: _Case) -> None:
@@ -158,9 +158,8 @@ def check_log_prob(case: _Case) -> None:
     for seed in range(2):
         decision = case.act(seed=seed)
         case.act(seed=9)
-        assert decision.log_prob_E_K_N is not None
         found = case.log_prob(decision.record)
-        case.require_close("what act drew with and log_prob of its record", found, decision.log_prob_E_K_N)
+        case.require_close("what act drew with and log_prob of its record", found, _drawn(decision))
 
 
 def check_rows_of_records(case: _Case) -> None:

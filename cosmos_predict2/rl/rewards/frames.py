@@ -70,17 +70,15 @@ class WeightedReward(FrameRewardDefaults):
             )
 
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
-        value_E_F, success_E_F = torch.zeros(frames_E_F_H_W_C.shape[:2]), None
+        judged = {name: reward.judge(frames_E_F_H_W_C, context) for name, reward in self.judges.items()}
+        value_E_F = torch.zeros(frames_E_F_H_W_C.shape[:2])
         for name, reward in self.rewards.items():
-            if name in self.judges:
-                judged = reward.judge(frames_E_F_H_W_C, context)
-                own_E_F = judged.value_E_F
-                success_E_F = judged.success_E_F if success_E_F is None else success_E_F
+            if name in judged:
+                own_E_F = judged[name].value_E_F
             else:
                 own_E_F = self._of_clips(name, reward, frames_E_F_H_W_C, context)[:, None]
             value_E_F = value_E_F + self.weights.get(name, 1.0) * own_E_F.to(value_E_F)
-        assert success_E_F is not None  # one of them has judge
-        return Judgement(value_E_F, success_E_F.cpu())
+        return Judgement(value_E_F, next(iter(judged.values())).success_E_F.cpu())
 
     def to(self, device: torch.device | str) -> "WeightedReward":
         for reward in self.judges.values():

@@ -255,16 +255,13 @@ def disks() -> Iterator[Finding]:
 
 
 def _disk(key: str, place: str) -> Finding:
-    if storage.is_remote(place):
-        return Finding(key, "remote: not checked")
     try:
         free = storage.free_bytes(place)
     except OSError as problem:
         return Finding(key, str(problem), "error", "set IMAGINAIRE_OUTPUT_ROOT to a disk that exists")
-    assert free is not None
-    existing = Path(place).absolute()
-    while not existing.exists():
-        existing = existing.parent
+    if free is None:
+        return Finding(key, "remote: not checked")
+    existing = storage.nearest_folder(place)
     if not os.access(existing, os.W_OK):
         cure = f"chown {existing}, or set IMAGINAIRE_OUTPUT_ROOT to a folder that can be written"
         return Finding(key, f"{existing} cannot be written", "error", cure)

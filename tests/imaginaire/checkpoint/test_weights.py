@@ -24,7 +24,7 @@ from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.checkpointer import StandardCheckpointer
 from imaginaire.checkpoint.dcp import _ALLOWED, DcpTensors, SafeFileSystemReader, SafeLoadPlanner, dcp_writer
 from imaginaire.config.schema import CheckpointConfig
-from imaginaire.errors import CheckpointError, TrainingError, UserError
+from imaginaire.errors import CheckpointError, ConfigError, TrainingError, UserError
 from imaginaire.optim.ema import PowerEMA
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.model import ImaginaireModel
@@ -516,6 +516,8 @@ def test_select_takes_one_network_and_drops_the_extras(caplog: pytest.LogCapture
     assert_same(weights.select(both, "net_ema"), {"a": two})
     assert_same(weights.select({"net_ema.a": two}, "auto"), {"a": two})
     assert_same(weights.select({"a": one}, "auto"), {"a": one})
+    with pytest.raises(ConfigError, match=r"'ema'.*net_ema"):
+        weights.select(both, "ema")
     said = [record.getMessage() for record in caplog.records]
     assert said == [
         "weights: net; the file holds net and net_ema (asked: auto)",

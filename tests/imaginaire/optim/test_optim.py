@@ -363,6 +363,8 @@ def test_state_of_another_optimizer_is_refused() -> None:
         load_named_state(fused_adamw(model), model, named_state(sgd, model))
     with pytest.raises(CheckpointError, match="has momentum_buffer but no exp_avg, exp_avg_sq, step"):
         load_named_state(fused_adamw(model), model, sgd.state_dict())
+    with pytest.raises(ConfigError, match=r"\(optimizer\) has parameters that are not the model's.*named_parameters"):
+        named_state(fused_adamw(_model()), model)
 
 
 def test_the_configs_hyper_parameters_win_and_differences_are_noted() -> None:
