@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.rl.policies.files import refuse_blind_clone
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import describe
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, latest
@@ -126,6 +127,36 @@ def _problems(card: Card, inputs: Mapping[str, str], where: str) -> Iterator[str
             )
     if card.verdict == "no":
         yield f'{where} has the verdict "no": {"; ".join(card.reasons)}. Next: {card.next_step}'
+
+
+class LearntIn:
+    """What a policy learns in, by the digests of ``inputs``, and the figures of their card; see `require_card`."""
+
+    def __init__(self, config: Any) -> None:
+        self.inputs, places = learning_inputs(config)
+        self.figures: Mapping[str, Any] = {}
+        self.is_checked = self.has_card = config.card is not None
+        if config.card is None or not self.inputs:  # nothing is imagined
+            return
+        path = config.policy.get("path") if isinstance(config.policy, Mapping) else None
+        if path and not config.allow_unchecked:
+            refuse_blind_clone(str(path))
+        flags = " ".join(f"--{name} {place}" for name, place in places.items())
+        command = f"{PROGRAM} --data my_data {flags} --out {config.card}"
+        card = require_card(config.card, self.inputs, config.allow_unchecked, key="model.config.card", made_by=command)
+        self.figures, self.is_checked = {} if card is None else card.figures, card is not None
+
+    def corrected(self, rates: Mapping[str, float]) -> dict[str, float]:
+        """Imagined rates as they would be truly, by the card; nothing where that is not known."""
+        found = {f"{name}_corrected": corrected(rate, self.figures) for name, rate in rates.items()}
+        return {name: rate for name, rate in found.items() if rate is not None}
+
+    def note(self, metric: str, is_imagined: bool) -> str:
+        """A remark beside each value of a validation's metric, with the corrected one by its name in braces."""
+        if is_imagined and self.figures:
+            is_known = corrected(0.0, self.figures) is not None
+            return f"corrected {{{metric}_corrected:.3g}}" if is_known else "corrected: not known"
+        return UNCHECKED if not self.is_checked and (self.has_card or is_imagined) else ""
 
 
 def learning_inputs(config: Any) -> tuple[dict[str, str], dict[str, str]]:

@@ -172,7 +172,7 @@ def test_an_imagined_rate_is_corrected_by_the_card(rate: float, recall: Any, fal
 def test_corrected_rates_stand_beside_imagined_ones_and_in_the_log() -> None:
     given = dict(policy=L(ToyPolicy)(width=16, noise=1.0), env=L(Imagining)(num_envs=8), rl=VLARLConfig(group_size=4))
     card = SimpleNamespace(figures={"recall_imagined": 0.9, "false_success_imagined": 0.4})
-    where = "cosmos_predict2.rl.episodes.grpo"
+    where = "cosmos_predict2.rl.trust"
     with (
         mock.patch(f"{where}.require_card", return_value=card),
         mock.patch(f"{where}.learning_inputs", return_value=({"reward": "0"}, {"reward": "here"})),
@@ -182,7 +182,7 @@ def test_corrected_rates_stand_beside_imagined_ones_and_in_the_log() -> None:
     half = replace(played, success_E=torch.tensor([True, True, False, False]))
     assert one._facts(half)["success_corrected"] == pytest.approx(0.2)
     assert one.validation_note.format(imagined_greedy_success_corrected=0.2) == "corrected 0.2"
-    one._figures = {"recall_imagined": 0.5, "false_success_imagined": 0.4}
+    one.learnt_in.figures = {"recall_imagined": 0.5, "false_success_imagined": 0.4}
     assert "success_corrected" not in one._facts(half)
 
 

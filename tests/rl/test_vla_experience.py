@@ -136,7 +136,7 @@ def test_actions_that_were_drawn_in_imagination_are_played_again_truly() -> None
     truly = torch.tensor([False, True, True, True]), torch.zeros(4), torch.tensor([True, True, False, True])
     with (
         mock.patch.object(one, "_judged", return_value=played) as plays,
-        mock.patch("cosmos_predict2.rl.episodes.grpo.replayed", return_value=truly) as again,
+        mock.patch("cosmos_predict2.rl.episodes.policy_evaluation.replayed", return_value=truly) as again,
     ):
         found = one._compared(one.true_env, some)
     plays.assert_called_once_with(one.env, some, "sample")

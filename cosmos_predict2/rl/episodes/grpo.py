@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.checkpoints.card import read_card
-from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.advantages import chosen, groups_within
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
-from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.decisions import (
     Decisions,
     cloning_loss,
@@ -45,22 +43,20 @@ from cosmos_predict2.rl.episodes.episodes import (
     Starts,
     Trajectories,
     release,
-    replayed,
     unreliable_rate,
     validation_starts,
     without_unreliable,
 )
 from cosmos_predict2.rl.episodes.fresh_noise import fresh_draws, misfits, predicted
-from cosmos_predict2.rl.episodes.policy_evaluation import Comparison, Rate, draws_of
-from cosmos_predict2.rl.episodes.refinement import Refinement, require_refinable
+from cosmos_predict2.rl.episodes.policy_evaluation import Evaluation, Rate, draws_of, played_along
+from cosmos_predict2.rl.episodes.refinement import Refinement, build_world_model
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed, tolerance_of
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import objective_of
-from cosmos_predict2.rl.policies.files import refuse_blind_clone, sentences_of
+from cosmos_predict2.rl.policies.files import sentences_of
 from cosmos_predict2.rl.policies.network import cast, check_sharding, deciding, gathered, parallelize_policy
-from cosmos_predict2.rl.trust import LEARNT_IN, PROGRAM, UNCHECKED, corrected, learning_inputs, require_card
-from cosmos_predict2.world_model.assembly import other_parts
-from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
+from cosmos_predict2.rl.trust import LEARNT_IN, LearntIn
+from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import random
 from imaginaire.buildable import target_of
@@ -68,7 +64,7 @@ from imaginaire.config import lazy_config
 from imaginaire.config.nodes import as_config
 from imaginaire.data.stream import POSITION_KEY, data_sets
 from imaginaire.distributed.parallel import ParallelDims
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.optim import schedules
 from imaginaire.optim.parts import PartsOptimizer, PartsScheduler
@@ -120,9 +116,7 @@ class VLAGRPOModel(RLModel):
             raise ConfigError(f"{KEY}.policy and {KEY}.env must be set: what decides, and where.")
         for field_name, text in _problems(config):
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
-        self._inputs, places = learning_inputs(config)
-        self._figures: Mapping[str, Any] = {}  # of the card
-        is_checked = config.card is not None and self._is_checked(config, places)
+        self.learnt_in = LearntIn(config)
         self.precision = PRECISIONS[config.precision]
         self.net: nn.Module = completed(lazy_config.instantiate(config.policy), PolicyDefaults)
         if begun := config.policy.get("path") if isinstance(config.policy, Mapping) else None:
@@ -135,7 +129,8 @@ class VLAGRPOModel(RLModel):
         self.refinement: Refinement | None = None
         env_arguments = {}
         if config.world_model is not None:
-            env_arguments["imagination"] = self._build_world_model(config)
+            self._held[WORLD_MODEL] = model = build_world_model(config.world_model)
+            env_arguments["imagination"] = Imagination(model.world)
         self.env: VecEnv = completed(lazy_config.instantiate(config.env, **env_arguments), EnvDefaults)
         require_state(self.env, self.policy)
         if self.rl.mask_unreliable and self.env.num_noises < 2:
@@ -148,14 +143,12 @@ class VLAGRPOModel(RLModel):
         self.eval_env = eval_env or self.true_env or self.env
         self.validation_metric = "greedy_success" if self.eval_env.imagination is None else "imagined_greedy_success"
         is_imagined = self.eval_env is self.env and self.env.imagination is not None
-        self.validation_note = "" if is_checked or (config.card is None and not is_imagined) else UNCHECKED
-        if self._figures and is_imagined:
-            name, is_known = f"{self.validation_metric}_corrected", corrected(0.0, self._figures) is not None
-            self.validation_note = f"corrected {{{name}:.3g}}" if is_known else "corrected: not known"
+        self.validation_note = self.learnt_in.note(self.validation_metric, is_imagined)
         if is_imagined:
             log.warning("there is neither eval_env nor true_env: validation is imagined, too (imagined_greedy_success)")
         if config.refinement is not None:
-            self.refinement = self._build_refinement()
+            self.world_model: Any = self.held_world_model  # now a part of this module, trained and saved
+            self.refinement = Refinement.of(config, self.world_model, self.env, self.true_env)
         rollout: dict[str, Any] = dict(policy=self.net, env=self.env, execute=self.rl.execute)
         self.source: RolloutSource = (
             LocalRollout(**rollout) if config.rollout is None else lazy_config.instantiate(config.rollout, **rollout)
@@ -172,68 +165,9 @@ class VLAGRPOModel(RLModel):
 
     # --- parts
 
-    def _is_checked(self, config: VLAGRPOConfig, places: Mapping[str, str]) -> bool:
-        """True where nothing is imagined, or the card is of what is; raises without ``allow_unchecked``."""
-        if not self._inputs:
-            return True
-        path = config.policy.get("path") if isinstance(config.policy, Mapping) else None
-        if path and not config.allow_unchecked:
-            refuse_blind_clone(str(path))
-        flags = " ".join(f"--{name} {place}" for name, place in places.items())
-        command = f"{PROGRAM} --data my_data {flags} --out {config.card}"
-        card = require_card(config.card, self._inputs, config.allow_unchecked, key=f"{KEY}.card", made_by=command)
-        self._figures = {} if card is None else card.figures
-        return card is not None
-
-    def _corrected(self, rates: Mapping[str, float]) -> dict[str, float]:
-        """Imagined rates as they would be truly, by the card; nothing where that is not known."""
-        found = {f"{name}_corrected": corrected(rate, self._figures) for name, rate in rates.items()}
-        return {name: rate for name, rate in found.items() if rate is not None}
-
     def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The digests of what the policy learns in, so that nobody lets it be judged by the same."""
-        return {LEARNT_IN: {name: value for name, value in self._inputs.items() if name != POLICY}}
-
-    def _build_world_model(self, config: VLAGRPOConfig) -> Imagination:
-        wanted = config.world_model
-        if "dit_path" in wanted:  # a function that gives the wanted, of the run of these weights
-            wanted = lazy_config.instantiate(wanted)
-        typed = model_config(wanted.config)
-        pipe, path = typed.pipe_config, typed.model_manager_config.dit_path
-        if path and isinstance(pipe, Video2WorldActionPipelineConfig) and pipe.transform is None:
-            transform = read_card(path).opened().action_transform
-            pipe.action_transform = None if transform is None else transform.to_dict()
-        model = lazy_config.instantiate(wanted, config=typed)
-        if not isinstance(model, Video2WorldModel):
-            raise ConfigError(f"{KEY}.world_model is a {type(model).__name__}, but it must be a Video2WorldModel.")
-        for problem in other_parts(read_card(path), pipe, model.world.tokenizer) if path else ():
-            raise CheckpointError(f"{KEY}.world_model: {problem}")
-        self._held[WORLD_MODEL] = model
-        return Imagination(model.world)
-
-    def _build_refinement(self) -> Refinement:
-        config = as_config(RefinementConfig, self.config.refinement, f"{KEY}.refinement")
-        model, env = self.held_world_model, self.true_env if config.recordings is None else self.env
-        if model is None or env is None:
-            raise ConfigError(
-                f"{KEY}.refinement needs {KEY}.world_model and {KEY}.true_env: what it refines, and by. In place of the"
-                f" latter {KEY}.refinement.recordings is a folder of what a robot plays."
-            )
-        if config.recordings is not None and not isinstance(self.env, WorldModelEnv):
-            raise ConfigError(f"{KEY}.refinement.recordings are compared in imagination: {KEY}.env is a WorldModelEnv.")
-        if config.optimizer is None:
-            raise ConfigError(f"{KEY}.refinement.optimizer must be set, such as L(muon)(lr=0.015).")
-        if (offload := self.env.offload_policy) != "never":
-            raise ConfigError(
-                f"{KEY}.env.offload={offload}, but with {KEY}.refinement the world model is trained,"
-                f" too, and stays on the GPU: set {KEY}.env.offload=never, or {KEY}.refinement=null."
-            )
-        require_refinable(model, config, self.rl.micro_batches)
-        self.world_model = model  # now a part of this module, trained and saved
-        height, width = env.reset(options=dict(env_ids=[0], task_ids=[0], trial_ids=[0], seeds=[0]))[0][
-            "full_image"
-        ].shape[1:3]
-        return Refinement(config, model, lazy_config.instantiate(config.data), (height, width))
+        return {LEARNT_IN: {name: value for name, value in self.learnt_in.inputs.items() if name != POLICY}}
 
     @property
     def held_world_model(self) -> Video2WorldModel | None:
@@ -380,7 +314,7 @@ class VLAGRPOModel(RLModel):
             "reward_mean": float(returns.mean()),
             "reward_std": float(returns.std()),
             "success": success,
-            **(self._corrected({"success": success}) if is_imagined else {}),
+            **(self.learnt_in.corrected({"success": success}) if is_imagined else {}),
             "episode_len": float(steps.mean()),
             "valid_rate": float(valid.float().mean()),
         }
@@ -543,7 +477,7 @@ class VLAGRPOModel(RLModel):
                 output |= {"imagined_success": imagined, "true_success": true, "gap": imagined - true}
         rates = {name: float(output[name]) for name in IMAGINED if name in output}
         self.env.offload()
-        return output | self._corrected(rates), 1 - success
+        return output | self.learnt_in.corrected(rates), 1 - success
 
     def _judged(self, env: VecEnv, starts: Starts, mode: Mode) -> Trajectories:
         with gathered(self.net):
@@ -551,8 +485,7 @@ class VLAGRPOModel(RLModel):
 
     def _compared(self, true_env: VecEnv, starts: Starts) -> dict[str, float]:
         imagined = self._judged(self.env, starts, "sample")
-        true, _, valid = replayed(true_env, starts, imagined.actions_M_E_A_D, self.rl.execute)
-        found = Comparison.of(imagined.success_E, true, imagined.is_valid_E & valid)
+        found = played_along(Evaluation("sample", {}, imagined, starts), true_env, self.rl.execute)
         gap = found.imagined_rate - found.true_rate
         shares = {name: getattr(found, name) for name in ("agreement", "true_positive_rate", "false_positive_rate")}
         return {"imagined_success": found.imagined_rate, "true_success": found.true_rate, "gap": gap, **shares}

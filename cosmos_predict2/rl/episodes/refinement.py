@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data that refine a world model: windows of the policy's true episodes, played here or recorded, beside older data.
+"""A world model that a policy's experiment holds, and the data that refine it: windows of the policy's true episodes,
+played here or recorded, beside older data.
 
 Windows are kept as latents. They are state: a resumed run draws from the same ones. Every process keeps all of them.
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
@@ -27,21 +29,26 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import frame_item, text_item
 from cosmos_predict2.data.split import recorded_outcomes
 from cosmos_predict2.evaluation.metrics.agreement import area_under_curve
+from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.replays import replayed
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
-from cosmos_predict2.rl.episodes.config import RefinementConfig
+from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig
 from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import Comparison
+from cosmos_predict2.rl.interfaces import VecEnv
 from cosmos_predict2.tokenizers.sizes import pixel_frames
+from cosmos_predict2.world_model.assembly import other_parts
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import distributed, random
 from imaginaire.buildable import takes, target_of
 from imaginaire.config import lazy_config
+from imaginaire.config.nodes import as_config
 from imaginaire.data.stream import POSITION_KEY
 from imaginaire.distributed.parallel import ParallelDims
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +56,23 @@ KEPT_DTYPE = torch.float16  # far finer than a tokenizer's own error
 CLIPS_AT_ONCE = 64
 
 Outcome = tuple[bool, bool, float]  # of an episode: true success, imagined success, and the imagined value
+
+
+def build_world_model(wanted: Any) -> Video2WorldModel:
+    """The world model of ``model.config.world_model``, with the transform of actions of its weights."""
+    if "dit_path" in wanted:  # a function that gives the node, of the run of these weights
+        wanted = lazy_config.instantiate(wanted)
+    typed = model_config(wanted.config)
+    pipe, path = typed.pipe_config, typed.model_manager_config.dit_path
+    if path and isinstance(pipe, Video2WorldActionPipelineConfig) and pipe.transform is None:
+        transform = read_card(path).opened().action_transform
+        pipe.action_transform = None if transform is None else transform.to_dict()
+    model = lazy_config.instantiate(wanted, config=typed)
+    if not isinstance(model, Video2WorldModel):
+        raise ConfigError(f"model.config.world_model is a {type(model).__name__}, but it must be a Video2WorldModel.")
+    for problem in other_parts(read_card(path), pipe, model.world.tokenizer) if path else ():
+        raise CheckpointError(f"model.config.world_model: {problem}")
+    return model
 
 
 class Windows(nn.Module):
@@ -111,6 +135,34 @@ class Refinement(nn.Module):
         self.windows = Windows(
             config.episodes * config.windows, config.keep, latent_shape, (self._num_frames - 1, action_dim)
         )
+
+    @classmethod
+    def of(
+        cls, whole: VLAGRPOConfig, model: Video2WorldModel | None, env: VecEnv, true_env: VecEnv | None
+    ) -> "Refinement":
+        """That of ``model.config.refinement``, whose windows are of the size of an environment's pictures."""
+        config = as_config(RefinementConfig, whole.refinement, "model.config.refinement")
+        shown = true_env if config.recordings is None else env
+        if model is None or shown is None:
+            raise ConfigError(
+                "model.config.refinement needs model.config.world_model and model.config.true_env: what it refines, and"
+                " by. In place of the latter model.config.refinement.recordings is a folder of what a robot plays."
+            )
+        if config.recordings is not None and not isinstance(env, WorldModelEnv):
+            raise ConfigError(
+                "model.config.refinement.recordings are compared in imagination: model.config.env is a WorldModelEnv."
+            )
+        if config.optimizer is None:
+            raise ConfigError("model.config.refinement.optimizer must be set, such as L(muon)(lr=0.015).")
+        if (offload := env.offload_policy) != "never":
+            raise ConfigError(
+                f"model.config.env.offload={offload}, but with model.config.refinement the world model is trained,"
+                " too, and stays on the GPU: set model.config.env.offload=never, or model.config.refinement=null."
+            )
+        require_refinable(model, config, whole.rl.micro_batches)
+        observed, _ = shown.reset(options=dict(env_ids=[0], task_ids=[0], trial_ids=[0], seeds=[0]))
+        _, height, width, _ = observed["full_image"].shape
+        return cls(config, model, lazy_config.instantiate(config.data), (height, width))
 
     @property
     def _model(self) -> Video2WorldModel:
