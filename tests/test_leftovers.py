@@ -54,7 +54,6 @@ CALLED_FROM_OUTSIDE = {
     *("make_freezable", "PowerEMAConfig", "NVTXConfig", "reset_dtype"),  # published names
     *("create_video_guardrail_runner", "run_text_guardrail", "get_cosmos_reason1_model_dir"),
     *(f"get_cosmos_predict2_{name}_checkpoint" for name in ("text2image", "gr00t", "multiview")),
-    *("save_adapter", "load_adapter"),  # what the engine offers: adapters as files
     *("integrate", "from_unit", "write_statistics", "expert_action"),  # the ways back from actions, and to them
     "ignore_aliases",  # PyYAML calls it
     *("redirect_request", "handle_exit"),  # urllib and uvicorn call them

@@ -24,7 +24,6 @@ from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, LazyTensors, below, local_file, names_at, shape_of
 from imaginaire.distributed.parallel import is_dtensor
 from imaginaire.errors import CheckpointError, ConfigError, near
-from imaginaire.optim.lora import FILE_FORMAT
 
 _PREFIXES = ("base_model.model.", "transformer.", "model.diffusion_model.", "diffusion_model.", "net.", "net_ema.")
 # kohya's names: a prefix, then the layer with "_" for each "."; these words have one of their own.
@@ -39,6 +38,7 @@ _OTHER_KINDS = {  # of adapters, by a part of their names
     "lora_magnitude_vector": "DoRA", "lora_te": "LoRA of a text encoder", "text_encoder": "LoRA of a text encoder",
     "diff_b": "LoRA with differences of biases",
 }  # fmt: skip
+FILE_FORMAT = "lora-1"  # in the header of adapters that older versions wrote, with their rank and alpha
 PEFT_CONFIG = "adapter_config.json"
 PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _FACTOR = re.compile(r"(.+)\.lora[_.](A|B|down|up)(?:\.default)?\.weight")

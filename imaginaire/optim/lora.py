@@ -2,26 +2,19 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) of Linear layers: y = W x + alpha / rank * B A x; A and B are trained.
 
 Keys follow peft's layout with the adapter name "default": ``X.base_layer.weight``, ``X.lora_A.default.weight``
-[rank, in] and ``X.lora_B.default.weight`` [out, rank]. An adapter file is safetensors with A and B alone; rank, alpha,
-targets and the base model stand in its metadata.
+[rank, in] and ``X.lora_B.default.weight`` [out, rank].
 """
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from imaginaire import distributed, foreign_json, random, storage
-from imaginaire.checkpoint import weights
-from imaginaire.distributed.parallel import copy_shard, full_tensor, is_dtensor
-from imaginaire.errors import CheckpointError, ConfigError, near
-
-FILE_FORMAT = "lora-1"
+from imaginaire import random
+from imaginaire.distributed.parallel import copy_shard, is_dtensor
+from imaginaire.errors import ConfigError, near
 
 
 @dataclass(frozen=True)
@@ -166,57 +159,6 @@ def adapter_state(module: nn.Module) -> dict[str, Tensor]:
         for name, adapter in adapters(module).items()
         for key, factor in zip(("lora_A", "lora_B"), adapter.factors, strict=True)
     }
-
-
-def save_adapter(path: str, module: nn.Module, base: str = "") -> None:
-    """Write an adapter file; ``base`` names the weights that it belongs to. Every rank calls it, rank 0 writes."""
-    spec = lora_spec(module)
-    if spec is None:
-        raise ConfigError(f"The module has no LoRA adapters, so there is nothing to save to {path}.")
-    tensors = {name: full_tensor(t) for name, t in adapter_state(module).items()}
-    if not distributed.is_rank0():
-        return
-    metadata = {"format": FILE_FORMAT, "rank": str(spec.rank), "alpha": repr(spec.alpha), "base": base}
-    metadata["target_modules"] = json.dumps(spec.targets)
-    data = safetensors.torch.save({name: t.cpu().contiguous() for name, t in tensors.items()}, metadata)
-    storage.write_bytes(str(path), data)
-
-
-def load_adapter(path: str, module: nn.Module) -> LoraSpec:
-    """Load an adapter file, adding the adapters first where the module has none; gives the file's settings."""
-    spec, tensors = _read_adapter(str(path))
-    existing = lora_spec(module)
-    if existing is None:
-        inject(module, spec.rank, spec.alpha, spec.targets)
-    elif existing != spec:
-        raise CheckpointError(
-            f"{path} has adapters with {spec}, the module has {existing}. Use the settings of the file."
-        )
-    targets = adapter_state(module)
-    weights.account(targets, tensors).require(source=path, cure="Use the module that the file was saved of.")
-    weights.load_into(targets, tensors)
-    return spec
-
-
-def _read_adapter(path: str) -> tuple[LoraSpec, dict[str, Tensor]]:
-    try:
-        with safetensors.safe_open(storage.local_copy(path), framework="pt") as file:
-            metadata: Mapping[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"There is no adapter file at {path}.") from error
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{path} is not a readable safetensors file: {error}.") from error
-    if metadata.get("format") != FILE_FORMAT:
-        raise CheckpointError(
-            f"{path} is not an adapter file of this project: its metadata has format={metadata.get('format')!r}, "
-            f"expected '{FILE_FORMAT}'."
-        )
-    try:
-        targets = tuple(foreign_json.loads(metadata["target_modules"]))
-        return LoraSpec(int(metadata["rank"]), float(metadata["alpha"]), targets), tensors
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: its metadata has no rank, alpha and target_modules: {error!r}.") from error
 
 
 def _targets(module: nn.Module, targets: tuple[str, ...]) -> dict[str, nn.Linear]:

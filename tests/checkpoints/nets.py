@@ -2,14 +2,18 @@
 """Small networks of the family with random weights, for the tests of their files."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.checkpoints.adapters import FILE_FORMAT
 from cosmos_predict2.checkpoints.card import text_tensor
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from imaginaire.optim import lora
 
 SMALL: dict[str, Any] = dict(
     model_channels=32,
@@ -47,6 +51,15 @@ def released_state(net: nn.Module, prefix: str = "net.", dtype: torch.dtype = to
     state[f"{prefix}accum_iteration"] = torch.tensor(7)
     state[f"{prefix}blocks.0.self_attn.q_norm._extra_state"] = None
     return state
+
+
+def write_adapter(path: Path, net: nn.Module) -> str:
+    """A file of a network's adapters alone, as older versions wrote it."""
+    spec = lora.lora_spec(net)
+    assert spec is not None
+    header = {"format": FILE_FORMAT, "rank": str(spec.rank), "alpha": repr(spec.alpha), "base": ""}
+    safetensors.torch.save_file(lora.adapter_state(net), path, header)
+    return str(path)
 
 
 def assert_same_parameters(net: nn.Module, expected: dict[str, Tensor]) -> None:

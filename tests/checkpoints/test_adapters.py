@@ -17,7 +17,7 @@ from cosmos_predict2.checkpoints.adapters import _our_layer, read_adapter
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim import lora
-from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net
+from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net, write_adapter
 
 TARGETS = "q_proj,output_proj,mlp.layer1"
 RANK, ALPHA = 3, 12.0
@@ -34,14 +34,11 @@ def _factors(net: Any) -> dict[str, Tensor]:
 
 
 def _our_file(folder: Path, net: Any) -> str:
-    lora.save_adapter(str(folder / "adapter.safetensors"), net)
-    return str(folder / "adapter.safetensors")
+    return write_adapter(folder / "adapter.safetensors", net)
 
 
 def _our_file_of_a_model(folder: Path, net: Any) -> str:
-    model = torch.nn.ModuleDict({"net": net})
-    lora.save_adapter(str(folder / "model_adapter.safetensors"), model)
-    return str(folder / "model_adapter.safetensors")
+    return write_adapter(folder / "model_adapter.safetensors", torch.nn.ModuleDict({"net": net}))
 
 
 def _peft(folder: Path, net: Any, **config: Any) -> str:

@@ -23,7 +23,15 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 from tests.checkpoints.hub_server import Hub, serve
-from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net, released_state
+from tests.checkpoints.nets import (
+    SMALL,
+    assert_same_parameters,
+    call,
+    parameters_of,
+    random_net,
+    released_state,
+    write_adapter,
+)
 from tests.programs import HANG_S, warm_python
 
 EMA = random_net(seed=9)
@@ -260,7 +268,7 @@ def test_addresses_on_a_hub_load_like_folders(tmp_path: Path) -> None:
     net = random_net(seed=1)
     folder, file = Path(_pipeline_folder(tmp_path, net)), Path(_released(tmp_path, net))
     adapted = lora.inject(random_net(), 2, 4.0, "q_proj")
-    lora.save_adapter(str(tmp_path / "adapter.safetensors"), adapted)
+    write_adapter(tmp_path / "adapter.safetensors", adapted)
     factors = {f"base_model.model.{n}".replace(".default", ""): t for n, t in lora.adapter_state(adapted).items()}
     config = json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4.0, "target_modules": ["q_proj"]})
     hub = Hub(

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters: where they go, what they change, and their file."""
+"""Low-rank adapters: where they go, what they change, and how they train when they are sharded."""
 
 import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors
 import safetensors.torch
 import torch
 import torch.distributed as dist
@@ -15,7 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.checkpoint import weights
+from imaginaire.distributed.parallel import full_tensor
+from imaginaire.errors import ConfigError
 from imaginaire.optim.adamw import fused_adamw
 from imaginaire.optim.lora import (
     LoraSpec,
@@ -23,10 +24,8 @@ from imaginaire.optim.lora import (
     adapters,
     init_adapters,
     inject,
-    load_adapter,
     lora_spec,
     merge,
-    save_adapter,
 )
 from tests.multiprocess import run_distributed
 
@@ -111,60 +110,6 @@ def test_merge_keeps_the_output_and_the_first_names() -> None:
     assert_close(merged(x), before)
 
 
-def test_adapter_file_round_trip(tmp_path: Path) -> None:
-    net = _adapted(init=False)
-    path = str(tmp_path / "adapter.safetensors")
-    save_adapter(path, net, base="posttraining/base.pt")
-    with safetensors.safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    assert metadata == {
-        "format": "lora-1",
-        "rank": "4",
-        "alpha": "8.0",
-        "target_modules": '["q_proj", "mlp.layer1"]',
-        "base": "posttraining/base.pt",
-    }
-    x = torch.randn(3, 8)
-    plain = _net()
-    assert load_adapter(path, plain) == LoraSpec(4, 8.0, ("q_proj", "mlp.layer1"))  # adds the adapters
-    assert torch.equal(plain(x), net(x))
-    other = _adapted(seed=5)
-    load_adapter(path, other)
-    assert torch.equal(other(x), net(x))
-
-
-def test_a_file_of_other_adapters_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "adapter.safetensors"
-    save_adapter(str(path), _adapted())
-    with pytest.raises(CheckpointError, match=r"rank=4 alpha=8 targets=q_proj,mlp\.layer1.*rank=2 alpha=8"):
-        load_adapter(str(path), _adapted(rank=2))
-    with safetensors.safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    tensors = safetensors.torch.load_file(path)
-    tensors["2.q_proj.lora_A.default.weight"] = tensors.pop("1.q_proj.lora_A.default.weight")
-    tensors["0.q_proj.lora_B.default.weight"] = torch.zeros(3, 3)
-    safetensors.torch.save_file(tensors, path, metadata)
-    net = _adapted(init=False)
-    before = copy.deepcopy(adapter_state(net))
-    with pytest.raises(CheckpointError, match=r"\(6 matched, 1 missing, 1 unexpected, 1 wrong shape\)") as caught:
-        load_adapter(str(path), net)
-    assert all(f"  {name}.q_proj.lora_" in str(caught.value) for name in ("0", "1", "2"))
-    assert all(torch.equal(value, before[name]) for name, value in adapter_state(net).items()), "nothing is loaded"
-
-
-def test_unreadable_adapter_files_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"none\.safetensors"):
-        load_adapter(str(tmp_path / "none.safetensors"), _net())
-    (tmp_path / "torn.safetensors").write_bytes(b"torn")
-    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
-        load_adapter(str(tmp_path / "torn.safetensors"), _net())
-    safetensors.torch.save_file({"w": torch.zeros(1)}, tmp_path / "plain.safetensors")
-    with pytest.raises(CheckpointError, match="its metadata has format=None, expected 'lora-1'"):
-        load_adapter(str(tmp_path / "plain.safetensors"), _net())
-    with pytest.raises(ConfigError, match="no LoRA adapters"):
-        save_adapter(str(tmp_path / "nothing.safetensors"), _net())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -221,18 +166,19 @@ def _train_sharded(folder: Path) -> None:
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
     _train(net)
-    save_adapter(str(folder / "sharded.safetensors"), net)
-    dist.barrier()
-    load_adapter(str(folder / "single.safetensors"), net)
+    gathered = {name: full_tensor(value) for name, value in adapter_state(net).items()}
+    if dist.get_rank() == 0:
+        safetensors.torch.save_file(gathered, folder / "sharded.safetensors")
     expected = safetensors.torch.load_file(folder / "single.safetensors")
-    assert all(torch.equal(value.full_tensor(), expected[name]) for name, value in adapter_state(net).items())
+    weights.load_into(adapter_state(net), expected)
+    assert all(torch.equal(full_tensor(value), expected[name]) for name, value in adapter_state(net).items())
 
 
 @pytest.mark.slow
 def test_two_sharded_processes_train_and_save_as_one(tmp_path: Path) -> None:
     net = inject(_net(torch.bfloat16), 4, 8, TARGETS)
     _train(net)
-    save_adapter(str(tmp_path / "single.safetensors"), net)
+    safetensors.torch.save_file(adapter_state(net), tmp_path / "single.safetensors")
     run_distributed(_train_sharded, world_size=2, args=(tmp_path,))
     single, sharded = (safetensors.torch.load_file(tmp_path / f"{name}.safetensors") for name in ("single", "sharded"))
     for name, value in single.items():
