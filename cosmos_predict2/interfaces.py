@@ -28,7 +28,8 @@ class VideoTokenizer(Protocol):
     """Pixels to normalised latents and back: 1 + 4k frames become 1 + k latent frames, height and width an eighth.
 
     Not a module of the model that uses it: its weights are frozen and never part of a training checkpoint.
-    `TokenizerDefaults` has what is optional.
+    `TokenizerDefaults` has what is optional. Its class may have ``check(arguments, context)``, whose findings are
+    errors before anything is built.
     """
 
     is_causal: bool
@@ -66,7 +67,11 @@ class TokenizerDefaults:
 
 @runtime_checkable
 class TextEncoder(Protocol):
-    """Prompts to embeddings of a fixed number of tokens; what lies past a prompt is part of the contract."""
+    """Prompts to embeddings of a fixed number of tokens; what lies past a prompt is part of the contract.
+
+    Optional, of its class and given the arguments of its lazy node: ``declared_width``, the width that it will have,
+    which is compared with the network's before anything is built, and as of a tokenizer ``check``, see `CheckContext`.
+    """
 
     name: str  # identifies embeddings that may be mixed: encoder, weights and whatever changes the result
     num_tokens: int
