@@ -30,6 +30,7 @@ from cosmos_predict2.rl.imagined import check as imagination_check
 from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
+from cosmos_predict2.rl.policies.null import NullPolicy, are_motions
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.trust import digest, read_card
 from cosmos_predict2.toy_world.detector import detect
@@ -139,7 +140,7 @@ def test_doing_nothing_is_not_better_than_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(imagination_check, "imagined_ends", lambda *given: (None, []))
     monkeypatch.setattr(imagination_check, "judge", lambda *given: (numpy.linspace(0, 1, count), None))
     with closing(suites.find("toy").env(imagination_check.AT_ONCE, SimpleNamespace(action_dim=4))) as env:
-        still: Any = imagination_check.Still(torch.zeros(12, 4))
+        still: Any = NullPolicy("still", torch.zeros(1, 12, 4))
         found: Any = imagination_check.true_attempts(still, env, *[None] * 2, learnt)  # type: ignore[arg-type]
     assert found["true_above_nothing"].value == 0 and math.isnan(found["within_starts"].value)
     about = dict(explained=-0.01, low=-0.03, high=0.01, recordings=17)
@@ -168,9 +169,11 @@ def test_the_gate_knows_nothing_of_the_toy_world(data: Path, tmp_path: Path) -> 
 def test_a_robot_rests_by_no_motion_or_at_its_last_place() -> None:
     motions, places = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([[40.0, 2.0], [50.0, 1.0]])
     for actions, expected in ((motions, [0.0, 1.0]), (places, [50.0, 1.0])):
-        learnt = imagination_check.Episodes(torch.zeros(1), [], [], [actions], numpy.array([True]), [""])
-        rested = imagination_check._rested(actions, 4, imagination_check._are_motions(learnt))
+        rested = imagination_check._rested(actions, 4, are_motions(actions))
         assert torch.equal(rested[:2], actions) and rested[2:].tolist() == [expected, expected]
+    still = NullPolicy("still", torch.stack([places, places + 2]))
+    seen = {"full_image": torch.zeros(3, 1, 1, 3)}
+    assert still.act(seen, mode="greedy", generators=[]).actions_E_A_D.tolist() == [[[46.0, 2.5]] * 2] * 3
 
 
 def test_true_attempts_are_played_on_after_success(monkeypatch: pytest.MonkeyPatch) -> None:

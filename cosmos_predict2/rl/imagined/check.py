@@ -38,7 +38,8 @@ from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajector
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
 from cosmos_predict2.rl.imagined.verdict import BY_ACTIONS
-from cosmos_predict2.rl.interfaces import Decision, FrameReward, Observation, PolicyDefaults, VecEnv
+from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
+from cosmos_predict2.rl.policies.null import NullPolicy, are_motions, doing_nothing
 from cosmos_predict2.rl.rewards.resnet import KEY, ResnetReward
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import foreign_json
@@ -79,6 +80,10 @@ class Episodes:
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    @property
+    def actions_N_D(self) -> Tensor:
+        return torch.cat(self.actions)
 
     @property
     def last_E_H_W_C(self) -> Tensor:
@@ -231,35 +236,23 @@ def _other_actions(episodes: Episodes, seed: int) -> dict[str, list[Tensor]]:
     """Actions by which these starts do not succeed: those of the next episode, none, and random ones held for some."""
     count, random = len(episodes), torch.Generator().manual_seed(derive_seed(seed, 0, "random actions") % 2**63)
     others = [episodes.actions[(i + 1) % count] for i in range(count)]
-    rows = torch.cat(episodes.actions)
+    rows = episodes.actions_N_D
     low, high = rows.quantile(0.01, dim=0), rows.quantile(0.99, dim=0)
     drawn = [low + (high - low) * torch.rand(len(a), len(low), generator=random) for a in episodes.actions]
     hold = [torch.arange(len(a)) // HELD * HELD for a in episodes.actions]
     return {
         "swapped": others,
-        "nothing": [_nothing(episodes).expand_as(a) for a in episodes.actions],
+        "nothing": [doing_nothing(rows).expand_as(a) for a in episodes.actions],
         "random": [one[held] for one, held in zip(drawn, hold, strict=True)],
     }
 
 
-def _nothing(episodes: Episodes) -> Tensor:
-    """[D]: no motion, or the mean of places."""
-    mean = torch.cat(episodes.actions).mean(dim=0)
-    return torch.zeros_like(mean) if _are_motions(episodes) else mean
-
-
-def _rested(actions_L_D: Tensor, count: int, are_motions: bool) -> Tensor:
+def _rested(actions_L_D: Tensor, count: int, has_motions: bool) -> Tensor:
     """Behind these actions no motion, but the last number, which is a gripper's; or the last place again."""
     longer = held(actions_L_D, count)
-    if are_motions:
+    if has_motions:
         longer[len(actions_L_D) :, :-1] = 0
     return longer
-
-
-def _are_motions(episodes: Episodes) -> bool:
-    """True where zeros lie among the recorded actions: else these are places."""
-    rows = torch.cat(episodes.actions)
-    return bool(((rows.amin(dim=0) <= 0) & (rows.amax(dim=0) >= 0)).all())
 
 
 def _coded_ends(imagination: Imagination, episodes: Episodes) -> Tensor:
@@ -370,10 +363,10 @@ def policy_figures(
     sampled = attempts(policy, env, starts.part(slice(0, groups)), MEMBERS)
     value_G_M = sampled.return_E.double().numpy().reshape(groups, MEMBERS)
     best = greedy.return_E.double().numpy()
-    still = [_nothing(learnt).expand(env.metadata["max_steps"], -1)] * len(best)
+    still = [doing_nothing(learnt.actions_N_D).expand(env.metadata["max_steps"], -1)] * len(best)
     ends, _ = imagined_ends(imagination, episodes.first_E_H_W_C[: len(best)], still, seed)
     idle, _ = judge(reward, ends, episodes.tasks[: len(best)])
-    rows = torch.cat(learnt.actions).numpy()
+    rows = learnt.actions_N_D.numpy()
     low, high = numpy.percentile(rows, OUTSIDE, axis=0)
     margin = 0.1 * (high - low) + 1e-6
     done = sampled.actions_M_E_A_D[sampled.executed_M_E_A].numpy()
@@ -443,16 +436,6 @@ def played_figures(
     return figures
 
 
-class Still(PolicyDefaults):
-    """Does the same in every action of a chunk [A, D]."""
-
-    def __init__(self, chunk_A_D: Tensor) -> None:
-        self.chunk_A_D = chunk_A_D
-
-    def act(self, observation: Observation, **options: Any) -> Decision:
-        return Decision(self.chunk_A_D.expand(len(observation["task_description"]), -1, -1), {})
-
-
 def true_attempts(
     policy: Any,
     env: VecEnv,
@@ -476,8 +459,8 @@ def true_attempts(
     actions = [rows[done] for rows, done in zip(played.actions_M_E_A_D.transpose(0, 1), executed, strict=True)]
     by_actions = {BY_ACTIONS: alone(actions)} if alone else {}
     length = max(len(rows) for rows in actions)  # where the environment ends on success, the robot rests
-    are_motions = _are_motions(learnt)
-    actions = [_rested(rows, length, are_motions) for rows in actions]
+    has_motions = are_motions(learnt.actions_N_D)
+    actions = [_rested(rows, length, has_motions) for rows in actions]
     rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
     pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
     tasks = [text for text in first.task_description for _ in range(MEMBERS)]
@@ -487,7 +470,7 @@ def true_attempts(
     last = numpy.array([float(rows[-1]) for rows in rewards])  # dense ones say how near a failure was
     nearness = numpy.where(truth, last.max(), last) if len(numpy.unique(last)) > 2 else truth.astype(float)
     success_G = truth.reshape(GROUPS, MEMBERS).mean(axis=1)
-    still = Still(_nothing(learnt).expand(played.actions_M_E_A_D.shape[2], -1))
+    still = NullPolicy("still", learnt.actions_N_D[:, None].expand(-1, played.actions_M_E_A_D.shape[2], -1))
     still_G = attempts(still, env, starts).success_E.numpy()
     figures: Figures = {
         "true_success": agreement.mean(success_G, seed),

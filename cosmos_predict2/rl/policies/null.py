@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies that see nothing, and whether a clone is better than they are.
 
-    read_policy("null:still:my_data")    does nothing: zeros
+    read_policy("null:still:my_data")    does nothing: no motion, or the mean of recorded places
     read_policy("null:mean:my_data")     the recordings' mean action at each step of a decision
     read_policy("null:random:my_data")   actions of the recordings, drawn anew for each decision
 
@@ -57,11 +57,22 @@ class NullPolicy(nn.Module, PolicyDefaults):
             count = len(self.recorded)
             rows = [int(torch.randint(count, (1,), generator=each, device=each.device)) for each in generators]
             return Decision(self.recorded[rows], {})
-        once = self.recorded.mean(dim=0) if self.kind == "mean" else torch.zeros_like(self.recorded[0])
-        return Decision(once.expand(num, -1, -1).clone(), {})
+        once = self.recorded.mean(dim=0) if self.kind == "mean" else doing_nothing(self.recorded.flatten(0, 1))
+        return Decision(once.expand(num, self.chunk, -1).clone(), {})
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
         raise ConfigError(f"The null policy '{self.kind}' sees nothing and learns nothing: give a clone to learn from.")
+
+
+def are_motions(actions_N_D: Tensor) -> bool:
+    """True where zeros lie among recorded actions: else these are places."""
+    return bool(((actions_N_D.amin(dim=0) <= 0) & (actions_N_D.amax(dim=0) >= 0)).all())
+
+
+def doing_nothing(actions_N_D: Tensor) -> Tensor:
+    """[D]: no motion, or the mean of places."""
+    mean_D = actions_N_D.mean(dim=0)
+    return torch.zeros_like(mean_D) if are_motions(actions_N_D) else mean_D
 
 
 def null_policy(address: str, chunk: int = 12, camera: str | None = None) -> NullPolicy:
