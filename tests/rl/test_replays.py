@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded actions that are imagined, on the tiny weights that ship."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
 import pytest
 import torch
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
-from cosmos_predict2.rl.envs.replays import held, replayed, whole_chunks
+from cosmos_predict2.rl.envs.replays import held, replayed, require_actions_of, whole_chunks
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.world_model.imagination import Imagination
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +58,13 @@ def test_episodes_of_as_many_chunks_are_imagined_together_and_repeat_their_last_
     parts = [*whole_chunks([3, 12, 13, 24, 5, 12], 12, lambda count: 24 // count)]
     assert parts == [(12, [0, 1]), (12, [4, 5]), (24, [2]), (24, [3])]
     assert held(torch.arange(6.0).reshape(2, 3), 4).tolist() == [[0, 1, 2], [3, 4, 5], [3, 4, 5], [3, 4, 5]]
+
+
+def test_recordings_are_not_imagined_by_a_world_model_that_begins_with_five_pictures(imagination: Imagination) -> None:
+    """It is said before any of them is read."""
+    source: Any = SimpleNamespace(width=lambda parts: imagination.transform.dim, action_parts=lambda keys: None)
+    require_actions_of(source, imagination)
+    config = attrs.evolve(imagination.config, min_num_conditional_frames=2)
+    other: Any = SimpleNamespace(config=config, transform=imagination.transform)
+    with pytest.raises(ConfigError, match="5 at least"):
+        require_actions_of(source, other)

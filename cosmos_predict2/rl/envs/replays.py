@@ -57,13 +57,14 @@ def recorded_actions(source: LeRobotSource, i: int) -> Tensor:
 
 
 def require_actions_of(source: LeRobotSource, imagination: Imagination) -> None:
-    """Raise where the recorded actions are not those of the world model."""
+    """Raise where the recorded actions are not those of the world model, or a first picture is not enough for it."""
     found, wanted = source.width(source.action_parts(None)), imagination.transform.dim
     if found != wanted:
         raise DataError(
             f"{source.info.root}: its actions have {found} numbers, but those of the world model have {wanted}: it is"
             " of another robot. Give one that was trained on these recordings (--world_model)."
         )
+    imagination.config.require_conditioning(1)
 
 
 def replayed(
