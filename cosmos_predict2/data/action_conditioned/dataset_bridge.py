@@ -29,8 +29,9 @@ from cosmos_predict2.actions.transforms import (
 from cosmos_predict2.data.action_conditioned.recordings import (
     Recordings,
     annotation_files,
-    read_recording,
+    read_annotation,
     read_recordings,
+    recording_of,
 )
 from cosmos_predict2.data.clip_dataset import ACTION_FPS, ClipDataset, GivenTransform, Source, Text, shape_problems
 from cosmos_predict2.data.video.clips import Clip, open_clip, probe
@@ -173,9 +174,8 @@ class ActionConditionedDataset(ClipDataset):
             """Frame rate by the header of the first video."""
             first = annotation_files(Path(options[f"{options['mode']}_annotation_path"]))[0]
             camera = options["cam_ids"][0] if options["cam_id"] is None else options["cam_id"]
-            keys = {key: options[key] for key in ("state_key", "gripper_key")}
-            recording = read_recording(first, camera_ids=(camera,), **keys)
-            assert recording is not None  # no choice of rollouts was asked for
+            keys = (options["state_key"], options["gripper_key"], (camera,))
+            recording = recording_of(first, read_annotation(first), *keys)
             stride = options["fps_downsample_ratio"] or options["sequence_interval"]
             return probe(Path(options["video_path"]) / recording.videos[0])[1] / stride
 

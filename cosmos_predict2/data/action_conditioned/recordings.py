@@ -101,13 +101,10 @@ def read_recordings(
 
     def read(path: Path) -> Recording | DataError | None:
         try:
-            return read_recording(
-                path,
-                state_key=state_key,
-                gripper_key=gripper_key,
-                camera_ids=camera_ids,
-                is_rollout=is_rollout,
-            )
+            annotation = read_annotation(path)
+            if is_rollout is not None and bool(_metadata(annotation).get("is_eval")) != is_rollout:
+                return None
+            return recording_of(path, annotation, state_key, gripper_key, camera_ids)
         except DataError as error:
             return error
 
@@ -138,27 +135,21 @@ def read_recordings(
     )
 
 
-def read_recording(
+def recording_of(
     path: Path,
-    *,
+    annotation: dict[str, Any],
     state_key: str = "state",
     gripper_key: str = "continuous_gripper_state",
     camera_ids: Sequence[int] = (0,),
-    is_rollout: bool | None = None,
-) -> Recording | None:
-    """The recording of an annotation file; None if ``is_rollout`` excludes it."""
-    annotation = read_annotation(path)
-    metadata = annotation.get("episode_metadata")
-    metadata = metadata if isinstance(metadata, dict) else {}
-    if is_rollout is not None and bool(metadata.get("is_eval")) != is_rollout:
-        return None
+) -> Recording:
+    """The recording of an annotation file with this content."""
     try:
         poses, gripper = check_poses(_field(annotation, state_key), _field(annotation, gripper_key))
         videos = tuple(_video(annotation, camera) for camera in camera_ids)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     names = [annotation.get(key) for key in ("episode_id", "original_path")]
-    names += [metadata.get(key) for key in ("episode_id", "segment_id")]
+    names += [_metadata(annotation).get(key) for key in ("episode_id", "segment_id")]
     key = next((str(name) for name in names if name not in (None, "")), path.stem)
     return Recording(
         name=path.name,
@@ -174,6 +165,11 @@ def read_annotation(path: Path) -> dict[str, Any]:
         return foreign_json.load_object(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not an annotation that can be read: {error}") from error
+
+
+def _metadata(annotation: dict[str, Any]) -> dict[str, Any]:
+    found = annotation.get("episode_metadata")
+    return found if isinstance(found, dict) else {}
 
 
 def _field(annotation: dict[str, Any], key: str) -> Any:

@@ -6,7 +6,7 @@
 Letters: those of `objectives`; A actions of a decision; decision b of a rollout is decision b // E of episode b % E.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -136,14 +136,15 @@ def log_probs(
 
 
 @torch.no_grad()
-def velocities(policy: Policy, whole: Decisions, rows: Tensor, size: int, device: torch.device) -> Tensor:
-    """The same of velocities at the fresh noise of decisions, [B, L, K, N]."""
-    assert whole.fresh is not None
-    found = []
+def velocities(
+    policy: Policy, record: Mapping[str, Tensor], fresh: FreshDraws, rows: Tensor, size: int, device: torch.device
+) -> Tensor:
+    """The same of velocities at fresh noise, [B, L, K, N]."""
+    num, found = len(next(iter(record.values()))), []
     for some in rows.split(size):
-        record = {key: value[some].to(device) for key, value in whole.record.items()}
-        found.append(predicted(policy, record, whole.fresh.rows(some)).velocity_B_L_K_N.cpu())
-    return _in_rows(rows, found, len(whole.advantage_B))
+        part = {key: value[some].to(device) for key, value in record.items()}
+        found.append(predicted(policy, part, fresh.rows(some)).velocity_B_L_K_N.cpu())
+    return _in_rows(rows, found, num)
 
 
 def _in_rows(rows: Tensor, parts: Sequence[Tensor], num: int) -> Tensor:

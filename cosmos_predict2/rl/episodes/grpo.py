@@ -47,7 +47,7 @@ from cosmos_predict2.rl.episodes.episodes import (
     validation_starts,
     without_unreliable,
 )
-from cosmos_predict2.rl.episodes.fresh_noise import fresh_draws, misfits, predicted
+from cosmos_predict2.rl.episodes.fresh_noise import FreshDraws, fresh_draws, misfits, predicted
 from cosmos_predict2.rl.episodes.policy_evaluation import Evaluation, Rate, draws_of, played_along
 from cosmos_predict2.rl.episodes.refinement import Refinement, build_world_model
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed, tolerance_of
@@ -334,8 +334,8 @@ class VLAGRPOModel(RLModel):
         if objective_of(rl.objective).is_ratio:
             whole = self._with_log_probs(whole, played, *part)
         else:
-            draws = fresh_draws(self.policy.flow_times, rl, len(played.reward_M_E_A), len(played), self.seed, first)
-            whole = self._with_velocities(replace(whole, fresh=draws), *part)
+            fresh = fresh_draws(self.policy.flow_times, rl, len(played.reward_M_E_A), len(played), self.seed, first)
+            whole = replace(whole, fresh=self._with_velocities(whole.record, fresh, *part))
         whole = with_episodes(whole, played, rl)
         self._draws = random.generator(self.seed, first, "cloning")
         return rl.updates * rl.minibatches * rl.micro_batches, in_minibatches(whole, rows, rl, self.seed, first)
@@ -356,17 +356,16 @@ class VLAGRPOModel(RLModel):
                 whole = replace(whole, reference_log_prob_B_K_N=log_probs(self.policy, *part)[0])
         return whole
 
-    def _with_velocities(self, whole: Decisions, rows: Tensor, size: int, device: torch.device) -> Decisions:
-        """The decisions with the velocities of the weights that decided, and of a reference."""
-        part, fresh = (self.policy, whole, rows, size, device), whole.fresh
-        assert fresh is not None
+    def _with_velocities(self, record: Mapping[str, Tensor], fresh: FreshDraws, *part: Any) -> FreshDraws:
+        """The draws with the velocities of the weights that decided, and of a reference."""
+        given = (self.policy, record, fresh, *part)
         if self.rl.updates * self.rl.minibatches > 1 or self._old is not None:
             with self.sampling_policy(), deciding(self.net):
-                fresh = replace(fresh, v_old_B_L_K_N=velocities(*part))
+                fresh = replace(fresh, v_old_B_L_K_N=velocities(*given))
         if self._reference is not None:
             with self.reference(), deciding(self.net):
-                fresh = replace(fresh, v_reference_B_L_K_N=velocities(*part))
-        return replace(whole, fresh=fresh)
+                fresh = replace(fresh, v_reference_B_L_K_N=velocities(*given))
+        return fresh
 
     def at_end_of_experience(self) -> None:
         self.progress_counts.copy_(torch.tensor([int(self.progress_counts[0]) + 1, 0]))

@@ -23,7 +23,7 @@ from cosmos_predict2.actions.statistics import (
     sampled_statistics,
 )
 from cosmos_predict2.actions.transforms import ActionTransform, Floats, pose_differences, relative_pose
-from cosmos_predict2.data.action_conditioned.recordings import read_annotation, read_recording
+from cosmos_predict2.data.action_conditioned.recordings import read_annotation, recording_of
 from cosmos_predict2.data.lerobot.info import Info, Modality, Part
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, part_width
 from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault
@@ -135,10 +135,10 @@ def bridge_table(annotations: Sequence[Path]) -> ActionTable | None:
     rows, largest_angle = [], 0.0
     for place in chosen.tolist():
         try:
-            recording = read_recording(annotations[place], camera_ids=())
+            recording = recording_of(annotations[place], read_annotation(annotations[place]), camera_ids=())
         except DataError:
             continue
-        if recording is not None and len(recording.poses) > 1:
+        if len(recording.poses) > 1:
             rows.append(pose_differences(recording.poses[:, :6], recording.poses[:, 6]) + 0.0)  # no minus zeros
             largest_angle = max(largest_angle, float(numpy.abs(recording.poses[:, 3:6]).max()))
     if not rows:
@@ -206,8 +206,7 @@ def check_recording(job: RecordingJob) -> list[ClipFacts]:
     path = job.annotation
     try:
         annotation = read_annotation(path)
-        recording = read_recording(path)
-        assert recording is not None, "no recording was left out"
+        recording = recording_of(path, annotation)
     except DataError as error:
         return [ClipFacts(stem=path.stem, path="", faults=[fault(path, "annotation", str(error))])]
     faults = [fault(path, "annotation", f"{path}: {text}.") for text in _annotation_faults(annotation)]

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording
+from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_annotation, recording_of
 from cosmos_predict2.tools.jobs import run_jobs
 from cosmos_predict2.tools.prepare.records import RECORD, read_record, require_own, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked
@@ -98,8 +98,7 @@ def look_through(folder: Path, *, workers: int | None = None) -> Contents:
 
 def _num_frames(job: tuple[Path, Path]) -> int:
     path, folder = job
-    recording = read_recording(path)
-    assert recording is not None
+    recording = recording_of(path, read_annotation(path))
     if not len(recording.poses):
         raise DataError(f"{path} has no state: its recording has no frames.")
     for video in recording.videos:

@@ -13,7 +13,7 @@ import torch
 
 from cosmos_predict2.actions.transforms import actions_from_field, pose_differences, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
-from cosmos_predict2.data.action_conditioned.recordings import read_recording
+from cosmos_predict2.data.action_conditioned.recordings import recording_of
 from cosmos_predict2.data.video.clips import probe
 from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError
@@ -225,9 +225,8 @@ def test_rollouts_are_distinguished(tmp_path: Path) -> None:
 def test_the_page_of_the_layout_shows_what_is_computed(tmp_path: Path) -> None:
     text = (Path(__file__).resolve().parents[3] / "documentations/bridge_json.md").read_text()
     (example,) = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    (tmp_path / "0.json").write_text(example)
-    recording = read_recording(tmp_path / "0.json")
-    assert recording is not None and (recording.key, recording.caption) == ("0", "pick up the spoon")
+    recording = recording_of(tmp_path / "0.json", json.loads(example))
+    assert (recording.key, recording.caption) == ("0", "pick up the spoon")
     poses, gripper = recording.poses[:, :6], recording.poses[:, 6]
     actions = relative_pose().apply(pose_differences(poses, gripper))
     shown = " ".join(line[1:] for line in text.splitlines() if line.startswith(("# [[", "#  [")))
