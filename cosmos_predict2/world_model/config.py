@@ -131,7 +131,8 @@ class Video2WorldPipelineConfig(Section):
             raise ConfigError(
                 f"{num_frames} conditioning frames, but this network was trained with {least} at least"
                 f" (min_num_conditional_frames={fewest} latent frames): give as many (--num_conditional_frames, or"
-                " starts.history of an environment), or take weights that were trained with fewer."
+                " starts.history of an environment), or take weights that were trained with"
+                " fewer (--model 2B/post-trained: with the prompt alone)."
             )
 
 
