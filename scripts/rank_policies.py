@@ -37,7 +37,7 @@ add, count = parser.add_argument, command_line.at_least(1)
 add("--world_model", required=True, metavar="W", help="a run or weights")
 add("--reward", required=True, metavar="R", help="a file or folder of scripts.train_reward_model, or MODULE:CLASS")
 add("--starts", required=True, metavar="S", help="of scripts.make_reset_states; those that are held out are played")
-add("--policies", required=True, nargs="+", metavar="P", help="files, folders or runs of policies")
+add("--policies", required=True, nargs="+", metavar="P", help="files, folders or runs, or MODULE:CLASS")
 add(
     "--suite", default="", metavar="E", help="where it is true: gym:ID, or yours, MODULE:CLASS; imagined starts are its"
 )
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
     from cosmos_predict2.rl.imagined.check import read_reward
     from cosmos_predict2.rl.imagined.ranking import Ranked, have_failures, ranked, refusal, table
-    from cosmos_predict2.rl.policies.files import read_policy
+    from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.rl.trust import digest
     from cosmos_predict2.world_model.assembly import device_of
 
@@ -67,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
     reward, starts = read_reward(args.reward), RecordedStarts(args.starts, by_task=False)
     rows = []
     for path in dict.fromkeys(args.policies):
-        policy, card = read_policy(path)
-        policy = policy.to(imagination.world.device)
+        policy, card = find_policy(path)
+        if hasattr(policy, "to"):  # a driver of one's own may be no module
+            policy.to(imagination.world.device)
         try:
             value, true = _played(args, policy, imagination, reward, starts)
         except UserError as error:  # of one among several

@@ -74,6 +74,19 @@ def test_a_policy_is_not_judged_by_its_teacher(tmp_path: Path) -> None:
     assert refusal(str(tmp_path), inputs, places) == "", "no run"
 
 
+DRIVER = """
+import torch
+from cosmos_predict2.rl.interfaces import Decision
+
+
+class Still:
+    action_dim, chunk = 4, 12
+
+    def act(self, observation, *, mode="sample", generators=None, temperature=1.0):
+        return Decision(torch.zeros(len(observation["task_description"]), self.chunk, self.action_dim), {})
+"""
+
+
 def test_the_program_ranks_and_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +108,9 @@ def test_the_program_ranks_and_refuses(
     )
     assert "names nobody" in capsys.readouterr().err
     assert have_failures(tiny_action_path()) is None
+    (tmp_path / "drivers.py").write_text(DRIVER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert call(rank_policies, *words, "drivers:Still") == 0 and "drivers:Still" in capsys.readouterr().out
 
     def one_number(self: Any, observation: Any, **options: Any) -> Decision:
         return Decision(torch.zeros(len(observation["task_description"]), 4, 1), {})
