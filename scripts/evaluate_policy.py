@@ -113,12 +113,11 @@ def run(args: argparse.Namespace) -> None:
     device = device_of(args.device)
     if args.videos and not args.out:
         raise ConfigError(f"--videos {args.videos} needs --out, the folder that they are written to.")
-    if (args.reward is None) != (args.world_model is None or args.suite == suites.TOY):
+    is_compared, has_judge = args.world_model is not None, args.reward is not None or args.suite == suites.TOY
+    if (args.reward is not None and not is_compared) or (is_compared and not has_judge):
         raise ConfigError(
             f"--world_model PATH --reward PATH go together in --suite {args.suite}: the reward judges what is imagined"
-            " (scripts.train_reward_model). The toy world has a detector of its own."
-            if args.suite != suites.TOY
-            else "--reward goes with --world_model in other suites: the toy world has a detector of its own."
+            " (scripts.train_reward_model). The toy world alone has a detector of its own."
         )
     if args.world_model == "" and args.suite != suites.TOY:
         raise ConfigError(f"--world_model PATH: the model that ships is of the toy world, not of --suite {args.suite}.")
@@ -199,7 +198,6 @@ def _imagination(args: argparse.Namespace, action_dim: int) -> Any:
 def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: Any) -> Any:
     """The world model as an environment with the starts of the simulator."""
     from cosmos_predict2.configs.rl.imagination import fit_of
-    from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.first_frames import SimulatedStarts
     from cosmos_predict2.rl.envs.scoring import Scoring
     from cosmos_predict2.rl.envs.starts import ToyStarts
@@ -207,7 +205,7 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: An
     from cosmos_predict2.rl.imagined.check import read_reward
     from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 
-    if args.suite == suites.TOY:
+    if args.reward is None:
         setting = args.setting or "default"
         starts: Any = ToyStarts(setting, args.tasks, split=args.split or "val")
         reward: Any = ToyDetectorReward(setting)

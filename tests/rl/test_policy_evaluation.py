@@ -262,22 +262,23 @@ class Brightness(FrameRewardDefaults):
         return Judgement(value_E_F, value_E_F > BRIGHT)
 
 
+@pytest.mark.parametrize(("env", "split"), [("cosmos_predict2.rl.envs.toy:ToyEnv", "train"), ("toy", "val")])
 def test_the_command_compares_in_any_simulator_from_its_own_first_pictures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    env: str, split: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The toy world as somebody's own simulator is imagined from the same starts, by the same actions."""
     torch.manual_seed(0)
     write_policy(tmp_path / "policy", ToyPolicy(width=32), {})
-    out, env = tmp_path / "out", "cosmos_predict2.rl.envs.toy:ToyEnv"
+    out = tmp_path / "out"
     words = ("--policy", str(tmp_path / "policy"), "--suite", env, "--episodes", "4", "--out", str(out))
     reward = f"{__name__}:{Brightness.__name__}"
     assert call(evaluate_policy, *words, "--world_model", tiny_action_path(), "--reward", reward) == 0
     found = json.loads((out / "evaluation.json").read_text())["world_model"]
     starts = held_out_starts(4, 1, 0)
-    policy, simulator = files.read_policy(str(tmp_path / "policy"))[0], ToyEnv(4)
+    policy, simulator = files.read_policy(str(tmp_path / "policy"))[0], ToyEnv(4, split=split)
     played = evaluate(policy, simulator, starts, ["push_puck"])
     judged = Scoring(judge="last", reward_on="last")
-    imagined = WorldModelEnv(imagination_of(), ToyStarts(), Brightness(), 4, 24, scoring=judged)
+    imagined = WorldModelEnv(imagination_of(), ToyStarts(split=split), Brightness(), 4, 24, scoring=judged)
     expected = imagined_along(played, imagined).as_dict()
     assert 0 < expected["imagined_rate"] < 1  # or nothing is compared
     expected.pop("true_positive_rate")  # nothing succeeds
@@ -290,13 +291,18 @@ def test_the_command_compares_in_any_simulator_from_its_own_first_pictures(
     fitted = SimulatedStarts(ToyEnv(3), 1, fit).starts([0] * 4, [7, 8, 9, 10]).pictures_E_F_H_W_C
     assert fitted.shape == (4, 1, 32, 40, 3)
     assert torch.equal(fitted[2, 0].permute(2, 0, 1), fit(same.pictures_E_F_H_W_C[2, 0].permute(2, 0, 1)))
-    capsys.readouterr()
+
+
+def test_a_world_model_and_its_judge_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_policy(tmp_path / "policy", ToyPolicy(width=32), {})
+    words = ("--policy", str(tmp_path / "policy"), "--suite", "cosmos_predict2.rl.envs.toy:ToyEnv")
+    reward = f"{__name__}:{Brightness.__name__}"
     for more, message in (
         (["--world_model", tiny_action_path()], "--world_model PATH --reward PATH go together in --suite"),
         (["--reward", reward], "go together"),
         (["--world_model", "--reward", reward], "the model that ships is of the toy world"),
         (["--world_model", tiny_action_path(), "--reward", "collections:OrderedDict"], "has no judge(frames, context)"),
-        (["--suite", "toy", "--world_model", "--reward", reward], "has a detector of its own"),
+        (["--suite", "toy", "--reward", reward], "go together"),
     ):
         assert call(evaluate_policy, *words, *more) == 2
         assert message in capsys.readouterr().err
