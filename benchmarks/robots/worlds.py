@@ -35,8 +35,8 @@ SENTENCES = {
 }
 FETCH = {"push": "FetchPush-v4", "touch": "FetchReach-v4"}
 FETCH_CAMERAS = {  # its distance, its elevation in degrees, where it looks
-    "FetchPush-v4": (1.05, -50.0, (1.32, 0.75, 0.42)),
-    "FetchReach-v4": (0.85, -35.0, (1.33, 0.75, 0.53)),
+    "FetchPush-v4": (0.75, -50.0, (1.36, 0.75, 0.42)),
+    "FetchReach-v4": (0.65, -35.0, (1.36, 0.75, 0.53)),
 }
 STEPS = {**dict.fromkeys(METAWORLD, 4), "window": 6, **dict.fromkeys(FETCH, 2)}  # of the simulator for an action
 SUITES = {
@@ -71,7 +71,7 @@ def fetch(task: str, render_mode: str | None = None, **drawn: Any) -> Any:
 
     gymnasium.register_envs(gymnasium_robotics)
     distance, elevation, place = FETCH_CAMERAS[task]
-    camera = dict(distance=distance, azimuth=180.0, elevation=elevation, lookat=numpy.array(place))
+    camera = dict(distance=distance, azimuth=100.0, elevation=elevation, lookat=numpy.array(place))
     settings = dict(default_camera_config=camera, disable_env_checker=True, **drawn)
     return _without_shadows(gymnasium.make(task, render_mode=render_mode, **settings).unwrapped)
 
