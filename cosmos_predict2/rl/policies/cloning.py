@@ -172,13 +172,21 @@ class Beginning:
         return dict(action_dim=self.windows.actions_B_A_D.shape[2], hold=self.chunk // self.num_knots)
 
 
-def begin(policy: str, start: Beginning, arguments: Mapping[str, Any], where: str, noise: float | None = None) -> Any:
+def begin(
+    policy: str,
+    start: Beginning,
+    arguments: Mapping[str, Any],
+    where: str,
+    noise: float | None = None,
+    correlation: float | None = None,
+) -> Any:
     """A `Cloneable` policy, with weights of a base or drawn ones; ``where`` comes before a wrong argument."""
     cls, windows = cloneable(policy), start.windows
     sizes = dict(action_dim=windows.actions_B_A_D.shape[2], chunk=start.chunk, num_knots=start.num_knots)
     with random.preserved():
         torch.manual_seed(random.derive_seed(start.seed, 0, "policy"))
-        begun: Any = made(getattr(cls, "to_clone", cls), arguments, where, start=start, noise=noise, **sizes)
+        offered: dict[str, Any] = dict(start=start, noise=noise, correlation=correlation, **sizes)
+        begun: Any = made(getattr(cls, "to_clone", cls), arguments, where, **offered)
     if arguments.get("keep_statistics"):
         warn_of_outside(begun, windows, str(arguments.get("base")))
     return begun

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 KEY = "model.config"
 FIGURES = "clone.json"
+CORRELATION = 0.9  # so that attempts differ in where they lead: documentations/trust_limits.md
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -60,6 +61,8 @@ class CloningConfig(Section):
     lora_rank: int = attrs.field(default=0, validator=at_least(0))  # 0: the weights themselves are trained
     arguments: Any = attrs.field(factory=dict)  # others of the policy's ``to_clone``, such as augment or variant
     noise: float = attrs.field(default=0.2, validator=above(0))  # deviation of draws, of policies that take it
+    # of draws of neighbouring actions, of policies that take it; null: that of base, and .9 without one
+    correlation: Any = attrs.field(default=None, validator=at_least(0))
     num_knots: int = attrs.field(default=4, validator=at_least(1))  # motions of a chunk, each held for equally long
     shift: float = attrs.field(default=0.0, validator=at_least(0))  # of a picture's side, by which it is moved at most
     seed: int = attrs.field(default=0, validator=at_least(0))  # of drawn weights
@@ -91,7 +94,9 @@ class CloningModel(ImaginaireModel):
         start = Beginning(windows, Path(self._folder.name), config.seed, data.chunk, config.num_knots)
         own = {"base": config.base, "lora_rank": config.lora_rank, **dict(config.arguments)}
         given = {name: value for name, value in own.items() if value}
-        self.net: nn.Module = begin(config.policy, start, given, f"{KEY}.arguments.", config.noise)
+        correlation = CORRELATION if config.correlation is None and not config.base else config.correlation
+        drawn = (config.noise, correlation)
+        self.net: nn.Module = begin(config.policy, start, given, f"{KEY}.arguments.", *drawn)
         cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
         self.constant, self.sentences = Constant.of(windows), sorted(set(windows.tasks))
         known = json.dumps([windows.statistics(), self.sentences], sort_keys=True)

@@ -35,6 +35,24 @@ log = logging.getLogger(__name__)
 _INSIDE = (".base_layer", ".lora_A", ".lora_B", ".lora_A.default", ".lora_B.default")  # an adapter's own modules
 
 
+def correlated(normal_E_K_N: Tensor, correlation: float) -> Tensor:
+    """Standard normal draws as an autoregressive sequence over actions: those of actions k and j of a number correlate
+    by ``correlation`` to the power |k - j|, and each alone is as likely as before.
+
+    Draws of their own tremble, and average out over a motion: attempts then hardly differ in where it leads. Correlated
+    ones shift the motion as a whole. A policy's log-probability stays that of each number by itself. For normal draws
+    of a fixed deviation its gradient in their means is the joint one's times the covariance, which favours whole
+    motions; for tokens, and in weights that several numbers share, this is a heuristic. A mean of exp(sum of
+    log-ratios) is no longer 1: distances are estimated by number (``kl_kind=k3_by_number``).
+    """
+    if correlation == 0:
+        return normal_E_K_N
+    k = torch.arange(normal_E_K_N.shape[1], device=normal_E_K_N.device)
+    share = torch.tril(correlation ** (k[:, None] - k[None]).clamp(min=0))
+    share[:, 1:] *= (1 - correlation**2) ** 0.5
+    return torch.einsum("kj,ejn->ekn", share.to(normal_E_K_N), normal_E_K_N)
+
+
 class PolicyNetwork(Protocol):
     """The ``network`` of a policy, a module, which is sharded, adapted and cast in part.
 

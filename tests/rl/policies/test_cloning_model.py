@@ -101,12 +101,24 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     best, card = read_policy(str(whole / RUN))
     averaged, _ = read_policy(str(whole / RUN / "checkpoints/model/iter_000000004.pt"), "net_ema")
     assert card.about["iteration"] == 4 and best.action_dim == 2 and best.sentences == ("go",)
+    assert (best.config if policy == "pi05" else best).correlation == 0.9, "the clone draws as it learns"
     seen = Windows(torch.full((1, SIDE, SIDE, 3), 99, dtype=torch.uint8), torch.zeros(1, 4, 2), ["go"]).observation
     decided = [
         each.act(seen, mode="greedy", generators=[torch.Generator().manual_seed(0)]).actions_E_A_D
         for each in (best, averaged)
     ]
     torch.testing.assert_close(*decided)
+
+
+def test_a_clone_of_a_base_draws_as_the_base_does(recordings: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = ["trainer.max_iter=1", "trainer.run_validation=false"]
+    assert command(recordings, *short, "model.config.correlation=0.5") == 0
+    base = read_policy(str(tmp_path / RUN))[0]
+    assert base.config.correlation == 0.5
+    again = [f"model.config.base={tmp_path / RUN / 'policy'}", "job.name=again"]
+    assert command(recordings, *short, *again) == 0
+    assert read_policy(str((tmp_path / RUN).parent / "again"))[0].config.correlation == 0.5
 
 
 def test_pictures_of_training_are_moved_each_by_its_own_draw() -> None:

@@ -161,6 +161,25 @@ def test_each_token_of_a_decision_has_a_draw_of_its_own(variant: str, folder: Pa
     assert all(len(set(row)) > 3 for row in record["responses"].flatten(1).tolist())
 
 
+def test_draws_of_neighbouring_actions_go_together_and_each_is_as_likely_as_before(folder: Path) -> None:
+    """So hot that all tokens are alike: a token is the draw that chose it."""
+    policy = OpenVLAPolicy(str(folder), temperature=1e6, correlation=0.9)
+    draws = policy._draws(_generators(1000)).unflatten(1, (policy.num_actions, policy.action_dim))
+    normal = torch.special.ndtri(draws.double())
+    assert abs(float(normal.mean())) < 0.05 and abs(float(normal.std()) - 1) < 0.02
+    for apart in (1, 3):
+        found = float((normal[:, apart:] * normal[:, :-apart]).mean())
+        assert found == pytest.approx(0.9**apart, abs=0.03), apart
+    assert abs(float((normal[:, :, 1:] * normal[:, :, :-1]).mean())) < 0.05, "numbers of an action have their own"
+    decision = policy.act(_observation(), mode="sample", generators=_generators())
+    close = decision.record["responses"].diff(dim=1).abs().float().mean()
+    far = OpenVLAPolicy(str(folder), temperature=1e6).act(_observation(), mode="sample", generators=_generators())
+    assert close < 0.6 * far.record["responses"].diff(dim=1).abs().float().mean()
+    assert decision.log_prob_E_K_N is not None
+    again = policy.log_prob(decision.record).log_prob_B_K_N
+    torch.testing.assert_close(again, decision.log_prob_E_K_N, rtol=0, atol=1e-4)
+
+
 def test_numbers_are_outside_below_and_above_their_range() -> None:
     statistics = Statistics(numpy.array([0.0, 0.0]), numpy.array([2.0, 2.0]), numpy.array([True, False]))
     values = torch.tensor([[-0.1, -0.5], [0.0, -1.5], [2.0, 0.0], [2.1, 1.5]])
@@ -443,6 +462,8 @@ REFUSED: list[tuple[Callable[[Path], Any], dict[str, Any], str]] = [  # a change
     (str, dict(action_dim=6), "statistics are of 7 numbers, but the policy has 6"),
     (str, dict(action_chunk=0), r"policy\.action_chunk=0 must be a whole number from 1 to"),
     (str, dict(hold=0), r"policy\.hold=0"),
+    (str, dict(correlation=1.0), r"policy\.correlation=1\.0 must be at least 0, and below 1"),
+    (_edited(CONFIG, lambda content: content.update(correlation="0.9")), {}, r"policy\.correlation='0\.9'"),
     (str, dict(gripper="liberoo"), r"gripper='liberoo'.*Did you mean libero"),
     (str, dict(attention="flashy"), r"policy\.attention='flashy'"),
 ]

@@ -181,6 +181,21 @@ def test_what_is_drawn_spreads_with_the_temperature(folder: Path) -> None:
     assert not torch.equal(one, none)
 
 
+def test_noise_of_neighbouring_actions_goes_together(folder: Path) -> None:
+    def noise(correlation: float) -> torch.Tensor:
+        policy = Pi05Policy(str(folder), num_steps=1, correlation=correlation)
+        of_heat = [
+            policy.act(observation(), mode="sample", generators=generators(), temperature=t).record["chains"][:, 1]
+            for t in (0.0, 1.0)
+        ]
+        return of_heat[1] - of_heat[0]
+
+    single, together = noise(0.0), noise(0.9)
+    torch.testing.assert_close(together[:, 0], single[:, 0])
+    torch.testing.assert_close(together[:, 1], 0.9 * single[:, 0] + 0.19**0.5 * single[:, 1])
+    torch.testing.assert_close(together[:, 2], 0.9 * together[:, 1] + 0.19**0.5 * single[:, 2])
+
+
 def test_cloning_regresses_noise_less_action_at_published_times(folder: Path) -> None:
     policy = Pi05Policy(str(folder))
     record = policy.record_of(observation(), torch.rand(3, 12, 4) - 0.5)
@@ -270,6 +285,7 @@ def test_what_cannot_be_decided_is_refused(folder: Path, tmp_path: Path) -> None
         (dict(noise_levle=1.0), "noise_level"),
         (dict(noise_method="flow_cps", num_steps=1), "no step that is drawn"),
         (dict(hold=0), "hold=0 must be from 1 to"),
+        (dict(correlation=-0.1), "correlation=-0.1 must be at least 0, and below 1"),
         (dict(num_steps="4"), "num_steps='4' must be of type int"),
         (dict(noise_level=True), "noise_level=True must be of type float"),
         (dict(noise_params=[1, 2]), r"noise_params=\[1.0, 2.0\]"),

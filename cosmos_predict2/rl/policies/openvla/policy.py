@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning
-from cosmos_predict2.rl.policies.network import add_adapters, merged_state
+from cosmos_predict2.rl.policies.network import add_adapters, correlated, merged_state
 from cosmos_predict2.rl.policies.openvla.inputs import (
     GRIPPERS,
     PREPROCESSOR,
@@ -46,9 +46,11 @@ MOST = 10_000  # of actions, numbers or pictures: more is a damaged config.json
 TINY_BINS = 32  # of a tiny one that is cloned: with the 256 of the published ones it takes many times as long to learn
 VARIANTS = ("oft", "autoregressive", "l1")
 COUNTS = ("action_chunk", "action_dim", "hold", "num_images_in_input")
-USUAL = dict(action_chunk=8, action_dim=7, hold=1, num_images_in_input=1, use_proprio=False, center_crop=True)
+USUAL = dict(
+    action_chunk=8, action_dim=7, hold=1, num_images_in_input=1, use_proprio=False, center_crop=True, correlation=0.0
+)
 OWN = "recordings"  # the name of statistics that are not the folder's
-RECORDED = ("action_chunk", "action_dim", "hold", "num_images_in_input", "use_proprio", "gripper", "center_crop")
+RECORDED = (*USUAL, "gripper")
 NO_PROBABILITY = (
     "policy.variant=l1 gives actions without a probability: evaluate it greedily (--mode greedy) and clone it"
     " (scripts.train_policy); reinforcement learning needs policy.variant=oft, whose actions are tokens."
@@ -62,8 +64,9 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
     original, token after token; "l1" has a head for the numbers themselves, and draws nothing. The probability of a
     token is that of ``temperature``, in rollouts and in training. ``path`` gives sizes, statistics, tokenizer and
     weights. Null settings are those of its config.json; ``gripper`` is then "libero" where the statistics are of
-    LIBERO. ``statistics`` of actions take the place of the folder's, also where it is saved. With ``lora_rank``
-    adapters are trained in place of the weights, after those of ``lora_path`` were added for good.
+    LIBERO. ``correlation`` is that of the draws of neighbouring actions (`network.correlated`). ``statistics`` of
+    actions take the place of the folder's, also where it is saved. With ``lora_rank`` adapters are trained in place of
+    the weights, after those of ``lora_path`` were added for good.
     """
 
     cloning: ClassVar[dict[str, Any]] = dict(demonstrations=2000, windows="all", steps=3000, lr=1.5e-3, batch_size=32)
@@ -81,6 +84,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         bounds: str = "q99",
         gripper: str | None = None,
         center_crop: bool | None = None,
+        correlation: float | None = None,
         temperature: float = 1.0,
         max_tokens: int = 64,
         attention: str = "eager",
@@ -108,14 +112,14 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
             path=path, variant=variant, action_chunk=action_chunk, action_dim=action_dim, hold=hold,
             num_images_in_input=num_images_in_input, use_proprio=use_proprio,
             unnorm_key="" if statistics else unnorm_key, bounds=bounds,
-            gripper=gripper, center_crop=center_crop, temperature=temperature, max_tokens=max_tokens,
-            attention=attention,
+            gripper=gripper, center_crop=center_crop, correlation=correlation, temperature=temperature,
+            max_tokens=max_tokens, attention=attention,
         )  # fmt: skip
         settings = _settings(config, self.arguments)
         self.variant, self.temperature = variant, temperature
         self.num_actions = 1 if variant == "autoregressive" else settings["action_chunk"]
         self.action_dim, self.hold = settings["action_dim"], settings["hold"]
-        self.num_views = settings["num_images_in_input"]
+        self.num_views, self.correlation = settings["num_images_in_input"], settings["correlation"]
         self._read_statistics(config, unnorm_key, statistics, uses_proprio=settings["use_proprio"])
         self.tokens = ActionTokens(sizes.vocabulary, sizes.bins)
         self.prompts = Prompts(self.folder.tokenizer_folder(), max_tokens, sizes.pad_id)
@@ -172,16 +176,23 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
 
     @classmethod
     def to_clone(
-        cls, start: Beginning, base: str = "", keep_statistics: bool = False, lora_rank: int = 0, variant: str = "oft"
+        cls,
+        start: Beginning,
+        base: str = "",
+        keep_statistics: bool = False,
+        lora_rank: int = 0,
+        variant: str = "oft",
+        correlation: float | None = None,
     ) -> "OpenVLAPolicy":
         """One with the weights of ``base``, or a tiny random one."""
         windows, sizes = start.windows, dict[str, Any](action_chunk=start.num_knots, **start.sizes)
+        own: dict[str, Any] = dict(lora_rank=lora_rank, variant=variant, correlation=correlation)
         if base:
             sizes |= recorded_settings(base, windows.actions_B_A_D, keep_statistics=keep_statistics)
-            return cls(base, **sizes, lora_rank=lora_rank, variant=variant)
+            return cls(base, **sizes, **own)
         sentences, statistics = sorted(set(windows.tasks)), {"action": windows.statistics()}
         write_tiny(start.folder, seed=start.seed, statistics=statistics, sentences=sentences, bins=TINY_BINS, **sizes)
-        return cls(str(start.folder), lora_rank=lora_rank, variant=variant)
+        return cls(str(start.folder), **own)
 
     @property
     def network(self) -> OpenVLAModel:
@@ -213,8 +224,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         num = self.num_actions * self.action_dim
         draws_E_KN = seen.new_zeros(len(seen), num, dtype=torch.float32)  # of a greedy decision, which draws nothing
         if heat > 0:
-            draws = [torch.rand(num, generator=each, device=each.device) for each in generators]
-            draws_E_KN = torch.stack(draws).to(seen.device)
+            draws_E_KN = self._draws(generators).to(seen.device)
         if self.variant == "oft":
             logits = self.model.parallel_logits(seen, record["ids"], record["length"], num)
             chosen, log_prob = _chosen(logits[..., self.tokens.ids], draws_E_KN, heat)
@@ -225,6 +235,15 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         return Decision(
             self.actions(record["responses"]), record, log_prob.unflatten(1, shape) if mode == "sample" else None
         )
+
+    def _draws(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Uniform numbers, which choose tokens."""
+        shape = (self.num_actions, self.action_dim)
+        if self.correlation == 0:
+            draws = [torch.rand(shape, generator=each, device=each.device) for each in generators]
+            return torch.stack(draws).flatten(1)
+        normal = torch.stack([torch.randn(shape, generator=each, device=each.device) for each in generators])
+        return torch.special.ndtr(correlated(normal, self.correlation)).flatten(1)
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
         if self.variant == "l1":
@@ -363,6 +382,8 @@ def _settings(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     for name in COUNTS[given["variant"] == "autoregressive" :]:  # which has no action_chunk
         if type(found[name]) is not int or not 1 <= found[name] <= MOST:
             raise ConfigError(f"policy.{name}={found[name]!r} must be a whole number from 1 to {MOST}.")
+    if not isinstance(correlation := found["correlation"], int | float) or not 0 <= correlation < 1:
+        raise ConfigError(f"policy.correlation={correlation!r} must be at least 0, and below 1.")
     return found
 
 

@@ -72,6 +72,7 @@ class Pi05Config:
     noise_anneal: bool = False
     noise_params: tuple[float, ...] = (0.7, 0.3, 400.0)
     noise_logvar_range: tuple[float, ...] = (0.08, 0.16)  # two standard deviations, in spite of the name
+    correlation: float = 0.0  # of the noise of neighbouring actions of a decision
     joint_logprob: bool = False
     safe_get_logprob: bool = False
     ignore_last: bool | None = None  # never draw the last step; null: for flow_cps, whose last step draws nothing
@@ -111,6 +112,8 @@ class Pi05Config:
             found.append(
                 f"noise_logvar_range={list(self.noise_logvar_range)} must be two deviations above 0, the smaller first"
             )
+        if not 0 <= self.correlation < 1:
+            found.append(f"correlation={self.correlation!r} must be at least 0, and below 1")
         if self.env_dim > self.action_dim:
             found.append(f"action_env_dim={self.env_dim} is above action_dim={self.action_dim}")
         if self.num_steps < 1 + (self.ignores_last and not self.joint_logprob):

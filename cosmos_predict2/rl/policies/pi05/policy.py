@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from cosmos_predict2.rl.interfaces import Decision, DrawnStep, LogProb, Observation, PolicyDefaults, Velocities
 from cosmos_predict2.rl.policies.cloning import Beginning
-from cosmos_predict2.rl.policies.network import add_adapters, merged_state
+from cosmos_predict2.rl.policies.network import add_adapters, correlated, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
@@ -99,6 +99,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         lora_rank: int = 0,
         expert_only: bool = False,
         augment: bool = False,
+        correlation: float | None = None,
     ) -> "Pi05Policy":
         """One with the weights of ``base``, or a tiny random one."""
         windows, of_start = start.windows, start.sizes
@@ -106,7 +107,8 @@ class Pi05Policy(nn.Module, PolicyDefaults):
             action_horizon=start.num_knots, action_env_dim=of_start["action_dim"], hold=of_start["hold"]
         )
         trained: dict[str, Any] = dict(lora_rank=lora_rank, augment=augment)
-        trained |= dict(train_expert_only=True) if expert_only else {}  # else as base has it
+        given = dict(train_expert_only=expert_only or None, correlation=correlation)
+        trained |= {name: value for name, value in given.items() if value is not None}  # else as base has it
         if base:
             return cls(base, **sizes, **trained, statistics=None if keep_statistics else windows.statistics())
         statistics = {**STATISTICS, "actions": windows.statistics()}
@@ -161,7 +163,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
             mean, _ = self._step(flow.EVAL, index, x, v, hidden, record)
             if mode == "sample":
                 drawn_mean, std = self._step(config.noise_method, index, x, v, hidden, record)
-                noise, std = self._drawn(generators, shape), temperature * std
+                noise, std = correlated(self._drawn(generators, shape), config.correlation), temperature * std
                 is_drawn = (record["denoise_inds"] == k).any(dim=1)[:, None, None]
                 term = flow.noise_log_prob(noise, std, is_safe=config.safe_get_logprob)
                 log_prob = log_prob + torch.where(is_drawn, term, 0.0)
