@@ -30,7 +30,9 @@ add = parser.add_argument
 add("data", metavar="DATA", type=Path, help="the folder of a LeRobot data set")
 add("--out", required=True, type=command_line.local_folder, metavar="RUN", help="the folder of all that is made")
 add("--suite", default="", help="where policies can truly act: gym:ID, gym:MODULE:ID, MODULE:CLASS, libero_10, ...")
-add("--policy", default="pi05", help="what is trained: pi05, openvla_oft, or MODULE:CLASS of yours")
+kinds = "what is cloned: pi05, openvla_oft (by default both), or MODULE:CLASS of yours; may be repeated"
+add("--policy", dest="policies", action="append", metavar="POLICY", help=kinds)
+add("--clones", type=command_line.at_least(1), default=1, help="of each kind; the best of all in imagination learns")
 add("--success_column", default="next.success", metavar="COLUMN", help="1 on frames that show success")
 add("--camera", default="", metavar="NAME", help="of several, the one to look at")
 add("--episodes", type=command_line.at_least(1), default=200, help="of the truth before and after, with --suite")
@@ -55,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
             " the recordings, or leave --phases out."
         )
     given = {field.name: getattr(args, field.name) for field in fields(Options) if field.name != "imports"}
+    given["policies"] = tuple(dict.fromkeys(args.policies or Options.policies))
     options = Options(**given, imports=tuple(getattr(args, "import")))
     if args.dryrun:
         print("\n".join(commands(options)))

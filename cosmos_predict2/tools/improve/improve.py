@@ -23,7 +23,16 @@ from cosmos_predict2.rl.policies.cloning import cloneable
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.page import Figures, Verdict, refusals, verdict_of, without, write_page
 from cosmos_predict2.tools.improve.steps import Runner, digest
-from cosmos_predict2.tools.improve.way import POLICIES, Options, Phase, Recorded, look, phases_of, steps_of
+from cosmos_predict2.tools.improve.way import (
+    CHOICE,
+    POLICIES,
+    Options,
+    Phase,
+    Recorded,
+    look,
+    phases_of,
+    steps_of,
+)
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError
@@ -38,8 +47,9 @@ MOST_BEYOND = 0.01  # share of numbers beyond -1 and 1 that clipping may explain
 
 def improve(options: Options) -> Verdict:
     """Go as far as the gate lets; the verdict of what there is then."""
-    if options.policy not in POLICIES:
-        cloneable(options.policy)
+    for policy in options.policies:
+        if policy not in POLICIES:
+            cloneable(policy)
     recorded = look(options)
     if recorded.num_actions < CHUNK:
         raise DataError(
@@ -50,7 +60,10 @@ def improve(options: Options) -> Verdict:
         require_suite(options, recorded)
     figures = Figures(options.out)
     with Runner(options.out, steps_of(options, recorded)) as runner:
-        for step in runner.steps:
+        done = 0
+        while done < len(runner.steps):
+            step = runner.steps[done]
+            done += 1
             refused = refusals(options, runner, figures)
             if step.name in without(options, runner, refused):
                 continue
@@ -60,6 +73,8 @@ def improve(options: Options) -> Verdict:
             try:
                 if runner.run(step) and step.name in ("split", "tokenizer"):
                     illustrate(step.name, options, recorded)
+                if step.name == CHOICE:
+                    runner.steps = steps_of(options, recorded)
             finally:
                 page = write_page(options, runner, figures)
     found = verdict_of(options, runner, figures)

@@ -13,7 +13,18 @@ from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, Point
 from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, read_records
 from cosmos_predict2.rl.imagined.verdict import lines_of, table
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
-from cosmos_predict2.tools.improve.way import CLONED, GATE, WORLD_MODEL, Options, Phase, phases_of
+from cosmos_predict2.tools.improve.way import (
+    CHOSEN,
+    GATE,
+    RANKING,
+    WORLD_MODEL,
+    Clone,
+    Options,
+    Phase,
+    chosen,
+    clones_of,
+    phases_of,
+)
 from imaginaire import foreign_json, storage
 from imaginaire.progress import duration
 
@@ -71,7 +82,7 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
     done = [phase for phase in phases_of(options) if f"learning{phase.end}" not in due]
     if not done:
         reasons = "; ".join(figures.card(refused[-1])["reasons"][:MOST_REASONS])  # the worst first; all are below
-        sentence = f"The gate says no, and nothing was trained in imagination: {reasons}."
+        sentence = f"The gate says no, and nothing was trained in imagination: {reasons}.{_choice(options, figures)}"
         more = (
             f". --phases {options.phases + 1} records 100 of this policy and goes the way again"
             if options.suite
@@ -86,16 +97,39 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
     if not options.suite:
         sentence = f"A policy has learnt in imagination ({checked}); how often it truly succeeds was not measured."
         return Verdict("unmeasured", sentence, _NEXT["unmeasured"])
-    before, after = figures.success("before"), figures.success(f"after{done[-1].end}")
+    before, after = figures.success(_truth_of(chosen(options), options)), figures.success(f"after{done[-1].end}")
     low, high = difference(before, after)
-    change = after["rate"] - before["rate"]
     word = "better" if low > 0 else "worse" if high < 0 else "unclear"
     sentence = (
         f"{_SAID[word]}: true success {before['rate']:.3f} before, {after['rate']:.3f} after, of {after['episodes']}"
-        f" episodes by whose starts nothing was chosen ({change:+.3f}, with 95 % between {low:+.3f} and {high:+.3f};"
-        f" {checked})."
+        f" episodes by whose starts nothing was chosen ({_change(before, after)}; {checked})."
     )
-    return Verdict(word, sentence, _NEXT[word])
+    return Verdict(word, sentence + _choice(options, figures), _NEXT[word])
+
+
+def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    low, high = difference(before, after)
+    return f"{after['rate'] - before['rate']:+.3f}, with 95 % between {low:+.3f} and {high:+.3f}"
+
+
+def _truth_of(clone: Clone, options: Options) -> str:
+    """The name of the step that measures the clone that learns."""
+    return "before" if clone == clones_of(options)[0] else CHOSEN
+
+
+def _choice(options: Options, figures: Figures) -> str:
+    """A sentence on the clone that imagination has chosen among several; empty of one."""
+    first, *others = clones_of(options)
+    if not others:
+        return ""
+    text = f" Imagination ranks {chosen(options).title}, first of {1 + len(others)} clones"
+    one, best = figures.success("before"), figures.success(CHOSEN)
+    if chosen(options) == first or not one or not best:
+        return f"{text}."
+    return (
+        f"{text}: its true success is {best['rate']:.3f}, that of {first.title}, {one['rate']:.3f}"
+        f" ({_change(one, best)})."
+    )
 
 
 def refusals(options: Options, runner: Runner, figures: Figures) -> list[Phase]:
@@ -114,7 +148,8 @@ def without(options: Options, runner: Runner, refused: Sequence[Phase]) -> set[s
     if refused and refused[-1] == phases_of(options)[-1]:
         steps = [step.name for step in runner.steps]
         names |= set(steps[steps.index(f"{GATE}{refused[-1].end}") + 1 :])
-    return names
+    is_chosen_measured = CHOSEN in {step.name for step in runner.steps}  # what the choice brought is known also then
+    return names - {"before", CHOSEN} if is_chosen_measured else names
 
 
 _SAID = {
@@ -160,7 +195,8 @@ def _ladder(options: Options, figures: Figures) -> Iterator[tuple[str, str, str,
             kind = {"go": "good", "no": "bad"}.get(found["verdict"], "")
             yield f"gate{phase.title}", found["verdict"], "is what it imagines to be trusted?", kind
     played = {f"after{phase.end}": f"policy{phase.title}, truly" for phase in phases_of(options)}
-    for name, title in {"before": "clone, truly", **played}.items():
+    clones = {"before": "first clone, truly", _truth_of(chosen(options), options): "clone, truly"}
+    for name, title in {**clones, **played}.items():
         if found := figures.success(name):
             yield title, f"{found['rate']:.3f}", f"{found['low']:.3f} to {found['high']:.3f} of {found['episodes']}", ""
 
@@ -204,16 +240,30 @@ def _reward(page: Page, options: Options, figures: Figures, found: dict[str, Any
     page.plots({"Share of true successes": {**bins, "as it should be": [(0, 0), (1, 1)]}}, "probability")
 
 
-def _clone(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
-    page.heading("5. Clone", found["best"]["verdict"]["text"])
-    losses = [(one["iteration"], _number(one["loss"])) for one in found["history"]]
-    page.plots({"Held-out loss": {"loss": losses}}, "iteration")
-    if before := figures.success("before"):
+def _clone(page: Page, options: Options, figures: Figures) -> None:
+    places = {clone: clone.folder(options).relative_to(options.out) for clone in clones_of(options)}
+    found = {clone: figures.read(str(place / "clone.json")) for clone, place in places.items()}
+    if not (learns := found[chosen(options)]):
+        return
+    page.heading("5. Clone", learns["best"]["verdict"]["text"])
+    losses = {
+        clone.title: [(one["iteration"], _number(one["loss"])) for one in content["history"]]
+        for clone, content in found.items()
+        if content
+    }
+    page.plots({"Held-out loss": losses}, "iteration")
+    if len(found) > 1 and (ranking := figures.read(RANKING)):
+        rows = [(Path(row["policy"]).parent.name.replace("_", " "), row["value"]) for row in ranking["policies"]]
+        columns = ("value", "low", "high")
+        page.table("imagined", columns, [(name, [_number(value[key]) for key in columns]) for name, value in rows])
+        page.verdict(f"{chosen(options).title}, learns: it has the highest imagined value.")
+    name = _truth_of(chosen(options), options)
+    if truth := figures.success(name):
         page.verdict(
-            f"It truly succeeds on {before['rate']:.3f} of {before['episodes']} episodes"
-            f" ({before['low']:.3f} to {before['high']:.3f})."
+            f"It truly succeeds on {truth['rate']:.3f} of {truth['episodes']} episodes"
+            f" ({truth['low']:.3f} to {truth['high']:.3f})."
         )
-        page.clips(_clips(options.out, "before", "*.mp4"))
+        page.clips(_clips(options.out, name, "*.mp4"))
         page.note("Left as it truly goes, right what is imagined of the same actions.")
 
 
@@ -241,7 +291,6 @@ _RUNGS = {  # what each is made of
     "tokenizer.json": _tokenizer,
     f"{WORLD_MODEL}/stop_rule.json": _world_model,
     "reward/quality.json": _reward,
-    f"{CLONED}/clone.json": _clone,
 }
 
 
@@ -280,7 +329,7 @@ def write_page(options: Options, runner: Runner, figures: Figures) -> Path:
     minutes, used = (sum(cost[k] for _, cost in costs) for k in range(2))
     facts = [
         f"{len(costs)} of {len(markers)} steps done, in {duration(60 * minutes)}; {used:.1f} processor minutes",
-        f"recordings: {options.data}; policy: {options.policy}; seed {options.seed}",
+        f"recordings: {options.data}; policy: {', '.join(options.policies)}; seed {options.seed}",
     ]
     page = Page(title, facts, video_width=192)
     page.verdict(found.sentence)
@@ -289,6 +338,7 @@ def write_page(options: Options, runner: Runner, figures: Figures) -> Path:
     for file, draw in _RUNGS.items():
         if content := figures.read(file):
             draw(page, options, figures, content)
+    _clone(page, options, figures)
     for phase in phases_of(options):
         if card := figures.card(phase):
             _gate(page, phase, card)

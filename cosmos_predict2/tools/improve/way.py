@@ -2,7 +2,7 @@
 """The way from recordings to a better policy: its programs in their order, with the arguments for these recordings."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.tokenizers.sizes import small_size
 from cosmos_predict2.tools.improve.steps import Step
+from imaginaire import foreign_json
 from imaginaire.buildable import path_of, resolve
 from imaginaire.errors import DataError
 
@@ -22,8 +23,10 @@ FIRST_COLLECTED, COLLECTED = 200_000, 100  # ... or episodes of later phases; ho
 REWARD = "reward_model.safetensors"
 WATCH = "trainer.callbacks.imagination_watch"
 GATE, GYM = "gate", "gym:"
+CHOICE, CHOSEN = "choice", "chosen"  # the steps that rank clones, and that measure the first of them
+RANKING = "ranking.json"
 REINFORCED = "posttraining/reinforcement_learning/policy"
-CARD, CLONED = "card.json", "posttraining/cloning/clone"
+CARD, CLONED = "card.json", "posttraining/cloning"
 WORLD_MODEL = "posttraining/video2world/world_model"
 
 
@@ -35,7 +38,8 @@ class Options:
     out: Path
     suite: str = ""
     imports: tuple[str, ...] = ()
-    policy: str = "pi05"
+    policies: tuple[str, ...] = ("pi05", "openvla_oft")  # kinds of clones
+    clones: int = 1  # of each kind
     success_column: str = "next.success"
     camera: str = ""
     picture_size: int = USUAL_SIDE  # of the longer side, as the models see the pictures
@@ -72,14 +76,53 @@ def look(options: Options) -> Recorded:
     return Recorded(size, height, key, dim, longest - 1, source.info.fps, sentences)
 
 
+@dataclass(frozen=True)
+class Clone:
+    """A policy that is cloned: its kind, its seed, and the name of its step and run."""
+
+    policy: str
+    seed: int
+    name: str
+
+    def folder(self, options: Options) -> Path:
+        return options.out / CLONED / self.name
+
+    @property
+    def title(self) -> str:
+        return f"{self.name.replace('_', ' ')}, {self.policy}, seed {self.seed}"
+
+
+def clones_of(options: Options) -> list[Clone]:
+    """Every kind with each seed in turn: more seeds come behind those that are there."""
+    each = [(policy, options.seed + k) for k in range(options.clones) for policy in options.policies]
+    return [Clone(*one, name=f"clone_{k + 1}" if k else "clone") for k, one in enumerate(each)]
+
+
+def chosen(options: Options) -> Clone:
+    """The clone that learns: the first of the ranking, before there is one the first that is trained."""
+    clones = clones_of(options)
+    try:  # the folder may have been moved
+        name = Path(foreign_json.load_object(options.out / RANKING)["policies"][0]["policy"]).parent.name
+    except (OSError, ValueError, LookupError, TypeError):
+        return clones[0]
+    return next((clone for clone in clones if clone.name == name), clones[0])
+
+
 def steps_of(options: Options, recorded: Recorded) -> list[Step]:
-    """The programs, each with the paths of what those before it made."""
+    """The programs, each with the paths of what those before it made; those behind the choice of a clone with the
+    clone that is chosen by now."""
     way, (first, *others) = _Way(options, recorded), phases_of(options)
     steps = [way.check(), way.split(first), way.tokenizer(first), way.world_model(first), way.imagined(first)]
-    steps += [way.reward(first), way.clone(first), way.starts(first), way.gate(first), way.learning(first)]
-    steps += [way.export(first)]
+    clones = clones_of(options)
+    steps += [way.reward(first), *(way.clone(first, clone) for clone in clones), way.starts(first)]
+    if len(clones) > 1:
+        steps.append(way.choice(first, clones))
+    steps += [way.gate(first), way.learning(first), way.export(first)]
     if options.suite:
-        steps += [way.truth("before", first, first.policy), way.truth("after", first, first.result)]
+        steps.append(way.truth("before", first, clones[0].folder(options) / "policy"))
+        if chosen(options) != clones[0]:
+            steps.append(way.truth(CHOSEN, first, first.policy))
+        steps.append(way.truth("after", first, first.result))
     for phase in others:
         steps += [way.collect(phase), way.split(phase), way.world_model(phase), way.reward(phase), way.starts(phase)]
         steps += [way.gate(phase), way.learning(phase), way.export(phase), way.truth("after", phase, phase.result)]
@@ -118,7 +161,7 @@ def phases_of(options: Options) -> list[Phase]:
                 title=f", phase {number}" if found else "",
                 folder=folder,
                 data=folder / "data" if found else options.data,
-                policy=found[-1].result if found else options.out / CLONED / "policy",
+                policy=found[-1].result if found else chosen(options).folder(options) / "policy",
                 world_model=options.out / f"{WORLD_MODEL}{end}",
                 learnt=options.out / f"{REINFORCED}{end}",
                 split=folder / "split.json",
@@ -156,7 +199,8 @@ class _Way:
         self.suite_size = (*self.suite, *_flags(**suites.size_of_recordings(options.suite, recorded.height)))
         self.size = f"[{recorded.size[0]},{recorded.size[1]}]"
         self.area = recorded.size[0] * recorded.size[1] / USUAL_AREA
-        own = (*map(_file_of, options.imports), _file_of(options.policy), _file_of(options.suite))
+        own = map(_file_of, (*options.imports, *options.policies, options.suite))
+        self.chosen = chosen(options)
         self.modules = tuple(path for path in own if path is not None)
 
     def check(self) -> Step:
@@ -207,20 +251,29 @@ class _Way:
         reads = (phase.data, phase.split, phase.world_model / "checkpoints")
         return Step(f"reward{phase.end}", f"reward{phase.title}", words, reads, (phase.reward,), 60 * self.area)
 
-    def clone(self, phase: Phase) -> Step:
-        name = self.options.policy
+    def clone(self, phase: Phase, clone: Clone) -> Step:
         given = {
-            "experiment": f"clone_recordings{_CLONED.get(name, '')}",
-            "job.name": "clone",
-            "model.config.policy": "" if name in POLICIES else name,
+            "experiment": f"clone_recordings{_CLONED.get(clone.policy, '')}",
+            "job.name": clone.name,
+            "model.config.policy": "" if clone.policy in POLICIES else clone.policy,
             "dataloader_train.dataset.path": phase.data,
             "dataloader_train.dataset.split_file": phase.split,
             "dataloader_train.dataset.camera": self.options.camera,
-            "trainer.seed": self.options.seed,
+            "trainer.seed": clone.seed,
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
         reads = (phase.data, phase.split, *self.modules)
-        return Step("clone", "clone", words, reads, (self.out / CLONED,), guess_s=130)
+        return Step(clone.name, clone.title, words, reads, (clone.folder(self.options),), guess_s=130)
+
+    def choice(self, phase: Phase, clones: Sequence[Clone]) -> Step:
+        """Clones in the order of what is imagined of them."""
+        policies, ranking = [clone.folder(self.options) / "policy" for clone in clones], self.out / RANKING
+        words = ("-m", "scripts.rank_policies", *self.imports, *_flags(world_model=phase.world_model))
+        words += _flags(reward=phase.reward, starts=phase.starts, out=ranking)
+        words += (*self.seed, "--policies", *map(str, policies))
+        reads = (phase.world_model / "checkpoints", phase.reward, phase.starts, *policies, *self.modules)
+        guess_s = 20 * len(clones) * self.area
+        return Step(CHOICE, "choice of a clone", words, reads, (ranking,), guess_s)
 
     def starts(self, phase: Phase) -> Step:
         words = ("-m", "scripts.make_reset_states", *_flags(dataset=phase.data, split=phase.split))
@@ -246,14 +299,14 @@ class _Way:
 
     def learning(self, phase: Phase) -> Step:
         given = {
-            "experiment": f"vla_grpo_recordings{POLICIES.get(self.options.policy, '')}",
+            "experiment": f"vla_grpo_recordings{POLICIES.get(self.chosen.policy, '')}",
             "job.name": phase.learnt.name,
             "trainer.seed": self.options.seed,
             "model.config.env.imagination.dit_path": phase.world_model,
             "model.config.env.starts.path": phase.starts,
             "model.config.env.starts.size": self.size,
             "model.config.env.reward.path": phase.reward / REWARD,
-            **_policy(self.options.policy, phase.policy, self.recorded.action_dim),
+            **_policy(self.chosen.policy, phase.policy, self.recorded.action_dim),
             "model.config.card": phase.card,
             f"{WATCH}.data": phase.data,
             f"{WATCH}.split": phase.split,

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.steps import Step
-from cosmos_predict2.tools.improve.way import Options, Recorded, steps_of
+from cosmos_predict2.tools.improve.way import Options, Recorded, chosen, steps_of
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.programs import warm_python
 from tests.test_documentation import ROOT
@@ -25,7 +26,9 @@ SHORT = {
     "tokenizer": ("--steps", "20"),
     "world_model": ("trainer.max_iter=4", "trainer.validation_iter=4", "checkpoint.save_iter=4"),
     "reward": ("--steps", "20", "--least_precision", "0", "--least_recall", "0", "--least_area", "0"),
-    "clone": ("trainer.max_iter=10", "trainer.validation_iter=5", "checkpoint.save_iter=10"),
+    **dict.fromkeys(
+        ("clone", "clone_2"), ("trainer.max_iter=10", "trainer.validation_iter=5", "checkpoint.save_iter=10")
+    ),
     "learning": ("trainer.max_iter=2", "dataloader_train.batch_size=2", "trainer.run_validation=false"),
 }
 
@@ -66,7 +69,7 @@ def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path
 
 
 def test_a_class_that_is_no_policy_is_refused_before_anything_is_trained(robot: Path) -> None:
-    options = Options(data=Path("datasets/dot"), out=robot / "none", policy="collections:OrderedDict")
+    options = Options(data=Path("datasets/dot"), out=robot / "none", policies=("pi05", "collections:OrderedDict"))
     with pytest.raises(ConfigError, match="OrderedDict cannot be cloned: it has no act, record_of, cloning_loss"):
         ways.improve(options)
     assert not (robot / "none").exists()
@@ -97,10 +100,47 @@ def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
     assert "recorded ones go from -1 to 1; if" in caplog.text
 
 
+def test_what_follows_the_choice_is_of_the_clone_that_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clone is known only once the ranking is there; what learnt before is not compared with another clone."""
+    options = Options(data=tmp_path / "data", out=tmp_path / "out", suite="gym:any")
+    code = "import sys; from pathlib import Path; p = Path(sys.argv[1]); p.parent.mkdir(exist_ok=True);"
+    code += "p.write_text(sys.argv[2])"
+    rates = {"before": 40, "chosen": 120, "after": 60}
+
+    def plan(options: Options, recorded: Recorded) -> list[Step]:
+        learns = chosen(options).name
+        contents = {
+            "choice": ("ranking.json", json.dumps({"policies": [{"policy": "RUN/clone_2/policy", "value": VALUE}]})),
+            "gate": ("card.json", json.dumps({"verdict": "go", "reasons": [], "figures": {}, "next_step": "learn"})),
+            "learning": ("learnt", learns),
+        }
+        for name, count in rates.items():
+            if name != "chosen" or learns == "clone_2":
+                success = json.dumps({"success": Rate(count, 200).as_dict()})
+                contents[name] = (f"{name}/evaluation.json", success)
+        return [
+            Step(name, name, ("-c", code, str(options.out / file), content), makes=(options.out / file,))
+            for name, (file, content) in contents.items()
+        ]
+
+    monkeypatch.setattr(ways, "steps_of", plan)
+    monkeypatch.setattr(ways, "look", lambda _: Recorded((64, 64), 64, "top", 2, 24, 10.0))
+    monkeypatch.setattr(ways, "require_suite", lambda *_: None)
+    found = ways.improve(options)
+    assert (options.out / "learnt").read_text() == "clone_2"
+    assert found.word == "worse" and "0.600 before, 0.300 after" in found.sentence
+    assert "its true success is 0.600, that of clone, pi05, seed 0, 0.200" in found.sentence
+
+
+VALUE = {"value": 0.5, "low": 0.4, "high": 0.6}
+
+
 @pytest.mark.slow
 def test_recordings_without_failures_end_the_way_before_anything_is_trained(robot: Path) -> None:
     data = recorded(14)
-    with pytest.raises(TrainingError, match=r"step 2 of 13, split them.*of each are needed"):
+    with pytest.raises(TrainingError, match=r"step 2 of 15, split them.*of each are needed"):
         ways.improve(Options(data=data, out=robot / "out", suite="gym:dot_robot:Dot-v0"))
     verdict = json.loads((robot / "out/verdict.json").read_text())
     assert verdict["verdict"] == "ended" and "of each are needed" in verdict["sentence"]

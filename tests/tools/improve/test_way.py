@@ -20,15 +20,17 @@ from cosmos_predict2.tools.improve.steps import Runner, Step
 from cosmos_predict2.tools.improve.way import Options, Recorded, _flags, look, phases_of, steps_of
 from imaginaire.config.compose import compose
 from imaginaire.errors import DataError
+from imaginaire.storage import write_json
 from scripts.train import DEFAULT_CONFIG
 
 OPTIONS = Options(data=Path("my_data"), out=Path("RUN"), suite="gym:ID")
 RECORDED = Recorded(size=(64, 64), height=64, camera="top", action_dim=3, num_actions=24, fps=10.0)
 
 
-@pytest.mark.parametrize("policy", ["pi05", "openvla_oft"])
-def test_every_step_is_a_command_that_its_program_takes(policy: str) -> None:
-    options = replace(OPTIONS, policy=policy, camera="front", seed=3, phases=2, imports=("json",), allow_unchecked=True)
+@pytest.mark.parametrize("policies", [("pi05",), ("openvla_oft",), ("openvla_oft", "pi05")])
+def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...]) -> None:
+    options = replace(OPTIONS, policies=policies, clones=len(policies), camera="front", seed=3, phases=2)
+    options = replace(options, imports=("json",), allow_unchecked=True)
     steps = steps_of(options, RECORDED)
     for step in steps:
         flag, program, *words = step.words
@@ -44,6 +46,38 @@ def test_every_step_is_a_command_that_its_program_takes(policy: str) -> None:
         for path in step.reads:
             assert OPTIONS.out not in path.parents or any(one == path or one in path.parents for one in before), path
     assert len(made) == len(set(made))
+
+
+def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
+    options = replace(OPTIONS, out=tmp_path / "now", policies=("openvla_oft", "pi05"), clones=2, seed=3)
+    names = [step.name for step in steps_of(options, RECORDED)]
+    assert names[6:12] == ["clone", "clone_2", "clone_3", "clone_4", "starts", "choice"]
+
+    def learning() -> str:
+        return " ".join(next(step for step in steps_of(options, RECORDED) if step.name == "learning").words)
+
+    assert "experiment=vla_grpo_recordings " in learning() and "cloning/clone/policy" in learning()
+    order = ["clone_4", "clone", "clone_2", "clone_3"]
+    value = {"value": 0.5, "low": 0.4, "high": 0.6}
+    rows = [{"policy": f"elsewhere/posttraining/cloning/{name}/policy", "value": value} for name in order]
+    write_json(options.out / "ranking.json", {"policies": rows})
+    found = learning()
+    assert "experiment=vla_grpo_recordings_pi05 " in found and "cloning/clone_4/policy" in found
+    options = replace(options, clones=1)
+    assert "cloning/clone/policy" in learning(), "fewer are trained now than were ranked"
+    options = replace(options, clones=2)
+    seeds = [word for step in steps_of(options, RECORDED)[6:10] for word in step.words if "trainer.seed" in word]
+    assert seeds == [f"trainer.seed={seed}" for seed in (3, 3, 4, 4)], "more clones come behind those that are there"
+    write_json(options.out / "posttraining/cloning/clone/clone.json", CLONED)
+    write_json(options.out / "posttraining/cloning/clone_4/clone.json", CLONED)
+    with Runner(options.out, steps_of(options, RECORDED), shown=io.StringIO()) as runner:
+        page = write_page(options, runner, Figures(options.out)).read_text()
+    assert "clone 4, pi05, seed 4, learns" in page and "clone, openvla_oft, seed 3" in page
+    (options.out / "ranking.json").write_text("[]")
+    assert "cloning/clone/policy" in learning(), "it is written anew before anything learns"
+
+
+CLONED = {"best": {"verdict": {"text": "It beats the mean."}}, "history": [{"iteration": 1, "loss": 0.5}]}
 
 
 def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> None:
@@ -115,6 +149,40 @@ def test_the_verdict_follows_from_what_was_measured(
     assert found.word == word
     assert found.sentence in page.read_text() and json.loads((tmp_path / "verdict.json").read_text())["verdict"] == word
     assert (word == "refused") == found.next_step.startswith("do this. --phases 1 records")
+
+
+def test_a_refused_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path) -> None:
+    options = replace(OPTIONS, out=tmp_path, policies=("openvla_oft", "pi05"))
+    rows = [{"policy": f"RUN/{name}/policy", "value": {"value": 0.5}} for name in ("clone_2", "clone")]
+    contents = {
+        "choice": ("ranking.json", {"policies": rows, "problem": ""}),
+        "gate": ("card.json", _card("no", "its reason")),
+        "learning": ("learnt", ""),
+        "before": ("before/evaluation.json", rate(40)),
+        "chosen": ("chosen/evaluation.json", rate(90)),
+        "after": ("after/evaluation.json", rate(90)),
+    }
+    code = "import sys; from pathlib import Path; p = Path(sys.argv[1]); p.parent.mkdir(exist_ok=True);"
+    code += "p.write_text(sys.argv[2])"
+    steps = [
+        Step(name, name, ("-c", code, str(tmp_path / file), json.dumps(content)), makes=(tmp_path / file,))
+        for name, (file, content) in contents.items()
+    ]
+    figures = Figures(tmp_path)
+    with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
+        for step in steps:
+            if step.name not in without(options, runner, refusals(options, runner, figures)):
+                runner.run(step)
+        found = verdict_of(options, runner, figures)
+        assert not (tmp_path / "learnt").exists() and not (tmp_path / "after").exists()
+    assert found.word == "refused"
+    said = "Imagination ranks clone 2, pi05, seed 0, first of 2 clones: its true success is 0.450, that of clone,"
+    assert f"{said} openvla_oft, seed 0, 0.200 (+0.250, with 95 %" in found.sentence
+
+    (tmp_path / "ranking.json").write_text(json.dumps({"policies": rows[::-1], "problem": ""}))
+    plan = [step for step in steps if step.name != "chosen"]
+    with Runner(tmp_path, plan, shown=io.StringIO()) as runner:
+        assert "ranks clone, openvla_oft, seed 0, first of 2 clones." in verdict_of(options, runner, figures).sentence
 
 
 @pytest.mark.parametrize(("second", "word"), [("go", "better"), ("no", "refused"), (None, "unfinished")])
