@@ -96,7 +96,11 @@ class CloningModel(ImaginaireModel):
         given = {name: value for name, value in own.items() if value}
         correlation = CORRELATION if config.correlation is None and not config.base else config.correlation
         drawn = (config.noise, correlation)
-        self.net: nn.Module = begin(config.policy, start, given, f"{KEY}.arguments.", *drawn)
+        try:
+            self.net: nn.Module = begin(config.policy, start, given, f"{KEY}.arguments.", *drawn)
+        except BaseException:  # whose traceback would keep the folder
+            self.close()
+            raise
         cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
         self.constant, self.sentences = Constant.of(windows), sorted(set(windows.tasks))
         known = json.dumps([windows.statistics(), self.sentences], sort_keys=True)
