@@ -33,8 +33,7 @@ LARGEST_ADVANTAGE = 5.0  # of nft by default, as published
 RATIO_LEVELS = {"element": "token_level", "action": "action_level", "chunk": "chunk_level"}
 OF_EPISODES = ("episode-mean", "slice-mean", "token-mean-of-steps")  # aggregations that need whole episodes
 AGGREGATIONS = ("element-mean", "token-mean", *OF_EPISODES)
-K3_BY_NUMBER = "k3_by_number"
-KL_KINDS = ("k1", "k2", "k3", K3_BY_NUMBER)
+KL_KINDS = ("k1", "k2", "k3")
 LARGEST_D, LARGEST_K3 = 20.0, 10.0  # as published
 
 
@@ -320,14 +319,12 @@ def token_mean(value_B_K_N: Tensor, mask_B_K_1: Tensor) -> Tensor:
 def kl_estimate(d: Tensor, kind: str) -> Tensor:
     """Estimates of KL(new | reference) from the new policy's draws, d the log-probability under the reference less
     that under the new policy: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1, of which as published no term is above 10;
-    a term beyond (d > 2.6) pulls no more, where k2 does. "k3_by_number" is k3, of each number of a decision before they
-    are added up: also where draws of a decision are correlated (`policies.network.correlated`) it is right on average.
-    """
+    a term beyond (d > 2.6) pulls no more, where k2 does."""
     if kind == "k1":
         return -d
     if kind == "k2":
         return 0.5 * d.square()
-    if kind in ("k3", K3_BY_NUMBER):
+    if kind == "k3":
         near = d.clamp(-LARGEST_D, LARGEST_D)
         return (near.exp() - near - 1).clamp(max=LARGEST_K3)
     raise ConfigError(f"kl_kind={kind!r}, but it must be one of: {', '.join(KL_KINDS)}.")

@@ -20,7 +20,6 @@ from cosmos_predict2.rl.objectives import (
     ratio_objective,
     rows_of_actions,
 )
-from cosmos_predict2.rl.policies.network import correlated
 from imaginaire.errors import ConfigError
 from tests.rl.vla_runs import collected, experience
 
@@ -252,21 +251,6 @@ def test_entropy_and_distance_to_the_reference_are_added() -> None:
     far.requires_grad_()
     (gradient,) = torch.autograd.grad(kl_estimate(far, "k3").sum(), far)
     torch.testing.assert_close(gradient, torch.tensor([0.0, math.exp(2) - 1, 0.0]))
-
-
-@pytest.mark.parametrize(("correlation", "of_chunk"), [(0.0, 0.18), (0.9, 0.70)])
-def test_the_distance_by_number_is_right_where_draws_of_a_decision_go_together(
-    correlation: float, of_chunk: float
-) -> None:
-    """Four numbers with their means .3 deviations aside: 4 * .3^2 / 2 = .18; k3 of their sum is that of the draws."""
-    normal = torch.randn(200_000, 4, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    drawn_B_K_N = correlated(normal, correlation)
-    new, reference = (-0.5 * (drawn_B_K_N - mean).square() for mean in (0.0, 0.3))
-    valid, advantage = torch.ones(len(new), 4, dtype=torch.bool), torch.zeros(len(new))
-    for kind, expected in (("k3_by_number", 0.18), ("k3", of_chunk)):
-        rl = options_of(ratio_level="chunk", kl_beta=1.0, kl_kind=kind)
-        found = policy_loss(LogProb(new, None), new, advantage, valid, rl, reference_B_K_N=reference)
-        assert float(found.watched["kl_to_reference"]) == pytest.approx(expected, rel=0.1), kind
 
 
 @pytest.mark.parametrize(

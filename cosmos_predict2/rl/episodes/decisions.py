@@ -19,7 +19,6 @@ from cosmos_predict2.rl.episodes.fresh_noise import FreshDraws, judged_at, predi
 from cosmos_predict2.rl.interfaces import LogProb, Policy, Velocities, difference
 from cosmos_predict2.rl.learner import Facts
 from cosmos_predict2.rl.objectives import (
-    K3_BY_NUMBER,
     OF_EPISODES,
     Clipped,
     RatioStep,
@@ -290,13 +289,8 @@ def policy_loss(
     elif config.entropy_bonus:
         raise ConfigError(f"entropy_bonus={config.entropy_bonus}, but this policy's log_prob gives no entropy: set 0.")
     if reference_B_K_N is not None:
-        if config.kl_kind == K3_BY_NUMBER:
-            apart_B_K_N = torch.where(rows_B_K[..., None], reference_B_K_N - new_B_K_N, 0.0)
-            distance, _ = at_level(kl_estimate(apart_B_K_N, config.kl_kind), rows_B_K, config.ratio_level)
-        else:
-            reference, _ = at_level(reference_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)
-            distance = kl_estimate(torch.where(mask, reference - new, 0.0), config.kl_kind)
-        kl = mean(distance)
+        reference, _ = at_level(reference_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)
+        kl = mean(kl_estimate(torch.where(mask, reference - new, 0.0), config.kl_kind))
         watched["kl_to_reference"] = kl.detach()
         loss = loss + rl.kl_beta * kl
     elif rl.kl_beta:

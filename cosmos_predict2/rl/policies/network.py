@@ -43,7 +43,7 @@ def correlated(normal_E_K_N: Tensor, correlation: float) -> Tensor:
     ones shift the motion as a whole. A policy's log-probability stays that of each number by itself. For normal draws
     of a fixed deviation its gradient in their means is the joint one's times the covariance, which favours whole
     motions; for tokens, and in weights that several numbers share, this is a heuristic. A mean of exp(sum of
-    log-ratios) is no longer 1: distances are estimated by number (``kl_kind=k3_by_number``).
+    log-ratios) is no longer 1: k3 of a whole decision takes a common shift of its numbers for farther than it is.
     """
     if correlation == 0:
         return normal_E_K_N

@@ -66,7 +66,7 @@ def recordings(name: str, label: str) -> dict[str, Any]:
                     minibatches=MINIBATCHES,
                     kl_beta=KL,
                     advantage=GroupAdvantageConfig(epsilon=0.05, correction=1),
-                    loss=PolicyLossConfig(ratio_level="chunk", kl_kind="k3_by_number"),  # clones draw by correlation
+                    loss=PolicyLossConfig(ratio_level="chunk"),
                 ),
             ),
             _recursive_=False,
