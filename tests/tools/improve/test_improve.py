@@ -29,7 +29,10 @@ SHORT = {
     **dict.fromkeys(
         ("clone", "clone_2"), ("trainer.max_iter=10", "trainer.validation_iter=5", "checkpoint.save_iter=10")
     ),
-    "learning": ("trainer.max_iter=2", "dataloader_train.batch_size=2", "trainer.run_validation=false"),
+    "learning": (
+        *("trainer.max_iter=2", "dataloader_train.batch_size=2", "trainer.run_validation=false"),
+        "optimizer.lr=1e-5",  # of so few episodes approx_kl is noise, which would end the run
+    ),
 }
 
 
