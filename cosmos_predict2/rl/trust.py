@@ -130,7 +130,7 @@ def _problems(card: Card, inputs: Mapping[str, str], where: str) -> Iterator[str
 
 
 class LearntIn:
-    """What a policy learns in, by the digests of ``inputs``, and the figures of their card; see `require_card`."""
+    """Digests of what a policy learns in (``inputs``), and the figures of their card; see `require_card`."""
 
     def __init__(self, config: Any) -> None:
         self.inputs, places = learning_inputs(config)

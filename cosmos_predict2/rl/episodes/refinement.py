@@ -140,7 +140,7 @@ class Refinement(nn.Module):
     def of(
         cls, whole: VLAGRPOConfig, model: Video2WorldModel | None, env: VecEnv, true_env: VecEnv | None
     ) -> "Refinement":
-        """That of ``model.config.refinement``, whose windows are of the size of an environment's pictures."""
+        """Build what ``model.config.refinement`` asks for, with windows of the size of an environment's pictures."""
         config = as_config(RefinementConfig, whole.refinement, "model.config.refinement")
         shown = true_env if config.recordings is None else env
         if model is None or shown is None:

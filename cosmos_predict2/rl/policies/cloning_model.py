@@ -62,7 +62,7 @@ class CloningConfig(Section):
     arguments: Any = attrs.field(factory=dict)  # others of the policy's ``to_clone``, such as augment or variant
     noise: float = attrs.field(default=0.2, validator=above(0))  # deviation of draws, of policies that take it
     # of draws of neighbouring actions, of policies that take it; null: that of base, and .9 without one
-    correlation: Any = attrs.field(default=None, validator=at_least(0))
+    correlation: Any = attrs.field(default=None, validator=at_least(0, at_most=0.999))
     num_knots: int = attrs.field(default=4, validator=at_least(1))  # motions of a chunk, each held for equally long
     shift: float = attrs.field(default=0.0, validator=at_least(0))  # of a picture's side, by which it is moved at most
     seed: int = attrs.field(default=0, validator=at_least(0))  # of drawn weights

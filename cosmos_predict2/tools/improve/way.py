@@ -100,12 +100,16 @@ def clones_of(options: Options) -> list[Clone]:
 
 def chosen(options: Options) -> Clone:
     """The clone that learns: the first of the ranking, before there is one the first that is trained."""
-    clones = clones_of(options)
-    try:  # the folder may have been moved
-        name = Path(foreign_json.load_object(options.out / RANKING)["policies"][0]["policy"]).parent.name
-    except (OSError, ValueError, LookupError, TypeError):
+    clones, path = clones_of(options), options.out / RANKING
+    if len(clones) == 1 or not path.exists():
         return clones[0]
-    return next((clone for clone in clones if clone.name == name), clones[0])
+    try:  # the folder may have been moved
+        name = Path(foreign_json.load_object(path)["policies"][0]["policy"]).parent.name
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(
+            f"{path} is no ranking of clones ({error!r}). Remove it: the same command ranks again."
+        ) from error
+    return next((clone for clone in clones if clone.name == name), clones[0])  # of one that is not trained any more
 
 
 def steps_of(options: Options, recorded: Recorded) -> list[Step]:

@@ -112,12 +112,16 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     torch.testing.assert_close(*decided)
 
 
-def test_a_clone_of_a_base_draws_as_the_base_does(recordings: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_clone_of_a_base_draws_as_the_base_does(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     short = ["trainer.max_iter=1", "trainer.run_validation=false"]
     assert command(recordings, *short, "model.config.correlation=0.5") == 0
     base = read_policy(str(tmp_path / RUN))[0]
     assert base.config.correlation == 0.5
+    assert command(recordings, *short, "job.name=wrong", "model.config.correlation=1.5") == 2
+    assert "model.config.correlation" in capsys.readouterr().err
     again = [f"model.config.base={tmp_path / RUN / 'policy'}", "job.name=again"]
     assert command(recordings, *short, *again) == 0
     assert read_policy(str((tmp_path / RUN).parent / "again"))[0].config.correlation == 0.5

@@ -73,8 +73,10 @@ def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
     with Runner(options.out, steps_of(options, RECORDED), shown=io.StringIO()) as runner:
         page = write_page(options, runner, Figures(options.out)).read_text()
     assert "clone 4, pi05, seed 4, learns" in page and "clone, openvla_oft, seed 3" in page
-    (options.out / "ranking.json").write_text("[]")
-    assert "cloning/clone/policy" in learning(), "it is written anew before anything learns"
+    for damaged in ("[]", "{", '{"policies": []}'):
+        (options.out / "ranking.json").write_text(damaged)
+        with pytest.raises(DataError, match=r"ranking.json is no ranking of clones .* Remove it"):
+            learning()
 
 
 CLONED = {"best": {"verdict": {"text": "It beats the mean."}}, "history": [{"iteration": 1, "loss": 0.5}]}
