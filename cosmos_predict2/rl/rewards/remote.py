@@ -12,11 +12,12 @@ import json
 import logging
 import os
 import random
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 from typing import Any
@@ -139,7 +140,8 @@ class Sender:
         self.key = address, media, latent_dtype  # what agrees among rewards that share it
         self.rewards: list[RemoteReward] = []
         self._posted: dict[str, tuple[_Asked, int]] = {}  # and how many rewards will still ask for it
-        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward request")
+        self._turns = threading.Semaphore(4)
+        self._is_closed = False
 
     def post(self, clips: Clips, context: Mapping[str, Any], request_id: str, deadline: float) -> _Asked:
         """A request for the scores of all rewards, on its way: posted when the first of them asks."""
@@ -150,11 +152,20 @@ class Sender:
             weights = {reward.reward: 1.0 for reward in self.rewards}
             body = wire.encode(clips, weights, media=self.media, context=sent, latent_dtype=self.latent_dtype)
             body = with_request_id(body, request_id)
-            future = self._threads.submit(self.enqueue, body, time.monotonic() + deadline)
-            asked = _Asked(body, len(clips.prompts), future)
+            asked = _Asked(body, len(clips.prompts), Future())
+            given = asked, time.monotonic() + deadline
+            # a daemon: the end of a run doesn't wait for a service that is gone
+            threading.Thread(target=self._send, args=given, daemon=True, name="reward request").start()
         if left > 1:
             self._posted[request_id] = asked, left - 1
         return asked
+
+    def _send(self, asked: _Asked, ends: float) -> None:
+        with self._turns:
+            try:
+                asked.ticket.set_result(self.enqueue(asked.body, ends))
+            except Exception as error:  # who asks for the ticket meets it
+                asked.ticket.set_exception(error)
 
     def enqueue(self, body: bytes, ends: float) -> tuple[str, dict[str, str]]:
         """The ticket of a request, and the headers for its pulls."""
@@ -196,6 +207,8 @@ class Sender:
                 if answer.status == 202 and time.monotonic() - began > FIRST_WAIT_S:
                     failures = 0
                     continue  # the service waited for us
+            if self._is_closed:
+                break
             failures += 1
             longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 10))
             wait = _JITTER.uniform(0, longest) + (wait or 0.0)
@@ -203,8 +216,8 @@ class Sender:
         raise NoAnswer(f"nothing final before the deadline, after {failures} tries; the last: {last}")
 
     def close(self) -> None:
-        """Send nothing more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Try nothing again."""
+        self._is_closed = True
 
 
 def share_senders(rewards: Iterable[Any]) -> None:

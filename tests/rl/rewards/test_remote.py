@@ -4,6 +4,8 @@
 import json
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.remote import Address, Answer, NoAnswer, RemoteReward, Sender, ask, share_senders
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
-from tests.rl.rewards.doubles import clips_of, mean
+from tests.rl.rewards.doubles import ROOT, clips_of, mean
 from tests.rl.runs import RL, rl_options, run
 
 TICKET = (200, '{"uuid": "t"}', {})
@@ -151,7 +153,7 @@ def test_rewards_of_one_service_upload_a_clip_once(scripted: Any) -> None:
     ]
     senders = [reward.sender for reward in rewards]
     share_senders([*rewards, LocalReward(mean)])
-    assert [sender._threads._shutdown for sender in senders] == [sender is not senders[0] for sender in senders[:3]] + (
+    assert [sender._is_closed for sender in senders] == [sender is not senders[0] for sender in senders[:3]] + (
         [False] * 4
     )
     context = {"true_latents": clips.latents_B_C_T_H_W, "actions": torch.ones(1, 2, 3), "goal": torch.ones(1, 2)}
@@ -302,11 +304,15 @@ def test_a_request_has_its_own_deadline_and_is_waited_for_until_the_rollouts(mon
     reward.submit(clips_of("a"), {}, "x" * 300)
     assert wire.REQUEST_ID.fullmatch(str(wire.parse(reward._asked["x" * 300][0].body).request_id))
     monkeypatch.setattr(reward, "_check_service", lambda deadline: None)
-    monkeypatch.setattr(reward, "_scores", lambda asked, ends: Scores(torch.ones(1), torch.ones(1) > 0))
+
+    def scores(asked: Any, ends: float) -> Scores:
+        asked.ticket.result(60)
+        return Scores(torch.ones(1), torch.ones(1) > 0)
+
+    monkeypatch.setattr(reward, "_scores", scores)
+    reward._asked["x" * 300][0].ticket.result(60)
     for deadline in (9.0, 90.0):
         reward.probe(clips_of("a"), {}, deadline)
-    reward.close()
-    reward.sender._threads.shutdown()
     assert posted == [50, 9, 50]
     waited: list[float] = []
 
@@ -319,6 +325,17 @@ def test_a_request_has_its_own_deadline_and_is_waited_for_until_the_rollouts(mon
         with pytest.raises(NoAnswer, match="delivered"):
             far()._scores(asked, talk.now + left)
     assert waited == [7, 0]
+
+
+def test_a_process_ends_though_its_service_is_gone() -> None:
+    code = f"""
+from cosmos_predict2.rl.rewards.remote import RemoteReward
+from tests.rl.rewards.doubles import clips_of
+place = "http://127.0.0.1:9"  # where nothing listens
+reward = RemoteReward("mean", enqueue_url=place + "/enqueue", fetch_url=place + "/pull", submit_deadline_s=3600)
+reward.submit(clips_of("a"), {{}}, "{"x" * 64}")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)
 
 
 def test_scores_are_fetched_in_the_order_in_which_they_were_asked(scripted: Any) -> None:
