@@ -203,6 +203,13 @@ def test_the_verdict_follows_the_bounds() -> None:
             wrong = judge(figures(**{bound.name: bound.no + (-0.01 if bound.is_least else 0.01)}))
             assert wrong.verdict == "no" and wrong.next_step == bound.cure and bound.why in wrong.reasons[0]
             assert judge(figures(**{bound.name: float("nan")})).verdict == "go", "not measured"
+    for name, surely, hardly in (
+        ("ends_imagined", Estimate(0.75, 0.67, 0.8, 90), Estimate(0.75, 0.65, 0.8, 90)),
+        ("nothing_valued", Estimate(0.1, 0.0, 0.3, 90), Estimate(0.1, 0.0, 0.4, 90)),
+    ):
+        assert judge(figures(**{name: surely})).verdict == "go"
+        wide = judge(figures(**{name: hardly}))
+        assert wide.verdict == "doubtful" and "its interval" in wide.reasons[0]
     assert judge(figures(), {"policy": {"like_success": 0.6}}).verdict == "doubtful"
     assert judge(figures(), {"policy": {"like_success": 0.6, "true_ends": 0.9}}).verdict == "go", "asked directly"
     bad = figures(ends_imagined=0.5)

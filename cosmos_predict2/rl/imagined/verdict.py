@@ -33,7 +33,8 @@ LEARN = "learn: python -m scripts.train -- experiment=vla_grpo_recordings"
 
 @dataclass(frozen=True)
 class Bound:
-    """Bounds of one figure: at ``go`` or better it is right, beyond ``no`` it forbids learning, doubtful between.
+    """Bounds of one figure: at ``go`` or better it is right, beyond ``no`` it forbids learning, doubtful between; and
+    doubtful where its interval reaches beyond ``no``.
 
     ``is_least``: larger values are better. None: this figure alone forbids nothing, or is never doubtful. ``unless``
     names a figure that answers the same question better, beside which this one is not judged.
@@ -48,11 +49,15 @@ class Bound:
     is_least: bool = True
     unless: str = ""
 
-    def judged(self, value: float) -> Verdict:
-        def reaches(bound: float) -> bool:
+    def judged(self, value: float, worst: float) -> Verdict:
+        """Of a figure and the worse end of its interval."""
+
+        def reaches(bound: float, value: float = value) -> bool:
             return value >= bound if self.is_least else value <= bound
 
-        return "go" if reaches(self.go) else "no" if self.no is not None and not reaches(self.no) else "doubtful"
+        if self.no is not None and not reaches(self.no):
+            return "no"
+        return "go" if reaches(self.go) and (self.no is None or reaches(self.no, worst)) else "doubtful"
 
     def as_text(self) -> str:
         sign, other = ("≥", "<") if self.is_least else ("≤", ">")
@@ -162,10 +167,12 @@ class Line:
     shown: str
     verdict: Verdict
     is_allowed: bool
+    is_wide: bool  # doubtful by its interval alone
 
     @property
     def reason(self) -> str:
-        return f"{self.text}: {self.shown}, right is {self.bound.as_text()} ({self.bound.why})"
+        wide = ", and its interval within what does not forbid it" if self.is_wide else ""
+        return f"{self.text}: {self.shown}, right is {self.bound.as_text()}{wide} ({self.bound.why})"
 
 
 @dataclass(frozen=True)
@@ -237,9 +244,13 @@ def lines_of(policy: str, figures: Mapping[str, Any], allowed: Collection[str] =
             found = Estimate(**number)
         value = found.value if isinstance(found, Estimate) else found
         if value is not None and not math.isnan(value):
-            shown = found.as_text() if isinstance(found, Estimate) else f"{value:.2f}"
+            shown, worst = f"{value:.2f}", value
+            if isinstance(found, Estimate):
+                shown, end = found.as_text(), found.low if bound.is_least else found.high
+                worst = value if math.isnan(end) else end
             text = f"{bound.text}, policy {of_one}" if of_one else bound.text
-            yield Line(bound, text, shown, bound.judged(value), bound.name in allowed)
+            verdict = bound.judged(value, worst)
+            yield Line(bound, text, shown, verdict, bound.name in allowed, verdict != bound.judged(value, value))
 
 
 def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[str]:
