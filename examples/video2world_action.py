@@ -163,6 +163,8 @@ def run(args: argparse.Namespace) -> int:
         lerobot, requests, skipped = lerobot_requests_of(args, choice)
         if not requests:
             return nothing_to_do(skipped)
+    else:
+        require_views(choice, None, "its views are in a LeRobot data set: give one as --input_root")
     jobs, failed = prepare(requests, reading_of(args, choice), settings, args.input_root, lerobot)
     warn_of_differences(args, choice, {tuple(job.episode.first_frames_C_F_H_W.shape[2:]) for job in jobs})
     pipe = Video2WorldActionConditionedPipeline.from_config(
@@ -245,12 +247,19 @@ def lerobot_requests_of(args: argparse.Namespace, choice: Any) -> tuple[Any, lis
     given |= {"stride": args.fps_downsample_ratio} if args.fps_downsample_ratio != 1 else {}
     given |= {"combine_actions": args.combine_actions} if args.combine_actions else {}
     recordings = LeRobotRecordings.open(args.input_root, choice.config.transform, trained, **given)
+    require_views(choice, recordings.data.source.camera, "--camera as in the run of the weights")
     found = recordings.chosen(args.episodes or [], trained)
     if not (chosen := found if args.episodes else found[args.start : args.end]):
         raise ConfigError(f"--start {args.start} --end {args.end}: none of {len(found)} episodes is left.")
     outputs = {number: str(Path(args.save_root, f"episode_{number:06d}.mp4")) for number in chosen}
     all_of_them = [ActionRequest(args.input_root, path, "", args.seed, number) for number, path in outputs.items()]
     return recordings, *not_yet_there(all_of_them, args)
+
+
+def require_views(choice: Any, camera: str | None, cure: str) -> None:
+    from cosmos_predict2.data.views import require_same, views_of
+
+    require_same(choice.card.views, views_of(camera), choice.card.source, "what is read of the recordings", cure)
 
 
 def not_yet_there(requests: list[Any], args: argparse.Namespace) -> tuple[list[Any], int]:

@@ -183,6 +183,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
         text_1_S_E=text,
         with_lpips=args.lpips,
         weights=described_weights(choice.dit_path, "net_ema" if args.load_ema else "auto"),
+        views=choice.card.views,
     )
     print(report.as_text())
     futures = figures = None

@@ -68,6 +68,7 @@ def _recordings(args: argparse.Namespace) -> None:
     from cosmos_predict2.data.lerobot.info import VAL_FRACTION, held_out
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import split_of
+    from cosmos_predict2.data.views import views_of
     from cosmos_predict2.evaluation.metrics import tokenizer_quality as quality
     from cosmos_predict2.rl.rewards.resnet import ResnetReward
     from cosmos_predict2.tokenizers import tiny_fit
@@ -85,7 +86,7 @@ def _recordings(args: argparse.Namespace) -> None:
     if not learnt or not held:
         raise DataError(f"{args.data} has {len(episodes)} episodes: one at least is held out, and one to learn from.")
     size = None if args.video_size is None else (args.video_size[0], args.video_size[1])
-    shape: Any = dict(num_frames=quality.NUM_FRAMES, size=size)
+    shape: Any = dict(num_frames=quality.NUM_FRAMES, size=size, num_views=len(views_of(args.camera)))
     log.info("reading pictures of %d episodes, %d of them held out", len(learnt) + len(held), len(held))
     windows = read_windows(episodes, learnt, num=MOST_WINDOWS, **shape)
     measured = read_windows(episodes, held, num=quality.NUM_WINDOWS, **shape)

@@ -29,6 +29,7 @@ from cosmos_predict2.checkpoints.runs import RATE_KEY, run_folder, run_tree, sta
 from cosmos_predict2.data.dataset_latents import FOLDER, LatentDataset, read_record
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.video.clips import CROPS
+from cosmos_predict2.data.views import named, views_of_data
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.released import PREDICT25
@@ -106,7 +107,8 @@ class ModelCard:
     is_known_by_name: bool = False  # the transform is that of a published file, which does not record it
     texts: tuple[TrainedText, ...] = ()  # of the training data; prompts are encoded as the first
     constant_text: str = ""  # the file of the one embedding that every sample had
-    video_size: tuple[int, int] | None = None  # (height, width) of the training clips
+    video_size: tuple[int, int] | None = None  # (height, width) of the training clips, of each view
+    views: tuple[str, ...] = ("",)  # of the training clips, from top to bottom (`data.views`)
     frame_rate: float | None = None  # of the training clips
     input_crop: str = ""  # how the training clips were brought to size
     min_conditioning_frames: int | None = None  # latent frames, in training, where not one of its clips had fewer
@@ -203,6 +205,7 @@ class ModelCard:
             return self.problem or f"{self.path}: {self.family or 'no network'}"
         size = f" ({self.video_size[1]}x{self.video_size[0]})" if self.video_size else ""
         crop = f", crop={self.input_crop}" if self.input_crop else ""
+        crop += f", {named(self.views)}" if len(self.views) > 1 else ""
         return f"resolution {self.shape[0]}{size}, {self.fps:g} frames per second, {self.state_t} latent frames{crop}"
 
 
@@ -328,6 +331,7 @@ def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any
         "frame_rate": starts.get(RATE_KEY),
         "video_size": next((node["video_size"] for node in nodes if _is_size(node.get("video_size"))), None),
         "input_crop": next((crop for node in nodes if (crop := _crop_of(node))), of_pipeline),
+        "views": next((list(views) for node in nodes if len(views := views_of_data(node)) > 1), None),
     }
 
 
@@ -417,6 +421,7 @@ _FIELDS: dict[str, Any] = {
     "video_size": _size,
     "frame_rate": float,
     "input_crop": str,
+    "views": lambda value: tuple(map(str, value)),
     "min_conditioning_frames": int,
     "max_conditioning_frames": int,
     "lora_alpha": float,
@@ -446,7 +451,7 @@ def _typed(record: Mapping[str, Any], where: str, *, is_strict: bool = True) -> 
 
 def card_texts(card: ModelCard) -> dict[str, str]:
     """The record of a card as JSON, by the keys that the header of a safetensors file has it under."""
-    record = {name: getattr(card, name) for name in _FIELDS if getattr(card, name) not in (None, "", (), {})}
+    record = {name: getattr(card, name) for name in _FIELDS if getattr(card, name) not in (None, "", (), ("",), {})}
     record |= {"texts": [asdict(text) for text in card.texts]} if card.texts else {}
     record |= {TRANSFORM_KEY: card.action_transform.to_dict()} if card.action_transform is not None else {}
     older: dict[str, Any] = {}

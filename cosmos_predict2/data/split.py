@@ -170,7 +170,10 @@ def require_usable(source: LeRobotSource, camera: str | None = None, action_keys
     if len(source) < 2:
         raise DataError(f"{source.info.root} has {len(source)} episode: record at least {2 * LEAST}.")
     if camera is None and len(cameras := source.info.cameras) > 1:
-        raise DataError(f"{source.info.root} has {len(cameras)} cameras: name one, --camera {', '.join(cameras)}.")
+        raise DataError(
+            f"{source.info.root} has {len(cameras)} cameras: name one, --camera {', '.join(cameras)}, or several views"
+            " with + between them."
+        )
     source.camera(camera)
     parts: list[Part] = source.action_parts(list(action_keys) if action_keys else None)
     for i in range(len(source)):

@@ -16,6 +16,7 @@ from cosmos_predict2.checkpoints.card_checks import CONFIG_KEY, resume_differenc
 from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.mock import MockImages
+from cosmos_predict2.data.views import views_of_data
 from cosmos_predict2.models.actions import NO_IMAGES, ONE_RUN, action_size
 from cosmos_predict2.models.config import given_shares
 from cosmos_predict2.models.text import PROJECTION, check_text, data_text_problems
@@ -134,6 +135,8 @@ def check_data(key: str, data: Mapping[str, Any], config: Mapping[str, Any]) -> 
         yield error(key, text, f"Set it to {wanted}")
     sides = [8 * (pipe["net"].get(name) or RELEASED_LATENT_SIDE) for name in ("max_img_h", "max_img_w")]
     size = list(data.get("video_size") or ())
+    if (num_views := len(views_of_data(data))) > 1 and size:  # below each other
+        size[0] *= num_views
     if any(isinstance(side, int) and side > most for side, most in zip(size, sides)):
         text = f"video_size={size} is beyond the positions of the network, at most {sides}"
         yield error(key, text, "Set a smaller one, [48,48] for a tiny model")

@@ -56,8 +56,9 @@ class LeRobotActionDataset(ClipDataset):
     """Every window of ``num_frames`` frames, ``stride`` apart, of every episode of the split, in order.
 
     ``camera`` and ``action_keys`` are optional where the data set has only one camera and one column ``action`` or
-    ``actions``. ``action_keys`` are columns or the names that modality.json gives to parts of the action;
-    ``embodiment`` is a list of such names: "gr1" is left arm, left hand, right arm, right hand and waist, 29 numbers.
+    ``actions``. Several cameras, front+wrist, are views of one picture (`data.views`), each of ``video_size``.
+    ``action_keys`` are columns or the names that modality.json gives to parts of the action; ``embodiment`` is a list
+    of such names: "gr1" is left arm, left hand, right arm, right hand and waist, 29 numbers.
     Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform``; by default (or "statistics")
     by one fitted to the actions of all episodes (`order_one_transform`), whatever the split is. With a stride,
     ``combine_actions`` determines what becomes of the rows in between: "sum" adds moves up and keeps the last number, a
@@ -214,7 +215,7 @@ class LeRobotActionDataset(ClipDataset):
 
 @dataclass(frozen=True)
 class LeRobotClips(Source):
-    """The episodes of a LeRobot data set as one camera shows them, with parts of their rows as actions."""
+    """The episodes of a LeRobot data set as a camera shows them, or several, with parts of their rows as actions."""
 
     files: LeRobotSource
     camera: str
@@ -264,14 +265,13 @@ def _with_files(source: LeRobotClips, episodes: NDArray[numpy.int64], skip: bool
     if not missing:
         return episodes
     some = ", ".join(str(path) for path in sorted(missing)[:3])
+    is_there = [not files.missing_files(camera, [i]) for i in episodes.tolist()]
     if not skip:
         raise DataError(
-            f"{len(missing)} files that the index of {source} names are not there: {some}. Fetch"
-            " them, or set skip_bad_samples=True."
+            f"{len(missing)} files that the index of {source} names are not there:"
+            f" {some}.{files.lack(int(episodes[is_there.index(False)]), camera)} Fetch them, or set"
+            " skip_bad_samples=True."
         )
-    is_there = [
-        files.layout.rows(i).path not in missing and files.file_of(i, camera) not in missing for i in episodes.tolist()
-    ]
     excluded = len(episodes) - sum(is_there)
     log.warning("%d of %d episodes are excluded, their files are missing: %s", excluded, len(episodes), some)
     return episodes[numpy.array(is_there)]

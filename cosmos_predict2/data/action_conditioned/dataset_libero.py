@@ -39,6 +39,7 @@ from cosmos_predict2.data.clip_dataset import (
 )
 from cosmos_predict2.data.samples import PackedStrings
 from cosmos_predict2.data.video.clips import Clip, Fit
+from cosmos_predict2.data.views import cameras_in, stacked
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.data.facts import DataFacts, known, with_defaults
@@ -62,7 +63,7 @@ class LiberoDataset(ClipDataset):
     Of each task, the demonstrations whose number divided by ``val_every`` leaves ``val_every - 1`` are for validation
     (0: none). ``suites`` are all that lie in ``root`` unless some are named. Pictures are turned by 180 degrees with
     ``rotate``, as policies see them. With several ``cameras`` one is drawn for each item in training, and they take
-    turns otherwise.
+    turns otherwise; agentview_rgb+eye_in_hand_rgb are views of one picture (`data.views`), each of ``video_size``.
 
     ``outcome`` takes only what ended in success or in failure, by its ``rewards``, as a policy's own attempts may.
 
@@ -207,9 +208,7 @@ class LiberoSource(Source):
 
         def read(frames: Sequence[int], fit: Fit | None) -> Tensor:
             step = slice(frames[0], frames[-1] + 1, frames[1] - frames[0])
-            pictures = read_pictures(demo, self._cameras[camera], step, rotate=self._rotate)
-            video = torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
-            return video if fit is None else fit(video)
+            return read_views(demo, self._cameras[camera], step, rotate=self._rotate, fit=fit)
 
         return nullcontext(FramesOf(demo.length, FPS, read))
 
@@ -254,8 +253,8 @@ def _transform(given: GivenTransform) -> ActionTransform | None:
 
 
 def _problems(cameras: Any, mode: str, val_every: int, stride: int, start_interval: int, outcome: Any) -> Iterator[str]:
-    if isinstance(cameras, str) or not cameras:
-        yield f"cameras={cameras!r}; it is a list of one name or more"
+    if isinstance(cameras, str) or not cameras or len({len(cameras_in(str(camera))) for camera in cameras}) > 1:
+        yield f"cameras={cameras!r}; it is a list of one name or more, of as many views each"
     if outcome is not None and outcome not in OUTCOMES:
         yield f"There is no outcome '{outcome}'.{near(str(outcome), OUTCOMES)}"
     if mode not in MODES:
@@ -328,6 +327,13 @@ def read_pictures(demo: Demo, camera: str, frames: slice, *, rotate: bool) -> nu
             )
         found = pictures[frames]
     return found[:, ::-1, ::-1] if rotate else found
+
+
+def read_views(demo: Demo, camera: str, frames: slice, *, rotate: bool, fit: Fit | None = None) -> Tensor:
+    """uint8 [3, F, H, W] of a camera or of several (`data.views`); ``fit`` brings those of each to another size."""
+    views = [read_pictures(demo, name, frames, rotate=rotate) for name in cameras_in(camera)]
+    videos = [torch.from_numpy(numpy.ascontiguousarray(view.transpose(3, 0, 1, 2))) for view in views]
+    return stacked([video if fit is None else fit(video) for video in videos])
 
 
 def read_poses(demo: Demo) -> tuple[Floats, Floats]:

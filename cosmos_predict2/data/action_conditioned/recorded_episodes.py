@@ -21,7 +21,8 @@ from cosmos_predict2.data.dataset_forms import TOY_STATES, annotation_folders, f
 from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import evenly
-from cosmos_predict2.data.video.clips import read_frames, stretch
+from cosmos_predict2.data.video.clips import read_frames
+from cosmos_predict2.data.views import stretched
 from cosmos_predict2.tokenizers.sizes import small_size
 from imaginaire.errors import DataError
 
@@ -49,8 +50,8 @@ def open_episodes(
 ) -> Sequence[RecordedEpisode]:
     """The episodes of a folder, in their order.
 
-    ``camera`` is a name, of Bridge's layout a number; ``gripper_dim`` is the index of the gripper in an action of
-    LeRobot or LIBERO.
+    ``camera`` is a name, of Bridge's layout a number; of LeRobot and LIBERO several have views (`data.views`).
+    ``gripper_dim`` is the index of the gripper in an action of LeRobot or LIBERO.
     """
     for toy_folder in (folder, folder / "train"):
         if any(toy_folder.glob(TOY_STATES)):
@@ -92,13 +93,16 @@ def read_windows(
     num: int,
     num_frames: int,
     size: tuple[int, int] | None = None,
+    num_views: int = 1,
 ) -> RecordedWindows:
     """At most ``num`` windows of as many of the ``chosen`` episodes as can be, evenly apart in each.
 
-    ``size`` is (height, width); without it, that which `small_size` makes of the first picture.
+    ``size`` of each view is (height, width); without it, that which `small_size` makes of the first picture.
     """
     windows = Windows([episodes[i].num_frames for i in chosen], num_frames, what="recordings")
-    size = size or small_size(*episodes[chosen[0]].pictures([0]).shape[1:3])
+    if size is None:
+        height, width = episodes[chosen[0]].pictures([0]).shape[1:3]
+        size = small_size(height // num_views, width)
     of_episode: dict[int, list[NDArray[numpy.int64]]] = {}
     for place in windows.spread(num):
         row, frames = windows[place]
@@ -107,7 +111,8 @@ def read_windows(
     for number, found in of_episode.items():
         episode, rows = episodes[number], episodes[number].actions()
         shown = numpy.unique(numpy.concatenate(found))  # each of them is read once
-        read = stretch(torch.from_numpy(episode.pictures(shown.tolist())).permute(3, 0, 1, 2), size)
+        pictures_3_F_H_W = torch.from_numpy(episode.pictures(shown.tolist())).permute(3, 0, 1, 2)
+        read = stretched(pictures_3_F_H_W, size, num_views)
         for frames in found:
             pictures.append(read[:, numpy.searchsorted(shown, frames)].permute(1, 2, 3, 0).numpy())
             actions.append(rows[frames[0] : frames[-1]])
@@ -177,8 +182,8 @@ def _of_bridge(recordings: Recordings, i: int, video: Path) -> RecordedEpisode:
 def _libero(root: Path, camera: str, gripper_dim: int) -> Iterator[RecordedEpisode]:
     def episode(demo: dataset_libero.Demo) -> RecordedEpisode:
         def pictures(frames: Sequence[int]) -> Pictures:
-            read = [dataset_libero.read_pictures(demo, camera, slice(k, k + 1), rotate=True) for k in frames]
-            return numpy.concatenate(read)
+            read = [dataset_libero.read_views(demo, camera, slice(k, k + 1), rotate=True) for k in frames]
+            return _channels_last(torch.cat(read, dim=1).numpy())
 
         return RecordedEpisode(
             name=f"{demo.suite}_{demo.task}_{demo.name}",

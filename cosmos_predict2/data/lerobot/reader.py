@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Modality, Part,
 from cosmos_predict2.data.lerobot.layouts import Episodes, LayoutV2, LayoutV3, VideoLocation
 from cosmos_predict2.data.lerobot.tables import Numbers, TableReader, read_images
 from cosmos_predict2.data.video.clips import Fit, open_clip, probe
+from cosmos_predict2.data.views import AND, cameras_in, stacked
 from imaginaire.errors import ConfigError, DataError, near
 
 ACTIONS = ("action", "actions")
@@ -135,7 +138,10 @@ class LeRobotSource:
     # ---- pictures ----------------------------------------------------------------------------------------------------
 
     def camera(self, wanted: str | None = None) -> str:
-        """The key of a camera: asked for in full, by its last word or by modality.json; without that the only one."""
+        """The key of a camera: asked for in full, by its last word or by modality.json; without that the only one.
+
+        Of several, such as front+wrist, their keys likewise; the functions below take these, too.
+        """
         return choose_camera(self.info, wanted, self.modality)
 
     def frames(
@@ -150,8 +156,11 @@ class LeRobotSource:
     ) -> Tensor:
         """uint8 [3, F, H, W]: frames of episode i, counted from its first, in the order that is asked for.
 
-        ``fit`` brings [3, 1, H, W] to another size on the way.
+        ``fit`` brings [3, 1, H, W] of each camera to another size on the way; see `views` for several.
         """
+        if len(several := cameras_in(camera)) > 1:
+            read = partial(self.frames, i, indices=indices, fit=fit, decoder=decoder, num_threads=num_threads)
+            return stacked([read(one) for one in several])
         length = int(self.episodes.lengths[i])
         if not len(indices) or min(indices) < 0 or max(indices) >= length:
             raise DataError(f"{self.info.root}: episode {self.episodes.numbers[i]} has {length} frames, not {indices}.")
@@ -176,7 +185,7 @@ class LeRobotSource:
                 f" {clip.seconds * self.info.fps:.2f} frames' time of video in {clip.path.name}."
             )
         if not clip.path.is_file():
-            raise DataError(f"{clip.path} does not exist; the data set's index names it.")
+            raise DataError(f"{clip.path} does not exist; the data set's index names it.{self.lack(i, camera)}")
         return clip
 
     def check_rate(self, camera: str, path: Path, num_frames: int, fps: float) -> None:
@@ -191,9 +200,9 @@ class LeRobotSource:
     def require_lengths(self, camera: str, episodes: Sequence[int]) -> None:
         """Raise where the video of an episode is shorter than its table; of many episodes, evenly spread ones are
         looked at."""
-        if not self.info.is_video(camera):
-            return
-        for i in episodes[:: -(-len(episodes) // NUM_LOOKED_INTO)]:
+        shown = [one for one in cameras_in(camera) if self.info.is_video(one)]
+        looked_into = episodes[:: -(-len(episodes) // NUM_LOOKED_INTO)]
+        for camera, i in product(shown, looked_into):
             clip = self.layout.clip(i, camera)
             if not clip.path.is_file():
                 continue
@@ -228,24 +237,38 @@ class LeRobotSource:
         return None
 
     def file_of(self, i: int, camera: str) -> Path:
-        """The file that holds the pictures of episode i."""
+        """The file that holds the pictures of episode i, of several cameras the first one's."""
+        camera = cameras_in(camera)[0]
         return self.layout.clip(i, camera).path if self.info.is_video(camera) else self.layout.rows(i).path
 
     def missing_files(self, camera: str, episodes: Sequence[int] | None = None) -> list[Path]:
         """Files of these episodes that the index names and that are not there."""
         everything = range(len(self)) if episodes is None else episodes
-        paths = {path for i in everything for path in (self.layout.rows(int(i)).path, self.file_of(int(i), camera))}
+        paths = {self.layout.rows(int(i)).path for i in everything}
+        paths |= {self.file_of(int(i), one) for i in everything for one in cameras_in(camera)}
         return sorted(path for path in paths if not path.is_file())
+
+    def lack(self, i: int, camera: str) -> str:
+        """A sentence on the cameras that episode i lacks and on those that it has; empty where it lacks none."""
+        lacking = [one for one in cameras_in(camera) if not self.file_of(i, one).is_file()]
+        there = [one for one in self.info.cameras if self.file_of(i, one).is_file()]
+        return f" {self.name(i)} has no {', '.join(lacking)}, but {', '.join(there) or 'none'}." if lacking else ""
 
 
 def choose_camera(info: Info, wanted: str | None, modality: Modality | None = None) -> str:
-    """The key of a camera: asked for in full, by its last word or by modality.json; without that the only one."""
+    """The key of a camera: asked for in full, by its last word or by modality.json; without that the only one. Of
+    several, such as front+wrist, their keys likewise."""
     modality = modality or read_modality(info.root)
     named = modality.video if modality else {}
     if wanted is None:
         if len(info.cameras) != 1:
-            raise ConfigError(f"{info.root}: which camera? Set it to one of {', '.join(info.cameras) or 'none'}.")
+            raise ConfigError(
+                f"{info.root}: which camera? Set it to one of {', '.join(info.cameras) or 'none'}, or to several views"
+                " with + between them."
+            )
         return info.cameras[0]
+    if len(several := cameras_in(wanted)) > 1:
+        return AND.join(cameras_in(AND.join(choose_camera(info, one, modality) for one in several)))
     key = named.get(wanted, wanted)
     fitting = [camera for camera in info.cameras if camera == key]
     fitting = fitting or [camera for camera in info.cameras if camera.rpartition(".")[2] == key]

@@ -15,11 +15,13 @@ shows none of them, one that follows them shows all; what could not be measured 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from cosmos_predict2.data.views import split
 from cosmos_predict2.evaluation.metrics import inverse_dynamics, video_quality
 from cosmos_predict2.evaluation.metrics.controllability import (
     SIGMAS,
@@ -49,6 +51,7 @@ READABLE = 0.2  # R2 of those from which on the probe can be trusted
 TRUE, CODED, IMAGINED, EXCHANGED = "true frames", "through the tokenizer", "imagined", "imagined, other clips' actions"
 
 Likeness = Callable[[Tensor, Tensor], Tensor]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -194,10 +197,11 @@ def evaluate(
     text_1_S_E: Tensor | None = None,
     with_lpips: bool = False,
     weights: str = "",
+    views: Sequence[str] = ("",),
 ) -> tuple[Report, Tensor, ActionTrials]:
     """The figures, what was imagined of each recording (uint8 [B, 3, 1 + L, H, W]), and what other actions made.
 
-    ``weights`` describes those of the pipeline, for the report.
+    ``weights`` describes those of the pipeline, for the report. Likeness is measured of each of several ``views``, too.
     """
     sampling: dict[str, Any] = {
         "options": SamplingOptions(num_steps=num_steps, guidance=guidance),
@@ -223,11 +227,11 @@ def evaluate(
         num_actions=recordings.num_actions,
         chunk_size=chunk,
         num_steps=num_steps,
-        likeness=likeness_by_horizon(imagined, truth, with_lpips=with_lpips),
+        likeness=_of_views(partial(likeness_by_horizon, with_lpips=with_lpips), imagined, truth, views),
         gap=gap,
         distances=distances,
         following={} if unreadable else following(pipe, recordings, imagined),
-        by_chunk=drift(imagined, truth, chunk),
+        by_chunk=_of_views(partial(drift, chunk=chunk), imagined, truth, views),
         seams={"true": seam_change(truth, chunk), "imagined": seam_change(imagined, chunk)}
         if recordings.num_actions > chunk
         else {},
@@ -236,6 +240,18 @@ def evaluate(
         weights=weights,
     )
     return report, imagined, trials
+
+
+def _of_views(
+    measure: Callable[[Tensor, Tensor], dict[str, T]], imagined: Tensor, truth: Tensor, views: Sequence[str]
+) -> dict[str, T]:
+    """Figures by name, of whole pictures, and of several views those of each behind them."""
+    found = measure(imagined, truth)
+    if len(views) > 1:
+        parts = zip(views, split(imagined, len(views)), split(truth, len(views)), strict=True)
+        for view, *videos in parts:
+            found |= {f"{name}, {view}": value for name, value in measure(*videos).items()}
+    return found
 
 
 def likeness_by_horizon(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cosmos_predict2.data.dataset_latents import FOLDER, read_record
+from cosmos_predict2.data.views import views_of_data
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig, model_config
 from cosmos_predict2.models.model_checks import check_degrees
 from cosmos_predict2.models.passes import Passes
@@ -189,7 +190,9 @@ def _of_data(config: Config, name: str) -> list[Any]:
 
 def _clip_size(config: Config, resolution: str) -> tuple[int, int]:
     """(height, width) of the largest clips of the data, or of cached latents by their record, else the resolution's."""
-    sizes = [(int(size[0]), int(size[1])) for size in _of_data(config, "video_size")]
+    nodes = [node for _, node in config_checks.nodes(config.dataloader_train, "dataloader_train")]
+    num_views = max((len(views_of_data(node)) for node in nodes), default=1)
+    sizes = [(num_views * int(size[0]), int(size[1])) for size in _of_data(config, "video_size")]
     sizes += [(int(size), int(size)) for size in _of_data(config, "size")]
     folders = [Path(str(path)) / FOLDER for path in _of_data(config, "dataset_dir")]
     sizes = sizes or [record.size for folder in folders if (record := read_record(folder)) is not None]

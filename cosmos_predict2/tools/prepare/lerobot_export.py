@@ -24,11 +24,12 @@ from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes, rea
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_camera
 from cosmos_predict2.data.video.clips import packet_table, probe
 from cosmos_predict2.data.video.media import check_writable, opened_video, write_video
+from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.tools.jobs import Outcome, run_jobs
 from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_json, write_text
 from imaginaire import storage
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,8 @@ def export(
     """Write the missing clips of these splits; how each came about. ``caption`` is for episodes without a task."""
     source = LeRobotSource.open(root)
     key = source.camera(camera)
+    if len(cameras_in(key)) > 1:
+        raise ConfigError(f"camera={camera}: clips without actions are of one camera. Name one.")
     chosen = {split: choose_episodes(source.info.splits, len(source), split, val_fraction) for split in splits}
     jobs = [
         Job(root, int(i), key, out / split, annotation, caption) for split in splits for i in chosen[split].tolist()

@@ -24,6 +24,7 @@ from cosmos_predict2.configs.base.post_training import group_choices, job, tiny_
 from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import evenly
+from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.tokenizers.sizes import small_size
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.config import L, register_experiment
@@ -111,7 +112,7 @@ def _moves(data: Mapping[str, Any]) -> ListConfig:
 def _video_size(data: Mapping[str, Any]) -> ListConfig:
     def read() -> tuple[int, int]:
         source = LeRobotSource.open(data["root"])
-        shape = dict(source.info.features[source.camera(data.get("camera"))])
+        shape = dict(source.info.features[cameras_in(source.camera(data.get("camera")))[0]])
         sides = dict(zip(shape.get("names") or ("height", "width", "channels"), shape["shape"], strict=False))
         return small_size(int(sides["height"]), int(sides["width"]))
 

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cosmos_predict2.data.views: several cameras of a recording are one picture, the same in every reader."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from cosmos_predict2.checkpoints.card import ModelCard, _of_run, _typed, card_texts
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
+from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes, read_windows
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.video.clips import stretch
+from cosmos_predict2.data.views import require_same, split, views_of
+from cosmos_predict2.evaluation.reports.action_evaluation import _of_views, drift
+from imaginaire.errors import ConfigError, DataError
+from tests.data import sources_lerobot as made
+from tests.data.sources_lerobot import FRONT, WRIST
+from tests.data.sources_libero import libero_tree
+
+pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
+BOTH = "front+wrist"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.write_v2(tmp_path_factory.mktemp("views") / "set", modality=True)
+
+
+def test_a_picture_of_two_cameras_holds_the_pictures_of_each(root: Path) -> None:
+    source = LeRobotSource.open(root)
+    key, fit = source.camera(BOTH), partial(stretch, size=(32, 48))
+    assert key == f"{FRONT}+{WRIST}" and source.camera("ego_view+wrist") == key
+    found = split(source.frames(1, key, [0, 3], fit=fit), 2)
+    for view, camera in zip(found, (FRONT, WRIST), strict=True):
+        assert torch.equal(view, source.frames(1, camera, [0, 3], fit=fit))
+    native = source.frames(1, key, [0, 3])  # the second in the size of the first
+    assert native.shape == (3, 2, 128, 64) and torch.equal(native[:, :, :64], source.frames(1, FRONT, [0, 3]))
+
+
+def test_every_reader_of_recordings_shows_the_same_views(root: Path) -> None:
+    shape = dict(num_frames=4, video_size=(32, 48), data_split="full")
+    data, one = (LeRobotActionDataset(str(root), camera, **shape) for camera in (BOTH, "front"))  # type: ignore[arg-type]
+    item, alone = data[3], one[3]
+    assert item["video"].shape == (3, 4, 64, 48) and torch.equal(item["video"][:, :, :32], alone["video"])
+    assert torch.equal(item["action"], alone["action"]) and item["__key__"] == alone["__key__"]
+    episodes = open_episodes(root, camera=BOTH)
+    windows = read_windows(episodes, [0], num=1, num_frames=4, size=(32, 48), num_views=2)
+    shown = torch.from_numpy(windows.pictures[0]).permute(3, 0, 1, 2)
+    assert shown.shape == data[0]["video"].shape and torch.equal(shown[:, :, :32], data[0]["video"][:, :, :32])
+    assert read_windows(episodes, [0], num=1, num_frames=4, num_views=2).pictures.shape[2:4] == (128, 64)
+
+
+def test_views_of_libero_are_one_of_the_cameras_that_take_turns(tmp_path: Path) -> None:
+    pytest.importorskip("h5py", reason="needs h5py: pip install -e '.[data]'")
+    libero_tree(tmp_path, num_demos=2)
+    arguments = dict(num_frames=5, video_size=(16, 16), mode="all")
+    both = LiberoDataset(str(tmp_path), cameras=["agentview_rgb+eye_in_hand_rgb"], **arguments)  # type: ignore[arg-type]
+    for camera, view in zip(("agentview_rgb", "eye_in_hand_rgb"), split(both[0]["video"], 2), strict=True):
+        assert torch.equal(view, LiberoDataset(str(tmp_path), cameras=[camera], **arguments)[0]["video"])  # type: ignore[arg-type]
+    episode = open_episodes(tmp_path, camera="agentview_rgb+eye_in_hand_rgb")[0]
+    assert numpy.array_equal(episode.pictures([0])[0], both[0]["video"][:, 0].permute(1, 2, 0).numpy())
+    with pytest.raises(ConfigError, match="as many views each"):
+        LiberoDataset(str(tmp_path), cameras=["agentview_rgb+eye_in_hand_rgb", "agentview_rgb"], **arguments)  # type: ignore[arg-type]
+
+
+def test_a_recording_that_lacks_a_camera_is_named_with_what_it_has(tmp_path: Path) -> None:
+    root = made.write_v2(tmp_path / "set")
+    source = LeRobotSource.open(root)
+    source.file_of(1, FRONT).unlink()
+    for read in (
+        lambda: source.frames(1, source.camera("wrist+front"), [0]),
+        lambda: LeRobotActionDataset(str(root), "wrist+front", num_frames=4, data_split="full"),
+    ):
+        with pytest.raises(DataError, match=f"episode_000001 has no {FRONT}, but {WRIST}"):
+            read()
+    with pytest.raises(ConfigError, match=r"there is no camera 'side'.*front"):
+        source.camera("front+side")
+    for wrong in ("front+front", "front+", "ego_view+front"):
+        with pytest.raises(ConfigError, match="names of different cameras"):
+            LeRobotSource.open(made.write_v2(tmp_path / f"m{wrong}", modality=True)).camera(wrong)
+
+
+def test_a_run_records_its_views_and_so_do_exported_weights() -> None:
+    node = {"camera": f"{FRONT}+{WRIST}", "video_size": [32, 48]}
+    found = _typed(_of_run({"dataloader_train": {"dataset": node}}, {}), "run")
+    assert found["views"] == ("front", "wrist") and found["video_size"] == (32, 48)
+    card = ModelCard(views=found["views"])
+    assert '"views":["front","wrist"]' in card_texts(card)["model_card"] and not card_texts(ModelCard())
+    assert "views" not in _typed(_of_run({"dataloader_train": {"dataset": {"camera": "front"}}}, {}), "run")
+
+
+def test_one_view_and_two_do_not_fit_and_order_counts() -> None:
+    require_same(views_of("front"), views_of(None), "the run", "the policy", "")
+    for other in ("front", "wrist+front", None):
+        with pytest.raises(ConfigError, match=r"the run has 2 views \(front\+wrist\), but the policy .* clone it anew"):
+            require_same(views_of(BOTH), views_of(other), "the run", "the policy", "clone it anew")
+
+
+def test_figures_are_given_of_each_view_and_together() -> None:
+    truth = torch.randint(0, 255, (2, 3, 5, 32, 16), dtype=torch.uint8)
+    imagined = truth.clone()
+    imagined[..., 16:, :] //= 2
+    found = _of_views(partial(drift, chunk=4), imagined, truth, ("front", "wrist"))
+    assert found["PSNR, front"] == [100.0] and found["PSNR, wrist"][0] < found["PSNR"][0] < 100
+    assert "PSNR, front" not in _of_views(partial(drift, chunk=4), imagined, truth, ("",))
