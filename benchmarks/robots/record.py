@@ -2,6 +2,7 @@
 """Recordings of mixed skill of a public simulator's robot, as a team of operators leaves them.
 
     python -m benchmarks.robots.record reach my_data --episodes 300 [--drivers novices] [--replays 0.5]
+        [--wrist gripperPOV]
 
 Each episode has a driver of his own: he sees the object and the goal at places that are wrong by some centimetres, his
 hand trembles, and he is more or less quick. Of trained drivers, many failures are near misses; novices tremble more and
@@ -44,6 +45,7 @@ parser.add_argument("robot", choices=tuple(SUITES))
 parser.add_argument("out", type=command_line.local_output, metavar="DIR")
 parser.add_argument("--episodes", type=command_line.at_least(1), default=300)
 parser.add_argument("--picture_size", type=command_line.at_least(16), default=0, help="in place of the suite's")
+parser.add_argument("--wrist", default="", metavar="CAMERA", help="recorded besides, as observation.images.wrist")
 parser.add_argument("--drivers", choices=("trained", "novices"), default="trained")
 parser.add_argument("--replays", type=float, default=0.0, metavar="SHARE", help="of the episodes, the last ones")
 parser.add_argument("--seed", type=command_line.at_least(0), default=0, help="of drivers; starts are the same")
@@ -52,7 +54,7 @@ parser.add_argument("--seed", type=command_line.at_least(0), default=0, help="of
 def run(args: argparse.Namespace) -> None:
     if not 0 <= args.replays < 1:
         raise ConfigError(f"--replays {args.replays} is a share of the episodes: at least 0 and less than 1")
-    task, actor = made(args.robot, args.picture_size)
+    task, actor = made(args.robot, args.picture_size, args.wrist)
     faults = NOVICES if args.drivers == "novices" else FAULTS.get(args.robot, FAULTS["reach"])
     rng = numpy.random.default_rng(args.seed)
     writer, successes = Writer(Path(args.out), fps=10, robot=args.robot), 0
@@ -77,11 +79,11 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.out}: {args.episodes} episodes of {args.robot}, {successes} with success")
 
 
-def made(robot: str, picture_size: int = 0) -> tuple[GymTask, Actor]:
+def made(robot: str, picture_size: int = 0, wrist: str = "") -> tuple[GymTask, Actor]:
     """The environment as the suite's address has it, and an expert who sees its state."""
     address, _, words = SUITES[robot].removeprefix("gym:").partition("?")
     settings: dict[str, Any] = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", words)}
-    settings["image_size"] = picture_size or settings["image_size"]
+    settings |= {"image_size": picture_size or settings["image_size"], "wrist": [wrist] if wrist else []}
     if robot in FETCH:
         return GymTask(address, **settings), {"push": pusher, "touch": toucher}[robot]
     from metaworld.policies import ENV_POLICY_MAP
@@ -120,15 +122,17 @@ def replayed(actions: NDArray[Any], rng: numpy.random.Generator) -> Iterator[NDA
 
 def recorded(task: GymTask, acts: Iterator[NDArray[Any]], start: int, sentence: str) -> Recording:
     seen = task.reset(0, start, 0)
-    pictures, actions, done = [seen["full_image"]], [], [0.0]
+    pictures, wrists, actions, done = [seen["full_image"]], [seen["wrist_image"]], [], [0.0]
     for action in acts:
         actions.append(numpy.clip(action, -1, 1).astype(numpy.float32))
         seen, _, is_success = task.step(actions[-1])
         pictures.append(seen["full_image"])
+        wrists.append(seen["wrist_image"])
         done.append(float(is_success))
     columns = {"action": numpy.stack([*actions, actions[-1]]), "next.success": numpy.array(done, numpy.float32)}
-    video = torch.from_numpy(numpy.stack(pictures)).permute(3, 0, 1, 2)
-    return Recording(columns, {"observation.images.front": video}, sentence)
+    views = {"front": numpy.stack(pictures), **dict(zip(["wrist"], numpy.stack(wrists, axis=1)))}
+    videos = {f"observation.images.{name}": torch.from_numpy(view).permute(3, 0, 1, 2) for name, view in views.items()}
+    return Recording(columns, videos, sentence)
 
 
 def pusher(observed: Any, env: Any, errors: NDArray[Any]) -> NDArray[Any]:

@@ -113,6 +113,18 @@ def test_an_action_is_held_and_the_policy_reads_named_entries() -> None:
     assert observed["state"][2] == pytest.approx(min(before[2] + 0.3, 0.99), abs=1e-6) and reward < 0
 
 
+def test_a_wrist_camera_is_a_picture_of_the_observation_or_a_camera_of_the_model() -> None:
+    seen = task(kind="pixels", wrist="pixels").reset(0, 1, 0)
+    assert seen["wrist_image"].shape == (1, 24, 48, 3) and numpy.array_equal(seen["wrist_image"][0], seen["full_image"])
+    one, drawn = task(), []
+    model = SimpleNamespace(ncam=2, camera=lambda i: SimpleNamespace(name=("side", "hand")[i]))
+    renderer = SimpleNamespace(model=model, camera_id=0)
+    renderer.render = lambda mode: drawn.append(renderer.camera_id) or numpy.zeros((24, 48, 3), numpy.uint8)
+    one._env.unwrapped.mujoco_renderer, one._wrist = renderer, ["hand", "side"]
+    assert one.reset(0, 1, 0)["wrist_image"].shape == (2, 24, 48, 3)
+    assert drawn == [1, 0] and renderer.camera_id == 0, "its own camera is drawn again"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -123,6 +135,7 @@ def test_an_action_is_held_and_the_policy_reads_named_entries() -> None:
         (dict(kind="unbounded"), "give finite low and high"),
         (dict(kind="discrete"), r"its actions are Discrete\(3\)"),
         (dict(state=["agnet"]), "no 'agnet'. Did you mean agent"),
+        (dict(wrist="hand"), "wrist=hand is no picture of its observation, and no camera of its model"),
         (dict(repeat=0), "repeat=0 steps"),
         (dict(actions="natve"), "actions=natve: scaled or native. Did you mean native"),
         (dict(speed=3), "cannot be built with .*speed"),

@@ -37,7 +37,8 @@ class GymTask:
     success or is_success. Pictures are rendered, or taken from the observation
     where nothing is rendered, and averaged down to ``image_size``, a height, or height and width. ``state`` names
     entries of the observation that a policy reads ("observation": all of one that is an array); none by default,
-    because a world model imagines pictures alone. ``settings`` go to the environment's constructor.
+    because a world model imagines pictures alone. ``wrist`` names further views: pictures of the observation, or
+    cameras of a MuJoCo model. ``settings`` go to the environment's constructor.
     """
 
     num_tasks, num_trials = 1, 2**31 - 1
@@ -50,6 +51,7 @@ class GymTask:
         max_steps: int | None = None,
         success: str = "auto",
         state: Sequence[str] = (),
+        wrist: Sequence[str] = (),
         sentence: str = "",
         low: float | Sequence[float] | None = None,
         high: float | Sequence[float] | None = None,
@@ -74,6 +76,7 @@ class GymTask:
         self.action_dim = len(self._low)
         self.sentence = sentence or re.sub(r"-v\d+$", "", self._name.split("/")[-1])
         self._state = [state] if isinstance(state, str) else list(state)
+        self._wrist = [wrist] if isinstance(wrist, str) else list(wrist)
         self._observed, _ = self._seeded_reset(0)
         self.image_size = _size(image_size, self._picture().shape)
         self.metadata = {"suite": f"gym:{self._name}", "control_hz": self._env.metadata.get("render_fps", 10) / repeat}
@@ -81,6 +84,7 @@ class GymTask:
         prefix = "action" if self._is_native else "scaled"
         self.metadata |= {f"{prefix}_{end}": values for end, values in ends.items()}
         self._state_of(self._observed)
+        self._wrists()
         self._success = success
         self._require_reproducible_starts()
         if success != "auto" and (success == "terminated" or _THRESHOLD.fullmatch(success)):
@@ -183,6 +187,30 @@ class GymTask:
             )
         return picture
 
+    def _wrists(self) -> Pictures:
+        """uint8 [V, H, W, 3], in the size of the other pictures."""
+        pictures = [averaged(self._view(name), self.image_size) for name in self._wrist]
+        return numpy.stack(pictures) if pictures else numpy.zeros((0, *self.image_size, 3), numpy.uint8)
+
+    def _view(self, name: str) -> Pictures:
+        """A picture of the observation, or that of another camera of a MuJoCo model."""
+        observed = self._observed if isinstance(self._observed, Mapping) else {}
+        if name in observed:
+            return numpy.asarray(observed[name])
+        renderer = getattr(self._env.unwrapped, "mujoco_renderer", None)
+        model = getattr(renderer, "model", None)
+        cameras = [] if model is None else [model.camera(i).name for i in range(model.ncam)]
+        if renderer is None or name not in cameras:
+            raise ConfigError(
+                f"{self._name}: wrist={name} is no picture of its observation, and no camera of its model."
+                f"{near(name, [*observed, *cameras])}"
+            )
+        own, renderer.camera_id = renderer.camera_id, cameras.index(name)
+        try:
+            return numpy.asarray(renderer.render("rgb_array"))
+        finally:
+            renderer.camera_id = own
+
     def _state_of(self, observed: Any) -> Floats:
         entries = observed if isinstance(observed, Mapping) else {"observation": observed}
         if unknown := [name for name in self._state if name not in entries]:
@@ -193,7 +221,7 @@ class GymTask:
     def _seen(self) -> Mapping[str, Any]:
         pictures = {
             "full_image": lambda: averaged(self._picture(), self.image_size),
-            "wrist_image": lambda: numpy.zeros((0, *self.image_size, 3), numpy.uint8),
+            "wrist_image": self._wrists,
         }
         return Seen(pictures, {"state": self._state_of(self._observed), "task_description": self.sentence})
 
