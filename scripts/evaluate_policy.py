@@ -99,7 +99,7 @@ add("--fps", type=command_line.above_zero, default=None, help="of the videos (de
 
 def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.envs import suites
-    from cosmos_predict2.rl.envs.world_model import require_state
+    from cosmos_predict2.rl.envs.world_model import require_inputs
     from cosmos_predict2.rl.episodes.policy_evaluation import (
         draws_of,
         evaluate,
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> None:
     imagination = None if args.world_model is None else _imagination(args, policy.action_dim)
     env = place.env(size, policy)
     imagined = None if imagination is None else _imagined_env(args, imagination, size, env)
-    require_state(imagined, policy)
+    require_inputs(imagined, policy)
     found = evaluate(policy, env, starts, args.tasks, args.mode, args.execute, lambda _: None)  # with its bar
     for name, rate in found.tasks.items():
         print(f"{name}: {rate.as_text()}")
@@ -210,7 +210,7 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: An
         starts: Any = ToyStarts(setting, args.tasks, split=args.split or "val")
         reward: Any = ToyDetectorReward(setting)
     else:
-        starts = SimulatedStarts(env, len(args.tasks), fit_of(args.world_model))
+        starts = SimulatedStarts(env, len(args.tasks), fit_of(args.world_model), len(imagination.views))
         reward = read_reward(args.reward)
     return WorldModelEnv(
         imagination,
@@ -227,6 +227,7 @@ def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, ima
     """The first episodes, true pictures beside imagined ones where there is a world model; gives their names."""
     from cosmos_predict2.callbacks.draw_samples import side_by_side
     from cosmos_predict2.data.video.media import write_video
+    from cosmos_predict2.data.views import split
     from cosmos_predict2.rl.episodes.policy_evaluation import film
 
     rows = list(range(len(found.starts)))[:: args.draws][: args.videos]  # the first episode of each start
@@ -235,7 +236,7 @@ def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, ima
     films = [film(env, part, actions, args.execute)[0]]
     if imagination is not None:
         imagined = _imagined_env(args, imagination, num, env)
-        films.append(film(imagined, part, actions, args.execute)[0])
+        films.append(split(film(imagined, part, actions, args.execute)[0], len(imagination.views))[0])
     names = []
     for i in range(num):
         task = args.tasks[part.task_ids[i] % len(args.tasks)]

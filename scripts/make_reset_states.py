@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import PARTS, split_of
+from cosmos_predict2.data.views import views_of
 from cosmos_predict2.rl.envs.recorded_starts import (
     BEFORE,
     FILE,
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         split = split_of(args.split, source)
         digest, parts = split.digest, {source.name(i): part for part in PARTS for i in split.of(part)}
     found = starts_of(chosen, args.keyframes, args.before, parts)
-    count = write_starts(path, found, recorded=facts_of(chosen), split=digest)
+    count = write_starts(path, found, recorded=facts_of(chosen), split=digest, views=views_of(args.camera))
     starts = RecordedStarts(str(path))
     keyframes = count - len(RecordedStarts(str(path), keyframes=False))
     log.info("%s: %d starts of %d tasks, %d of them keyframes", path, count, starts.num_tasks, keyframes)

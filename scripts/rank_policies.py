@@ -95,7 +95,7 @@ def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any
     from cosmos_predict2.evaluation.metrics.agreement import mean
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.first_frames import SimulatedStarts
-    from cosmos_predict2.rl.envs.world_model import require_state
+    from cosmos_predict2.rl.envs.world_model import require_inputs
     from cosmos_predict2.rl.episodes.episodes import LocalRollout
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
     from cosmos_predict2.rl.imagined.check import AT_ONCE, imagined_env
@@ -105,7 +105,7 @@ def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any
 
     def value(shown: Any, chosen: Any) -> Any:
         imagined = imagined_env(imagination, reward, shown)
-        require_state(imagined, policy)
+        require_inputs(imagined, policy)
         return mean(played(imagined, chosen).return_E.double().numpy(), args.seed)
 
     if not args.suite:
@@ -114,7 +114,7 @@ def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any
         return value(starts, replace(chosen, trial_ids=list(numbers))), None
     chosen = held_out_starts(args.episodes, 1, args.seed)
     with closing(suites.find(args.suite).env(AT_ONCE, policy)) as env:
-        shown = SimulatedStarts(env, 1, fit_of(args.world_model))
+        shown = SimulatedStarts(env, 1, fit_of(args.world_model), len(imagination.views))
         shown.recorded = starts.recorded  # type: ignore[attr-defined]
         found = played(env, chosen)
         return value(shown, chosen), mean(found.success_E[found.is_valid_E].double().numpy(), args.seed)

@@ -162,7 +162,7 @@ class ContractError(AssertionError):
 class Policy(Protocol):
     """Decides on chunks of actions. A policy that is trained is a module besides.
 
-    Optional: ``sentences`` (the task descriptions of the recordings that it was cloned from, given by who reads it),
+    Optional: ``sentences`` and ``views`` (of the recordings that it was cloned from, given by who reads it),
     ``reads_state`` (decisions need ``state``), ``draws_when_greedy`` (greedy decisions draw noise, too) and
     ``on_trainer_step(iteration)``, called after each optimizer step. For nft and awm a flow has ``velocities``, and
     ``flow_times``: the times at which its sampler asks the network, from 1, where all is noise, towards 0. For
@@ -172,6 +172,7 @@ class Policy(Protocol):
     """
 
     sentences: Sequence[str]
+    views: Sequence[str]
 
     @property
     def reads_state(self) -> bool: ...
@@ -215,6 +216,7 @@ class PolicyDefaults:
     draws_when_greedy: bool = False
     flow_times: Sequence[float] = ()
     sentences: Sequence[str] = ()  # the task descriptions of the recordings it was cloned from; none: it takes any
+    views: Sequence[str] = ()  # of these recordings, full_image first (`data.views`); none: not recorded
     velocities: Callable[[Mapping[str, Tensor], Tensor, Sequence[torch.Generator]], Velocities] | None = None
     cloning_loss: Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None = None
 
@@ -230,7 +232,8 @@ class VecEnv(Protocol):
     Optional: ``keep_frames`` (see `chunk_step`; None: there are no frames), ``release()`` (ends simulators, which start
     again with the next episodes), ``offload()`` (leaves the GPU to others until the next episodes), ``offload_policy``
     ("phase" where it does), ``imagination`` (the world model that the episodes are imagined by) and ``num_noises`` (how
-    many noises imagine each episode; of 2 info has ``disagrees`` [E] bool: only one of them shows success), and
+    many noises imagine each episode; of 2 info has ``disagrees`` [E] bool: only one of them shows success), ``views``
+    (of its frames, which show full_image and below it as many of wrist_image as have a name there), and
     ``terminate_on_success`` (episodes end with success; who sets it to False sees them played on).
     `cosmos_predict2.rl.envs.contract` checks an environment against what is written here.
     """
@@ -240,6 +243,7 @@ class VecEnv(Protocol):
     offload_policy: str
     imagination: Any
     num_noises: int
+    views: Sequence[str]
     terminate_on_success: bool
 
     @property
@@ -287,6 +291,7 @@ class EnvDefaults:
     offload_policy: str = "never"
     imagination: Any = None
     num_noises: int = 1
+    views: Sequence[str] = ("",)
     terminate_on_success: bool = False
     release: Callable[[], None] | None = None
 
@@ -305,11 +310,12 @@ class FrameReward(Protocol):
     """Judges pictures that a world model imagined, uint8 [E, F, H, W, 3]. ``context`` has what is known of each start:
     ``task_description``, and what a reward needs besides, such as ``goal`` [E, 2].
 
-    Optional: ``to(device)``, and ``takes_floats`` (true: it sees pictures of RLinf's environment before they become
-    bytes, in [-1, 1]).
+    Optional: ``to(device)``, ``takes_floats`` (true: it sees pictures of RLinf's environment before they become
+    bytes, in [-1, 1]), and ``views`` (of the pictures that it was trained on, `data.views`; none: not recorded).
     """
 
     takes_floats: bool
+    views: Sequence[str]
 
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement: ...
 
@@ -318,5 +324,6 @@ class FrameReward(Protocol):
 
 class FrameRewardDefaults:
     takes_floats: bool = False
+    views: Sequence[str] = ()
 
     def to(self, device: torch.device | str) -> Any: ...

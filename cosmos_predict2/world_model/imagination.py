@@ -34,12 +34,13 @@ LAST_CHUNKS = ("pad", "drop")
 
 
 class Imagination:
-    """An action-conditioned world model; its config records the transform that actions go through."""
+    """An action-conditioned world model; its config records the transform that actions go through. ``views`` are those
+    of its pictures, from top to bottom (`data.views`)."""
 
-    def __init__(self, world: WorldModel) -> None:
+    def __init__(self, world: WorldModel, views: Sequence[str] = ("",)) -> None:
         if not isinstance(world.config, Video2WorldActionPipelineConfig):
             raise ConfigError("Actions need a world model configured by a Video2WorldActionPipelineConfig.")
-        self.world = world
+        self.world, self.views = world, tuple(views)
         self.config = world.config
 
     @property

@@ -50,11 +50,11 @@ def imagination_of(
     if precision not in PRECISIONS:
         raise ConfigError(f"precision is '{precision}'.{near(precision, PRECISIONS)}")
     world = build_world_model(choice.config, dtype=PRECISIONS[precision], device=device)
-    return Imagination(world.load(choice.dit_path, "net_ema" if load_ema else "auto"))
+    return Imagination(world.load(choice.dit_path, "net_ema" if load_ema else "auto"), choice.card.views)
 
 
 def fit_of(dit_path: str) -> Fit | None:
-    """A function that brings pictures to the size of a run's training, as data sets with actions and recorded starts
+    """A function that brings each view to the size of a run's training, as data sets with actions and recorded starts
     do; None where the weights record no size."""
     size = read_card(dit_path).video_size
     return None if size is None else partial(stretch, size=size)

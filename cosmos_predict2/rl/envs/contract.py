@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.interfaces import ContractError, EnvDefaults, VecEnv, completed, rows_of
 from imaginaire.errors import DataError
 
@@ -227,7 +228,8 @@ def check_company_does_not_matter(env: VecEnv, levels: int) -> None:
 
 
 def check_frames(env: VecEnv, levels: int) -> None:
-    """With ``keep_frames``, where an environment has it, info['frames'] shows each action; the last is observed."""
+    """With ``keep_frames``, where an environment has it, info['frames'] shows each action; the last is observed: its
+    full_image, of several ``views`` with wrist_image below it."""
     before = env.keep_frames
     if before is None:
         return
@@ -237,9 +239,9 @@ def check_frames(env: VecEnv, levels: int) -> None:
         actions = _actions(env)
         observed, *_, info = env.chunk_step(actions)
         _require("frames" in info, "keep_frames is true, but info has no 'frames' after chunk_step")
-        shape = (*actions.shape[:2], *observed["full_image"].shape[1:])
-        _require_tensor("info['frames']", info["frames"], shape, torch.uint8)
-        is_last = torch.equal(info["frames"][:, -1].cpu(), observed["full_image"].cpu())
+        whole = whole_pictures(observed, len(env.views))
+        _require_tensor("info['frames']", info["frames"], (*actions.shape[:2], *whole.shape[1:]), torch.uint8)
+        is_last = torch.equal(info["frames"][:, -1].cpu(), whole.cpu())
         _require(is_last, "the last of info['frames'] is not the observed full_image")
     finally:
         env.keep_frames = before

@@ -14,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import VecEnv
+from cosmos_predict2.data.views import stacked
+from cosmos_predict2.rl.interfaces import Observation, VecEnv
+from imaginaire.errors import ConfigError
 
 NUM_TRIALS = 2**40  # of a task: starts are taken modulo what there is
 
@@ -45,11 +47,26 @@ class Recorded:
         return cls(round(length), rows.min(axis=0).tolist(), rows.max(axis=0).tolist())
 
 
+def whole_pictures(observation: Observation, num_views: int, fit: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """uint8 [E, V * H, W, 3]: full_image and below it the first of wrist_image, each brought to size by ``fit``."""
+    if num_views == 1 and fit is None:
+        return observation["full_image"]
+    wrists = observation["wrist_image"].unbind(1)[: num_views - 1] if num_views > 1 else ()
+    views = [observation["full_image"], *wrists]
+    if len(views) < num_views:
+        raise ConfigError(
+            f"The world model has {num_views} views, but the environment shows {len(views)}: one with a wrist camera is"
+            " needed (of gym:ID ?wrist=CAMERA)."
+        )
+    pictures = [view.permute(3, 0, 1, 2) for view in views]
+    return stacked([picture if fit is None else fit(picture) for picture in pictures]).permute(1, 2, 3, 0).contiguous()
+
+
 class Starts(Protocol):
     """Starts by task and trial, both modulo what there is. ``history`` is the number of pictures of each.
 
-    Optional: ``recorded``, the facts of the recordings that they are of, and ``size``, (height, width) to which
-    pictures are stretched.
+    Optional: ``recorded``, the facts of the recordings that they are of, ``size``, (height, width) to which
+    each view is stretched, and ``views``, those of the pictures, where that is known.
     """
 
     num_tasks: int
@@ -57,6 +74,9 @@ class Starts(Protocol):
 
     @property
     def recorded(self) -> Recorded | None: ...
+
+    @property
+    def views(self) -> Sequence[str] | None: ...
 
     def __len__(self) -> int: ...
 
@@ -66,12 +86,14 @@ class Starts(Protocol):
 class StartsDefaults:
     recorded: Recorded | None = None
     size: tuple[int, int] | None = None
+    views: Sequence[str] | None = None
 
 
 class GivenStarts:
     """Pictures with their sentences as the starts of one task, by number."""
 
     history = num_tasks = 1
+    views: Sequence[str] | None = None
 
     def __init__(
         self, pictures_E_H_W_C: Tensor, sentences: Sequence[str] = (), recorded: Recorded | None = None
@@ -88,13 +110,15 @@ class GivenStarts:
 
 
 class SimulatedStarts(StartsDefaults):
-    """The starts of a simulator: the pictures and sentences that it shows after a reset to them; ``fit`` brings the
-    pictures to the size of a world model."""
+    """The starts of a simulator: the pictures and sentences that it shows after a reset to them; ``fit`` brings each
+    view to the size of a world model, which has ``num_views``."""
 
     history = 1
 
-    def __init__(self, env: VecEnv, num_tasks: int, fit: Callable[[Tensor], Tensor] | None = None) -> None:
-        self.env, self.num_tasks, self.fit = env, num_tasks, fit
+    def __init__(
+        self, env: VecEnv, num_tasks: int, fit: Callable[[Tensor], Tensor] | None = None, num_views: int = 1
+    ) -> None:
+        self.env, self.num_tasks, self.fit, self.num_views = env, num_tasks, fit, num_views
 
     def __len__(self) -> int:
         return NUM_TRIALS
@@ -105,9 +129,6 @@ class SimulatedStarts(StartsDefaults):
             part = slice(first, first + self.env.num_envs)
             options = dict(task_ids=task_ids[part], trial_ids=trial_ids[part], env_ids=range(len(trial_ids[part])))
             observed, _ = self.env.reset(options=options)
-            pictures.append(observed["full_image"].cpu())
+            pictures.append(whole_pictures(observed, self.num_views, self.fit).cpu())
             sentences += list(observed["task_description"])
-        shown = torch.cat(pictures)
-        if self.fit is not None:
-            shown = self.fit(shown.permute(3, 0, 1, 2)).permute(1, 2, 3, 0).contiguous()
-        return FirstFrames(shown[:, None], None, sentences)
+        return FirstFrames(torch.cat(pictures)[:, None], None, sentences)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode
 from cosmos_predict2.data.split import ANY_PART
-from cosmos_predict2.data.video.clips import stretch
+from cosmos_predict2.data.views import stretched
 from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, read_arrays
@@ -78,9 +78,10 @@ def write_starts(
     sources: Mapping[str, int] | None = None,
     recorded: Recorded | None = None,
     split: str = "",
+    views: Sequence[str] = ("",),
 ) -> int:
     """Write starts to one file, complete or not at all; gives their number. ``sources`` are the files they are of,
-    ``split`` is the digest of the split that their parts are of."""
+    ``split`` is the digest of the split that their parts are of, ``views`` are those of the pictures."""
     tensors: dict[str, NDArray[Any]] = {}
     rows: list[dict[str, Any]] = []
     for i, start in enumerate(starts):
@@ -97,6 +98,8 @@ def write_starts(
         header["recorded"] = json.dumps(asdict(recorded))
     if split:
         header["split"] = split
+    if len(views) > 1:
+        header["views"] = json.dumps(views)
     content = save(tensors, metadata=header)
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.write_bytes(path, content)
@@ -109,7 +112,7 @@ class RecordedStarts:
     Published files are converted once, into a `starts.safetensors` beside them or in ``cache_dir``. Trials are counted
     within a task, or with ``by_task`` off over all starts as one task. ``history`` pictures are given of each start:
     1, or 5, where a start that has one repeats it with actions of zeros. Without ``keyframes`` their starts are left
-    out. ``part`` of a split takes its starts alone. ``size`` is what pictures are stretched to, (height, width);
+    out. ``part`` of a split takes its starts alone. ``size`` is what each view is stretched to, (height, width);
     without it all must be alike.
     """
 
@@ -137,6 +140,7 @@ class RecordedStarts:
         tasks: dict[str, list[int]] = {}
         for i, row in rows:
             tasks.setdefault(row["task"] if by_task else "", []).append(i)
+        self.views = tuple(foreign_json.loads(_metadata(self.path).get("views", '[""]')))
         self.names = {i: row["name"] for i, row in rows}
         self._known = self._known_of_all()
         self._trials = list(tasks.values())
@@ -246,7 +250,7 @@ class RecordedStarts:
             pictures = pictures.expand(self.history, -1, -1, -1)
             actions = None if actions is None else torch.zeros(self.history - 1, actions.shape[1])
         if self.size is not None:
-            pictures = stretch(pictures.permute(3, 0, 1, 2), self.size).permute(1, 2, 3, 0)
+            pictures = stretched(pictures.permute(3, 0, 1, 2), self.size, len(self.views)).permute(1, 2, 3, 0)
         return pictures, actions, context
 
 

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cosmos_predict2.data.views import require_same, split
 from cosmos_predict2.rl.envs.book import Book, Bounds, Chunk, Ids
 from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Recorded, Starts, StartsDefaults
 from cosmos_predict2.rl.envs.scoring import Scored, Scoring, merged, score
@@ -50,11 +51,17 @@ _NOISE_STRIDE = 2**31  # between the seeds of an environment's noises
 _DESCRIPTION = "task_description"
 
 
-def require_state(env: Any, policy: Policy) -> None:
-    """Raise for a policy that reads the robot's state where a world model shows none; warn where zeros stand for it."""
-    if not policy.reads_state or not isinstance(env, WorldModelEnv):
+def require_inputs(env: Any, policy: Policy) -> None:
+    """Raise for a policy that was cloned on other views than a world model has, or that reads the robot's state where
+    it shows none; warn where zeros stand for it."""
+    if not isinstance(env, WorldModelEnv):
         return
-    name = type(policy).__name__
+    name, views = type(policy).__name__, getattr(policy, "views", ())
+    if views:
+        cure = "clone it anew on the cameras of the world model, --camera or dataset.camera, in their order."
+        require_same(env.views, views, "The world model", f"{name} was cloned on", cure)
+    if not policy.reads_state:
+        return
     if not env.state_size:
         raise ConfigError(
             f"{name} reads the robot's state, of which a world model knows nothing: set policy.use_proprio=False of"
@@ -71,7 +78,9 @@ class WorldModelEnv(EnvDefaults):
     are of. ``chunk`` of them are imagined at once, by default as many as the weights were trained for. A shorter chunk
     of a policy is filled up: with its last action again ("hold"), as a place or a motion that recordings have, or with
     zeros. ``text`` is "none" or the task's sentence. Ends are handed over as uint8, or as decoded floats ("float");
-    with starts of five pictures the last five, with ``keep_first`` the episode's first picture and the last four.
+    with starts of five pictures the last five, with ``keep_first`` the episode's first picture and the last four. Of
+    several views of the world model (`data.views`) policies see the first as full_image and the others as wrist_image,
+    and the reward sees the whole pictures.
     ``batch_size`` are imagined together. With ``num_noises`` 2 each chunk is imagined twice, by two noises, each going
     on from its own end; the policy sees the first, and the worst one is paid. ``offload`` "phase" lets `offload` move
     everything to the host. ``state_size`` zeros stand for proprioception, which a world model does not predict. info
@@ -120,6 +129,13 @@ class WorldModelEnv(EnvDefaults):
         self.keep_first, self.num_noises, self.keep_frames = keep_first, num_noises, keep_frames
         max_steps = _settled_steps(max_steps, starts.recorded)
         self.state_size, self.offload_policy = state_size, offload
+        self.views = imagination.views
+        for what, shown, program in (
+            ("the starts have", self.starts.views, "make_reset_states"),
+            ("the reward knows", self.reward.views, "train_reward_model"),
+        ):
+            cure = f"python -m scripts.{program} with the --camera of the world model makes others."
+            require_same(self.views, shown or self.views, "The world model", what, cure)
         imagination.config.require_conditioning(starts.history)
         self.chunk = chunk or imagination.config.chunk_size
         self.new_frames = self.chunk - (starts.history - 1)
@@ -360,10 +376,10 @@ class WorldModelEnv(EnvDefaults):
         return torch.from_numpy(ids).to(self.device, non_blocking=True)
 
     def _observation(self, ids: Ids) -> Observation:
-        pictures = self._pictures(ids)
+        full, *wrists = split(self._pictures(ids), len(self.views), dim=1)
         return {
-            "full_image": pictures,
-            "wrist_image": pictures.new_zeros(len(ids), 0, *pictures.shape[1:]),
+            "full_image": full,
+            "wrist_image": torch.stack(wrists, dim=1) if wrists else full.new_zeros(len(ids), 0, *full.shape[1:]),
             "state": torch.zeros(len(ids), self.state_size),
             _DESCRIPTION: [self._context[_DESCRIPTION][i] for i in ids],
         }

@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from cosmos_predict2.data.views import named
+from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.interfaces import (
     Decision,
     EnvDefaults,
@@ -205,6 +207,7 @@ class LocalRollout(RolloutDefaults):
                 if places.are_due:
                     begun = places.begin()
                     require_known_sentences(self.policy.sentences, begun[1])
+                    require_views(type(self.policy).__name__, self.policy.views, begun[1])
                     played.begin(*begun)
                 numbers = places.episodes
                 generators = [random.generator(starts.draws[i], played.counts[i], "decision") for i in numbers]
@@ -228,6 +231,15 @@ def require_known_sentences(known: Sequence[str], observation: Observation) -> N
             f"The environment calls its task '{other}', which no recording of the policy does: it does not know what"
             f" to do by other words.{near(other, known)} Give the environment the recorded words (--suite"
             " 'gym:ID?sentence=WORDS', or task_description of your own class)."
+        )
+
+
+def require_views(what: str, views: Sequence[str], observation: Observation) -> None:
+    """Raise where an environment shows fewer views than the recordings that a policy is cloned from have."""
+    if len(views) > 1 and (count := 1 + observation["wrist_image"].shape[1]) < len(views):
+        raise ConfigError(
+            f"{what} has {named(views)}, but the environment shows {count}: give it a wrist camera (of gym:ID"
+            " ?wrist=CAMERA), or clone on one camera."
         )
 
 
@@ -303,7 +315,7 @@ class _Played:
 
     def begin(self, episodes: Sequence[int], observation: Observation) -> None:
         if self.rollout.keep_frames:
-            for i, picture in zip(episodes, observation["full_image"]):
+            for i, picture in zip(episodes, whole_pictures(observation, len(self.rollout.env.views))):
                 self.films[i].append(picture[None].cpu())
 
     def add(self, episodes: Sequence[int], decision: Decision, reward: Tensor, info: Info) -> Tensor:

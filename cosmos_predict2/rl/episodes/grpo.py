@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.advantages import chosen, groups_within
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.decisions import (
     Decisions,
@@ -53,7 +54,7 @@ from cosmos_predict2.rl.episodes.refinement import Refinement, build_world_model
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed, tolerance_of
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import objective_of
-from cosmos_predict2.rl.policies.files import sentences_of
+from cosmos_predict2.rl.policies.files import about_of
 from cosmos_predict2.rl.policies.network import cast, check_sharding, deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.trust import LEARNT_IN, LearntIn
 from cosmos_predict2.world_model.config import PRECISIONS
@@ -120,7 +121,8 @@ class VLAGRPOModel(RLModel):
         self.precision = PRECISIONS[config.precision]
         self.net: nn.Module = completed(lazy_config.instantiate(config.policy), PolicyDefaults)
         if begun := config.policy.get("path") if isinstance(config.policy, Mapping) else None:
-            self.policy.sentences = sentences_of(str(begun))
+            about = about_of(str(begun))
+            self.policy.sentences, self.policy.views = about["sentences"], about["views"]
         for field_name, text in misfits(self.policy, self.rl):
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
         # before it is moved: no device needs memory for weights that are wider than trained ones
@@ -130,9 +132,10 @@ class VLAGRPOModel(RLModel):
         env_arguments = {}
         if config.world_model is not None:
             self._held[WORLD_MODEL] = model = build_world_model(config.world_model)
-            env_arguments["imagination"] = Imagination(model.world)
+            card = read_card(str(model.config.model_manager_config.dit_path or ""))
+            env_arguments["imagination"] = Imagination(model.world, card.views)
         self.env: VecEnv = completed(lazy_config.instantiate(config.env, **env_arguments), EnvDefaults)
-        require_state(self.env, self.policy)
+        require_inputs(self.env, self.policy)
         if self.rl.mask_unreliable and self.env.num_noises < 2:
             raise ConfigError(
                 f"{KEY}.rl.mask_unreliable=true leaves decisions out on which two noises disagree, but"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
     Mode,
@@ -207,7 +208,8 @@ def film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | No
     try:
         for observation, steps in repeated_steps(env, starts, actions_M_E_A_D, execute):
             pictures = [frames_of(info, env)[:, :execute].cpu() for _, info in steps]
-            film_E_F_H_W_C = torch.cat([observation["full_image"][:, None].cpu(), *pictures], dim=1)
+            first = whole_pictures(observation, len(env.views)).cpu()
+            film_E_F_H_W_C = torch.cat([first[:, None], *pictures], dim=1)
             films.append(film_E_F_H_W_C.permute(0, 4, 1, 2, 3))
             rewards.append(torch.cat([reward_E_A[:, :execute] for reward_E_A, _ in steps], dim=1))
     finally:

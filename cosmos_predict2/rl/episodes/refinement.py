@@ -28,6 +28,7 @@ from cosmos_predict2.data.dataset_latents import LATENTS_KEY, PROBE_KEY, probe
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import frame_item, text_item
 from cosmos_predict2.data.split import recorded_outcomes
+from cosmos_predict2.data.views import named
 from cosmos_predict2.evaluation.metrics.agreement import area_under_curve
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
@@ -158,6 +159,11 @@ class Refinement(nn.Module):
             raise ConfigError(
                 f"model.config.env.offload={offload}, but with model.config.refinement the world model is trained,"
                 " too, and stays on the GPU: set model.config.env.offload=never, or model.config.refinement=null."
+            )
+        if len(env.views) > 1:
+            raise ConfigError(
+                f"The world model has {named(env.views)}, and refinement knows one view: leave model.config.refinement"
+                " out, and train the world model anew on the recordings of a phase."
             )
         require_refinable(model, config, whole.rl.micro_batches)
         observed, _ = shown.reset(options=dict(env_ids=[0], task_ids=[0], trial_ids=[0], seeds=[0]))

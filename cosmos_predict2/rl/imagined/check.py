@@ -33,7 +33,7 @@ from cosmos_predict2.evaluation.metrics.inverse_dynamics import Probe, fit_probe
 from cosmos_predict2.rl.envs.first_frames import GivenStarts, Recorded, SimulatedStarts
 from cosmos_predict2.rl.envs.replays import BATCH, held, recorded_actions, replayed, round_trip, whole_chunks
 from cosmos_predict2.rl.envs.scoring import Scoring
-from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_state
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
@@ -355,7 +355,7 @@ def policy_figures(
     ``of_successes`` are the values of imagined recordings that succeeded.
     """
     env = imagined_env(imagination, reward, starts_of(episodes, learnt))
-    require_state(env, policy)
+    require_inputs(env, policy)
     starts, groups = held_out_starts(min(GREEDY, len(episodes)), 1, seed), min(GROUPS, len(episodes))
     env.keep_frames = True
     greedy = attempts(policy, env, starts, keep_frames=True)
@@ -453,7 +453,8 @@ def true_attempts(
     env.terminate_on_success = False
     num_tasks = int(env.metadata.get("num_tasks", 1))
     starts = held_out_starts(GROUPS, num_tasks, seed)
-    first = SimulatedStarts(env, num_tasks, fit).starts(starts.task_ids, starts.trial_ids)
+    shown = SimulatedStarts(env, num_tasks, fit, len(imagination.views))
+    first = shown.starts(starts.task_ids, starts.trial_ids)
     played = attempts(policy, env, starts, MEMBERS)
     executed = played.executed_M_E_A.transpose(0, 1)
     actions = [rows[done] for rows, done in zip(played.actions_M_E_A_D.transpose(0, 1), executed, strict=True)]

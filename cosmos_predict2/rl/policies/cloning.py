@@ -24,6 +24,7 @@ from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episo
 from cosmos_predict2.data.lerobot.info import held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import split_of
+from cosmos_predict2.data.views import split, views_of
 from cosmos_predict2.rl.interfaces import Observation
 from imaginaire import random
 from imaginaire.buildable import made, resolve
@@ -82,12 +83,13 @@ DEFAULTS: Mapping[str, Any] = dict(demonstrations=100, windows="all", steps=1500
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Recorded episodes: their actions, and any of their pictures when it is asked for."""
+    """Recorded episodes: their actions, and any of their pictures when it is asked for, with all ``views``."""
 
     actions: Sequence[NDArray[numpy.float32]]  # of each episode [T, D]
     tasks: Sequence[str]  # what each episode shows, as a sentence
-    picture: Callable[[int, Sequence[int]], Tensor]  # (episode, frames) -> uint8 [F, H, W, 3]
+    picture: Callable[[int, Sequence[int]], Tensor]  # (episode, frames) -> uint8 [F, V * H, W, 3]
     source: str
+    views: tuple[str, ...] = ("",)
 
     def places(self, chunk: int, starts: Sequence[int] | None = None) -> list[tuple[int, int]]:
         """(episode, step) of the windows that begin at these steps; None means at every step."""
@@ -123,28 +125,29 @@ class Demonstrations:
         """The windows at these places, of whose pictures none is read."""
         actions = numpy.stack([self.actions[i][start : start + chunk] for i, start in places])
         pictures = torch.empty(0, 0, 0, 3, dtype=torch.uint8) if pictures_B_H_W_C is None else pictures_B_H_W_C
-        return Windows(pictures, torch.from_numpy(actions).float(), [self.tasks[i] for i, _ in places])
+        return Windows(pictures, torch.from_numpy(actions).float(), [self.tasks[i] for i, _ in places], self.views)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Pictures that a policy sees, and what the demonstrator did then."""
+    """Pictures that a policy sees, with all their views (`data.views`), and what the demonstrator did then."""
 
     pictures_B_H_W_C: Tensor
     actions_B_A_D: Tensor
     tasks: list[str]
+    views: tuple[str, ...] = ("",)
 
     def __len__(self) -> int:
         return len(self.actions_B_A_D)
 
     @property
     def observation(self) -> Observation:
-        """The observation in an environment's form: one camera, and no state, which recordings of pictures lack."""
-        pictures = self.pictures_B_H_W_C
+        """The observation in an environment's form, without a state, which recordings of pictures lack."""
+        full, *wrists = split(self.pictures_B_H_W_C, len(self.views), dim=1)
         return {
-            "full_image": pictures,
-            "wrist_image": pictures.new_zeros(len(pictures), 0, *pictures.shape[1:]),
-            "state": torch.zeros(len(pictures), 0),
+            "full_image": full,
+            "wrist_image": torch.stack(wrists, dim=1) if wrists else full.new_zeros(len(full), 0, *full.shape[1:]),
+            "state": torch.zeros(len(full), 0),
             "task_description": self.tasks,
         }
 
@@ -243,6 +246,7 @@ def recorded_demonstrations(
         [episode.task for episode in episodes],
         lambda i, frames: torch.from_numpy(episodes[i].pictures(frames)),
         str(folder),
+        views_of(camera),
     )
 
 

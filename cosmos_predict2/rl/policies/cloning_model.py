@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.data.lerobot.writer import write_json
+from cosmos_predict2.data.views import split
 from cosmos_predict2.rl.policies import files
 from cosmos_predict2.rl.policies.cloning import Beginning, Windows, begin
 from cosmos_predict2.rl.policies.network import (
@@ -103,7 +104,9 @@ class CloningModel(ImaginaireModel):
             raise
         cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
         self.constant, self.sentences = Constant.of(windows), sorted(set(windows.tasks))
-        known = json.dumps([windows.statistics(), self.sentences], sort_keys=True)
+        self.views = windows.views
+        shown = [self.views] if len(self.views) > 1 else []
+        known = json.dumps([windows.statistics(), self.sentences, *shown], sort_keys=True)
         digest = hashlib.blake2b(known.encode(), digest_size=7).digest()
         self.register_buffer("beginning", torch.tensor(int.from_bytes(digest, "little")))
         self._expected = int(self.beginning)
@@ -135,7 +138,8 @@ class CloningModel(ImaginaireModel):
     def _require_same_data(self) -> None:
         if int(self.beginning) != self._expected:
             raise CheckpointError(
-                "The checkpoint is of a clone of other recordings, whose actions have other statistics or sentences."
+                "The checkpoint is of a clone of other recordings, whose actions have other statistics or sentences, or"
+                " of other cameras."
                 f" Give another job.name, and to go on from its policy {KEY}.base=RUN/policy."
             )
 
@@ -147,17 +151,22 @@ class CloningModel(ImaginaireModel):
 
     def training_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
         draws = random.generator(self.seed, int(batch[POSITION_KEY][0]), "shifts of pictures")
-        pictures = shifted(batch["full_image"], self.config.shift, draws)
-        return {}, self._loss(_windows({**batch, "full_image": pictures}), batch, "cloning")
+        views = split(batch["full_image"], len(self.views), dim=1)
+        pictures = torch.cat([shifted(view, self.config.shift, draws) for view in views], dim=1)
+        return {}, self._loss(self._windows({**batch, "full_image": pictures}), batch, "cloning")
 
     def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
-        windows = _windows(batch)
+        windows = self._windows(batch)
         loss = self._loss(windows, batch, "cloning validation")
         with deciding(self.net):
             error_B = decision_errors(self.net, windows, self.constant, self.seed, batch[POSITION_KEY].tolist())  # type: ignore[arg-type]
         constant_B = self.constant.errors(windows.actions_B_A_D.double())
         rows = {"error": error_B, "constant": constant_B, "episode": batch["episode"].cpu()}
         return {"action_error": error_B.mean(), "constant_error": constant_B.mean(), "rows": rows}, loss
+
+    def _windows(self, batch: Mapping[str, Any]) -> Windows:
+        """Policies take recorded actions on the host."""
+        return Windows(batch["full_image"], batch["actions"].cpu(), batch["task"], self.views)
 
     def _loss(self, windows: Windows, batch: Mapping[str, Any], purpose: str) -> Tensor:
         policy: Any = self.net
@@ -179,11 +188,6 @@ def shifted(pictures_B_H_W_C: Tensor, share: float, generator: torch.Generator) 
         )
         moved[i] = picture.index_select(-3, rows).index_select(-2, columns)
     return moved
-
-
-def _windows(batch: Mapping[str, Any]) -> Windows:
-    """Policies take recorded actions on the host."""
-    return Windows(batch["full_image"], batch["actions"].cpu(), batch["task"])
 
 
 class KeepBestPolicy(Callback):
@@ -256,7 +260,7 @@ class KeepBestPolicy(Callback):
         with model.ema_scope(), torch.no_grad():
             if distributed.is_rank0():
                 about = {"data": str(self.config.dataloader_train.dataset.path), **self.best, "seed": model.seed}
-                about["sentences"] = list(model.sentences)
+                about |= {"sentences": list(model.sentences), "views": list(model.views)}
                 files.write_policy(Path(self.trainer.run_dir) / RESULT, model.net, about)
             elif (network := network_of(model.net)) is not None:
                 merged_state(network)

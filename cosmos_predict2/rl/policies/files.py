@@ -35,6 +35,7 @@ KEY = "policy_card"  # in the header
 FILE = "policy.safetensors"
 WEIGHTS = (".safetensors", ".pt", ".pth")  # suffixes of files; a folder may be called pi0.5
 CARD = "policy_card.json"  # of folders in a public layout
+OF_RECORDINGS = ("sentences", "views")  # what a card has of the recordings that the policy was cloned on
 _HERE = "cosmos_predict2.rl.policies"
 POLICIES = shipped(
     "policy",
@@ -137,16 +138,17 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
         raise CheckpointError(f"{address}: its policy cannot be built from what it records{given}: {error}.") from error
     if not card.is_public:  # else it has read its folder
         load_weights(policy, address, which)
-    policy.sentences = tuple(card.about.get("sentences", ()))
+    policy.sentences, policy.views = (tuple(card.about.get(name, ())) for name in OF_RECORDINGS)
     return completed(policy.eval(), PolicyDefaults), card
 
 
-def sentences_of(address: str) -> tuple[str, ...]:
-    """The task descriptions that a policy was cloned on; none of one that does not record them."""
+def about_of(address: str) -> dict[str, tuple[str, ...]]:
+    """The ``sentences`` and ``views`` of the recordings that a policy was cloned on, empty where it records none."""
     try:
-        return tuple(_card(latest(result_of(address))).about.get("sentences", ()))
+        about = _card(latest(result_of(address))).about
     except CheckpointError:
-        return ()
+        about = {}
+    return {name: tuple(about.get(name, ())) for name in OF_RECORDINGS}
 
 
 def find_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:
@@ -220,7 +222,7 @@ def _card(address: str) -> PolicyCard:
     arguments = {name: value for name, value in tree.items() if name != "_target_" and (name != "path" or is_public)}
     about = {"run": folder, "execute": _section(config, "rl").get("execute")}
     if (begun := tree.get("path")) and os.path.exists(begun):
-        about["sentences"] = list(sentences_of(begun))
+        about |= {name: list(values) for name, values in about_of(begun).items()}
     return PolicyCard(policy, arguments, about)
 
 

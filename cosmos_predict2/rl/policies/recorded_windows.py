@@ -24,7 +24,7 @@ _MIB = 2**20
 
 
 class RecordedWindows(Dataset[dict[str, Any]]):
-    """Windows of ``chunk`` actions of a part of the recordings in a folder.
+    """Windows of ``chunk`` actions of a part of the recordings in a folder; ``camera`` may name several views.
 
     With ``split_file`` they are of the part's successes alone. Without, they are of every recording, but for a share
     that is held out. ``num`` are the first so many of these. ``starts`` are the

@@ -15,7 +15,7 @@ from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_state
+from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_inputs
 from cosmos_predict2.rl.interfaces import Clips, Judgement
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward, WeightedReward
 from cosmos_predict2.rl.rewards.verifiable import Smoothness
@@ -44,11 +44,11 @@ def test_a_policy_that_reads_the_state_is_refused_or_shown_the_zeros_that_were_c
 ) -> None:
     reads, blind = SimpleNamespace(reads_state=True), SimpleNamespace(reads_state=False)
     with pytest.raises(ConfigError, match=r"reads the robot's state.*use_proprio=False.*state_size=N"):
-        require_state(make(imagination), reads)
-    require_state(make(imagination), blind)
-    require_state(ToyEnv(1), reads)
+        require_inputs(make(imagination), reads)
+    require_inputs(make(imagination), blind)
+    require_inputs(ToyEnv(1), reads)
     assert not caplog.text
-    require_state(make(imagination, state_size=8), reads)
+    require_inputs(make(imagination, state_size=8), reads)
     assert "shown 8 zeros" in caplog.text
 
 

@@ -187,6 +187,8 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         """One with the weights of ``base``, or a tiny random one."""
         windows, sizes = start.windows, dict[str, Any](action_chunk=start.num_knots, **start.sizes)
         own: dict[str, Any] = dict(lora_rank=lora_rank, variant=variant, correlation=correlation)
+        if len(windows.views) > 1:
+            own["num_images_in_input"] = len(windows.views)
         if base:
             sizes |= recorded_settings(base, windows.actions_B_A_D, keep_statistics=keep_statistics)
             return cls(base, **sizes, **own)

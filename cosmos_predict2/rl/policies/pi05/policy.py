@@ -106,6 +106,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         sizes: dict[str, Any] = dict(
             action_horizon=start.num_knots, action_env_dim=of_start["action_dim"], hold=of_start["hold"]
         )
+        sizes["num_images"] = len(windows.views)  # more, which an environment may have, it never saw
         trained: dict[str, Any] = dict(lora_rank=lora_rank, augment=augment)
         given = dict(train_expert_only=expert_only or None, correlation=correlation)
         trained |= {name: value for name, value in given.items() if value is not None}  # else as base has it

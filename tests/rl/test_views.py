@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two views of a world model: what policies see in imagination, what they were cloned on, and what does not fit."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.rl.envs.contract import check_environment
+from cosmos_predict2.rl.envs.first_frames import GivenStarts, SimulatedStarts
+from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
+from cosmos_predict2.rl.envs.replays import replayed
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, require_views
+from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
+from cosmos_predict2.rl.interfaces import Judgement
+from cosmos_predict2.rl.policies.cloning import Beginning, begin
+from cosmos_predict2.rl.policies.files import read_policy, write_policy
+from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
+from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire.errors import ConfigError
+from scripts import make_reset_states
+
+SIDE, VIEWS = 32, ("front", "wrist")
+BOTH = "+".join(VIEWS)
+
+
+class Seen:
+    """Judges by brightness, and keeps what it saw."""
+
+    def __init__(self) -> None:
+        self.pictures: list[Tensor] = []
+
+    def judge(self, frames_E_F_H_W_C: Tensor, context: Any) -> Judgement:
+        self.pictures.append(frames_E_F_H_W_C)
+        value = frames_E_F_H_W_C.float().mean(dim=(2, 3, 4)) / 255
+        return Judgement(value, value > 2)
+
+
+@pytest.fixture(scope="module")
+def world() -> Imagination:
+    return Imagination(imagination_of(device="cpu").world, VIEWS)
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes of two cameras, the second of other pictures."""
+    folder, draws = tmp_path_factory.mktemp("recordings") / "my_data", numpy.random.default_rng(0)
+    writer = Writer(folder, fps=5, robot="own")
+    for _ in range(4):
+        actions = draws.uniform(-1, 1, (13, 4)).astype(numpy.float32)
+        videos = {
+            f"observation.images.{name}": torch.from_numpy(
+                draws.integers(0, 255, (3, 1, SIDE, SIDE), dtype=numpy.uint8)
+            ).expand(-1, 13, -1, -1)
+            for name in VIEWS
+        }
+        writer.add(Recording({"action": actions, "next.success": numpy.ones(13, numpy.float32)}, videos, "go"))
+    writer.finish()
+    return folder
+
+
+def environment(world: Imagination, starts: Any, num_envs: int = 3) -> WorldModelEnv:
+    return WorldModelEnv(world, starts, Seen(), num_envs, 24, keep_frames=True)
+
+
+def test_policies_see_the_rows_of_each_view_and_the_reward_all(world: Imagination) -> None:
+    pictures = torch.randint(0, 255, (12, 2 * SIDE, SIDE, 3), dtype=torch.uint8)
+    env = environment(world, GivenStarts(pictures))
+    observed, _ = env.reset(options={"trial_ids": range(3), "seeds": range(3)})
+    assert torch.equal(observed["full_image"], pictures[:3, :SIDE])
+    assert observed["wrist_image"].shape == (3, 1, SIDE, SIDE, 3)
+    assert torch.equal(observed["wrist_image"][:, 0], pictures[:3, SIDE:])
+    chunk = torch.rand(3, 12, 4)
+    observed, *_, info = env.chunk_step(chunk)
+    last = info["frames"][:, -1]
+    assert torch.equal(observed["full_image"], last[:, :SIDE])
+    assert torch.equal(observed["wrist_image"][:, 0], last[:, SIDE:])
+    assert env.reward.pictures[-1].shape[2:] == (2 * SIDE, SIDE, 3)
+    actions = chunk.clamp(-1, 1)
+    assert torch.equal(replayed(world, pictures[:3], actions, seeds=range(3))[:, -1], last)
+    shown, _ = film(env, held_out_starts(3, 1, 0), torch.rand(2, 3, 12, 4))
+    assert shown.shape == (3, 3, 25, 2 * SIDE, SIDE)
+    check_environment(environment(world, GivenStarts(pictures, ["go"] * 12)), picture_levels=1)
+
+
+@pytest.mark.parametrize("kind", ["pi05", "openvla_oft"])
+def test_a_clone_of_two_views_plays_in_the_imagination_of_both(
+    kind: str, world: Imagination, recordings: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("sentencepiece" if kind == "pi05" else "transformers", reason="needs pip install -e '.[vla]'")
+    data = RecordedWindows(str(recordings), camera=BOTH, chunk=4)
+    windows = data.windows
+    assert data[0]["full_image"].shape == (2 * SIDE, SIDE, 3) and windows.views == VIEWS
+    start = Beginning(windows, tmp_path / "drawn", 0, 4, 2)
+    start.folder.mkdir()
+    policy = begin(kind, start, {}, "")
+    items = [data[k] for k in range(2)]
+    some = type(windows)(
+        torch.stack([one["full_image"] for one in items]),
+        torch.stack([one["actions"] for one in items]),
+        ["go", "go"],
+        VIEWS,
+    )
+    record = policy.record_of(some.observation, some.actions_B_A_D)
+    shown = record["images" if kind == "pi05" else "pixels"]
+    assert shown.shape[1] == 2 and not torch.equal(shown[:, 0], shown[:, 1])
+    assert policy.cloning_loss(record, torch.Generator().manual_seed(0)).isfinite()
+    write_policy(tmp_path / "policy", policy, {"sentences": ["go"], "views": list(windows.views)})
+    found, _ = read_policy(str(tmp_path / "policy"))
+    assert found.views == VIEWS
+
+    path = tmp_path / "starts"
+    make_reset_states.run(make_reset_states.parser.parse_args(
+        ["--dataset", str(recordings), "--camera", BOTH, "--out", str(path)]
+    ))  # fmt: skip
+    starts = RecordedStarts(str(path / FILE), size=(SIDE, SIDE))
+    env = environment(world, starts)
+    require_inputs(env, found)
+    played = LocalRollout(found, env, keep_frames=True).collect(held_out_starts(3, 1, 0), "greedy")
+    assert played.frames_E_F_H_W_C is not None and played.frames_E_F_H_W_C.shape[2:] == (2 * SIDE, SIDE, 3)
+    observed, _ = env.reset(options={"trial_ids": range(3), "seeds": range(3)})
+    with pytest.raises(ConfigError, match=r"P has 2 views \(front\+wrist\), but the environment shows 1"):
+        require_views("P", found.views, {**observed, "wrist_image": observed["wrist_image"][:, :0]})
+
+
+def test_other_views_of_world_model_policy_or_starts_are_refused_by_name(world: Imagination, recordings: Path) -> None:
+    one, pictures = Imagination(world.world), torch.zeros(3, 2 * SIDE, SIDE, 3, dtype=torch.uint8)
+    two_views, one_view = (SimpleNamespace(reads_state=False, views=views) for views in (VIEWS, ("front",)))
+    for env, policy in ((one, two_views), (world, one_view)):
+        with pytest.raises(ConfigError, match=r"2 views \(front\+wrist\).*clone it anew"):
+            require_inputs(environment(env, GivenStarts(pictures)), policy)
+    require_inputs(environment(one, GivenStarts(pictures)), one_view)
+    starts = SimpleNamespace(views=("",), history=1, num_tasks=1, recorded=None, size=None)
+    with pytest.raises(ConfigError, match=r"The world model has 2 views .*the starts have 1 view.*make_reset_states"):
+        environment(world, starts)
+    shows_one = {"full_image": pictures, "wrist_image": pictures.new_zeros(3, 0, 2 * SIDE, SIDE, 3)}
+    simulator = SimpleNamespace(num_envs=3, reset=lambda options: ({**shows_one, "task_description": ["go"] * 3}, {}))
+    with pytest.raises(ConfigError, match=r"has 2 views, but the environment shows 1.*\?wrist=CAMERA"):
+        SimulatedStarts(simulator, 1, num_views=2).starts([0], [0])
