@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.configs.rl.imagination import fit_of, imagination_of
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import make_split, recorded_outcomes, require_usable, split_of
+    from cosmos_predict2.data.views import require_same, views_of
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.replays import require_actions_of
     from cosmos_predict2.rl.imagined import check
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     imagination = imagination_of(args.world_model, load_ema=args.load_ema, device=device)
     inputs |= {"tokenizer": part_digest(imagination.world.tokenizer)[:16], "split": split.digest[:16]}
     require_actions_of(source, imagination)
+    require_same(imagination.views, views_of(args.camera), "The world model", "--camera", "give its cameras.")
     reward = check.read_reward(args.reward)
     chunk, fit = imagination.config.chunk_size, fit_of(args.world_model)
 
@@ -98,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
         one = check.policy_figures(policy, imagination, reward, episodes, learnt, seed, of_successes)
         one |= check.clone_figures(policy_card.about)
         if args.suite:
-            drawn = suites.size_of_recordings(args.suite, source.frames(0, source.camera(args.camera), [0]).shape[-2])
+            height = source.frames(0, source.camera(args.camera), [0]).shape[-2] // len(imagination.views)
+            drawn = suites.size_of_recordings(args.suite, height)
             with closing(suites.find(args.suite, **drawn).env(check.AT_ONCE, policy)) as env:
                 one |= check.true_attempts(policy, env, imagination, reward, learnt, seed, alone, fit)
         by_policy[name] = one

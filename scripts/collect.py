@@ -44,7 +44,7 @@ add("--episodes", required=True, type=count, metavar="N", help="starts, each pla
 add("--out", required=True, type=command_line.local_output, metavar="DIR", help="the data set")
 add("--append", action="store_true", help="add the episodes to the data set that is at --out")
 add("--base", default="", metavar="DATA", help="begin --out with a copy of this data set, which stays as it is")
-add("--camera", default=None, metavar="NAME", help="of the pictures (default: observation.images.front)")
+add("--camera", default=None, metavar="NAME", help="of the pictures (default: observation.images.front), or A+B")
 add("--mode", choices=["sample", "greedy"], default="sample", help="an action that is drawn, or the likeliest one")
 add("--first", type=command_line.at_least(0), default=FIRST, metavar="N", help="number of the first start")
 add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn")

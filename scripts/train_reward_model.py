@@ -252,6 +252,7 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.configs.rl.imagination import fit_of, imagination_of
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import require_usable
+    from cosmos_predict2.data.views import require_same, views_of
     from cosmos_predict2.rl.envs.replays import require_actions_of
     from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
     from cosmos_predict2.rl.rewards.success_quality import OUTCOME, TRUE
@@ -275,6 +276,7 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
         if int(source.episodes.lengths.min()) < 2:
             raise DataError(f"{args.data} has an episode of one picture: nothing can be imagined of it. Remove it.")
         require_actions_of(source, imagination)
+        require_same(imagination.views, views_of(args.camera), "The world model", "--camera", "give its cameras.")
         fit = fit_of(args.world_model)
     recordings = LabelledRecordings(source, args.success_column, args.camera, parts[0], near_misses=args.near, fit=fit)
     learnt, calibrating, measured = (recordings.labelled(part, imagination, args.seed) for part in parts)
@@ -289,7 +291,7 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
         {kind: LabelledPictures.joined(episodes) for kind, episodes in measured.items()},
         {kind: ends(kind, calibrating, measured) for kind in judged},
         [] if imagination is None else [ends(kind, calibrating) for kind in judged],
-        dict(split=args.split, discount=recordings.discount),
+        dict(split=args.split, discount=recordings.discount, views=list(views_of(args.camera))),
     )
 
 

@@ -91,6 +91,8 @@ def test_rows_of_a_recording_match_its_pictures() -> None:
         assert numpy.array_equal(actions[-1], actions[-2])
         assert sorted(recording.videos) == [CAMERA, WRIST, f"{WRIST}_2"] and recording.task == "go"
     assert sorted(played) == [0, 1, 2, 4]
+    named = next(recorded_episodes(Wanderer(), Counting(), starts, camera="top+hand"))[0]  # type: ignore[arg-type]
+    assert named is not None and sorted(named.videos) == ["hand", f"{WRIST}_2", "top"]
 
 
 def test_what_is_recorded_is_what_an_evaluation_plays() -> None:

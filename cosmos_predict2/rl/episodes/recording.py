@@ -18,9 +18,11 @@ from torch import Tensor
 
 from cosmos_predict2.data.lerobot.writer import Recording
 from cosmos_predict2.data.split import SUCCESS_COLUMN
+from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.rl.episodes.episodes import Mode, Places, Starts
 from cosmos_predict2.rl.interfaces import EnvDefaults, Observation, Policy, VecEnv, completed
 from imaginaire import random
+from imaginaire.errors import ConfigError
 
 CAMERA, WRIST = "observation.images.front", "observation.images.wrist"
 _PICTURES, _WRISTS, _STATE, _TASK = "full_image", "wrist_image", "state", "task_description"
@@ -46,9 +48,12 @@ class _Episode:
         columns = {"action": torch.stack(actions).numpy(), SUCCESS_COLUMN: numpy.array(self.success)}
         if self.seen[_STATE][0].numel():
             columns["observation.state"] = torch.stack(self.seen[_STATE]).float().numpy()
-        cameras = {camera: torch.stack(self.seen[_PICTURES])}
-        for k, wrist in enumerate(torch.stack(self.seen[_WRISTS]).unbind(1)):
-            cameras[WRIST + (f"_{k + 1}" if k else "")] = wrist
+        films = [torch.stack(self.seen[_PICTURES]), *torch.stack(self.seen[_WRISTS]).unbind(1)]
+        names = cameras_in(camera)
+        if len(names) > len(films):
+            raise ConfigError(f"camera={camera}: the environment shows {len(films)} of these {len(names)} cameras.")
+        names += [WRIST + (f"_{k}" if k > 1 else "") for k in range(len(names), len(films))]
+        cameras = dict(zip(names, films, strict=True))
         return Recording(columns, {name: film.permute(3, 0, 1, 2) for name, film in cameras.items()}, self.task)
 
 

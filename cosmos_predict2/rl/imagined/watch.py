@@ -31,6 +31,7 @@ from cosmos_predict2.callbacks.fixed_clips import apart
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import SUCCESS_COLUMN, make_split, read_split
 from cosmos_predict2.data.video.clips import stretch
+from cosmos_predict2.data.views import require_same, views_of
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, within_groups
 from cosmos_predict2.rl.envs.first_frames import StartsDefaults
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
@@ -109,6 +110,7 @@ class ImaginationWatch(ImaginationAlarm):
             source = LeRobotSource.open(self.data)
             split = read_split(self.split) if self.split else make_split(self.data, success_column=self.success_column)
             split.require(source)
+            require_same(model.env.views, views_of(self.camera), "the world model", "camera", "name its cameras.")
         except UserError as error:
             raise ConfigError(
                 f"trainer.callbacks.{self.name} looks at recordings, data={self.data} and split={self.split}: {error}"

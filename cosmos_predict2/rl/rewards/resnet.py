@@ -109,6 +109,7 @@ class ResnetReward(FrameRewardDefaults):
         recorded: Mapping[str, Any] = {}
         if model is None:
             model, recorded = read_classifier(path)
+        self.views = tuple(recorded.get("views", ()))
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.model = model.to(device).eval().requires_grad_(False)
         self.threshold = float(recorded.get("threshold", THRESHOLD)) if threshold is None else threshold

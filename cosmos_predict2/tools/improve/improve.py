@@ -16,9 +16,10 @@ import torch
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import read_split
 from cosmos_predict2.data.video.media import resize_and_crop
+from cosmos_predict2.data.views import views_of
 from cosmos_predict2.evaluation.reports.evaluation_page import written
 from cosmos_predict2.rl.envs import suites
-from cosmos_predict2.rl.episodes.episodes import require_known_sentences
+from cosmos_predict2.rl.episodes.episodes import require_known_sentences, require_views
 from cosmos_predict2.rl.policies.cloning import cloneable
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.page import Figures, Verdict, refusals, verdict_of, without, write_page
@@ -108,6 +109,7 @@ def require_suite(options: Options, recorded: Recorded) -> None:
         ) from error
     try:
         require_known_sentences(recorded.sentences, env.reset()[0])
+        require_views(f"--camera {options.camera}", views_of(recorded.camera), env.reset()[0])
         most = env.metadata["max_steps"]
         if most != recorded.num_actions:
             log.warning(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.tokenizers.sizes import small_size
 from cosmos_predict2.tools.improve.steps import Step
@@ -53,9 +54,9 @@ class Options:
 class Recorded:
     """Values that the recordings decide: sizes of pictures as the models see them, numbers of an action, lengths."""
 
-    size: tuple[int, int]
+    size: tuple[int, int]  # of each view
     height: int  # of the pictures as they were recorded
-    camera: str
+    camera: str  # its key, of several with + between them
     action_dim: int
     num_actions: int  # of the longest episode
     fps: float
@@ -68,7 +69,7 @@ def look(options: Options) -> Recorded:
     key = source.camera(options.camera or None)
     if len(source) == 0:
         raise DataError(f"{options.data} has no episode: record some first.")
-    height, width = source.frames(0, key, [0]).shape[-2:]
+    height, width = source.frames(0, cameras_in(key)[0], [0]).shape[-2:]
     dim = source.width(source.action_parts())
     longest = int(source.episodes.lengths.max())
     sentences = tuple(sorted({source.caption(i) for i in range(len(source))}))
@@ -202,7 +203,7 @@ class _Way:
         self.seed = _flags(seed=options.seed)
         self.suite_size = (*self.suite, *_flags(**suites.size_of_recordings(options.suite, recorded.height)))
         self.size = f"[{recorded.size[0]},{recorded.size[1]}]"
-        self.area = recorded.size[0] * recorded.size[1] / USUAL_AREA
+        self.area = len(cameras_in(recorded.camera)) * recorded.size[0] * recorded.size[1] / USUAL_AREA
         own = map(_file_of, (*options.imports, *options.policies, options.suite))
         self.chosen = chosen(options)
         self.modules = tuple(path for path in own if path is not None)

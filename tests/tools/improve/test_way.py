@@ -103,6 +103,8 @@ def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> 
     )
     with pytest.raises(DataError):
         look(replace(options, data=tmp_path))
+    both = look(replace(options, camera="a+b"))
+    assert (both.size, both.height, both.camera) == ((32, 64), 96, "observation.images.a+observation.images.b")
     larger = replace(options, camera="a", picture_size=128)
     assert look(larger).size == (80, 128) and look(replace(larger, picture_size=90)).size == (48, 80)
     words = [step.words for step in steps_of(larger, look(larger)) if step.name in ("tokenizer", "world_model")]
