@@ -188,8 +188,11 @@ def _follow(run: ModelCard, config: Any, flags: VideoModel, aspect_ratio: str) -
 
 def warn_of_size(run: ModelCard, size: tuple[int, int]) -> None:
     """Warn of frames of another (height, width) than the run's clips, where those are recorded."""
-    if run.video_size not in (None, size):
-        log.warning("frames of %d,%d (height, width), but %s was trained at %d,%d", *size, run.source, *run.video_size)
+    if run.video_size is None:
+        return
+    trained = (len(run.views) * run.video_size[0], run.video_size[1])
+    if trained != tuple(size):
+        log.warning("frames of %d,%d (height, width), but %s was trained at %d,%d", *size, run.source, *trained)
 
 
 # With actions ---------------------------------------------------------------------------------------------------------

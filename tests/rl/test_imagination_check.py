@@ -40,6 +40,7 @@ from scripts import check_imagination
 from tests.programs import call, python
 
 NUM = 48
+ONE_VIEW: Any = SimpleNamespace(views=("",))  # of which nothing is imagined
 
 
 class RingReward(FrameRewardDefaults):
@@ -141,7 +142,7 @@ def test_doing_nothing_is_not_better_than_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(imagination_check, "judge", lambda *given: (numpy.linspace(0, 1, count), None))
     with closing(suites.find("toy").env(imagination_check.AT_ONCE, SimpleNamespace(action_dim=4))) as env:
         still: Any = NullPolicy("still", torch.zeros(1, 12, 4))
-        found: Any = imagination_check.true_attempts(still, env, *[None] * 2, learnt)  # type: ignore[arg-type]
+        found: Any = imagination_check.true_attempts(still, env, ONE_VIEW, None, learnt)  # type: ignore[arg-type]
     assert found["true_above_nothing"].value == 0 and math.isnan(found["within_starts"].value)
     about = dict(explained=-0.01, low=-0.03, high=0.01, recordings=17)
     assert judge(figures(), {"policy": imagination_check.clone_figures(about)}).verdict == "no"
@@ -186,7 +187,7 @@ def test_true_attempts_are_played_on_after_success(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(imagination_check, "attempts", play)
     monkeypatch.setattr(imagination_check, "SimulatedStarts", lambda *given: SimpleNamespace(starts=lambda *of: None))
     with pytest.raises(ConfigError, match="plays on: True"):
-        imagination_check.true_attempts(None, env, *[None] * 3)  # type: ignore[arg-type]
+        imagination_check.true_attempts(None, env, ONE_VIEW, *[None] * 2)  # type: ignore[arg-type]
 
 
 def figures(**changes: Any) -> dict[str, Any]:
