@@ -20,7 +20,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.robots.worlds import FETCH, METAWORLD, SENTENCES, SUITES
+from benchmarks.robots.worlds import METAWORLD, SENTENCES, SUITES
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.simulators.gym import GymTask
 from imaginaire import command_line
@@ -31,7 +31,7 @@ FIRST = 1_000_000
 STEPS, HELD = 24, 4
 # The largest deviation of a place in metres and share of a draw that is held for four actions, of which a driver's own
 # are a part by the square of a uniform draw, and his least speed. The drawer takes most of an episode to open.
-FAULTS = {"reach": (0.08, 0.4, 0.6), "drawer": (0.02, 0.2, 0.9)}
+FAULTS = {"reach": (0.08, 0.4, 0.6), "drawer": (0.02, 0.2, 0.9), "maze": (0.8, 0.4, 0.6)}
 NOVICES = (0.04, 0.9, 0.2)
 AIMLESS = 0.1  # the share of episodes that move at random
 NOISE = 0.05
@@ -84,8 +84,8 @@ def made(robot: str, picture_size: int = 0, wrist: str = "") -> tuple[GymTask, A
     address, _, words = SUITES[robot].removeprefix("gym:").partition("?")
     settings: dict[str, Any] = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", words)}
     settings |= {"image_size": picture_size or settings["image_size"], "wrist": [wrist] if wrist else []}
-    if robot in FETCH:
-        return GymTask(address, **settings), {"push": pusher, "touch": toucher}[robot]
+    if robot not in METAWORLD:
+        return GymTask(address, **settings), {"push": pusher, "touch": toucher, "maze": roller}[robot]
     from metaworld.policies import ENV_POLICY_MAP
 
     expert = ENV_POLICY_MAP[METAWORLD[robot]]()
@@ -157,6 +157,11 @@ def pusher(observed: Any, env: Any, errors: NDArray[Any]) -> NDArray[Any]:
 
 def toucher(observed: Any, env: Any, errors: NDArray[Any]) -> NDArray[Any]:
     return numpy.array([*(10 * (observed["desired_goal"] + errors[1] - observed["achieved_goal"])), 0.0])
+
+
+def roller(observed: Any, env: Any, errors: NDArray[Any]) -> NDArray[Any]:
+    place, speed = numpy.split(observed["observation"], 2)
+    return numpy.asarray(4 * (observed["desired_goal"] + errors[1, :2] - place) - 2 * speed)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,20 @@ SENTENCES = {
     "mug": "push the mug under the coffee machine",
     "push": "push the block to the red goal",
     "touch": "move the gripper to the red ball",
+    "maze": "roll the green ball to the red one",
 }
 FETCH = {"push": "FetchPush-v4", "touch": "FetchReach-v4"}
 FETCH_CAMERAS = {  # its distance, its elevation in degrees, where it looks
     "FetchPush-v4": (0.75, -50.0, (1.36, 0.75, 0.42)),
     "FetchReach-v4": (0.65, -35.0, (1.36, 0.75, 0.53)),
 }
-STEPS = {**dict.fromkeys(METAWORLD, 4), "window": 6, **dict.fromkeys(FETCH, 2)}  # of the simulator for an action
+MAZE = {"maze": "PointMaze_Open-v3"}
+STEPS = {  # of the simulator for an action
+    **dict.fromkeys(METAWORLD, 4),
+    "window": 6,
+    **dict.fromkeys(FETCH, 2),
+    **dict.fromkeys(MAZE, 5),
+}
 SUITES = {
     name: f"gym:{__name__}:Bench/{name}-v0?repeat={repeat}&max_steps=24&image_size=64" for name, repeat in STEPS.items()
 }
@@ -76,13 +83,24 @@ def fetch(task: str, render_mode: str | None = None, **drawn: Any) -> Any:
     return _without_shadows(gymnasium.make(task, render_mode=render_mode, **settings).unwrapped)
 
 
+def maze(task: str, render_mode: str | None = None, **drawn: Any) -> Any:
+    import gymnasium_robotics
+
+    gymnasium.register_envs(gymnasium_robotics)
+    env = gymnasium.make(task, render_mode=render_mode, disable_env_checker=True, **drawn).unwrapped
+    above = dict(distance=7.2, elevation=-90.0, azimuth=90.0, lookat=numpy.zeros(3))
+    env.point_env.mujoco_renderer.default_cam_config = above
+    _without_shadows(env.point_env)
+    return env
+
+
 def _without_shadows(env: Any) -> Any:
     quality = env.model.vis.quality
     quality.shadowsize, quality.offsamples = 0, 0
     return env
 
 
-for made, steps, tasks in ((table, 500, METAWORLD), (fetch, 50, FETCH)):
+for made, steps, tasks in ((table, 500, METAWORLD), (fetch, 50, FETCH), (maze, 300, MAZE)):
     for name, task in tasks.items():
         entry = f"{__name__}:{made.__name__}"
         gymnasium.register(f"Bench/{name}-v0", entry_point=entry, max_episode_steps=steps, kwargs={"task": task})
