@@ -32,7 +32,7 @@ add("--out", required=True, type=command_line.local_folder, metavar="RUN", help=
 add("--suite", default="", help="where policies can truly act: gym:ID, gym:MODULE:ID, MODULE:CLASS, libero_10, ...")
 kinds = "what is cloned: pi05, openvla_oft (by default both), or MODULE:CLASS of yours; may be repeated"
 add("--policy", dest="policies", action="append", metavar="POLICY", help=kinds)
-add("--clones", type=command_line.at_least(1), default=1, help="of each kind; the best of all in imagination learns")
+add("--clones", type=command_line.at_least(1), default=2, help="of each kind; the best of all in imagination learns")
 add("--success_column", default="next.success", metavar="COLUMN", help="1 on frames that show success")
 add("--camera", default="", metavar="NAME", help="of several, the one to look at, or more with + between them")
 add("--episodes", type=command_line.at_least(1), default=200, help="of the truth before and after, with --suite")

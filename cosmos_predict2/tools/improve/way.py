@@ -40,7 +40,7 @@ class Options:
     suite: str = ""
     imports: tuple[str, ...] = ()
     policies: tuple[str, ...] = ("pi05", "openvla_oft")  # kinds of clones
-    clones: int = 1  # of each kind
+    clones: int = 2  # of each kind
     success_column: str = "next.success"
     camera: str = ""
     picture_size: int = USUAL_SIDE  # of the longer side, as the models see the pictures

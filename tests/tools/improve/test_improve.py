@@ -158,7 +158,7 @@ def test_the_whole_way_ends_in_a_page_with_a_verdict(robot: Path, monkeypatch: p
         return [replace(step, words=(*step.words, *SHORT.get(step.name, ()))) for step in steps]
 
     monkeypatch.setattr(ways, "steps_of", shortened)
-    options = Options(data=recorded(60), out=robot / "out", suite="gym:dot_robot:Dot-v0", episodes=8)
+    options = Options(data=recorded(60), out=robot / "out", suite="gym:dot_robot:Dot-v0", episodes=8, clones=1)
     assert ways.improve(options).word == "refused"  # 4 iterations make no world model
     found = ways.improve(replace(options, allow_unchecked=True))
     assert found.word in ("better", "worse", "unclear")

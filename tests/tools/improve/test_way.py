@@ -23,7 +23,7 @@ from imaginaire.errors import DataError
 from imaginaire.storage import write_json
 from scripts.train import DEFAULT_CONFIG
 
-OPTIONS = Options(data=Path("my_data"), out=Path("RUN"), suite="gym:ID")
+OPTIONS = Options(data=Path("my_data"), out=Path("RUN"), suite="gym:ID", clones=1)
 RECORDED = Recorded(size=(64, 64), height=64, camera="top", action_dim=3, num_actions=24, fps=10.0)
 
 
