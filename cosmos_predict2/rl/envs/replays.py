@@ -26,7 +26,7 @@ from imaginaire.progress import Progress
 BATCH = 32  # episodes that are imagined together
 
 
-class _Unjudged(FrameRewardDefaults):
+class Unjudged(FrameRewardDefaults):
     """Pictures are wanted, and nothing is paid."""
 
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
@@ -90,7 +90,7 @@ def replayed(
     env = WorldModelEnv(
         imagination,
         GivenStarts(pictures_E_H_W_C),
-        _Unjudged(),
+        Unjudged(),
         min(batch_size, size),
         length,
         sampling=replace(ONE_EVALUATION, num_steps=num_steps),

@@ -381,7 +381,7 @@ def policy_figures(
         "like_success": agreement.mean(above, seed),
         "noise_is_paid": agreement.mean(value_G_M.mean(axis=1) - best[:groups], seed),
         "actions_outside": float(((done < low - margin) | (done > high + margin)).mean()),
-        "pictures_outside": _unlike(greedy.frames_E_F_H_W_C[:, -1], episodes, learnt),
+        "pictures_outside": Familiar(episodes, learnt).unlike(greedy.frames_E_F_H_W_C[:, -1]),
     }
 
 
@@ -394,11 +394,21 @@ def clone_figures(about: Mapping[str, Any]) -> Figures:
     return {"explained": Estimate(value, low, high, about.get("recordings", 0))}
 
 
-def _unlike(pictures_E_H_W_C: Tensor, episodes: Episodes, learnt: Episodes) -> float:
-    """The share of pictures that are further from all recorded ones than 19 of 20 ends of held-out recordings are."""
-    known = _thumbs(torch.cat([*learnt.films, *learnt.tails]))
-    usual = torch.cdist(_thumbs(episodes.last_E_H_W_C), known).amin(dim=1).quantile(0.95)
-    return float((torch.cdist(_thumbs(pictures_E_H_W_C), known).amin(dim=1) > usual).float().mean())
+class Familiar:
+    """What recordings look like: how far pictures are from all of them. 19 of 20 ends of held-out recordings lie within
+    ``usual``."""
+
+    def __init__(self, episodes: Episodes, learnt: Episodes) -> None:
+        self._known = _thumbs(torch.cat([*learnt.films, *learnt.tails]))
+        self.usual = float(self.distances(episodes.last_E_H_W_C).quantile(0.95))
+
+    def distances(self, pictures_N_H_W_C: Tensor) -> Tensor:
+        """[N], to the nearest recorded picture."""
+        return torch.cdist(_thumbs(pictures_N_H_W_C), self._known).amin(dim=1)
+
+    def unlike(self, pictures_N_H_W_C: Tensor) -> float:
+        """The share of pictures that are further from all recorded ones than is usual."""
+        return float((self.distances(pictures_N_H_W_C) > self.usual).float().mean())
 
 
 def _thumbs(pictures_N_H_W_C: Tensor) -> Tensor:
