@@ -42,6 +42,8 @@ EXTRAS = {
     "track": ["wandb>=0.17", "tensorboard>=2.15"],
     # The reward service (its clients need the core only), with Redis for several machines.
     "reward": ["fastapi>=0.110", "uvicorn>=0.29", "redis>=5.0", "tomli>=2.0; python_version < '3.11'"],
+    # A page on which a robot is driven in a world model's imagination (scripts.drive).
+    "drive": ["fastapi>=0.110", "uvicorn>=0.29", "websockets>=12.0"],
     # Recipes of cosmos-rl, and rollouts on several machines (without [default]: nothing here shows Ray's dashboard).
     "rl": ["ray>=2.40", "tomli>=2.0; python_version < '3.11'"],
     # Any registered environment as a simulator (--suite gym:ID); these packages bring some.
@@ -84,7 +86,11 @@ DEVELOPMENT = [
 
 EXTRAS["dev"] = [
     *DEVELOPMENT,
-    *(each for name in ("s3", "track", "weights", "data", "compat", "reward", "rl", "gym") for each in EXTRAS[name]),
+    *(
+        each
+        for name in ("s3", "track", "weights", "data", "compat", "reward", "drive", "rl", "gym")
+        for each in EXTRAS[name]
+    ),
 ]
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
@@ -101,6 +107,7 @@ setup(
         "cosmos_predict2.guardrail": ["*.txt"],
         "cosmos_predict2.checkpoints": ["*.safetensors", "README.md", "tiny_action/*"],
         "cosmos_predict2.tokenizers": ["*.safetensors"],
+        "cosmos_predict2.tools.drive": ["*.html"],
     },
     entry_points={"console_scripts": ["cosmos-rl = scripts.cosmos_rl:main"]},
     install_requires=CORE,

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a drive and its one websocket: the driver's keys come in, pictures go out when they are due.
+
+While pictures are shown, the next ones are computed as late as can be, so that they follow the latest keys.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import io
+import json
+import logging
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+import uvicorn
+import websockets  # noqa: F401  which uvicorn needs, and does not demand
+from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from cosmos_predict2.rl.rewards.service.running import listening
+from cosmos_predict2.rl.rewards.service.settings import is_loopback
+from cosmos_predict2.tools.drive.session import Drive, Moment
+from imaginaire import foreign_json
+from imaginaire.errors import ConfigError, DataError, UserError
+
+log = logging.getLogger(__name__)
+
+TOKEN = "WFM_DRIVE_TOKEN"
+BUSY = "Another driver is at the wheel: close that page, then load this one again."
+HERE = ["localhost", "127.0.0.1", "[::1]"]  # another name of this machine is that of a foreign page
+SAFE = {"Content-Security-Policy": "default-src 'self' 'unsafe-inline' data:", "Cache-Control": "no-store"}
+
+
+def token_of(host: str) -> str:
+    """The token of the environment, without which a host that other machines reach is refused."""
+    if not (token := os.environ.get(TOKEN, "")) and not is_loopback(host):
+        raise ConfigError(f"--host {host} lets other machines drive, but there is no token: set {TOKEN}, or 127.0.0.1.")
+    return token
+
+
+def serve(drive: Drive, host: str, port: int, token: str) -> None:
+    """Serve the page until Ctrl-C."""
+    with listening(host, port) as listener, contextlib.suppress(KeyboardInterrupt):
+        query = "?token=..." if token else ""
+        print(f"drive at http://{host}:{listener.getsockname()[1]}/{query} (Ctrl-C ends it)", flush=True)
+        app = create_app(drive, token)
+        config = uvicorn.Config(
+            app, log_config=None, log_level="warning", ws_max_size=2**16, timeout_graceful_shutdown=2
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def create_app(drive: Drive, token: str = "") -> FastAPI:
+    """The application; without a token it answers to this machine's own names alone."""
+    app, seat = FastAPI(docs_url=None, redoc_url=None, openapi_url=None), asyncio.Lock()
+    worker = ThreadPoolExecutor(1, "drive")  # all that is computed is computed there
+    if not token:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=HERE)
+
+    def is_known(asks: Any) -> bool:
+        return not token or hmac.compare_digest(asks.query_params.get("token", "").encode(), token.encode())
+
+    @app.get("/")
+    async def page(request: Request) -> Response:
+        if not is_known(request):
+            return PlainTextResponse("The token is missing or wrong: open /?token=TOKEN.", 401)
+        return HTMLResponse(Path(__file__).with_name("page.html").read_text(encoding="utf-8"), headers=SAFE)
+
+    @app.websocket("/drive")
+    async def driven(socket: WebSocket) -> None:
+        origin = socket.headers.get("origin")
+        if not is_known(socket) or (origin and urlsplit(origin).netloc != socket.headers.get("host")):
+            return await socket.close(1008)
+        await socket.accept()
+        if seat.locked():
+            await socket.send_json({"error": BUSY})
+            return await socket.close(1013)
+        async with seat:
+            await Driver(socket, drive, worker).run()
+
+    return app
+
+
+class Driver:
+    """One connection, from its first message to its last."""
+
+    def __init__(self, socket: WebSocket, drive: Drive, worker: ThreadPoolExecutor) -> None:
+        self.socket, self.drive, self.worker = socket, drive, worker
+        self.keys: dict[str, Any] = {}  # arguments of `Drive.advance`
+        self.commands: list[Callable[[], Any]] = [partial(drive.restart, 0)]
+        self.is_running, self.changed_at, self.awake = False, 0.0, asyncio.Event()
+        self.shows: asyncio.Task[None] = asyncio.create_task(asyncio.sleep(0))
+
+    async def run(self) -> None:
+        """Until the driver leaves; nothing is computed after that."""
+        await self.socket.send_json({"hello": self.drive.facts()})
+        listens, imagines = asyncio.create_task(self._listen()), asyncio.create_task(self._imagine())
+        try:
+            await asyncio.wait([listens, imagines], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (listens, imagines, self.shows):
+                task.cancel()
+        await asyncio.wait([listens, imagines])
+        await asyncio.get_running_loop().run_in_executor(self.worker, int)  # behind what was being computed
+        for task in (listens, imagines):
+            fault = None if task.cancelled() else task.exception()
+            if fault is not None and not isinstance(fault, WebSocketDisconnect):
+                log.error("the drive has ended", exc_info=fault)
+                await self.socket.close(1011)
+
+    async def _listen(self) -> None:
+        while (message := await self.socket.receive())["type"] != "websocket.disconnect":
+            try:
+                self._heed(message.get("text") or "")
+            except DataError as error:
+                await self.socket.send_json({"error": str(error)})
+            self.awake.set()
+
+    def _heed(self, text: str) -> None:
+        """Take over what a message of the page asks for."""
+        try:
+            found = foreign_json.loads(text)
+            deflections = [max(-1.0, min(1.0, float(value))) for value in found["deflections"]]
+            scale, at, start = (
+                float(found.get(name, usual)) for name, usual in (("scale", 1), ("at", 0), ("start", -1))
+            )
+            if not all(map(math.isfinite, (*deflections, scale, at))) or not -1 <= start < 2**40:
+                raise ValueError("its numbers are out of range")
+            if len(deflections) > self.drive.env.action_dim:
+                raise ValueError(f"an action has {self.drive.env.action_dim} numbers")
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise DataError(f"This is no message of a driver: {error}.") from error
+        self.keys = dict(
+            deflections=deflections, scale=max(0.0, min(1.0, scale)), autopilot=bool(found.get("autopilot"))
+        )
+        self.is_running, self.changed_at = bool(found.get("run")), at
+        if start >= 0:
+            self.commands = [partial(self.drive.restart, int(start))]
+        if "record" in found:
+            self.commands.append(self.drive.record if found["record"] else self.drive.save)
+
+    async def _imagine(self) -> None:
+        """Compute pictures while those before them are shown."""
+        clock, due, takes = asyncio.get_running_loop().time, 0.0, 0.0  # due: when the next ones are
+        while True:
+            if not self.commands and not self.is_running:
+                await self.awake.wait()
+            elif not self.commands and (early := due - takes - clock()) > 0:
+                await asyncio.sleep(early)
+            else:
+                began, changed_at = clock(), self.changed_at
+                todo = self.commands.pop(0) if self.commands else partial(self.drive.advance, **self.keys)
+                moments = await self._computed(todo)
+                takes = max(clock() - began, 0.8 * takes)  # rather early than late
+                if moments:
+                    self.shows.cancel() if moments[0].figures["step"] == 0 else await self.shows
+                    due = max(due, clock())
+                    self.shows = asyncio.create_task(self._show(moments, due, changed_at))
+                due += len(moments) / self.drive.fps
+            self.awake.clear()
+
+    async def _computed(self, todo: Callable[[], Any]) -> list[Moment]:
+        """The pictures of a computation. A sentence, or a fault that the driver can mend, goes to the page."""
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self.worker, todo)
+        except UserError as error:
+            self.is_running, found = False, []
+            await self.socket.send_json({"error": str(error)})
+        if isinstance(found, list):
+            return found
+        await self.socket.send_json({"recording": bool(self.drive.recorded), "text": found})
+        return []
+
+    async def _show(self, moments: list[Moment], due: float, changed_at: float) -> None:
+        """Send pictures when they are due: figures as JSON on one line, a JPEG behind it."""
+        for k, moment in enumerate(moments):
+            facts = {**moment.figures, "at": changed_at, "sides": 1 + (moment.true is not None)}
+            message = json.dumps(facts).encode() + b"\n" + as_jpeg(moment)
+            await asyncio.sleep(due + k / self.drive.fps - asyncio.get_running_loop().time())
+            await self.socket.send_bytes(message)
+
+
+def as_jpeg(moment: Moment) -> bytes:
+    """The imagined picture, the simulator's to its right."""
+    from PIL import Image
+
+    shown = [moment.picture] if moment.true is None else [moment.picture, moment.true]
+    file = io.BytesIO()
+    Image.fromarray(torch.cat(shown, dim=1).numpy()).save(file, "JPEG", quality=92, subsampling=0)
+    return file.getvalue()
