@@ -35,6 +35,7 @@ from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes, set
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import open_clip, probe, read_frames, stretch
+from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.pipelines.evaluation_data import warn_of_other_range
 from cosmos_predict2.pipelines.flags import LoadActions, Reading
 from cosmos_predict2.pipelines.recorded_run import own_arguments
@@ -348,7 +349,7 @@ class LeRobotRecordings:
             raise DataError(f"{name}: {error}") from error
         fit = None if reading.size is None else partial(stretch, size=reading.size)
         first = source.frames(place, own.camera, frames[: reading.num_given].tolist(), fit=fit)
-        size = (first.shape[2], first.shape[3])
+        size = (first.shape[2] // len(cameras_in(own.camera)), first.shape[3])  # of each view
         require_sixteenths(name, size)
         actions = data.action_transform.apply(own.actions(place, frames))
         columns = ", ".join(repr(part.column) for part in own.parts)

@@ -20,7 +20,7 @@ from tests.data import sources_lerobot as made
 FIXTURES = Path(__file__).resolve().parent.parent / "data" / "fixtures"
 TRAINED: dict[str, Any] = dict(camera="front", stride=2, combine_actions="last", video_size=[32, 48], val_fraction=0.5)
 TRAINED |= dict(_target_=f"{LeRobotActionDataset.__module__}.LeRobotActionDataset", root="elsewhere", num_frames=4)
-OWN = controller(3, 2.0)
+OWN, BOTH = controller(3, 2.0), "front+wrist"
 pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
 
 
@@ -69,6 +69,15 @@ def test_flags_go_before_the_run_and_what_is_no_such_episode_is_told() -> None:
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), relative_pose())
     with pytest.raises(DataError, match=r"an action has 3 numbers, .* with 2: --action_key"):
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), controller(2), camera="front")
+
+
+def test_each_of_two_views_is_brought_to_size_in_given_and_true_frames() -> None:
+    two, one = (opened("lerobot_v3", camera=camera).read(2, Reading(OWN, size=(32, 48))) for camera in (BOTH, "wrist"))
+    assert two.first_frames_C_F_H_W.shape == (3, 1, 64, 48)
+    assert torch.equal(two.first_frames_C_F_H_W[:, :, 32:], one.first_frames_C_F_H_W)
+    assert torch.equal(two.true_frames(3)[:, :, 32:], one.true_frames(3))
+    with pytest.raises(DataError, match="frames of 24x24, but height and width must be multiples of 16"):
+        opened("lerobot_v3", camera=BOTH).read(0, Reading(OWN, size=(24, 24)))
 
 
 def test_actions_in_other_units_than_those_of_the_weights_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
