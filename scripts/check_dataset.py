@@ -20,7 +20,8 @@ _EPILOG = """\
 Forms: folders of clips (videos/, metas/, t5_xxl/), of pictures (images/), of several cameras (videos/<camera>/), of
 recordings (annotation/, videos/), of cached latents (latents/), LeRobot data sets (meta/info.json), and folders with
 these in train/ and val/. Every frame of every clip is decoded, with --fast the first and the last one. Of actions a
-table shows name, range and statistics of each number. Exit code: 0 without faults, 1 with faults, 2 where nothing can
+table shows name, range and statistics of each number; what they change is looked for in states and pictures (classic
+faults of recordings: documentations/your_data.md). Exit code: 0 without faults, 1 with faults, 2 where nothing can
 be checked.
 
 examples:

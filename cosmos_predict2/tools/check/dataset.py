@@ -27,6 +27,7 @@ from cosmos_predict2.tools.check.recordings import (
     bridge_table,
     check_recording,
     check_videos,
+    classic_faults_of,
     index_faults,
     lerobot_tables,
 )
@@ -358,6 +359,7 @@ def _check_lerobot(report: DatasetReport, folder: Path, required: Requirements) 
     report.counts = {"episodes": len(source), "frames": int(source.episodes.lengths.sum())}
     report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
     report.note(source.rate_note())
+    report.findings += classic_faults_of(source, with_pictures=not required.is_fast)
     if (note := source.episodes.several_tasks()) is not None:
         report.note(f"{note}: a clip or an embedding of a whole episode has the text of its first frame")
 

@@ -26,13 +26,16 @@ from cosmos_predict2.actions.transforms import ActionTransform, Floats, pose_dif
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation, recording_of
 from cosmos_predict2.data.lerobot.info import Info, Modality, Part
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, part_width
+from cosmos_predict2.tools.check.classic_faults import classic_faults
 from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault
-from imaginaire.errors import ConfigError, DataError
+from cosmos_predict2.tools.check.episodes import action_choices, read_sample, state_parts
+from imaginaire.errors import DataError
 from imaginaire.findings import Finding
 
 POSE_NAMES = ("dx (m)", "dy (m)", "dz (m)", "droll", "dpitch", "dyaw", "gripper")
 MOST_RECORDINGS = 2000  # of Bridge's layout that statistics are computed of, evenly spread
 ROUNDING = 1e-9
+SPARE = 0.05  # of a video's frames may be behind the last row: cameras are stopped after the robot
 OF_OWN = "dataloader_train=bridge_json_train (or dataloader_train.dataset.action_transform=statistics)"
 LEAST_SEEN, MOST_SEEN = 0.1, 10.0  # of what a network sees of usual differences
 FARTHEST = 0.5  # metres from one frame to the next that an arm hardly moves
@@ -88,12 +91,8 @@ def lerobot_tables(source: LeRobotSource) -> list[ActionTable]:
 
     Raises where a row holds no number.
     """
-    try:
-        choices = [source.action_parts()]
-    except ConfigError:
-        choices = [[Part(key)] for key in source.info.features if "action" in key and _is_vector(source.info, key)]
     tables = []
-    for parts in choices:
+    for parts in action_choices(source.info, source.modality):
 
         def rows_of(i: int, parts: Sequence[Part] = parts) -> Floats:
             place = source.layout.rows(i).path
@@ -114,6 +113,17 @@ def lerobot_tables(source: LeRobotSource) -> list[ActionTable]:
     return tables
 
 
+def classic_faults_of(source: LeRobotSource, *, with_pictures: bool) -> Iterator[Finding]:
+    """Findings on what actions, states and pictures mean, see `classic_faults`."""
+    choices = action_choices(source.info, source.modality), [state_parts(source.info)]
+    actions, states = (
+        [name for parts in each for part in parts for name in number_names(source.info, part, source.modality)]
+        for each in choices
+    )
+    episodes = read_sample(source, with_pictures=with_pictures)
+    yield from classic_faults(str(source.info.root), source.info.fps, episodes, actions, states)
+
+
 def number_names(info: Info, part: Part, modality: Modality | None = None) -> list[str]:
     """Names of a part's numbers, by modality.json or by info.json; else its column and their places."""
     width = part_width(info, part)
@@ -121,7 +131,7 @@ def number_names(info: Info, part: Part, modality: Modality | None = None) -> li
     named = _flat(info.features[part.column].get("names"))
     if len(named) >= part.start + width:
         names = named[part.start : part.start + width]
-    for name, known in (modality.action if modality else {}).items():
+    for name, known in (*modality.state.items(), *modality.action.items()) if modality else ():
         if known.column == part.column and known.end is not None:
             for k in range(max(known.start, part.start), min(known.end, part.start + width)):
                 is_one = known.end == known.start + 1
@@ -170,13 +180,6 @@ def _unit_notes(rows: Floats, largest_angle: float) -> Iterator[str]:
     low, high = float(rows[:, 6].min()), float(rows[:, 6].max())
     if low < 0 or high > 1:
         yield f"the gripper's states lie between {low:g} and {high:g}; 0 (open) to 1 (closed) is expected"
-
-
-def _is_vector(info: Info, column: str) -> bool:
-    try:
-        return part_width(info, Part(column)) > 0
-    except DataError:
-        return False
 
 
 def _flat(names: Any) -> list[str]:
@@ -289,3 +292,8 @@ def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int 
                 continue
             if (problem := source.length_problem(i, camera, clip, facts.num_frames)) is not None:
                 yield fault(facts.path, "too_short", problem)
+            needed = lengths[i] * max(1.0, source.info.video_fps(camera) / source.info.fps)
+            if clip.seconds is None and facts.num_frames > needed * (1 + SPARE) + 1:  # a file for each episode
+                message = f"{facts.path} has {facts.num_frames} frames, but {source.name(i)} has {lengths[i]} rows of"
+                message += f" actions, which are of {needed:g} frames. Which are they? Cut the video, or add the rows."
+                yield fault(facts.path, "too_long", message)
