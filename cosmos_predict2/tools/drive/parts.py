@@ -53,15 +53,14 @@ class FirstPictures(StartsDefaults):
         return recorded_actions(self.source, number % len(self))[0]
 
     def names(self) -> list[str]:
-        """The names of an action's numbers in info.json, or their columns with a count."""
+        """The names of an action's numbers in info.json; none where it has not one for each."""
         found: list[str] = []
         for part in self.source.action_parts(None):
-            names, width = self.source.info.features[part.column].get("names"), self.source.width([part])
+            names = self.source.info.features[part.column].get("names")
             if isinstance(names, dict):  # lerobot's {"motors": [...]}
                 names = next(iter(names.values()), None)
-            names = names[part.start :][:width] if isinstance(names, list) else []
-            found += map(str, names) if len(names) == width else [f"{part.column} {k + 1}" for k in range(width)]
-        return found
+            found += map(str, names[part.start : part.end] if isinstance(names, list) else [])
+        return found if len(found) == self.source.width(self.source.action_parts(None)) else []
 
     def familiar(self, chunk: int) -> Familiar | None:
         """What recordings look like; None of fewer than five."""
@@ -75,10 +74,11 @@ class FirstPictures(StartsDefaults):
 def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int, int] | None) -> Iterator[Drive]:
     """The drive of scripts.drive's flags, until it is left; ``size`` is that of the world model's pictures."""
     fit = None if size is None else partial(stretch, size=size)
-    source = LeRobotSource.open(args.data) if args.data else None
-    if source is not None:
+    first = None
+    if args.data:
+        source = LeRobotSource.open(args.data)
         require_actions_of(source, imagination)
-    first = None if source is None else FirstPictures(source, source.camera(args.camera), fit)
+        first = FirstPictures(source, source.camera(args.camera), fit)
     starts: Any = RecordedStarts(args.starts, by_task=False, size=size) if args.starts else first
     if starts is None and not args.suite:
         raise ConfigError(
@@ -89,27 +89,23 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
     policy: Any
     policy, card = find_policy(args.policy) if args.policy else (None, None)
     reward: Any = read_reward(args.reward) if args.reward else Unjudged()
-    for part in (policy, reward):  # a driver of one's own may be no module
-        if hasattr(part, "to"):
+    for part in (policy, reward):
+        if hasattr(part, "to"):  # a driver of one's own may be no module
             part.to(imagination.world.device)
     with ExitStack() as stack:
         if args.suite:
-            tasks = () if source is None else tuple(source.tasks.values())
-            player = policy or SimpleNamespace(chunk=imagination.config.chunk_size, action_dim=dim, sentences=tasks)
-            height = (
-                source.frames(0, source.camera(args.camera), [0]).shape[-2] // len(imagination.views) if source else 0
-            )
+            views, tasks = len(imagination.views), tuple(first.source.tasks.values()) if first else ()
+            height = first.source.frames(0, first.camera, [0]).shape[-2] // views if first else 0
             place = suites.find(args.suite, **(suites.size_of_recordings(args.suite, height) if height else {}))
+            player = policy or SimpleNamespace(chunk=imagination.config.chunk_size, action_dim=dim, sentences=tasks)
             simulator = place.env(1, player)
             stack.callback(getattr(simulator, "close", lambda: None))
             simulator.terminate_on_success = False
-            starts = SimulatedStarts(simulator, len(place.tasks), fit, len(imagination.views))
+            starts = SimulatedStarts(simulator, len(place.tasks), fit, views)
             starts.recorded = recorded
-        sampling, scoring = replace(ONE_EVALUATION, num_steps=args.num_steps), Scoring(judge="last")
-        bounds: Any = "recorded" if recorded else True
-        env = WorldModelEnv(
-            imagination, starts, reward, 1, ENDLESS, scoring=scoring, sampling=sampling, clip_actions=bounds
-        )
+        options: dict[str, Any] = dict(scoring=Scoring(judge="last"), clip_actions="recorded" if recorded else True)
+        options["sampling"] = replace(ONE_EVALUATION, num_steps=args.num_steps)
+        env = WorldModelEnv(imagination, starts, reward, 1, ENDLESS, **options)
         yield Drive(
             env,
             Controls.of(recorded, dim, first.names() if first else ()),
@@ -118,9 +114,9 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
             simulator,
             fit,
             first.familiar(env.chunk) if first else None,
-            bool(args.reward),
-            args.actions,
-            Path(args.out) if args.out else None,
-            args.fps or float(imagination.config.fps),
-            args.seed,
+            has_reward=bool(args.reward),
+            actions=args.actions,
+            out=Path(args.out) if args.out else None,
+            fps=args.fps or float(imagination.config.fps),
+            seed=args.seed,
         )

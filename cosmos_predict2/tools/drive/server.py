@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import torch
 import uvicorn
 import websockets  # noqa: F401  which uvicorn needs, and does not demand
-from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
+from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -30,7 +30,7 @@ from cosmos_predict2.rl.rewards.service.running import listening
 from cosmos_predict2.rl.rewards.service.settings import is_loopback
 from cosmos_predict2.tools.drive.session import Drive, Moment
 from imaginaire import foreign_json
-from imaginaire.errors import ConfigError, DataError, UserError
+from imaginaire.errors import ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,8 @@ def serve(drive: Drive, host: str, port: int, token: str) -> None:
     with listening(host, port) as listener, contextlib.suppress(KeyboardInterrupt):
         query = "?token=..." if token else ""
         print(f"drive at http://{host}:{listener.getsockname()[1]}/{query} (Ctrl-C ends it)", flush=True)
-        app = create_app(drive, token)
-        config = uvicorn.Config(
-            app, log_config=None, log_level="warning", ws_max_size=2**16, timeout_graceful_shutdown=2
-        )
+        limits: dict[str, Any] = dict(ws_max_size=2**16, timeout_graceful_shutdown=2)
+        config = uvicorn.Config(create_app(drive, token), log_config=None, log_level="warning", **limits)
         uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -103,50 +101,37 @@ class Driver:
     async def run(self) -> None:
         """Until the driver leaves; nothing is computed after that."""
         await self.socket.send_json({"hello": self.drive.facts()})
-        listens, imagines = asyncio.create_task(self._listen()), asyncio.create_task(self._imagine())
+        imagines = asyncio.create_task(self._imagine())
         try:
-            await asyncio.wait([listens, imagines], return_when=asyncio.FIRST_COMPLETED)
+            while (message := await self.socket.receive())["type"] != "websocket.disconnect":
+                await self._heed(message.get("text") or "")
         finally:
-            for task in (listens, imagines, self.shows):
-                task.cancel()
-        await asyncio.wait([listens, imagines])
+            imagines.cancel()
+            self.shows.cancel()
+        await asyncio.wait([imagines, self.shows])
+        _ = [task.cancelled() or task.exception() for task in (imagines, self.shows)]  # they could not send: looked at
         await asyncio.get_running_loop().run_in_executor(self.worker, int)  # behind what was being computed
-        for task in (listens, imagines):
-            fault = None if task.cancelled() else task.exception()
-            if fault is not None and not isinstance(fault, WebSocketDisconnect):
-                log.error("the drive has ended", exc_info=fault)
-                await self.socket.close(1011)
 
-    async def _listen(self) -> None:
-        while (message := await self.socket.receive())["type"] != "websocket.disconnect":
-            try:
-                self._heed(message.get("text") or "")
-            except DataError as error:
-                await self.socket.send_json({"error": str(error)})
-            self.awake.set()
-
-    def _heed(self, text: str) -> None:
+    async def _heed(self, text: str) -> None:
         """Take over what a message of the page asks for."""
         try:
             found = foreign_json.loads(text)
-            deflections = [max(-1.0, min(1.0, float(value))) for value in found["deflections"]]
-            scale, at, start = (
-                float(found.get(name, usual)) for name, usual in (("scale", 1), ("at", 0), ("start", -1))
-            )
+            *deflections, scale, at = map(float, [*found["deflections"], found.get("scale", 1), found.get("at", 0)])
+            start = int(found.get("start", -1))
             if not all(map(math.isfinite, (*deflections, scale, at))) or not -1 <= start < 2**40:
                 raise ValueError("its numbers are out of range")
             if len(deflections) > self.drive.env.action_dim:
                 raise ValueError(f"an action has {self.drive.env.action_dim} numbers")
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise DataError(f"This is no message of a driver: {error}.") from error
-        self.keys = dict(
-            deflections=deflections, scale=max(0.0, min(1.0, scale)), autopilot=bool(found.get("autopilot"))
-        )
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            return await self.socket.send_json({"error": f"This is no message of a driver: {error}."})
+        deflections, scale = [max(-1.0, min(1.0, value)) for value in deflections], max(0.0, min(1.0, scale))
+        self.keys = dict(deflections=deflections, scale=scale, autopilot=bool(found.get("autopilot")))
         self.is_running, self.changed_at = bool(found.get("run")), at
         if start >= 0:
-            self.commands = [partial(self.drive.restart, int(start))]
+            self.commands = [partial(self.drive.restart, start)]
         if "record" in found:
             self.commands.append(self.drive.record if found["record"] else self.drive.save)
+        self.awake.set()
 
     async def _imagine(self) -> None:
         """Compute pictures while those before them are shown."""
@@ -172,7 +157,9 @@ class Driver:
         """The pictures of a computation. A sentence, or a fault that the driver can mend, goes to the page."""
         try:
             found = await asyncio.get_running_loop().run_in_executor(self.worker, todo)
-        except UserError as error:
+        except Exception as error:  # a border: the page shows the message, the log what nobody foresaw
+            if not isinstance(error, UserError):
+                log.exception("the drive stands still")
             self.is_running, found = False, []
             await self.socket.send_json({"error": str(error)})
         if isinstance(found, list):
@@ -181,19 +168,20 @@ class Driver:
         return []
 
     async def _show(self, moments: list[Moment], due: float, changed_at: float) -> None:
-        """Send pictures when they are due: figures as JSON on one line, a JPEG behind it."""
+        """Send pictures when they are due: figures as JSON on one line, the picture behind it."""
         for k, moment in enumerate(moments):
             facts = {**moment.figures, "at": changed_at, "sides": 1 + (moment.true is not None)}
-            message = json.dumps(facts).encode() + b"\n" + as_jpeg(moment)
+            message = json.dumps(facts).encode() + b"\n" + encoded(moment)
             await asyncio.sleep(due + k / self.drive.fps - asyncio.get_running_loop().time())
             await self.socket.send_bytes(message)
 
 
-def as_jpeg(moment: Moment) -> bytes:
-    """The imagined picture, the simulator's to its right."""
+def encoded(moment: Moment) -> bytes:
+    """The imagined picture, the simulator's to its right; small ones without loss."""
     from PIL import Image
 
     shown = [moment.picture] if moment.true is None else [moment.picture, moment.true]
+    options = dict(format="JPEG", quality=92, subsampling=0) if len(moment.picture) > 128 else dict(format="PNG")
     file = io.BytesIO()
-    Image.fromarray(torch.cat(shown, dim=1).numpy()).save(file, "JPEG", quality=92, subsampling=0)
+    Image.fromarray(torch.cat(shown, dim=1).numpy()).save(file, **options)
     return file.getvalue()

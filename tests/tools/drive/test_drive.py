@@ -85,8 +85,8 @@ def picture(socket: Any, until: Any = lambda facts: True) -> dict[str, Any]:
         message = socket.receive()
         assert "error" not in (message.get("text") or ""), message
         if message.get("bytes"):
-            facts, _, jpeg = message["bytes"].partition(b"\n")
-            assert jpeg.startswith(b"\xff\xd8")
+            facts, _, shown = message["bytes"].partition(b"\n")
+            assert shown.startswith(b"\x89PNG")
             if until(figures := json.loads(facts)):
                 return figures
 

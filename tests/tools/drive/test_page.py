@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page in a headless Chromium, where one is installed: keys are pressed, and its own figures are read."""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+from tests.programs import HANG_S, warm_python
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Browser:
+    """A page, by the protocol of its tools."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket, self.numbers, self.faults = socket, itertools.count(1), list[Any]()
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        number = next(self.numbers)
+        self.socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while (message := json.loads(self.socket.recv(HANG_S))).get("id") != number:
+            self.faults += [message] if message["method"] in ("Runtime.exceptionThrown", "Log.entryAdded") else []
+        assert "error" not in message, message
+        return message["result"]
+
+    def value(self, expression: str) -> Any:
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def wait(self, expression: str) -> None:
+        ends = time.monotonic() + HANG_S
+        while not self.value(expression):
+            assert time.monotonic() < ends and not self.faults, (expression, self.faults)
+            time.sleep(0.05)
+
+    def key(self, code: str, is_down: bool) -> None:
+        self.call("Input.dispatchKeyEvent", type="keyDown" if is_down else "keyUp", code=code, key=code)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    flags = ("--suite", "toy", "--policy", "tests.tools.drive.test_drive:Pusher", "--out", str(tmp_path / "driven"))
+    command = [warm_python(), "-m", "scripts.drive", "--port", "0", "--device", "cpu", *flags]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as page:
+        assert page.stdout is not None
+        yield next(line.split()[2] for line in page.stdout if line.startswith("drive at"))
+        page.terminate()
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--remote-allow-origins=*")
+    command = [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'browser'}", "about:blank"]
+    own = {"env": {**os.environ, "TMPDIR": str(tmp_path)}, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **own) as process:  # type: ignore[call-overload]
+        assert process.stderr is not None
+        address = next(line.split()[-1] for line in process.stderr if "DevTools listening" in line)
+        host = address.split("/")[2]
+        tabs = json.load(urllib.request.urlopen(f"http://{host}/json", timeout=HANG_S))
+        page = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
+        with connect(page, max_size=2**26) as socket:
+            yield Browser(socket)
+        process.terminate()
+        process.stderr.read()
+
+
+def text(name: str) -> str:
+    return f"document.getElementById('{name}').textContent"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_robot_is_driven_in_a_browser(served: str, browser: Browser, tmp_path: Path) -> None:
+    for domain in ("Runtime", "Log", "Page"):
+        browser.call(f"{domain}.enable")
+    for width, height in ((1280, 800), (390, 844)):
+        size = dict(width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        browser.call("Emulation.setDeviceMetricsOverride", **size)
+        browser.call("Page.navigate", url=served)
+        browser.wait("document.querySelectorAll('#numbers tr').length === 4 && picture0.width === 48")
+        browser.value("document.getElementById('record').click()")
+        browser.key("KeyD", True)
+        browser.wait(f"+{text('lag')} > 0 && +{text('rate')} > 0 && +{text('caption0')}.match(/\\d+/) > 4")
+        assert browser.value("document.getElementById('now0').value") == 1
+        browser.key("KeyD", False)
+        browser.value("document.getElementById('autopilot').click()")
+        browser.wait(f"{text('caption0')}.includes('by the policy')")
+        browser.value("document.getElementById('record').click()")
+        browser.wait(f"{text('text')}.startsWith('Episode')")
+        browser.key("ArrowDown", True)
+        browser.wait(f"!{text('caption0')}.includes('by the policy')")
+        browser.key("ArrowDown", False)
+        assert browser.value("document.documentElement.scrollWidth") <= width and not browser.faults
+    assert len((tmp_path / "driven/meta/episodes.jsonl").read_text().splitlines()) == 2
