@@ -18,6 +18,7 @@ import attrs
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
+from cosmos_predict2.actions.known_ranges import KnownRange, with_known_ranges
 from cosmos_predict2.actions.transforms import ActionTransform
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError, UserError, near
@@ -34,7 +35,7 @@ OUTLIER = 100.0  # a normalised number above it is hardly meant
 FAR_OFF = 5.0  # how many times wider or narrower a usual range is not by chance: units are factors of 10 and more
 NUM_NAMED = 4  # numbers of an action in a warning
 SHOWN = 8  # numbers of an action in a line of the log
-STATISTICS = "statistics"  # in place of an action_transform: one that the data give
+STATISTICS, QUANTILES = "statistics", "quantiles"  # in place of an action_transform: one that the data give
 STILL = "%s: the actions never change, so a model can learn nothing from them"
 
 
@@ -208,16 +209,38 @@ def order_one_transform(columns: ColumnStatistics, kind: str = "controller", **f
     return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=stats, **form)
 
 
+def quantile_transform(columns: ColumnStatistics, kind: str = "controller", **form: Any) -> ActionTransform:
+    """The transform that brings q01 to -1 and q99 to 1, with the statistics; nothing is clipped.
+
+    As in `order_one_transform`, min and max stand in for equal quantiles, and a constant is only shifted.
+    """
+    low, high = _usual(columns)
+    is_constant = high - low <= numpy.maximum(CONSTANT[0], CONSTANT[1] * numpy.abs(low))
+    unit = unit_transform(attrs.evolve(columns, q01=low, q99=numpy.where(is_constant, low, high)), kind)
+    return attrs.evolve(unit, stats=columns.to_dict(), **form)
+
+
+FITS = {STATISTICS: order_one_transform, QUANTILES: quantile_transform}
+
+
+def declared_transform(given: ActionTransform | Mapping[str, Any] | str | None) -> ActionTransform | None:
+    """The transform of an argument; None where it leaves that to the data."""
+    return None if given is None or (isinstance(given, str) and given in FITS) else transform_of(given)
+
+
 def fitted_transform(
     given: ActionTransform | None,
     statistics_of: Callable[[int], DatasetStatistics],
     *,
     what: str,
     is_logged: bool,
+    fit: str = STATISTICS,
+    known: Mapping[int, KnownRange] | None = None,
     kind: str = "controller",
     **form: Any,
 ) -> ActionTransform:
-    """The ``given`` transform, or else one by the statistics of the data set, which a run may replace by its own.
+    """The ``given`` transform, or else one by the statistics of the data set, which a run may replace by its own;
+    numbers of a ``known`` range by that.
 
     ``statistics_of(n)`` are those of about n rows. ``is_logged``: warn of actions that never change and of outliers,
     and log the ranges; ``what`` names the data set there.
@@ -229,7 +252,10 @@ def fitted_transform(
         return given
     statistics = statistics_of(MOST_ROWS)
     columns = statistics.action
-    transform = attrs.evolve(order_one_transform(columns, kind, **form), proposed=True)
+    transform = with_known_ranges(attrs.evolve(FITS[fit](columns, kind, **form), proposed=True), known or {})
+    for k, of_number in (known or {}).items():
+        if problem := of_number.problem(columns.q01[k], columns.q99[k]):
+            raise DataError(f"{what}: number {k} of the actions has other units than is stated: {problem}.")
     if not is_logged:
         return transform
     if is_constant(columns):
@@ -242,8 +268,9 @@ def fitted_transform(
         )
     ranges = [f"{low + 0:.3g}..{high + 0:.3g}" for low, high in zip(columns.q01[:SHOWN], columns.q99[:SHOWN])]
     log.info(
-        "%s: actions are normalised by their own statistics: 98 %% of %d rows of %d episodes lie in %s%s; %s",
+        "%s: actions are normalised by %s: 98 %% of %d rows of %d episodes lie in %s%s; %s",
         what,
+        "their own statistics" if transform.proposed else "the known ranges of their units",
         statistics.num_transitions,
         statistics.num_trajectories,
         ", ".join(ranges),
@@ -331,7 +358,9 @@ def transform_of(given: ActionTransform | Mapping[str, Any] | str) -> ActionTran
     if isinstance(given, ActionTransform):
         return given
     if isinstance(given, str):
-        raise ConfigError(f"action_transform is '{given}'; it is {STATISTICS}, or kind and scale as in a YAML mapping.")
+        raise ConfigError(
+            f"action_transform is '{given}'; it is {' or '.join(FITS)}, or kind and scale as in a YAML mapping."
+        )
     if "statistics" not in given:
         return ActionTransform.from_dict(given)
     known = ("kind", "statistics", "statistics_name")
@@ -346,10 +375,8 @@ def transform_of(given: ActionTransform | Mapping[str, Any] | str) -> ActionTran
 
 def controller_transform(given: ActionTransform | Mapping[str, Any] | str | None, cure: str) -> ActionTransform | None:
     """The transform of an argument for actions of a controller; None where the data are to give it."""
-    if given is None or given == STATISTICS:
-        return None
-    transform = transform_of(given)
-    if transform.kind != "controller":
+    transform = declared_transform(given)
+    if transform is not None and transform.kind != "controller":
         raise ConfigError(f"action_transform.kind is '{transform.kind}', but the data hold controller actions. {cure}")
     return transform
 

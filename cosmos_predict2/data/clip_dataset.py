@@ -30,9 +30,9 @@ from cosmos_predict2.actions.statistics import (
     MOST_ROWS,
     STATISTICS,
     DatasetStatistics,
+    declared_transform,
     fitted_transform,
     sampled_statistics,
-    transform_of,
 )
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.data.samples import CURE, BadSamples, FrameRule, evenly, frame_item, place_of, text_item
@@ -76,7 +76,8 @@ class Source(Protocol):
 
     lengths: Sequence[int] | Numbers | None = None  # frames of each, for every window; None: known to the opened clip
     num_cameras: int = 1
-    action_form: Mapping[str, Any] | None = None  # kind, accumulate, quaternion of an ActionTransform; None: no actions
+    # Of an ActionTransform kind, accumulate and quaternion, and ``known`` ranges of raw numbers; None: no actions.
+    action_form: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -94,6 +95,10 @@ class Source(Protocol):
     def actions(self, i: int, frames: NDArray[numpy.int64]) -> Numbers:
         """Unscaled actions [len(frames) - 1, d] that lead along these frames."""
         raise DataError(f"{self} has no actions.")
+
+    def starts(self, i: int) -> NDArray[numpy.bool_] | None:
+        """[F], true for the frames that a window may begin with; None: all of them."""
+        return None
 
     def names(self, i: int, camera: int) -> dict[str, str]:
         """Further strings of a sample: video_path, __key__ and others; messages show video_path."""
@@ -130,8 +135,9 @@ class ClipDataset(Dataset[dict[str, Any]]):
     of their frames. Where the source has no embedding the text is zeros of ``text_width`` that are all seen (mask of
     ones); none without a width.
 
-    Actions go through ``action_transform``; by default, or "statistics", one fitted to those of the whole source. A bad
-    recording is an error that names it, or with ``skip_bad_samples`` replaced by the next good one.
+    Actions go through ``action_transform``; by default, or "statistics", one fitted to those of the whole source, or
+    "quantiles", by which q01 and q99 become -1 and 1. A bad recording is an error that names it, or with
+    ``skip_bad_samples`` replaced by the next good one.
     """
 
     def __init__(
@@ -179,14 +185,17 @@ class ClipDataset(Dataset[dict[str, Any]]):
         if sampling == EVERY:
             assert source.lengths is not None
             lengths = source.lengths if recordings is None else numpy.asarray(source.lengths)[recordings]
-            self.windows = Windows(lengths, num_frames, stride, start_interval, what=str(source), most=most_windows)
+            self.windows = Windows(
+                lengths, num_frames, stride, start_interval, what=str(source), most=most_windows, starts=self._starts
+            )
         self.action_transform: ActionTransform | None = None
         if source.action_form is not None:
             self.action_transform = fitted_transform(
-                None if action_transform in (None, STATISTICS) else transform_of(action_transform),
+                declared_transform(action_transform),
                 lambda most: self.action_statistics(skip_bad=skip_bad_samples, most_rows=most),
                 what=str(source),
                 is_logged=is_training,
+                fit=action_transform if isinstance(action_transform, str) else STATISTICS,
                 **source.action_form,
             )
 
@@ -216,6 +225,15 @@ class ClipDataset(Dataset[dict[str, Any]]):
         if self.windows is None:
             return self._bad.read(index, len(self), self._item)
         return self.windows.read(index, self._bad, self._item)
+
+    def _starts(self, k: int) -> NDArray[numpy.bool_] | None:
+        """The frames that a window of the k-th recording in use may begin with."""
+        try:
+            return self.source.starts(k if self.recordings is None else int(self.recordings[k]))
+        except DataError:
+            if not self._bad.skip:  # else it is replaced when it is read
+                raise
+        return None
 
     def _item(self, index: int) -> dict[str, Any]:
         i, frames = index, None
@@ -349,7 +367,8 @@ def no_text(num_tokens: int, width: int) -> tuple[Tensor, Tensor]:
 class Windows:
     """Every window of ``num_frames`` frames, ``stride`` apart, of recordings with these lengths; one at least.
 
-    ``what`` names the recordings in the error for the case that all are too short.
+    ``what`` names the recordings in the error for the case that all are too short. ``starts(k)`` are the frames of
+    recording k that a window may begin with, [F]; None: all of them.
     """
 
     def __init__(
@@ -361,6 +380,7 @@ class Windows:
         *,
         what: str,
         most: int | None = None,
+        starts: Callable[[int], NDArray[numpy.bool_] | None] = lambda _: None,
     ) -> None:
         self._frames = stride * numpy.arange(num_frames)
         needed = stride * (num_frames - 1) + 1
@@ -375,9 +395,22 @@ class Windows:
                 f"{what}: {len(lengths)} recordings of at most {max(lengths, default=0)} frames, but"
                 f" num_frames={num_frames} with stride {stride} needs {needed}. Lower num_frames or the stride."
             )
-        self._firsts = numpy.unique(self.rows[:, 0], return_index=True)[1]  # of each recording that has windows
-        if short := len(lengths) - len(self._firsts):
+        if short := len(lengths) - numpy.count_nonzero(counts):
             log.info("%s: %d of %d recordings are too short for a window", what, short, len(lengths))
+        self._leave_out(starts, what)
+        self._firsts = numpy.unique(self.rows[:, 0], return_index=True)[1]  # of each recording that has windows
+
+    def _leave_out(self, starts: Callable[[int], NDArray[numpy.bool_] | None], what: str) -> None:
+        """Keep the windows that begin with a frame of ``starts``."""
+        parts = numpy.split(self.rows, numpy.unique(self.rows[:, 0], return_index=True)[1][1:])
+        masks = [starts(int(part[0, 0])) for part in parts]
+        if all(mask is None for mask in masks):
+            return
+        kept = [part if mask is None else part[mask[part[:, 1]]] for part, mask in zip(parts, masks, strict=True)]
+        before, self.rows = len(self), numpy.concatenate(kept)
+        log.info("%s: %d of %d windows begin where something moves", what, len(self), before)
+        if not len(self):
+            raise DataError(f"{what}: in none of {before} windows does anything move (skip_idle).")
 
     def __len__(self) -> int:
         return len(self.rows)

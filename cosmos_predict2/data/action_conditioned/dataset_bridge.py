@@ -17,7 +17,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from cosmos_predict2.actions.statistics import STATISTICS, transform_of
+from cosmos_predict2.actions.statistics import declared_transform
 from cosmos_predict2.actions.transforms import (
     ACTION_SCALE,
     Accumulate,
@@ -59,7 +59,7 @@ class ActionConditionedDataset(ClipDataset):
     without it one of ``cam_ids`` is drawn for each item in training, and they take turns otherwise.
 
     Position and angles are multiplied by ``action_scale`` (20), the gripper by ``gripper_rescale_factor``; or all of
-    them by ``action_transform``, where "statistics" fits one to the actions of all recordings (`order_one_transform`).
+    them by ``action_transform``, where "statistics" or "quantiles" fits one to all recordings (`fitted_transform`).
 
     ``num_action_per_chunk`` and ``fps_downsample_ratio`` are the newer names of num_frames - 1 and sequence_interval.
     """
@@ -136,7 +136,7 @@ class ActionConditionedDataset(ClipDataset):
             video_size,
             stride=stride,
             start_interval=1 if mode == "train" else val_start_frame_interval,
-            action_transform=given,
+            action_transform=given or action_transform,
             fps=fps,
             num_tokens=num_tokens,
             text_width=text_width,
@@ -294,10 +294,8 @@ def _transform(
         return attrs.evolve(published, proposed=not is_scaled)
     if is_scaled:
         raise ConfigError("action_transform has the scales too: remove action_scale and gripper_rescale_factor.")
-    if given == STATISTICS:
-        return None
-    transform = transform_of(given)
-    if transform.raw_form != published.raw_form:
+    transform = declared_transform(given)
+    if transform is not None and transform.raw_form != published.raw_form:
         raise ConfigError(
             f"action_transform is {transform}, but poses with accumulate_action={form['accumulate']} and"
             f" quaternion={form['quaternion']} give actions such as {published}."

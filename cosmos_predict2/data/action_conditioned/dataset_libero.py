@@ -115,7 +115,7 @@ class LiberoDataset(ClipDataset):
             video_size,
             stride=stride,
             start_interval=start_interval,
-            action_transform=given,
+            action_transform=given or action_transform,
             fps=fps,
             num_tokens=num_tokens,
             text_width=text_width,
