@@ -305,7 +305,7 @@ class LeRobotRecordings:
             raise DataError(f"{root} has commands of a controller, but this model was trained with {transform}.")
         own = {**own_arguments(LeRobotActionDataset, trained or {}, {}), **given}
         if "action_keys" in given:
-            own.pop("embodiment", None)
+            own = {key: value for key, value in own.items() if key not in ("embodiment", "units")}
         if "stride" in given:
             own.pop("frame_rate", None)
         source = LeRobotSource.open(root)
@@ -314,7 +314,8 @@ class LeRobotRecordings:
             raise DataError(
                 f"{root}: an action has {width} numbers, but this model was trained with {transform.dim}: --action_key."
             )
-        own |= dict(num_frames=2, start_interval=1, skip_bad_samples=True)  # a broken episode raises its own error
+        # Every episode is there from its first frame on, and a broken one raises its own error.
+        own |= dict(num_frames=2, start_interval=1, skip_bad_samples=True, skip_idle=False, outcome=None)
         data = LeRobotActionDataset(root, data_split="full", action_transform=transform, **own)
         warn_of_other_range(root, data, transform)
         return cls(data)

@@ -5,7 +5,7 @@ recordings."""
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.actions.statistics import STATISTICS, controller_transform, transform_of
+from cosmos_predict2.actions.statistics import controller_transform, declared_transform
 from cosmos_predict2.actions.transforms import COMBINATIONS, ActionTransform, combined_actions
 from cosmos_predict2.data.clip_dataset import (
     ACTION_FPS,
@@ -26,8 +26,8 @@ from cosmos_predict2.data.clip_dataset import (
     shape_problems,
     task_embeddings,
 )
+from cosmos_predict2.data.idle import IdleRule
 from cosmos_predict2.data.lerobot.info import (
-    EMBODIMENTS,
     SPLITS,
     VAL_FRACTION,
     Info,
@@ -38,7 +38,8 @@ from cosmos_predict2.data.lerobot.info import (
     read_modality,
 )
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
-from cosmos_predict2.data.split import read_split, split_of
+from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, Form, choose_form, known_ranges
+from cosmos_predict2.data.split import SUCCESS_COLUMN, read_split, recorded_outcomes, split_of
 from cosmos_predict2.data.video.clips import Clip, Fit, choose_decoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
@@ -49,6 +50,8 @@ from imaginaire.findings import CheckContext, Finding, errors, refusals
 log = logging.getLogger(__name__)
 
 HELD_OUT = ("val", "test")
+OUTCOMES = {"success": True, "failure": False}
+SkipIdle = bool | Mapping[str, Any]
 PART_OF = {"train": "train", "val": "calibrate", "test": "test"}  # of a split file, by data_split
 
 
@@ -59,12 +62,18 @@ class LeRobotActionDataset(ClipDataset):
     ``actions``. Several cameras, front+wrist, are views of one picture (`data.views`), each of ``video_size``.
     ``action_keys`` are columns or the names that modality.json gives to parts of the action; ``embodiment`` is a list
     of such names: "gr1" is left arm, left hand, right arm, right hand and waist, 29 numbers.
+    "droid", "agibot_world" and "so100" are data sets in a published form (`data.lerobot.robots`), which has columns,
+    the usual camera, and the ends of grippers; ``units`` of joints are required where the files do not record them.
     Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform``; by default (or "statistics")
     by one fitted to the actions of all episodes (`order_one_transform`), whatever the split is. With a stride,
     ``combine_actions`` determines what becomes of the rows in between: "sum" adds moves up and keeps the last number, a
     gripper's, of the last row; "first" and "last" take one row, as is right for absolute targets; a list has a word for
     each number. By default it is "last" or "sum" as modality.json has "absolute" for each number, else it is required.
     ``frame_rate`` gives the stride by frames per second.
+
+    ``skip_idle`` leaves out windows that begin where nothing moves, by the rule of the embodiment, or by {columns:
+    [...], below: ..., ...} with the values of `IdleRule`. ``outcome`` takes only episodes that ``success_column``
+    records as "success", or as "failure"; one without a record is neither.
 
     ``split_file`` of scripts.split_recordings holds episodes out in place of ``val_fraction`` and of the data set's own
     splits: train, val, which is its part calibrate, and test.
@@ -89,11 +98,15 @@ class LeRobotActionDataset(ClipDataset):
         split_file: str | None = None,
         action_keys: str | Sequence[str] | None = None,
         embodiment: str | None = None,
+        units: str | None = None,
         action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
         stride: int = 1,
         frame_rate: float | None = None,
         combine_actions: str | Sequence[str] | None = None,
         start_interval: int = 1,
+        skip_idle: SkipIdle = False,
+        outcome: str | None = None,
+        success_column: str | None = None,
         annotation: str | None = None,
         load_t5_embeddings: bool = False,
         embedding_dir: str | None = None,
@@ -106,23 +119,26 @@ class LeRobotActionDataset(ClipDataset):
         num_threads: int = 1,
     ) -> None:
         problems = [
-            *_problems(data_split, embodiment, stride, start_interval, combine_actions),
+            *_problems(data_split, embodiment, stride, start_interval, combine_actions, outcome),
             *shape_problems(num_frames, video_size),
         ]
         if problems:
             raise ConfigError("; ".join(problems))
         files = LeRobotSource.open(root)
+        form = choose_form(files.info, embodiment)
         stride = _stride(files.info.fps, stride, frame_rate)
         parts = files.action_parts(action_keys, embodiment)
         source = LeRobotClips(
             files,
-            files.camera(camera),
+            files.camera(camera or form.camera),
             parts,
             _combination(combine_actions, stride, files.info, parts),
             annotation,
             _embeddings(root, embedding_dir) if load_t5_embeddings else None,
             num_tokens,
             dict(decoder=choose_decoder(decoder), num_threads=num_threads),
+            _idle_rule(skip_idle, files.info, form),
+            dict(known=known_ranges(embodiment, units)),
         )
         given = _given_transform(action_transform, files.width(parts))
         if load_t5_embeddings and (note := files.episodes.several_tasks()) is not None:
@@ -133,9 +149,13 @@ class LeRobotActionDataset(ClipDataset):
             episodes = choose_episodes(files.info.splits, len(files), data_split, val_fraction)
         else:
             episodes = numpy.array(split_of(split_file, files).of(PART_OF[data_split]), dtype=numpy.int64)
+        if outcome is not None:
+            outcomes = recorded_outcomes(files, success_column or form.success or SUCCESS_COLUMN)
+            episodes = episodes[[outcomes[i] is OUTCOMES[outcome] for i in episodes.tolist()]]
         episodes = _with_files(source, episodes, skip_bad_samples)
         if not len(episodes):
-            raise DataError(f"{root} has no episode for data_split='{data_split}' with val_fraction={val_fraction}.")
+            which = f"data_split='{data_split}' with val_fraction={val_fraction}, outcome={outcome}"
+            raise DataError(f"{root} has no episode for {which}.")
         if not skip_bad_samples:
             files.require_lengths(source.camera, episodes.tolist())
         is_training = data_split not in HELD_OUT  # notes are logged once, by the data of training, which has the same
@@ -147,7 +167,7 @@ class LeRobotActionDataset(ClipDataset):
             video_size,
             stride=stride,
             start_interval=start_interval,
-            action_transform=given,
+            action_transform=given or action_transform,
             fps=fps,
             num_tokens=num_tokens,
             text_width=text_width,
@@ -166,20 +186,23 @@ class LeRobotActionDataset(ClipDataset):
         """Findings about the arguments; the episodes are not read."""
         options = with_defaults(cls, {"root": "", **arguments})
         stride, combine = options["stride"], options["combine_actions"]
-        problems = _problems(options["data_split"], options["embodiment"], stride, options["start_interval"], combine)
-        yield from errors(context.key, problems)
+        names = ("data_split", "embodiment", "stride", "start_interval", "combine_actions", "outcome")
+        yield from errors(context.key, _problems(*(options[name] for name in names)))
         yield from errors(context.key, shape_problems(options["num_frames"], options["video_size"]))
 
         def look() -> None:
             info = read_info(Path(options["root"]))
             parts = choose_action(info, options["action_keys"], options["embodiment"])
+            form = choose_form(info, options["embodiment"])
+            known_ranges(options["embodiment"], options["units"])
+            _idle_rule(options["skip_idle"], info, form)
             _combination(combine, _stride(info.fps, stride, options["frame_rate"]), info, parts)
-            choose_camera(info, options["camera"])
+            choose_camera(info, options["camera"] or form.camera)
             sum(part_width(info, part) for part in parts)
             if options["split_file"] is not None:
                 read_split(options["split_file"])
 
-        yield from refusals(context.key, look, lambda: _declared_transform(options["action_transform"]))
+        yield from refusals(context.key, look, lambda: declared_transform(options["action_transform"]))
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
@@ -197,7 +220,7 @@ class LeRobotActionDataset(ClipDataset):
         return DataFacts(
             kind="LeRobot recordings",
             has_actions=True,
-            transform=known(lambda: _declared_transform(options["action_transform"])),
+            transform=known(lambda: declared_transform(options["action_transform"])),
             action_dim=known(action_dim),
             read_rate=rate,
         )
@@ -225,6 +248,7 @@ class LeRobotClips(Source):
     embeddings: EmbeddingFolder | None = None
     num_tokens: int = 512
     decoding: Mapping[str, Any] = field(default_factory=dict)  # decoder and num_threads
+    idle: tuple[IdleRule, Sequence[Part]] | None = None  # and the commands that it looks at
     action_form: Mapping[str, Any] | None = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -242,6 +266,12 @@ class LeRobotClips(Source):
             return self.files.frames(i, self.camera, frames, fit=fit, **self.decoding)
 
         return nullcontext(FramesOf(int(self.lengths[i]), self.files.info.fps, read))
+
+    def starts(self, i: int) -> NDArray[numpy.bool_] | None:
+        if self.idle is None or not self.files.layout.rows(i).path.is_file():
+            return None
+        rule, commands = self.idle
+        return rule.starts(self.files.parts(i, commands))
 
     def text(self, i: int, frame: int) -> Text:
         caption = self.files.caption(i, frame, self.annotation)
@@ -278,12 +308,14 @@ def _with_files(source: LeRobotClips, episodes: NDArray[numpy.int64], skip: bool
 
 
 def _problems(
-    data_split: Any, embodiment: Any, stride: Any, start_interval: Any, combine_actions: Any
+    data_split: Any, embodiment: Any, stride: Any, start_interval: Any, combine_actions: Any, outcome: Any
 ) -> Iterator[str]:
     if data_split not in SPLITS:
         yield f"data_split is '{data_split}'.{near(str(data_split), SPLITS)}"
-    if embodiment is not None and embodiment not in EMBODIMENTS:
-        yield f"there is no embodiment '{embodiment}'.{near(str(embodiment), EMBODIMENTS)}"
+    if embodiment is not None and embodiment not in KNOWN_ROBOTS:
+        yield f"there is no embodiment '{embodiment}'.{near(str(embodiment), KNOWN_ROBOTS)}"
+    if outcome is not None and outcome not in OUTCOMES:
+        yield f"there is no outcome '{outcome}'.{near(str(outcome), OUTCOMES)}"
     for word in [combine_actions] if isinstance(combine_actions, str | int | None) else combine_actions:
         if word is not None and word not in COMBINATIONS:
             yield f"combine_actions is '{word}'.{near(str(word), COMBINATIONS)}"
@@ -308,9 +340,11 @@ def _stride(fps: float, stride: int, frame_rate: float | None) -> int:
 def _combination(wanted: str | Sequence[str] | None, stride: int, info: Info, parts: Sequence[Part]) -> str | list[str]:
     if wanted is not None or stride == 1:
         return list(wanted) if wanted is not None and not isinstance(wanted, str) else wanted or "first"
-    places = [(part.column, part.start + k) for part in parts for k in range(part_width(info, part))]
+    places = [(part, part.start + k) for part in parts for k in range(part_width(info, part))]
     modality = read_modality(info.root)
-    kinds = [is_absolute(modality, column, place) for column, place in places]
+    kinds = [
+        is_absolute(modality, part.column, place) if part.absolute is None else part.absolute for part, place in places
+    ]
     if None in kinds:
         raise ConfigError(
             f"With stride {stride}, set what becomes of the actions in between: combine_actions (--combine_actions) is"
@@ -320,9 +354,19 @@ def _combination(wanted: str | Sequence[str] | None, stride: int, info: Info, pa
     return ["last" if kind else "sum" for kind in kinds]
 
 
-def _declared_transform(given: GivenTransform) -> ActionTransform | None:
-    """None where it depends on the files."""
-    return None if given in (None, STATISTICS) else transform_of(given)
+def _idle_rule(wanted: SkipIdle, info: Info, form: Form) -> tuple[IdleRule, Sequence[Part]] | None:
+    """The rule and the commands that it looks at; None where no window is left out."""
+    if wanted is False:
+        return None
+    values = {} if wanted is True else dict(wanted)
+    columns = values.pop("columns", None)
+    names = [field.name for field in fields(IdleRule)]
+    if unknown := [name for name in values if name not in names]:
+        raise ConfigError(f"skip_idle has no '{unknown[0]}'.{near(unknown[0], ['columns', *names])}")
+    commands = form.commands if columns is None else choose_action(info, list(columns))
+    if not commands:
+        raise ConfigError("skip_idle needs the columns of commands: skip_idle={columns: [action], below: 0.001}.")
+    return IdleRule(**values), commands
 
 
 def _given_transform(given: GivenTransform, width: int) -> ActionTransform | None:

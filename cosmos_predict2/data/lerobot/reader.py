@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Modality, Part, read_info, read_modality
 from cosmos_predict2.data.lerobot.layouts import Episodes, LayoutV2, LayoutV3, VideoLocation
+from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, ROBOTS, choose_form
 from cosmos_predict2.data.lerobot.tables import Numbers, TableReader, read_images
 from cosmos_predict2.data.video.clips import Fit, open_clip, probe
 from cosmos_predict2.data.views import AND, cameras_in, stacked
@@ -309,8 +310,10 @@ def part_width(info: Info, part: Part) -> int:
 
 
 def _parts_of_embodiment(info: Info, name: str, modality: Modality | None) -> list[Part]:
+    if name in ROBOTS:
+        return list(choose_form(info, name).action)
     if name not in EMBODIMENTS:
-        raise ConfigError(f"There is no embodiment '{name}'.{near(name, EMBODIMENTS)}")
+        raise ConfigError(f"There is no embodiment '{name}'.{near(name, KNOWN_ROBOTS)}")
     place = info.root / "meta" / "modality.json"
     if modality is None:
         raise DataError(f"embodiment '{name}' needs {place}, which has the places of its parts; it is not there.")

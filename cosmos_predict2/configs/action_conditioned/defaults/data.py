@@ -15,6 +15,7 @@ from cosmos_predict2.configs.base.defaults.data import (
 )
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.info import EMBODIMENTS
+from cosmos_predict2.data.lerobot.robots import ROBOTS
 from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
@@ -24,6 +25,8 @@ from cosmos_predict2.toy_world.scene import SETTINGS
 from imaginaire.config import L, register_group
 from imaginaire.data.stream import ResumableLoader
 
+ROBOT_SIZES = {"droid": [192, 320], "agibot_world": [240, 320], "so100": [240, 320]}  # of the cameras' shapes
+ROBOT_STRIDE = 3  # of 15 and 30 frames per second; 12 actions then last 2.4 or 1.2 seconds
 GR1_DIM = sum(EMBODIMENTS["gr1"].values())
 
 
@@ -70,6 +73,14 @@ def lerobot(split: str) -> Any:
         text_width=text_width_of_model(),
     )
     return from_files(dataset, split, num_workers=4)
+
+
+def robot(name: str, split: str) -> Any:
+    """A public data set of a known robot (`data.lerobot.robots`); give its root, and the units of SO-100 and SO-101."""
+    node = lerobot(split)
+    skip_idle = all(form.commands for form in ROBOTS[name].forms.values())
+    node.dataset.update(embodiment=name, video_size=ROBOT_SIZES[name], stride=ROBOT_STRIDE, skip_idle=skip_idle)
+    return node
 
 
 def toy(split: str, setting: str = "default") -> Any:
@@ -121,6 +132,7 @@ def entries(split: str) -> dict[str, Any]:
         f"gr00t_customiezed_gr1_{split}": partial(gr1, split),  # the published spelling
         "gr00t_customiezed_gr1_full": partial(gr1, split, "full"),
         f"lerobot_{split}": partial(lerobot, split),
+        **{f"{name}_{split}": partial(robot, name, split) for name in ROBOTS},
         f"bridge_json_{split}": partial(bridge_json, split),
         f"libero_hdf5_{split}": lambda: of_a_user(libero("spatial", split), root="???", suites=None),
         "mock_action": mock,

@@ -37,7 +37,7 @@ ITERATIONS = 1200
 EVERY = 100  # iterations between validations
 SAME = (  # of validation as of training
     *("root", "split_file", "val_fraction", "video_size", "camera", "action_keys", "embodiment", "action_transform"),
-    *("stride", "frame_rate", "combine_actions", "skip_bad_samples"),
+    *("stride", "frame_rate", "combine_actions", "skip_bad_samples", "units", "skip_idle"),
 )
 VAL_EVERY = 12  # frames between windows of validation
 

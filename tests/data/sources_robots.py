@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small data sets in the layouts of public ones: DROID in three forms, AgiBot-World, SO-100.
+
+Columns, shapes, names and paths are those that the programs write which are named below; pictures show a square that
+the first two joints move.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from tests.data.sources_lerobot import write_json
+
+LENGTH = 72
+REST = slice(20, 32)  # frames at which nothing moves
+SUCCEEDED = (True, False)  # by turns
+ARM = [f"joint_{k}" for k in range(7)]
+JOINTS = ["shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper"]
+Columns = dict[str, numpy.ndarray]
+
+
+@dataclass(frozen=True)
+class Layout:
+    robot: str
+    fps: int
+    cameras: tuple[str, ...]
+    columns: Callable[["Motion"], Columns]
+    names: Mapping[str, Any]
+    size: tuple[int, int] = (36, 64)
+
+
+@dataclass(frozen=True)
+class Motion:
+    """An episode: joint positions [F, n] in radians, which rest for a while, their velocities, a gripper [F, 1] from 0
+    (open) to 1."""
+
+    position: numpy.ndarray
+    velocity: numpy.ndarray
+    gripper: numpy.ndarray
+    number: int
+
+
+def motion(number: int, width: int, fps: int, length: int = LENGTH) -> Motion:
+    draws = numpy.random.default_rng(number)
+    frames = numpy.arange(length)[:, None]
+    velocity = 0.6 * numpy.sin(frames * draws.uniform(0.15, 0.4, width) + draws.uniform(0, 6, width))
+    velocity[REST] = 0
+    position = draws.uniform(-0.3, 0.3, width) + numpy.cumsum(velocity, axis=0) / fps
+    gripper = (frames > length // 2).astype(float)
+    return Motion(position, velocity, gripper, number)
+
+
+def lerobot_droid(m: Motion) -> Columns:
+    """examples/port_datasets/port_droid.py, without its texts."""
+    length, one = len(m.position), numpy.ones((len(m.position), 1))
+    pose = numpy.concatenate([m.position[:, :6]], axis=1)
+    is_last = numpy.arange(length) == length - 1
+    return {
+        "is_first": numpy.arange(length) == 0,
+        "is_last": is_last,
+        "is_terminal": is_last,
+        "observation.state.gripper_position": m.gripper,
+        "observation.state.cartesian_position": pose,
+        "observation.state.joint_position": m.position,
+        "observation.state": numpy.concatenate([m.position, m.gripper], axis=1),
+        "action.gripper_position": m.gripper,
+        "action.gripper_velocity": 0 * one,
+        "action.cartesian_position": pose,
+        "action.cartesian_velocity": m.velocity[:, :6],
+        "action.joint_position": m.position,
+        "action.joint_velocity": m.velocity,
+        "action.original": numpy.concatenate([pose, m.gripper], axis=1),
+        "action": numpy.concatenate([m.position, m.gripper], axis=1),
+        "discount": one,
+        "reward": 0 * one,
+        "is_episode_successful": numpy.full(length, SUCCEEDED[m.number % 2]),
+    }
+
+
+def cosmos3_droid(m: Motion) -> Columns:
+    """nvidia/Cosmos3-DROID."""
+    return {
+        "observation.state.cartesian_position": m.position[:, :6],
+        "observation.state.joint_positions": m.position,
+        "observation.state.gripper_position": m.gripper,
+        "action.joint_position": m.position,
+        "action.gripper_position": m.gripper,
+    }
+
+
+def openpi_droid(m: Motion) -> Columns:
+    """openpi, examples/droid/convert_droid_data_to_lerobot.py."""
+    actions = numpy.concatenate([m.velocity, m.gripper], axis=1)
+    return {"joint_position": m.position, "gripper_position": m.gripper, "actions": actions}
+
+
+def agibot(m: Motion) -> Columns:
+    """any4lerobot, agibot2lerobot; the robot has two arms of seven joints. A state's gripper is 0 to 120."""
+    own = {"joint.position": m.position, "head.position": m.position[:, :2], "waist.position": m.position[:, 2:4]}
+    grippers = numpy.repeat(m.gripper, 2, axis=1)
+    states = {**own, "effector.position": 120 * grippers, "robot.position": m.position[:, :3]}
+    actions = {**own, "effector.position": grippers, "robot.velocity": m.velocity[:, :2]}
+    kinds = {"observation.states.": states, "actions.": actions}
+    return {f"{kind}{name}": values for kind, columns in kinds.items() for name, values in columns.items()}
+
+
+def so100(unit: float) -> Callable[[Motion], Columns]:
+    """lerobot-record; ``unit`` is the value of a radian. The gripper is 0 (closed) to 100."""
+
+    def columns(m: Motion) -> Columns:
+        rows = numpy.concatenate([unit * m.position, 100 * (1 - m.gripper)], axis=1)
+        return {"action": rows, "observation.state": rows}
+
+    return columns
+
+
+_SO = {name: [f"{joint}.pos" for joint in JOINTS] for name in ("action", "observation.state")}
+_IMAGES = "observation.images."
+LAYOUTS = {
+    "droid_lerobot": Layout(
+        "Franka",
+        15,
+        tuple(f"{_IMAGES}{name}" for name in ("wrist_left", "exterior_1_left", "exterior_2_left")),
+        lerobot_droid,
+        {name: {"axes": [*ARM, "gripper"]} for name in ("action", "observation.state")},
+    ),
+    "droid_cosmos3": Layout(
+        "droid",
+        15,
+        tuple(f"observation.image.{name}_left" for name in ("wrist_image", "exterior_image_1", "exterior_image_2")),
+        cosmos3_droid,
+        {},
+    ),
+    "droid_openpi": Layout(
+        "panda", 15, ("exterior_image_1_left", "exterior_image_2_left", "wrist_image_left"), openpi_droid, {}
+    ),
+    "agibot_world": Layout(
+        "a2d", 30, tuple(f"{_IMAGES}{name}" for name in ("head", "hand_left", "hand_right")), agibot, {}, (48, 64)
+    ),
+    "so100_degrees": Layout("so100", 30, (f"{_IMAGES}front",), so100(180 / numpy.pi), _SO, (48, 64)),
+    "so100_m100": Layout("so100_follower", 30, (f"{_IMAGES}front", f"{_IMAGES}wrist"), so100(60.0), _SO, (48, 64)),
+}
+WIDTHS = {"agibot_world": 14, "so100_degrees": 5, "so100_m100": 5}
+TASKS = ("pick up the cube", "open the drawer")
+
+
+def write_robot(folder: Path, name: str, version: str = "v2.1", *, episodes: int = 6, length: int = LENGTH) -> Path:
+    """A data set of this layout; every second episode failed where it says so."""
+    layout = LAYOUTS[name]
+    motions = [motion(i, WIDTHS.get(name, 7), layout.fps, length) for i in range(episodes)]
+    tables, videos = [], []
+    for m in motions:
+        columns = {
+            key: values if values.dtype == bool else values.astype(numpy.float32)
+            for key, values in layout.columns(m).items()
+        }
+        tables.append({key: values[:, 0] if values.shape[1:] == (1,) else values for key, values in columns.items()})
+        videos.append({camera: pictures(m, layout.size, k) for k, camera in enumerate(layout.cameras)})
+    (write_v2 if version.startswith("v2") else write_v3)(folder, layout, version, tables, videos)
+    return folder
+
+
+def pictures(m: Motion, size: tuple[int, int], camera: int) -> numpy.ndarray:
+    """uint8 [F, H, W, 3]: a square, seen by a camera of its own colour; red when the gripper is closed."""
+    height, width = size
+    video = numpy.full((len(m.position), height, width, 3), 30 + 60 * camera, numpy.uint8)
+    places = numpy.clip(0.5 + m.position[:, :2] / 2, 0.1, 0.8)
+    for k, (y, x) in enumerate(places):
+        top, left = int(y * height), int(x * width)
+        video[k, top : top + 6, left : left + 6] = (230, 40, 40) if m.gripper[k] > 0.5 else (240, 240, 240)
+    return video
+
+
+def counters(episode: int, length: int, first: int, fps: int) -> Columns:
+    frames = numpy.arange(length)
+    return {
+        "timestamp": (frames / fps).astype(numpy.float32),
+        "frame_index": frames,
+        "episode_index": numpy.full(length, episode),
+        "index": first + frames,
+        "task_index": numpy.full(length, episode % len(TASKS)),
+    }
+
+
+def write_v2(folder: Path, layout: Layout, version: str, tables: list[Columns], videos: list[Columns]) -> None:
+    from cosmos_predict2.data.lerobot.writer import DATA_PATH, VIDEO_PATH, write_lines, write_table
+
+    first = 0
+    for i, (table, shown) in enumerate(zip(tables, videos, strict=True)):
+        length = len(next(iter(table.values())))
+        path = folder / DATA_PATH.format(episode_chunk=0, episode_index=i)
+        write_table(path, {**table, **counters(i, length, first, layout.fps)})
+        for camera, video in shown.items():
+            write_film(
+                folder / VIDEO_PATH.format(episode_chunk=0, episode_index=i, video_key=camera), video, layout.fps
+            )
+        first += length
+    meta, lengths = folder / "meta", [len(next(iter(table.values()))) for table in tables]
+    index = [{"episode_index": i, "tasks": [TASKS[i % 2]], "length": n} for i, n in enumerate(lengths)]
+    write_lines(meta / "episodes.jsonl", index)
+    write_lines(meta / "tasks.jsonl", [{"task_index": k, "task": task} for k, task in enumerate(TASKS)])
+    write_lines(meta / "episodes_stats.jsonl", [{"episode_index": i, "stats": {}} for i in range(len(tables))])
+    write_info(folder, layout, version, tables, data_path=DATA_PATH, video_path=VIDEO_PATH)
+
+
+def write_v3(folder: Path, layout: Layout, version: str, tables: list[Columns], videos: list[Columns]) -> None:
+    from cosmos_predict2.data.lerobot.writer import write_table
+
+    index: dict[str, list[Any]] = {}
+    rows, before = [], 0
+    for i, table in enumerate(tables):
+        length = len(next(iter(table.values())))
+        rows.append({**table, **counters(i, length, before, layout.fps)})
+        entry: dict[str, Any] = {"episode_index": i, "tasks": [TASKS[i % 2]], "length": length}
+        entry |= {"dataset_from_index": before, "dataset_to_index": before + length}
+        for camera in layout.cameras:
+            times = {"from_timestamp": before / layout.fps, "to_timestamp": (before + length) / layout.fps}
+            entry |= {f"videos/{camera}/{key}": value for key, value in times.items()}
+        for what in ("data", *(f"videos/{camera}" for camera in layout.cameras)):
+            entry |= {f"{what}/chunk_index": 0, f"{what}/file_index": 0}
+        for key, value in entry.items():
+            index.setdefault(key, []).append(value)
+        before += length
+    joined = {key: numpy.concatenate([row[key] for row in rows]) for key in rows[0]}
+    write_table(folder / "data/chunk-000/file-000.parquet", joined)
+    for camera in layout.cameras:
+        film = numpy.concatenate([shown[camera] for shown in videos])
+        write_film(folder / f"videos/{camera}/chunk-000/file-000.mp4", film, layout.fps)
+    write_table(folder / "meta/episodes/chunk-000/file-000.parquet", index)
+    tasks = {"task_index": list(range(len(TASKS))), "__index_level_0__": list(TASKS)}
+    write_table(folder / "meta/tasks.parquet", tasks)
+    paths = dict(
+        data_path="data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        video_path="videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+    )
+    write_info(folder, layout, version, tables, **paths)
+
+
+def write_film(path: Path, frames: numpy.ndarray, fps: int) -> None:
+    import torch
+
+    from cosmos_predict2.data.video.media import write_video
+
+    write_video(path, torch.from_numpy(frames).permute(3, 0, 1, 2), fps)
+
+
+def write_info(folder: Path, layout: Layout, version: str, tables: list[Columns], **paths: str) -> None:
+    features: dict[str, Any] = {}
+    for key, values in {**tables[0], **counters(0, 1, 0, layout.fps)}.items():
+        shape = list(values.shape[1:]) or [1]
+        features[key] = {"dtype": str(values.dtype), "shape": shape, "names": layout.names.get(key)}
+    for camera in layout.cameras:
+        features[camera] = {
+            "dtype": "video",
+            "shape": [*layout.size, 3],
+            "names": ["height", "width", "channels"],
+            "info": {"video.fps": layout.fps, "video.codec": "av1"},
+        }
+    lengths = [len(next(iter(table.values()))) for table in tables]
+    content = {
+        "codebase_version": version,
+        "robot_type": layout.robot,
+        "total_episodes": len(tables),
+        "total_frames": sum(lengths),
+        "chunks_size": 1000,
+        "fps": layout.fps,
+        "splits": {"train": f"0:{len(tables)}"},
+        "features": features,
+        **paths,
+    }
+    write_json(folder / "meta" / "info.json", content)
