@@ -87,7 +87,7 @@ def maze(task: str, render_mode: str | None = None, **drawn: Any) -> Any:
     import gymnasium_robotics
 
     gymnasium.register_envs(gymnasium_robotics)
-    env = gymnasium.make(task, render_mode=render_mode, disable_env_checker=True, **drawn).unwrapped
+    env: Any = gymnasium.make(task, render_mode=render_mode, disable_env_checker=True, **drawn).unwrapped
     above = dict(distance=7.2, elevation=-90.0, azimuth=90.0, lookat=numpy.zeros(3))
     env.point_env.mujoco_renderer.default_cam_config = above
     _without_shadows(env.point_env)
