@@ -12,7 +12,7 @@ from imaginaire.errors import missing_package
 
 _EPILOG = """\
 examples:
-  python -m scripts.drive --suite toy
+  python -m scripts.drive --suite toy --max_steps 1000
   python -m scripts.drive --world_model RUN --policy outputs/my_policy --reward outputs/my_reward --out outputs/driven
 """
 
@@ -26,13 +26,13 @@ add("--starts", default="", metavar="FOLDER", help="of scripts.make_reset_states
 add("--policy", default="", metavar="P", help="of the autopilot: a file, folder or run, or MODULE:CLASS")
 add("--reward", default="", metavar="R", help="a file or folder of scripts.train_reward_model, or MODULE:CLASS")
 add("--suite", default="", metavar="E", help="a simulator beside it: toy, gym:ID, or yours, MODULE:CLASS")
+add("--max_steps", type=count, default=None, help="of an episode in the simulator (default: as published)")
 add("--actions", type=count, default=4, help="of one look at the keys: fewer follow them faster, more imagine better")
 add("--num_steps", type=count, default=1, help="evaluations of the network for a chunk")
 add("--fps", type=command_line.above_zero, default=None, help="pictures per second (default: the recordings')")
 add("--out", type=command_line.local_output, default=None, metavar="DIR", help="the data set to add episodes to")
 add("--host", default="127.0.0.1", help="address to listen on; one that other machines reach needs WFM_DRIVE_TOKEN")
 add("--port", type=command_line.at_least(0, 65535), default=8000, help="port to listen on")
-add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn")
 add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
 
 

@@ -48,8 +48,8 @@ class Place:
 
 
 def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> Place:
-    """The suite of this name with all ``tasks`` or these. ``settings`` are setting and split of the toy world, or
-    image_size, max_steps, num_steps_wait and render of a simulator; None is the published value.
+    """The suite of this name with all ``tasks`` or these. ``settings`` are max_steps, and setting and split of the toy
+    world, or image_size, num_steps_wait and render of a simulator; None is the published value.
 
     A suite is a function of tasks and settings that gives a `Place`, or the class of an environment.
     """
@@ -70,15 +70,15 @@ def size_of_recordings(name: str, height: int) -> dict[str, Any]:
 
 
 @buildable("suite", TOY)
-def _toy(tasks: list[str], setting: str = "default", split: str = "val") -> Place:
+def _toy(tasks: list[str], setting: str = "default", split: str = "val", max_steps: int | None = None) -> Place:
     from cosmos_predict2.rl.envs.toy import ToyEnv  # which the other suites know nothing of
 
-    given = {"setting": setting, "split": split}
+    given = {"setting": setting, "split": split, **({"max_steps": max_steps} if max_steps else {})}
     tasks = tasks or [TOY_TASK]
 
     def env(num_envs: int, policy: Any) -> VecEnv:
         width = {} if policy.action_dim is None else {"action_dim": policy.action_dim}
-        return ToyEnv(num_envs, **width, tasks=tasks, setting=setting, split=split)
+        return ToyEnv(num_envs, **width, tasks=tasks, setting=setting, split=split, num_steps=max_steps)
 
     return Place(tasks, TOY_EPISODES, TOY_AT_ONCE, env, False, lambda: given, fps=8.0)
 

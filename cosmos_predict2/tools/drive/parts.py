@@ -96,7 +96,8 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
         if args.suite:
             views, tasks = len(imagination.views), tuple(first.source.tasks.values()) if first else ()
             height = first.source.frames(0, first.camera, [0]).shape[-2] // views if first else 0
-            place = suites.find(args.suite, **(suites.size_of_recordings(args.suite, height) if height else {}))
+            drawn = suites.size_of_recordings(args.suite, height) if height else {}
+            place = suites.find(args.suite, max_steps=args.max_steps, **drawn)
             player = policy or SimpleNamespace(chunk=imagination.config.chunk_size, action_dim=dim, sentences=tasks)
             simulator = place.env(1, player)
             stack.callback(getattr(simulator, "close", lambda: None))
@@ -118,5 +119,4 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
             actions=args.actions,
             out=Path(args.out) if args.out else None,
             fps=args.fps or float(imagination.config.fps),
-            seed=args.seed,
         )

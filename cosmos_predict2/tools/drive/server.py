@@ -79,7 +79,11 @@ def create_app(drive: Drive, token: str = "") -> FastAPI:
         if not is_known(socket) or (origin and urlsplit(origin).netloc != socket.headers.get("host")):
             return await socket.close(1008)
         await socket.accept()
-        if seat.locked():
+        for _ in range(20):  # a page that is loaded again is soon gone
+            if not seat.locked():
+                break
+            await asyncio.sleep(0.05)
+        else:
             await socket.send_json({"error": BUSY})
             return await socket.close(1013)
         async with seat:

@@ -157,16 +157,18 @@ def test_a_session_over_the_socket_is_recorded_as_episodes(drive: Drive) -> None
 
 
 def test_the_simulator_gets_the_same_actions(data: Path, tmp_path: Path) -> None:
-    with driven("--suite", "toy", "--data", data, "--out", tmp_path / "driven", "--actions", 12) as drive:
+    with driven("--suite", "toy", "--data", data, "--out", tmp_path / "driven", "--max_steps", 13) as drive:
         (first,) = drive.restart(3)
         assert first.true is not None and torch.equal(first.picture, first.true)
         drive.record()
-        moments = drive.advance([1.0, 1.0])
+        moments = [moment for _ in range(3) for moment in drive.advance([1.0, 1.0])]
         env = ToyEnv(1, split="val")
         env.reset(options=dict(task_ids=[0], trial_ids=[3]))
         shown, *_ = env.chunk_step(torch.tensor([[moment.figures["action"] for moment in moments]]))
         assert moments[-1].true is not None and torch.equal(shown["full_image"][0], moments[-1].true)
         assert "13 pictures" in drive.save()
+        ends = [moment.figures["is_over"] for moment in drive.advance()]
+        assert ends == [True] * 4 and not moments[-1].figures["is_over"]
     source = LeRobotSource.open(tmp_path / "driven")
     assert {IMAGINED, "observation.images.front", "next.success"} <= set(source.info.features)
 
