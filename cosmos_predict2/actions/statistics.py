@@ -18,6 +18,7 @@ import attrs
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
+from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
 from cosmos_predict2.actions.known_ranges import KnownRange, with_known_ranges
 from cosmos_predict2.actions.transforms import ActionTransform
 from imaginaire import foreign_json, storage
@@ -236,11 +237,12 @@ def fitted_transform(
     is_logged: bool,
     fit: str = STATISTICS,
     known: Mapping[int, KnownRange] | None = None,
+    contract: ActionContract = UNKNOWN,
     kind: str = "controller",
     **form: Any,
 ) -> ActionTransform:
     """The ``given`` transform, or else one by the statistics of the data set, which a run may replace by its own;
-    numbers of a ``known`` range by that.
+    numbers of a ``known`` range by that. It carries the statistics, and the data's ``contract``.
 
     ``statistics_of(n)`` are those of about n rows. ``is_logged``: warn of actions that never change and of outliers,
     and log the ranges; ``what`` names the data set there.
@@ -253,6 +255,7 @@ def fitted_transform(
     statistics = statistics_of(MOST_ROWS)
     columns = statistics.action
     transform = with_known_ranges(attrs.evolve(FITS[fit](columns, kind, **form), proposed=True), known or {})
+    transform = attrs.evolve(transform, stats={**(transform.stats or {}), **contract.to_dict()})
     for k, of_number in (known or {}).items():
         if problem := of_number.problem(columns.q01[k], columns.q99[k]):
             raise DataError(f"{what}: number {k} of the actions has other units than is stated: {problem}.")

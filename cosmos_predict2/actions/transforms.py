@@ -15,6 +15,7 @@ import attrs
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
+from cosmos_predict2.actions.contract import ActionContract
 from cosmos_predict2.actions.rotations import (
     euler_to_matrix,
     matrix_to_euler,
@@ -90,6 +91,11 @@ class ActionTransform:
     def raw_form(self) -> tuple[str, int, Accumulate]:
         """Form of the raw actions: transforms that share it differ in factors and summands alone."""
         return self.kind, self.dim, self.accumulate
+
+    @property
+    def contract(self) -> ActionContract:
+        """Names and rate of the raw actions, where ``stats`` have them."""
+        return ActionContract.read(self.stats)
 
     def yields_to(self, own: "ActionTransform") -> bool:
         """True if a run with its ``own`` transform takes actions by this one: the same, or a proposal for such ones."""

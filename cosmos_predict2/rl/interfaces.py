@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2 import interfaces
+from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
 
 completed = interfaces.completed
 
@@ -217,6 +218,7 @@ class PolicyDefaults:
     flow_times: Sequence[float] = ()
     sentences: Sequence[str] = ()  # the task descriptions of the recordings it was cloned from; none: it takes any
     views: Sequence[str] = ()  # of these recordings, full_image first (`data.views`); none: not recorded
+    contract: ActionContract = UNKNOWN  # names and rate of these recordings' actions
     velocities: Callable[[Mapping[str, Tensor], Tensor, Sequence[torch.Generator]], Velocities] | None = None
     cloning_loss: Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None = None
 

@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 
+from cosmos_predict2.actions.contract import UNKNOWN
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.replays import held, replayed, require_actions_of, whole_chunks
 from cosmos_predict2.rl.envs.starts import ToyStarts
@@ -62,7 +63,8 @@ def test_episodes_of_as_many_chunks_are_imagined_together_and_repeat_their_last_
 
 def test_recordings_are_not_imagined_by_a_world_model_that_begins_with_five_pictures(imagination: Imagination) -> None:
     """It is said before any of them is read."""
-    source: Any = SimpleNamespace(width=lambda parts: imagination.transform.dim, action_parts=lambda keys: None)
+    known = {"width": lambda parts: imagination.transform.dim, "action_contract": lambda parts: UNKNOWN}
+    source: Any = SimpleNamespace(info=SimpleNamespace(root="my_data"), action_parts=lambda keys: None, **known)
     require_actions_of(source, imagination)
     config = attrs.evolve(imagination.config, min_num_conditional_frames=2)
     other: Any = SimpleNamespace(config=config, transform=imagination.transform)

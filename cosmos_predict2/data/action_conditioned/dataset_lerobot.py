@@ -138,7 +138,7 @@ class LeRobotActionDataset(ClipDataset):
             num_tokens,
             dict(decoder=choose_decoder(decoder), num_threads=num_threads),
             _idle_rule(skip_idle, files.info, form),
-            dict(known=known_ranges(embodiment, units)),
+            dict(known=known_ranges(embodiment, units), contract=files.action_contract(parts, stride)),
         )
         given = _given_transform(action_transform, files.width(parts))
         if load_t5_embeddings and (note := files.episodes.several_tasks()) is not None:

@@ -13,6 +13,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
+from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
 from cosmos_predict2.actions.transforms import pose_differences
 from cosmos_predict2.data.action_conditioned import dataset_libero
 from cosmos_predict2.data.action_conditioned.recordings import Recordings, read_recordings
@@ -43,6 +44,7 @@ class RecordedEpisode:
     actions: Callable[[], Numbers]  # [num_frames - 1 or more, d], unscaled
     gripper: Callable[[], Numbers]  # [num_frames]
     known: Callable[[int], dict[str, Numbers]]  # at a picture: "state" of the robot, "goal" of the toy world
+    contract: ActionContract = UNKNOWN
 
 
 def open_episodes(
@@ -127,6 +129,7 @@ def _lerobot(
 ) -> Iterator[RecordedEpisode]:
     source = LeRobotSource.open(root)
     key, parts = source.camera(camera), source.action_parts(list(action_keys) if action_keys else None)
+    contract = source.action_contract(parts)
 
     def episode(i: int) -> RecordedEpisode:
         def actions() -> Numbers:
@@ -146,6 +149,7 @@ def _lerobot(
             actions=actions,
             gripper=lambda: _column(actions(), gripper_dim, source.name(i)),
             known=known,
+            contract=contract,
         )
 
     for i in range(len(source)):

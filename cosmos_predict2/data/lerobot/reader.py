@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 from torch import Tensor
 
+from cosmos_predict2.actions.contract import ActionContract
 from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Modality, Part, read_info, read_modality
 from cosmos_predict2.data.lerobot.layouts import Episodes, LayoutV2, LayoutV3, VideoLocation
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, ROBOTS, choose_form
@@ -112,6 +113,12 @@ class LeRobotSource:
     def action_parts(self, keys: str | Sequence[str] | None = None, embodiment: str | None = None) -> list[Part]:
         """The columns, or parts of them, that make an action: as asked for, or the only one that is called so."""
         return choose_action(self.info, keys, embodiment, self.modality)
+
+    def action_contract(self, parts: Sequence[Part], stride: int = 1) -> ActionContract:
+        """Rate of the actions of every so many frames, and their names if the data set has them all."""
+        names = [name for part in parts for name in number_names(self.info, part, self.modality)]
+        is_named = not any(name.startswith(f"{part.column}[") for part in parts for name in names)
+        return ActionContract(tuple(names) if is_named else (), self.info.fps / stride)
 
     # ---- texts -------------------------------------------------------------------------------------------------------
 
@@ -309,6 +316,21 @@ def part_width(info: Info, part: Part) -> int:
     return (shape[0] if part.end is None else part.end) - part.start
 
 
+def number_names(info: Info, part: Part, modality: Modality | None = None) -> list[str]:
+    """Names of a part's numbers, by modality.json or by info.json; else its column and their places."""
+    width = part_width(info, part)
+    names = [f"{part.column}[{part.start + k}]" for k in range(width)]
+    named = _flat(info.features[part.column].get("names"))
+    if len(named) >= part.start + width:
+        names = named[part.start : part.start + width]
+    for name, known in (*modality.state.items(), *modality.action.items()) if modality else ():
+        if known.column == part.column and known.end is not None:
+            for k in range(max(known.start, part.start), min(known.end, part.start + width)):
+                is_one = known.end == known.start + 1
+                names[k - part.start] = name if is_one else f"{name}[{k - known.start}]"
+    return names
+
+
 def _parts_of_embodiment(info: Info, name: str, modality: Modality | None) -> list[Part]:
     if name in ROBOTS:
         return list(choose_form(info, name).action)
@@ -336,3 +358,12 @@ def _frame_at(seconds: float, fps: float) -> int:
 def _is_numbers(feature: Mapping[str, Any]) -> bool:
     dtype = str(feature.get("dtype", ""))
     return dtype.startswith(("float", "int", "uint", "bool"))
+
+
+def _flat(names: Any) -> list[str]:
+    """The names of info.json: a list, lists in a list, or lists by group."""
+    if isinstance(names, Mapping):
+        names = list(names.values())
+    if not isinstance(names, list):
+        return []
+    return [text for name in names for text in (_flat(name) if isinstance(name, list | Mapping) else [str(name)])]

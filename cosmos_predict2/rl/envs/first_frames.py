@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
 from cosmos_predict2.data.views import stacked
 from cosmos_predict2.rl.interfaces import Observation, VecEnv
 from imaginaire.errors import ConfigError
@@ -39,12 +40,13 @@ class Recorded:
     num_actions: int
     low: Sequence[float]
     high: Sequence[float]
+    contract: Mapping[str, Any] = field(default_factory=dict)  # an `ActionContract` as plain data
 
     @classmethod
-    def of(cls, actions: Sequence[NDArray[Any]]) -> "Recorded":
+    def of(cls, actions: Sequence[NDArray[Any]], contract: ActionContract = UNKNOWN) -> "Recorded":
         """Those of recordings with these actions, a table [L, D] each."""
         rows, length = numpy.concatenate(actions), float(numpy.median([len(table) for table in actions]))
-        return cls(round(length), rows.min(axis=0).tolist(), rows.max(axis=0).tolist())
+        return cls(round(length), rows.min(axis=0).tolist(), rows.max(axis=0).tolist(), contract.to_dict())
 
 
 def whole_pictures(observation: Observation, num_views: int, fit: Callable[[Tensor], Tensor] | None = None) -> Tensor:

@@ -66,10 +66,10 @@ class RecordedStart:
 
 def facts_of(episodes: Iterable[RecordedEpisode]) -> Recorded:
     """Length and actions of recordings."""
-    tables = [episode.actions()[: episode.num_frames - 1] for episode in episodes if episode.num_frames > 1]
-    if not tables:
+    long = [episode for episode in episodes if episode.num_frames > 1]
+    if not long:
         raise DataError("No recording has two pictures, and an action between them.")
-    return Recorded.of(tables)
+    return Recorded.of([episode.actions()[: episode.num_frames - 1] for episode in long], long[0].contract)
 
 
 def write_starts(

@@ -58,12 +58,15 @@ def recorded_actions(source: LeRobotSource, i: int) -> Tensor:
 
 def require_actions_of(source: LeRobotSource, imagination: Imagination) -> None:
     """Raise where the recorded actions are not those of the world model, or a first picture is not enough for it."""
-    found, wanted = source.width(source.action_parts(None)), imagination.transform.dim
+    parts = source.action_parts(None)
+    found, wanted = source.width(parts), imagination.transform.dim
     if found != wanted:
         raise DataError(
             f"{source.info.root}: its actions have {found} numbers, but those of the world model have {wanted}: it is"
             " of another robot. Give one that was trained on these recordings (--world_model)."
         )
+    what, cure = f"{source.info.root} has", "give one that was trained on these recordings (--world_model)."
+    imagination.transform.contract.require(source.action_contract(parts), "The world model", what, cure)
     imagination.config.require_conditioning(1)
 
 

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
 from cosmos_predict2.data.views import require_same, split
 from cosmos_predict2.rl.envs.book import Book, Bounds, Chunk, Ids
 from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Recorded, Starts, StartsDefaults
@@ -60,6 +61,8 @@ def require_inputs(env: Any, policy: Policy) -> None:
     if views:
         cure = "clone it anew on the cameras of the world model, --camera or dataset.camera, in their order."
         require_same(env.views, views, "The world model", f"{name} was cloned on", cure)
+    cure = "clone it anew on recordings with the actions and the rate of the world model."
+    env.contract.require(getattr(policy, "contract", UNKNOWN), "The world model", f"{name} gives", cure)
     if not policy.reads_state:
         return
     if not env.state_size:
@@ -127,6 +130,11 @@ class WorldModelEnv(EnvDefaults):
         self.scoring, self.batch_size = scoring or Scoring(), batch_size
         self.padding, self.text, self.hand_over = padding, text, hand_over
         self.keep_first, self.num_noises, self.keep_frames = keep_first, num_noises, keep_frames
+        self.contract = imagination.transform.contract
+        if (max_steps is None or clip_actions == "recorded" or starts.history > 1) and starts.recorded:
+            cure = "write them of its recordings, with scripts.make_reset_states, or train it on theirs."
+            of_starts = ActionContract.read(starts.recorded.contract)
+            self.contract.require(of_starts, "The world model", "the recordings of the starts have", cure)
         max_steps = _settled_steps(max_steps, starts.recorded)
         self.state_size, self.offload_policy = state_size, offload
         self.views = imagination.views

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
 from cosmos_predict2.data.lerobot.info import held_out
@@ -90,6 +91,7 @@ class Demonstrations:
     picture: Callable[[int, Sequence[int]], Tensor]  # (episode, frames) -> uint8 [F, V * H, W, 3]
     source: str
     views: tuple[str, ...] = ("",)
+    contract: ActionContract = UNKNOWN
 
     def places(self, chunk: int, starts: Sequence[int] | None = None) -> list[tuple[int, int]]:
         """(episode, step) of the windows that begin at these steps; None means at every step."""
@@ -125,7 +127,9 @@ class Demonstrations:
         """The windows at these places, of whose pictures none is read."""
         actions = numpy.stack([self.actions[i][start : start + chunk] for i, start in places])
         pictures = torch.empty(0, 0, 0, 3, dtype=torch.uint8) if pictures_B_H_W_C is None else pictures_B_H_W_C
-        return Windows(pictures, torch.from_numpy(actions).float(), [self.tasks[i] for i, _ in places], self.views)
+        return Windows(
+            pictures, torch.from_numpy(actions).float(), [self.tasks[i] for i, _ in places], self.views, self.contract
+        )
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,7 @@ class Windows:
     actions_B_A_D: Tensor
     tasks: list[str]
     views: tuple[str, ...] = ("",)
+    contract: ActionContract = UNKNOWN
 
     def __len__(self) -> int:
         return len(self.actions_B_A_D)
@@ -247,6 +252,7 @@ def recorded_demonstrations(
         lambda i, frames: torch.from_numpy(episodes[i].pictures(frames)),
         str(folder),
         views_of(camera),
+        episodes[0].contract,
     )
 
 

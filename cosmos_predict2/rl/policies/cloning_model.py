@@ -104,7 +104,7 @@ class CloningModel(ImaginaireModel):
             raise
         cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
         self.constant, self.sentences = Constant.of(windows), sorted(set(windows.tasks))
-        self.views = windows.views
+        self.views, self.contract = windows.views, windows.contract
         shown = [self.views] if len(self.views) > 1 else []
         known = json.dumps([windows.statistics(), self.sentences, *shown], sort_keys=True)
         digest = hashlib.blake2b(known.encode(), digest_size=7).digest()
@@ -261,6 +261,7 @@ class KeepBestPolicy(Callback):
             if distributed.is_rank0():
                 about = {"data": str(self.config.dataloader_train.dataset.path), **self.best, "seed": model.seed}
                 about |= {"sentences": list(model.sentences), "views": list(model.views)}
+                about["contract"] = model.contract.to_dict()
                 files.write_policy(Path(self.trainer.run_dir) / RESULT, model.net, about)
             elif (network := network_of(model.net)) is not None:
                 merged_state(network)

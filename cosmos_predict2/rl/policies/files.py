@@ -18,6 +18,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from cosmos_predict2.actions.contract import ActionContract
 from cosmos_predict2.checkpoints.adapters import Adapter
 from cosmos_predict2.checkpoints.card import name_of, safetensors_header
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
@@ -139,6 +140,7 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
     if not card.is_public:  # else it has read its folder
         load_weights(policy, address, which)
     policy.sentences, policy.views = (tuple(card.about.get(name, ())) for name in OF_RECORDINGS)
+    policy.contract = ActionContract.read(card.about.get("contract"))
     return completed(policy.eval(), PolicyDefaults), card
 
 

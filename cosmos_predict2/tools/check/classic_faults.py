@@ -100,7 +100,7 @@ def _idle(episodes: Sequence[Episode], fps: float) -> Found:
     if idle > IDLE_SHARE * total:
         what = f"neither the action nor the {'state' if len(state) else 'picture'} changes"
         text = f"in {idle / total:.0%} of the frames {what} for {least} frames and more ({IDLE_SHARE:.0%} are the most)"
-        yield "idle", f"{text}. A policy learns to wait: cut these frames out of the episodes."
+        yield "idle", f"{text}. A policy learns to wait: cut these frames out, or set dataset.skip_idle."
 
 
 def _still_camera(episodes: Sequence[Episode], camera: str) -> Found:

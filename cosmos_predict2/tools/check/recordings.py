@@ -6,7 +6,7 @@ For controller actions (LeRobot) these are the recorded rows; for poses (Bridge'
 ones, in metres and radians, before they are scaled.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from cosmos_predict2.actions.statistics import (
 )
 from cosmos_predict2.actions.transforms import ActionTransform, Floats, pose_differences, relative_pose
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation, recording_of
-from cosmos_predict2.data.lerobot.info import Info, Modality, Part
-from cosmos_predict2.data.lerobot.reader import LeRobotSource, part_width
+from cosmos_predict2.data.lerobot.info import Part
+from cosmos_predict2.data.lerobot.reader import LeRobotSource, number_names
 from cosmos_predict2.tools.check.classic_faults import classic_faults
 from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault
 from cosmos_predict2.tools.check.episodes import action_choices, read_sample, state_parts
@@ -124,21 +124,6 @@ def classic_faults_of(source: LeRobotSource, *, with_pictures: bool) -> Iterator
     yield from classic_faults(str(source.info.root), source.info.fps, episodes, actions, states)
 
 
-def number_names(info: Info, part: Part, modality: Modality | None = None) -> list[str]:
-    """Names of a part's numbers, by modality.json or by info.json; else its column and their places."""
-    width = part_width(info, part)
-    names = [f"{part.column}[{part.start + k}]" for k in range(width)]
-    named = _flat(info.features[part.column].get("names"))
-    if len(named) >= part.start + width:
-        names = named[part.start : part.start + width]
-    for name, known in (*modality.state.items(), *modality.action.items()) if modality else ():
-        if known.column == part.column and known.end is not None:
-            for k in range(max(known.start, part.start), min(known.end, part.start + width)):
-                is_one = known.end == known.start + 1
-                names[k - part.start] = name if is_one else f"{name}[{k - known.start}]"
-    return names
-
-
 def bridge_table(annotations: Sequence[Path]) -> ActionTable | None:
     """The pose differences of recordings in Bridge's layout; None where no file can be read (which is a fault)."""
     chosen = numpy.linspace(0, len(annotations) - 1, min(len(annotations), MOST_RECORDINGS)).round().astype(int)
@@ -180,15 +165,6 @@ def _unit_notes(rows: Floats, largest_angle: float) -> Iterator[str]:
     low, high = float(rows[:, 6].min()), float(rows[:, 6].max())
     if low < 0 or high > 1:
         yield f"the gripper's states lie between {low:g} and {high:g}; 0 (open) to 1 (closed) is expected"
-
-
-def _flat(names: Any) -> list[str]:
-    """The names of info.json: a list, lists in a list, or lists by group."""
-    if isinstance(names, Mapping):
-        names = list(names.values())
-    if not isinstance(names, list):
-        return []
-    return [text for name in names for text in (_flat(name) if isinstance(name, list | Mapping) else [str(name)])]
 
 
 # --- files

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.rl.envs.first_frames import FirstFrames
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.toy import ToyEnv
@@ -77,7 +78,8 @@ class Summed(WorldModelEnv):
 def imagined(num_envs: int, history: int = 1, scoring: Any = None, **options: Any) -> Summed:
     imagination: Any = SimpleNamespace(
         config=Video2WorldActionPipelineConfig(chunk_size=CHUNK + history - 1),
-        transform=SimpleNamespace(dim=2),
+        transform=controller(2),
+        views=("",),
         world=SimpleNamespace(device=torch.device("cpu"), move=lambda device: None),
         transformed=torch.from_numpy,
     )

@@ -101,6 +101,7 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     best, card = read_policy(str(whole / RUN))
     averaged, _ = read_policy(str(whole / RUN / "checkpoints/model/iter_000000004.pt"), "net_ema")
     assert card.about["iteration"] == 4 and best.action_dim == 2 and best.sentences == ("go",)
+    assert best.contract.rate == 5 and not best.contract.names
     folder_alone = type(best)(str(whole / RUN / "policy"))  # as an experiment reads it that learns on
     for each in (best, folder_alone):
         assert (each.config if policy == "pi05" else each).correlation == 0.9, "the clone draws as it learns"

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names and rate of recorded actions go with what learns from them, and another order or rate is refused by both."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
+from cosmos_predict2.actions.transforms import ActionTransform, controller
+from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
+from cosmos_predict2.rl.envs.replays import require_actions_of
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
+from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from imaginaire.errors import ConfigError
+from scripts import make_reset_states
+from tests.data.sources_lerobot import change_json
+
+NAMES, SIDE = ("x", "y", "z", "gripper"), 48
+OTHERS = {
+    "order": (ActionContract(("gripper", "x", "y", "z"), 5.0), r"\(gripper, x, y, z\).*\(x, y, z, gripper\)"),
+    "rate": (ActionContract(NAMES, 10.0), "takes 10 actions per second.* 5"),
+}
+FITTING = (UNKNOWN, ActionContract(NAMES), ActionContract(rate=5.0), ActionContract(NAMES, 5.01))
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes at 5 frames per second, whose actions have names."""
+    folder, draws = tmp_path_factory.mktemp("recordings") / "my_data", numpy.random.default_rng(0)
+    writer = Writer(folder, fps=5, robot="own")
+    for _ in range(3):
+        columns = {"action": draws.uniform(-1, 1, (13, 4)).astype(numpy.float32)}
+        video = torch.from_numpy(draws.integers(0, 255, (3, 13, SIDE, SIDE), dtype=numpy.uint8))
+        writer.add(Recording(columns, {"observation.images.front": video}, "go"))
+    writer.finish()
+    features = json.loads((folder / "meta/info.json").read_text())["features"]
+    features["action"]["names"] = list(NAMES)
+    change_json(folder / "meta/info.json", features=features)
+    return folder
+
+
+def imagination(contract: ActionContract) -> Any:
+    """A world model of actions with this contract, as its weights would have it."""
+    made = imagination_of(device="cpu")
+    transform = ActionTransform.from_json(
+        ActionTransform(kind="controller", scale=controller(4).scale, stats=contract.to_dict() or None).to_json()
+    )
+    return SimpleNamespace(config=made.config, transform=transform, views=("",), world=made.world)
+
+
+def test_a_data_set_records_them_with_its_transform(recordings: Path) -> None:
+    for stride, rate in ((1, 5.0), (2, 2.5)):
+        data = LeRobotActionDataset(
+            str(recordings), num_frames=5, video_size=[48, 48], data_split="full", stride=stride, combine_actions="sum"
+        )
+        carried = ActionTransform.from_json(data.action_transform.to_json())
+        assert carried.contract == ActionContract(NAMES, rate)
+
+
+def test_numbers_without_names_have_none(recordings: Path) -> None:
+    source = LeRobotSource.open(recordings)
+    assert source.action_contract(source.action_parts()) == ActionContract(NAMES, 5.0)
+    features = {**source.info.features, "action": {**source.info.features["action"], "names": None}}
+    source.info.__dict__["features"] = features
+    assert source.action_contract(source.action_parts()) == ActionContract((), 5.0)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_order_or_rate_is_refused_at_each_border(other: str, recordings: Path, tmp_path: Path) -> None:
+    """Recordings that are replayed, starts whose facts are used, and clones; what fits or is not recorded passes."""
+    source = LeRobotSource.open(recordings)
+    make_reset_states.run(
+        make_reset_states.parser.parse_args(["--dataset", str(recordings), "--out", str(tmp_path / "starts")])
+    )
+    starts = RecordedStarts(str(tmp_path / "starts" / FILE))
+    policy: Any = SimpleNamespace(
+        reads_state=False, contract=RecordedWindows(str(recordings), chunk=4).windows.contract
+    )
+    assert policy.contract == ActionContract(NAMES, 5.0)
+    wrong, words = OTHERS[other]
+    with pytest.raises(ConfigError, match=words):
+        require_actions_of(source, imagination(wrong))
+    with pytest.raises(ConfigError, match=words + ".*make_reset_states"):
+        WorldModelEnv(imagination(wrong), starts, ToyDetectorReward(), 3, None)
+    env = WorldModelEnv(imagination(wrong), starts, ToyDetectorReward(), 3, 24)  # their pictures alone are used
+    with pytest.raises(ConfigError, match=words + ".*clone it anew"):
+        require_inputs(env, policy)
+    for contract in FITTING:
+        require_actions_of(source, imagination(contract))
+        require_inputs(WorldModelEnv(imagination(contract), starts, ToyDetectorReward(), 3, None), policy)
