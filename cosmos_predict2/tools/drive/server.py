@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import torch
 import uvicorn
 import websockets  # noqa: F401  which uvicorn needs, and does not demand
-from fastapi import FastAPI, Request, WebSocket
+from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -113,7 +113,10 @@ class Driver:
             imagines.cancel()
             self.shows.cancel()
         await asyncio.wait([imagines, self.shows])
-        _ = [task.cancelled() or task.exception() for task in (imagines, self.shows)]  # they could not send: looked at
+        for task in (imagines, self.shows):
+            fault = None if task.cancelled() else task.exception()
+            if fault is not None and not isinstance(fault, WebSocketDisconnect):
+                log.error("the drive stood still", exc_info=fault)
         await asyncio.get_running_loop().run_in_executor(self.worker, int)  # behind what was being computed
 
     async def _heed(self, text: str) -> None:
