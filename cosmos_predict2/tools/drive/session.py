@@ -133,7 +133,7 @@ class Drive:
             moments.append(Moment(picture, true, figures))
         self._before_D, self._last = actions_A_D[-1], moments[-1]
         if self.has_reward:
-            self._last.figures |= {"value": float(info["value"][0]), "is_valued": bool(info["success"][0])}
+            self._last.figures.update(value=float(info["value"][0]), is_valued=bool(info["success"][0]))
         if self.familiar is not None:
             distance = float(self.familiar.distances(self._last.picture[None])[0])
             self._last.figures["unlike"] = distance / max(self.familiar.usual, 1e-6)

@@ -18,7 +18,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
+from cosmos_predict2.rl.interfaces import Decision, FrameRewardDefaults, Judgement, PolicyDefaults
 from cosmos_predict2.tools.drive import server
 from cosmos_predict2.tools.drive.parts import drive_of
 from cosmos_predict2.tools.drive.server import TOKEN, create_app
@@ -38,6 +38,14 @@ class Pusher(PolicyDefaults):
 
     def act(self, observation: Any, **_: Any) -> Decision:
         return Decision(torch.tensor([0.5, 0.25, 0.0, 0.0]).expand(1, 6, -1), {})
+
+
+class Bright(FrameRewardDefaults):
+    """How bright a picture is; above nothing it is a success."""
+
+    def judge(self, frames_E_F_H_W_C: Any, context: Any) -> Judgement:
+        value = frames_E_F_H_W_C.float().mean(dim=(2, 3, 4)) / 255
+        return Judgement(value, value > 0)
 
 
 class Wide(Pusher):
@@ -157,7 +165,8 @@ def test_a_session_over_the_socket_is_recorded_as_episodes(drive: Drive) -> None
 
 
 def test_the_simulator_gets_the_same_actions(data: Path, tmp_path: Path) -> None:
-    with driven("--suite", "toy", "--data", data, "--out", tmp_path / "driven", "--max_steps", 13) as drive:
+    flags = ("--reward", f"{HERE}:Bright", "--out", tmp_path / "driven", "--max_steps", 13)
+    with driven("--suite", "toy", "--data", data, *flags) as drive:
         (first,) = drive.restart(3)
         assert first.true is not None and torch.equal(first.picture, first.true)
         drive.record()
@@ -166,6 +175,8 @@ def test_the_simulator_gets_the_same_actions(data: Path, tmp_path: Path) -> None
         env.reset(options=dict(task_ids=[0], trial_ids=[3]))
         shown, *_ = env.chunk_step(torch.tensor([[moment.figures["action"] for moment in moments]]))
         assert moments[-1].true is not None and torch.equal(shown["full_image"][0], moments[-1].true)
+        figures = moments[-1].figures
+        assert 0.1 < figures["value"] < 1 and figures["is_valued"] and not figures["success"]
         assert "13 pictures" in drive.save()
         ends = [moment.figures["is_over"] for moment in drive.advance()]
         assert ends == [True] * 4 and not moments[-1].figures["is_over"]
