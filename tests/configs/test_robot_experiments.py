@@ -63,7 +63,7 @@ def test_weights_keep_quantiles_and_refuse_other_units(tmp_path: Path) -> None:
     assert kept is not None and kept.stats is not None and kept.scale[7] == 1
     ends = kept.apply([kept.stats["q01"], kept.stats["q99"]])
     assert numpy.allclose(ends[:, :7], [[-1.0] * 7, [1.0] * 7])
-    root = write_robot(tmp_path / "so100", "so100_degrees", episodes=2)
-    assert train(tmp_path, options("so100", root, f"{UNITS}=degrees"), config=BASE) == 0
-    with pytest.raises(DataError, match=r"scale \[0.01, .* but the checkpoint has .* scale \[0.0111"):
-        train(tmp_path, options("so100", root, f"{UNITS}=m100", "trainer.max_iter=3"), config=BASE)
+    root, camera = write_robot(tmp_path / "so100", "so100_m100", episodes=2), "dataloader_train.dataset.camera=front"
+    assert train(tmp_path, options("so100", root, camera, f"{UNITS}=m100"), config=BASE) == 0
+    with pytest.raises(DataError, match=r"scale \[0.0111.* but the checkpoint has .* scale \[0.01,"):
+        train(tmp_path, options("so100", root, camera, f"{UNITS}=degrees", "trainer.max_iter=3"), config=BASE)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small data sets in the layouts of public ones: DROID in three forms, AgiBot-World, SO-100.
 
-Columns, shapes, names and paths are those that the programs write which are named below; pictures show a square that
-the first two joints move.
+Columns, shapes, names and paths are those that the programs write which are named below; pictures show a spot that the
+first two joints move.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,38 +34,48 @@ class Layout:
 
 @dataclass(frozen=True)
 class Motion:
-    """An episode: joint positions [F, n] in radians, which rest for a while, their velocities, a gripper [F, 1] from 0
-    (open) to 1."""
+    """An episode: joint positions [F, n] in radians, the target of each, which is the next position, and velocities,
+    that rest for a while; a gripper's target [F, 1] from 0 (open) to 1."""
 
+    state: numpy.ndarray
     position: numpy.ndarray
     velocity: numpy.ndarray
     gripper: numpy.ndarray
     number: int
 
+    @property
+    def held(self) -> numpy.ndarray:
+        """The gripper's state [F, 1], which follows its target by a row."""
+        return numpy.concatenate([self.gripper[:1], self.gripper[:-1]])
+
 
 def motion(number: int, width: int, fps: int, length: int = LENGTH) -> Motion:
     draws = numpy.random.default_rng(number)
     frames = numpy.arange(length)[:, None]
-    velocity = 0.6 * numpy.sin(frames * draws.uniform(0.15, 0.4, width) + draws.uniform(0, 6, width))
+    drift, velocity = draws.normal(0, 0.5, (length, width)), numpy.zeros((length, width))
+    for k in range(1, length):  # a hand that trembles
+        velocity[k] = 0.8 * velocity[k - 1] + drift[k]
+    velocity *= fps / 15
     velocity[REST] = 0
     position = draws.uniform(-0.3, 0.3, width) + numpy.cumsum(velocity, axis=0) / fps
+    state = position - velocity / fps
     gripper = (frames > length // 2).astype(float)
-    return Motion(position, velocity, gripper, number)
+    return Motion(state, position, velocity, gripper, number)
 
 
 def lerobot_droid(m: Motion) -> Columns:
     """examples/port_datasets/port_droid.py, without its texts."""
     length, one = len(m.position), numpy.ones((len(m.position), 1))
-    pose = numpy.concatenate([m.position[:, :6]], axis=1)
+    pose = m.position[:, :6]
     is_last = numpy.arange(length) == length - 1
     return {
         "is_first": numpy.arange(length) == 0,
         "is_last": is_last,
         "is_terminal": is_last,
-        "observation.state.gripper_position": m.gripper,
-        "observation.state.cartesian_position": pose,
-        "observation.state.joint_position": m.position,
-        "observation.state": numpy.concatenate([m.position, m.gripper], axis=1),
+        "observation.state.gripper_position": m.held,
+        "observation.state.cartesian_position": m.state[:, :6],
+        "observation.state.joint_position": m.state,
+        "observation.state": numpy.concatenate([m.state, m.held], axis=1),
         "action.gripper_position": m.gripper,
         "action.gripper_velocity": 0 * one,
         "action.cartesian_position": pose,
@@ -83,9 +93,9 @@ def lerobot_droid(m: Motion) -> Columns:
 def cosmos3_droid(m: Motion) -> Columns:
     """nvidia/Cosmos3-DROID."""
     return {
-        "observation.state.cartesian_position": m.position[:, :6],
-        "observation.state.joint_positions": m.position,
-        "observation.state.gripper_position": m.gripper,
+        "observation.state.cartesian_position": m.state[:, :6],
+        "observation.state.joint_positions": m.state,
+        "observation.state.gripper_position": m.held,
         "action.joint_position": m.position,
         "action.gripper_position": m.gripper,
     }
@@ -94,15 +104,17 @@ def cosmos3_droid(m: Motion) -> Columns:
 def openpi_droid(m: Motion) -> Columns:
     """openpi, examples/droid/convert_droid_data_to_lerobot.py."""
     actions = numpy.concatenate([m.velocity, m.gripper], axis=1)
-    return {"joint_position": m.position, "gripper_position": m.gripper, "actions": actions}
+    return {"joint_position": m.state, "gripper_position": m.held, "actions": actions}
 
 
 def agibot(m: Motion) -> Columns:
     """any4lerobot, agibot2lerobot; the robot has two arms of seven joints. A state's gripper is 0 to 120."""
-    own = {"joint.position": m.position, "head.position": m.position[:, :2], "waist.position": m.position[:, 2:4]}
-    grippers = numpy.repeat(m.gripper, 2, axis=1)
-    states = {**own, "effector.position": 120 * grippers, "robot.position": m.position[:, :3]}
-    actions = {**own, "effector.position": grippers, "robot.velocity": m.velocity[:, :2]}
+
+    def parts(rows: numpy.ndarray) -> Columns:
+        return {"joint.position": rows, "head.position": rows[:, :2], "waist.position": rows[:, 2:4]}
+
+    states = {**parts(m.state), "effector.position": 120 * m.held.repeat(2, 1), "robot.position": m.state[:, :3]}
+    actions = {**parts(m.position), "effector.position": m.gripper.repeat(2, 1), "robot.velocity": m.velocity[:, :2]}
     kinds = {"observation.states.": states, "actions.": actions}
     return {f"{kind}{name}": values for kind, columns in kinds.items() for name, values in columns.items()}
 
@@ -111,8 +123,8 @@ def so100(unit: float) -> Callable[[Motion], Columns]:
     """lerobot-record; ``unit`` is the value of a radian. The gripper is 0 (closed) to 100."""
 
     def columns(m: Motion) -> Columns:
-        rows = numpy.concatenate([unit * m.position, 100 * (1 - m.gripper)], axis=1)
-        return {"action": rows, "observation.state": rows}
+        target = numpy.concatenate([unit * m.position, 100 * (1 - m.gripper)], axis=1)
+        return {"action": target, "observation.state": numpy.concatenate([unit * m.state, 100 * (1 - m.held)], axis=1)}
 
     return columns
 
@@ -141,7 +153,7 @@ LAYOUTS = {
         "a2d", 30, tuple(f"{_IMAGES}{name}" for name in ("head", "hand_left", "hand_right")), agibot, {}, (48, 64)
     ),
     "so100_degrees": Layout("so100", 30, (f"{_IMAGES}front",), so100(180 / numpy.pi), _SO, (48, 64)),
-    "so100_m100": Layout("so100_follower", 30, (f"{_IMAGES}front", f"{_IMAGES}wrist"), so100(60.0), _SO, (48, 64)),
+    "so100_m100": Layout("so100_follower", 30, (f"{_IMAGES}front", f"{_IMAGES}wrist"), so100(20.0), _SO, (48, 64)),
 }
 WIDTHS = {"agibot_world": 14, "so100_degrees": 5, "so100_m100": 5}
 TASKS = ("pick up the cube", "open the drawer")
@@ -164,14 +176,16 @@ def write_robot(folder: Path, name: str, version: str = "v2.1", *, episodes: int
 
 
 def pictures(m: Motion, size: tuple[int, int], camera: int) -> numpy.ndarray:
-    """uint8 [F, H, W, 3]: a square, seen by a camera of its own colour; red when the gripper is closed."""
-    height, width = size
-    video = numpy.full((len(m.position), height, width, 3), 30 + 60 * camera, numpy.uint8)
-    places = numpy.clip(0.5 + m.position[:, :2] / 2, 0.1, 0.8)
-    for k, (y, x) in enumerate(places):
-        top, left = int(y * height), int(x * width)
-        video[k, top : top + 6, left : left + 6] = (230, 40, 40) if m.gripper[k] > 0.5 else (240, 240, 240)
-    return video
+    """uint8 [F, H, W, 3]: a round spot on stripes that move with it, on another ground for each camera; its colour is
+    another when the gripper is closed."""
+    y, x = numpy.mgrid[: size[0], : size[1]] / size[0]
+    video = numpy.empty((len(m.state), *size, 3))
+    for k, (down, right) in enumerate(m.state[:, :2]):
+        spot = numpy.exp(-(((y - 0.5 - down / 2) ** 2 + (x - 0.8 - right / 2) ** 2) / 0.02))[..., None]
+        stripes = 40 * numpy.sin(12 * (x - right) + 9 * (y - down))[..., None]
+        colour = numpy.array([230, 40, 40] if m.held[k] > 0.5 else [40, 230, 40])
+        video[k] = (1 - spot) * (90 + 25 * camera + stripes) + spot * colour
+    return video.round().astype(numpy.uint8)
 
 
 def counters(episode: int, length: int, first: int, fps: int) -> Columns:

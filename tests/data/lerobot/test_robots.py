@@ -60,7 +60,7 @@ def test_a_public_form_is_read_by_the_name_of_the_robot(case: Any, folder: Folde
     assert found.source.camera == camera and found[0]["action"].shape == (12, ROBOTS[robot].action_dim)
     raw = found.source.actions(0, numpy.arange(made.LENGTH))
     has_moves = name == "droid_openpi"
-    unit = {"so100_degrees": 180 / numpy.pi, "so100_m100": 60.0}.get(name, 1.0)
+    unit = {"so100_degrees": 180 / numpy.pi, "so100_m100": 20.0}.get(name, 1.0)
     joints = motion.velocity if has_moves else unit * motion.position
     assert numpy.allclose(raw[:, : joints.shape[1]], joints[:-1], atol=1e-4)
     for k in ROBOTS[robot].grippers:  # a model sees 1 for a closed gripper
