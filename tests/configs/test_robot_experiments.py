@@ -54,6 +54,13 @@ def options(robot: str, root: Path, *more: str) -> list[str]:
     return [f"experiment={TINY.format(robot)}", f"{ROOT}={root}", *short, *name, *more]
 
 
+def test_positions_are_not_summed_and_velocities_are(tmp_path: Path) -> None:
+    for name, moves in (("droid_cosmos3", []), ("droid_openpi", [*range(7)])):
+        root = write_robot(tmp_path / name, name, episodes=3, length=48)
+        config = compose(BASE, [f"experiment={TINY.format('droid')}", f"{ROOT}={root}"])
+        assert list(config.model.config.pipe_config.net.summed_action_dims) == moves
+
+
 @pytest.mark.slow
 def test_weights_keep_quantiles_and_refuse_other_units(tmp_path: Path) -> None:
     root = write_robot(tmp_path / "droid", "droid_lerobot", "v3.0", episodes=4)

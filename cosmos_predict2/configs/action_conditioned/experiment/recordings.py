@@ -95,7 +95,7 @@ def _action_dim(data: Mapping[str, Any]) -> int:
 
 
 def _moves(data: Mapping[str, Any]) -> ListConfig:
-    """The moves among the numbers of an action, of LeRobot data; none of others."""
+    """The moves among the numbers of an action, of LeRobot data; none of others. A stated target is none."""
 
     def read() -> list[int]:
         source = LeRobotSource.open(data["root"])
@@ -104,7 +104,8 @@ def _moves(data: Mapping[str, Any]) -> ListConfig:
         actions = [source.parts(i, parts)[:-1] for i in chosen]
         has_state = STATE in source.info.features
         states = [source.columns(i, [STATE])[STATE] for i in chosen] if has_state else []
-        return moving_numbers(actions, states)
+        targets = [part.absolute for part in parts for _ in range(source.width([part]))]
+        return [k for k in moving_numbers(actions, states) if not targets[k]]
 
     return ListConfig(known(read) or [])
 
