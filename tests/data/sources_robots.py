@@ -30,6 +30,7 @@ class Layout:
     columns: Callable[["Motion"], Columns]
     names: Mapping[str, Any]
     size: tuple[int, int] = (36, 64)
+    has_videos: bool = True  # else its pictures are in the tables
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,12 @@ LAYOUTS = {
         {},
     ),
     "droid_openpi": Layout(
-        "panda", 15, ("exterior_image_1_left", "exterior_image_2_left", "wrist_image_left"), openpi_droid, {}
+        "panda",
+        15,
+        ("exterior_image_1_left", "exterior_image_2_left", "wrist_image_left"),
+        openpi_droid,
+        {},
+        has_videos=False,
     ),
     "agibot_world": Layout(
         "a2d", 30, tuple(f"{_IMAGES}{name}" for name in ("head", "hand_left", "hand_right")), agibot, {}, (48, 64)
@@ -206,8 +212,9 @@ def write_v2(folder: Path, layout: Layout, version: str, tables: list[Columns], 
     for i, (table, shown) in enumerate(zip(tables, videos, strict=True)):
         length = len(next(iter(table.values())))
         path = folder / DATA_PATH.format(episode_chunk=0, episode_index=i)
-        write_table(path, {**table, **counters(i, length, first, layout.fps)})
-        for camera, video in shown.items():
+        encoded = {} if layout.has_videos else {camera: png(video) for camera, video in shown.items()}
+        write_table(path, {**table, **encoded, **counters(i, length, first, layout.fps)})
+        for camera, video in shown.items() if layout.has_videos else ():
             write_film(
                 folder / VIDEO_PATH.format(episode_chunk=0, episode_index=i, video_key=camera), video, layout.fps
             )
@@ -253,6 +260,19 @@ def write_v3(folder: Path, layout: Layout, version: str, tables: list[Columns], 
     write_info(folder, layout, version, tables, **paths)
 
 
+def png(frames: numpy.ndarray) -> list[dict[str, Any]]:
+    import io
+
+    from PIL import Image
+
+    found = []
+    for k, frame in enumerate(frames):
+        content = io.BytesIO()
+        Image.fromarray(frame).save(content, "PNG")
+        found.append({"bytes": content.getvalue(), "path": f"frame_{k:06d}.png"})
+    return found
+
+
 def write_film(path: Path, frames: numpy.ndarray, fps: int) -> None:
     import torch
 
@@ -268,7 +288,7 @@ def write_info(folder: Path, layout: Layout, version: str, tables: list[Columns]
         features[key] = {"dtype": str(values.dtype), "shape": shape, "names": layout.names.get(key)}
     for camera in layout.cameras:
         features[camera] = {
-            "dtype": "video",
+            "dtype": "video" if layout.has_videos else "image",
             "shape": [*layout.size, 3],
             "names": ["height", "width", "channels"],
             "info": {"video.fps": layout.fps, "video.codec": "av1"},
