@@ -20,6 +20,7 @@ from cosmos_predict2.tools.check.episodes import Episode
 from imaginaire.findings import Finding
 
 LEAST_EPISODES, LEAST_ROWS = 8, 150  # below them a regression of 8 numbers says nothing
+MOST_ROWS = 10_000  # more take time, and change no figure
 SAME_RATE = 0.05  # clocks deviate by less; rates that are confused differ by a fifth and more
 STILL = 1e-3  # of a number's usual range, as the idle rules of DROID (1e-3) and LIBERO (1e-4) have it
 MOVED = 0.02  # of that range: what a picture of 32 cells shows
@@ -35,7 +36,7 @@ LEAST_ODD, MOST_ODD = 2, 0.5  # episodes: one fits some change by chance; the mo
 ALIEN, BETTER = 4.0, 4.0  # usual deviations of an episode's places from the others', and how many times fewer mended
 OTHER_UNIT, ONE_UNIT = 10.0, 3.0  # degrees are 57 radians; numbers of an episode that share a factor differ by less
 SAME_RANGE = 0.5  # common part of two ranges, of both together: the same unit
-RIDGE, FOLDS, NAMED, TINY = 1e-3, 4, 3, 1e-9
+RIDGE, FOLDS, NAMED, TINY = 1e-6, 4, 3, 1e-9
 _TURNS = {"mirrored": (-1, 1), "upside down": (1, -1), "turned by 180 degrees": (-1, -1)}
 
 Found = Iterator[tuple[str, str]]  # kind of a fault, empty for a note, and a sentence
@@ -55,9 +56,8 @@ def classic_faults(
     if len(episodes) >= LEAST_EPISODES and sum(len(one.action) for one in episodes) >= LEAST_ROWS:
         values = [*_other_values([one.action for one in episodes], action_names, episodes)]
         values += _other_values([one.state for one in episodes], state_names, episodes)
-        looks += (
-            [values] if values else [_opposite(episodes, action_names, state_names), _effects(episodes, action_names)]
-        )
+        others = _opposite(episodes, action_names, state_names), _effects(episodes, action_names)
+        looks += [values] if values else others  # regressions of mixed units say nothing
     for kind, text in (found for look in looks for found in look):
         yield fault(root, kind, f"{root}: {text}") if kind else Finding(root, text)
 
@@ -105,28 +105,22 @@ def _idle(episodes: Sequence[Episode], fps: float) -> Found:
 
 def _still_camera(episodes: Sequence[Episode], camera: str) -> Found:
     """Pictures that stand still while the robot moves: all of an episode, or single ones."""
-    spread, is_constant, frozen, moving = (
-        _spread([one.state for one in episodes]),
-        numpy.zeros(len(episodes), bool),
-        0,
-        0,
-    )
+    spread, is_constant = _spread([one.state for one in episodes]), numpy.zeros(len(episodes), bool)
+    frozen = moving = 0
     for i, one in enumerate(episodes):
         change = _change(one.pictures[camera])
         is_same = change <= SAME_PICTURE
         if numpy.ptp(one.pictures[camera], axis=0).max() <= 2 * SAME_PICTURE:
             is_constant[i] = numpy.ptp(one.action, axis=0).any()
             continue
-        usual = numpy.median(change[~is_same]) / 2
+        is_large = change > max(SAME_PICTURE, change.max() / 8)
         has_moved = numpy.zeros(len(change), bool)
-        has_moved[1:-1] = (change[:-2] > usual) & (change[2:] > usual)  # a picture again in the middle of a motion
+        has_moved[1:-1] = is_large[:-2] & is_large[2:]  # a picture again in the middle of a motion
         if len(spread):
             has_moved |= ~_is_within(one.state, MOVED * spread)[one.first : one.first + len(change)]
         frozen, moving = frozen + int((is_same & has_moved).sum()), moving + int((~is_same | has_moved).sum())
     if is_constant.mean() > CONSTANT_SHARE:
-        text = (
-            f"'{camera}' shows one picture in all frames of {_some(is_constant, episodes)}, though the actions change"
-        )
+        text = f"'{camera}' shows one picture alone in {_some(is_constant, episodes)}, though the actions change"
         yield "constant_camera", f"{text}. Record it again, or leave the camera out (dataset.camera)."
     if frozen > FROZEN_SHARE * moving:
         text = f"'{camera}' repeats its last picture in {frozen / moving:.0%} of the frames in which the robot moves"
@@ -171,7 +165,7 @@ def _orders(rows: Floats, names: Sequence[str]) -> dict[tuple[str, str], list[in
                 orders["quaternion_order", f"in another order (w {place} from {names[k]} on)"] = order
     for i, j in combinations(every, 2):
         if not {i, j} <= turned:
-            orders["swapped_columns", f"swapped ({names[i]} for {names[j]})"] = _swapped(every, i, j)
+            orders["swapped_columns", f"swapped ({names[i]} for {names[j]})"] = [{i: j, j: i}.get(k, k) for k in every]
     return orders
 
 
@@ -231,16 +225,17 @@ class _Pairs:
         return f"the motion in '{self.camera}'" if self.camera else "the state"
 
     def by_episode(self, left_N_k: Floats) -> Floats:
-        found = numpy.zeros((int(self.episode.max()) + 1, left_N_k.shape[1]))
-        numpy.add.at(found, self.episode, left_N_k**2)
-        return found
+        """[E, k], sums of squares; rows are in the order of the episodes."""
+        sums = numpy.concatenate([numpy.zeros((1, left_N_k.shape[1])), (left_N_k**2).cumsum(axis=0)])
+        ends = numpy.searchsorted(self.episode, numpy.arange(-1, self.episode.max() + 1), side="right")
+        return numpy.diff(sums[ends], axis=0)
 
 
 def _pairs(episodes: Sequence[Episode], camera: str | None) -> _Pairs | None:
     """None where too little changes."""
-    parts = []
+    parts, step = [], max(1, sum(len(one.action) for one in episodes) // MOST_ROWS)
     for i, one in enumerate(episodes):
-        at, change = one.changes(camera)
+        at, change = (values[::step] for values in one.changes(camera))
         tables = [one.action, *(episodes[i - by].action for by in OTHERS)]
         inside = (at >= 1) & (at < min(map(len, tables)) - 2)  # the last action is often a filler
         lags = at[inside, None] + numpy.array([-1, 0, 1])
@@ -303,13 +298,16 @@ def _odd_episodes(pairs: _Pairs, names: Sequence[str], episodes: Sequence[Episod
     is_shown = left_E_k[is_used].sum(axis=0) < SHOWN * base_E_k[is_used].sum(axis=0)
     least_E_k = numpy.bincount(pairs.episode, minlength=count)[:, None] / 2 * change.var(axis=0)  # where little moves
     is_odd = ((left_E_k >= CONTRADICTS * numpy.maximum(base_E_k, least_E_k)) & is_shown).any(axis=1)
-    mended = {}
+    most, rest = MENDED * left_E_k[:, is_shown].sum(axis=1), change - x @ fit
+    weights_2_d_k = fit[: actions[0].size].reshape(*actions.shape[1:], -1)
+    after: dict[tuple[str, str], Floats] = {}
     for name, (right, down) in _TURNS.items() if pairs.camera else ():
-        mended["turned_pictures", f"'{pairs.camera}' is {name}"] = change * [right, down, right, down] - x @ fit
-    for kind, text, changed in _changed(actions, names):
-        mended[kind, text] = change - pairs.inputs(changed) @ fit
-    most = MENDED * left_E_k[:, is_shown].sum(axis=1)
-    fits = {key: is_odd & (pairs.by_episode(one)[:, is_shown].sum(axis=1) <= most) for key, one in mended.items()}
+        turned = pairs.by_episode(rest + change * [right - 1, down - 1, right - 1, down - 1])
+        after["turned_pictures", f"'{pairs.camera}' is {name}"] = turned
+    for kind, text, places, others in _changed(actions, names):
+        gone = numpy.einsum("nlc,lck->nk", others - actions[..., places], weights_2_d_k[:, places])
+        after[kind, text] = pairs.by_episode(rest - gone)
+    fits = {key: is_odd & (left[:, is_shown].sum(axis=1) <= most) for key, left in after.items()}
     while fits and (best := max(fits.items(), key=lambda item: item[1].sum()))[1].sum() >= LEAST_ODD:
         (kind, text), is_mended = best
         fits = {key: one & ~is_mended for key, one in fits.items()}
@@ -318,15 +316,13 @@ def _odd_episodes(pairs: _Pairs, names: Sequence[str], episodes: Sequence[Episod
             yield kind, f"{text} in {_some(is_mended, episodes)} {cure}"
 
 
-def _changed(actions: Floats, names: Sequence[str]) -> Iterator[tuple[str, str, Floats]]:
-    """Actions with one number of the other sign, around the middle of its range, or with two in each other's place."""
+def _changed(actions: Floats, names: Sequence[str]) -> Iterator[tuple[str, str, list[int], Floats]]:
+    """Numbers in place of others: of the other sign, around the middle of the range, or two in each other's place."""
     moving = [i for i in range(len(names)) if numpy.ptp(actions[..., i]) > 0]
     for i in moving:
-        sign = numpy.where(numpy.arange(len(names)) == i, -1, 1)
-        yield "action_sign", f"{names[i]} has the other sign", actions * sign
+        yield "action_sign", f"{names[i]} has the other sign", [i], -actions[..., [i]]
     for i, j in combinations(moving, 2):
-        order = _swapped([*range(len(names))], i, j)
-        yield "swapped_columns", f"{names[i]} and {names[j]} are swapped", actions[..., order]
+        yield "swapped_columns", f"{names[i]} and {names[j]} are swapped", [i, j], actions[..., [j, i]]
 
 
 def _ridge(x: Floats, y: Floats) -> Floats:
@@ -336,10 +332,6 @@ def _ridge(x: Floats, y: Floats) -> Floats:
 
 def _with_one(x: Floats) -> Floats:
     return numpy.concatenate([x, numpy.ones((len(x), 1))], axis=1)
-
-
-def _swapped(order: list[int], i: int, j: int) -> list[int]:
-    return [j if k == i else i if k == j else k for k in order]
 
 
 def _spread(tables: Sequence[Floats]) -> Floats:
