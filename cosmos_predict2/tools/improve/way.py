@@ -211,7 +211,8 @@ class _Way:
     def check(self) -> Step:
         found, data = self.out / "recordings.json", self.options.data
         words = ("-m", "scripts.check_dataset", str(data), *_flags(json=found))
-        return Step("check", "look through the recordings", words, (data,), (found,), guess_s=15)
+        codes = (0, 1) if self.options.allow_unchecked else (0,)  # 1: faults, which may be meant
+        return Step("check", "look through the recordings", words, (data,), (found,), guess_s=15, codes=codes)
 
     def split(self, phase: Phase) -> Step:
         before = () if phase.number == 1 else (phases_of(self.options)[phase.number - 2].split,)

@@ -32,6 +32,8 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     options = replace(OPTIONS, policies=policies, clones=len(policies), camera="front", seed=3, phases=2)
     options = replace(options, imports=("json",), allow_unchecked=True)
     steps = steps_of(options, RECORDED)
+    strict = steps_of(replace(options, allow_unchecked=False), RECORDED)
+    assert [one[0].codes for one in (steps, strict)] == [(0, 1), (0,)], "faults of recordings may be meant"
     for step in steps:
         flag, program, *words = step.words
         assert flag == "-m"
