@@ -258,7 +258,10 @@ def fitted_transform(
     transform = attrs.evolve(transform, stats={**(transform.stats or {}), **contract.to_dict()})
     for k, of_number in (known or {}).items():
         if problem := of_number.problem(columns.q01[k], columns.q99[k]):
-            raise DataError(f"{what}: number {k} of the actions has other units than is stated: {problem}.")
+            raise DataError(
+                f"{what}: number {k} of the actions has other units than is stated: {problem}. Convert it, or set"
+                " action_transform to a scale of your own."
+            )
     if not is_logged:
         return transform
     if is_constant(columns):

@@ -109,13 +109,16 @@ def openpi_droid(m: Motion) -> Columns:
 
 
 def agibot(m: Motion) -> Columns:
-    """any4lerobot, agibot2lerobot; the robot has two arms of seven joints. A state's gripper is 0 to 120."""
+    """any4lerobot, agibot2lerobot; the robot has two arms of seven joints. A state's gripper is 0 to 120, a command's 0
+    to 1, but a state where no command was sent."""
 
     def parts(rows: numpy.ndarray) -> Columns:
         return {"joint.position": rows, "head.position": rows[:, :2], "waist.position": rows[:, 2:4]}
 
-    states = {**parts(m.state), "effector.position": 120 * m.held.repeat(2, 1), "robot.position": m.state[:, :3]}
-    actions = {**parts(m.position), "effector.position": m.gripper.repeat(2, 1), "robot.velocity": m.velocity[:, :2]}
+    held, commands = 120 * m.held.repeat(2, axis=1), m.gripper.repeat(2, axis=1)
+    commands[-10:] = held[-10:]
+    states = {**parts(m.state), "effector.position": held, "robot.position": m.state[:, :3]}
+    actions = {**parts(m.position), "effector.position": commands, "robot.velocity": m.velocity[:, :2]}
     kinds = {"observation.states.": states, "actions.": actions}
     return {f"{kind}{name}": values for kind, columns in kinds.items() for name, values in columns.items()}
 

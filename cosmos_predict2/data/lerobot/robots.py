@@ -36,8 +36,12 @@ class Robot:
 
 POSITION, VELOCITY = Part("action.joint_position", 0, 7, TARGETS), Part("action.joint_velocity", 0, 7, MOVES)
 OPENPI = Part("actions", 0, 7, MOVES), Part("actions", 7, 8, TARGETS)
-AGIBOT = {"joint.position": 14, "effector.position": 2, "head.position": 2, "waist.position": 2}
-OPEN_0_CLOSED_1 = KnownRange(0.0, 1.0)
+AGIBOT = {  # of grippers the state: where no command was sent, it stands among the commands, which have another unit
+    "actions.joint.position": 14,
+    "observation.states.effector.position": 2,
+    "actions.head.position": 2,
+    "actions.waist.position": 2,
+}
 
 ROBOTS = {
     "droid": Robot(
@@ -56,20 +60,20 @@ ROBOTS = {
             ),
             "openpi (convert_droid_data_to_lerobot.py)": Form(OPENPI, "exterior_image_1_left", commands=OPENPI[:1]),
         },
-        grippers={7: OPEN_0_CLOSED_1},
+        grippers={7: KnownRange(0.0, 1.0)},
     ),
     "agibot_world": Robot(
         action_dim=22,
         forms={
             "any4lerobot (agibot2lerobot, with grippers)": Form(
                 (  # head, waist and base move the camera
-                    *(Part(f"actions.{name}", 0, width, TARGETS) for name, width in AGIBOT.items()),
+                    *(Part(name, 0, width, TARGETS) for name, width in AGIBOT.items()),
                     Part("actions.robot.velocity", 0, 2, MOVES),
                 ),
                 "observation.images.head",
             ),
         },
-        grippers={14: OPEN_0_CLOSED_1, 15: OPEN_0_CLOSED_1},  # a state's are 0 to 120
+        grippers={14: KnownRange(0.0, 120.0), 15: KnownRange(0.0, 120.0)},
     ),
     "so100": Robot(  # and SO-101, which has the same joints
         action_dim=6,
