@@ -366,6 +366,8 @@ def _idle_rule(wanted: SkipIdle, info: Info, form: Form) -> tuple[IdleRule, Sequ
     commands = form.commands if columns is None else choose_action(info, list(columns))
     if not commands:
         raise ConfigError("skip_idle needs the columns of commands: skip_idle={columns: [action], below: 0.001}.")
+    if absent := [part.column for part in commands if part.column not in info.features]:
+        raise ConfigError(f"{info.root} has no column '{absent[0]}', which skip_idle looks at: set skip_idle=False.")
     return IdleRule(**values), commands
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """cosmos_predict2.data.lerobot.robots: public data sets in every form, and what is said of other folders."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,15 @@ def test_what_differs_is_named(case: Any, folder: Folder) -> None:
     name, robot, arguments, error, message = case
     with pytest.raises(error, match=message):
         data(folder(name), robot, **arguments)
+
+
+def test_idle_frames_need_their_column(folder: Folder, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(folder("droid_lerobot"), tmp_path / "set"))
+    info = json.loads((root / "meta/info.json").read_text())
+    del info["features"]["action.joint_velocity"]
+    (root / "meta/info.json").write_text(json.dumps(info))
+    with pytest.raises(ConfigError, match=r"no column 'action.joint_velocity', .* skip_idle=False"):
+        data(root, "droid", skip_idle=True)
 
 
 def test_other_units_are_named(tmp_path: Path) -> None:
