@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page in a headless Chromium, where one is installed: keys are pressed, and its own figures are read."""
 
+import contextlib
 import itertools
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -38,10 +40,12 @@ class Browser:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        ends = time.monotonic() + HANG_S
-        while not self.value(expression):
-            assert time.monotonic() < ends and not self.faults, (expression, self.faults)
+        for _ in range(int(20 * HANG_S)):
+            if self.value(expression):
+                return
+            assert not self.faults, (expression, self.faults)
             time.sleep(0.05)
+        pytest.fail(f"never: {expression}")
 
     def key(self, code: str, is_down: bool) -> None:
         self.call("Input.dispatchKeyEvent", type="keyDown" if is_down else "keyUp", code=code, key=code)
@@ -60,11 +64,15 @@ def served(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+def browser() -> Iterator[Browser]:
     flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--remote-allow-origins=*")
-    command = [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'browser'}", "about:blank"]
-    own = {"env": {**os.environ, "TMPDIR": str(tmp_path)}, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **own) as process:  # type: ignore[call-overload]
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        )  # a short path, of a socket
+        command = [str(CHROMIUM), *flags, f"--user-data-dir={place}/browser", "about:blank"]
+        own: dict[str, Any] = {"env": {**os.environ, "TMPDIR": place}, "stdout": subprocess.DEVNULL}
+        process = stack.enter_context(subprocess.Popen(command, text=True, stderr=subprocess.PIPE, **own))
         assert process.stderr is not None
         address = next(line.split()[-1] for line in process.stderr if "DevTools listening" in line)
         host = address.split("/")[2]
