@@ -255,7 +255,7 @@ def fitted_transform(
     statistics = statistics_of(MOST_ROWS)
     columns = statistics.action
     transform = with_known_ranges(attrs.evolve(FITS[fit](columns, kind, **form), proposed=True), known or {})
-    transform = attrs.evolve(transform, stats={**(transform.stats or {}), **contract.to_dict()})
+    transform = transform.with_contract(contract)
     for k, of_number in (known or {}).items():
         if problem := of_number.problem(columns.q01[k], columns.q99[k]):
             raise DataError(

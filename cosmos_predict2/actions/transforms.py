@@ -97,6 +97,11 @@ class ActionTransform:
         """Names and rate of the raw actions, where ``stats`` have them."""
         return ActionContract.read(self.stats)
 
+    def with_contract(self, contract: ActionContract) -> "ActionTransform":
+        """The same for raw actions of this contract, whatever ``stats`` have of those that it was made for."""
+        stats = {key: value for key, value in (self.stats or {}).items() if key not in ("names", "rate")}
+        return attrs.evolve(self, stats={**stats, **contract.to_dict()} or None)
+
     def yields_to(self, own: "ActionTransform") -> bool:
         """True if a run with its ``own`` transform takes actions by this one: the same, or a proposal for such ones."""
         return self == own or (self.proposed and self.raw_form == own.raw_form)

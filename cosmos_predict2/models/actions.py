@@ -239,7 +239,7 @@ class Actions(NoActions):
         if own is None and path:
             start = read_card(path).opened().action_transform
             if start is not None and start.raw_form == found[0].raw_form:
-                own, self._source = start, "the file of the start weights"
+                own, self._source = start.with_contract(found[0].contract), "the file of the start weights"
         self.transform = attrs.evolve(own or found[0], proposed=False)
         log.info("actions: %s, as %s has them", self.transform, self._source)
         return self.transform

@@ -238,6 +238,15 @@ def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(tmp_p
     assert model.actions.transform == OWN
 
 
+def test_names_and_rate_are_those_of_the_data_though_the_weights_had_others(tmp_path: Path) -> None:
+    begun = attrs.evolve(OWN, stats={"mean": [0.0] * 3, "names": ["a", "b", "c"], "rate": 15.0})
+    path = _saved(make_model().net, tmp_path / "action.pt", **{KEY: transform_tensor(begun)})
+    for stats, known in (({"rate": 30.0}, {"rate": 30.0}), (None, {})):
+        model = make_model(dit_path=path)
+        proposed_batches(model, attrs.evolve(PROPOSED, stats=stats))
+        assert model.actions.transform == OWN and model.actions.transform.stats == {"mean": [0.0] * 3, **known}
+
+
 @pytest.mark.parametrize(("factor", "words"), [(1.0, None), (0.0, None), (100.0, "drown"), (0.015, "hardly sees")])
 def test_actions_far_from_the_order_of_one_are_a_warning_at_the_first_step(
     factor: float, words: str | None, caplog: pytest.LogCaptureFixture
