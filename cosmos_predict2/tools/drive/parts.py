@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.video.clips import Fit, stretch
+from cosmos_predict2.data.views import require_same, views_of
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded, SimulatedStarts, StartsDefaults
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
@@ -52,15 +53,9 @@ class FirstPictures(StartsDefaults):
     def first_action(self, number: int) -> Tensor:
         return recorded_actions(self.source, number % len(self))[0]
 
-    def names(self) -> list[str]:
-        """The names of an action's numbers in info.json; none where it has not one for each."""
-        found: list[str] = []
-        for part in self.source.action_parts(None):
-            names = self.source.info.features[part.column].get("names")
-            if isinstance(names, dict):  # lerobot's {"motors": [...]}
-                names = next(iter(names.values()), None)
-            found += map(str, names[part.start : part.end] if isinstance(names, list) else [])
-        return found if len(found) == self.source.width(self.source.action_parts(None)) else []
+    def names(self) -> Sequence[str]:
+        """The names of an action's numbers; none where the data set has not one for each."""
+        return self.source.action_contract(self.source.action_parts(None)).names
 
     def familiar(self, chunk: int) -> Familiar | None:
         """What recordings look like; None of fewer than five."""
@@ -78,6 +73,7 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
     if args.data:
         source = LeRobotSource.open(args.data)
         require_actions_of(source, imagination)
+        require_same(imagination.views, views_of(args.camera), "The world model", "--camera", "give its cameras.")
         first = FirstPictures(source, source.camera(args.camera), fit)
     starts: Any = RecordedStarts(args.starts, by_task=False, size=size) if args.starts else first
     if starts is None and not args.suite:

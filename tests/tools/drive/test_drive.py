@@ -24,6 +24,7 @@ from cosmos_predict2.tools.drive.parts import drive_of
 from cosmos_predict2.tools.drive.server import TOKEN, create_app
 from cosmos_predict2.tools.drive.session import IMAGINED, Controls, Drive
 from imaginaire import command_line
+from imaginaire.errors import ConfigError
 from scripts.drive import parser, run
 
 SOCKET = "ws://127.0.0.1:8000/drive"
@@ -229,6 +230,13 @@ def test_strangers_are_refused(drive: Drive) -> None:
             page.websocket_connect(f"{SOCKET}?token=other").__enter__()
         with page.websocket_connect(f"{SOCKET}?token=secret") as socket:
             assert "hello" in socket.receive_json()
+
+
+def test_one_camera_is_not_halved_into_the_views_of_a_world_model(data: Path) -> None:
+    imagination, args = imagination_of(device="cpu"), parser.parse_args(["--data", str(data), "--camera", "top"])
+    imagination.views = ("top", "wrist")
+    with pytest.raises(ConfigError, match="2 views"), drive_of(args, imagination, SIZE):
+        pass
 
 
 MISTAKES: list[tuple[list[str], str]] = [
