@@ -73,6 +73,8 @@ def test_numbers_without_names_have_none(recordings: Path) -> None:
     features = {**source.info.features, "action": {**source.info.features["action"], "names": None}}
     source.info.__dict__["features"] = features
     assert source.action_contract(source.action_parts()) == ActionContract((), 5.0)
+    features["action"]["names"] = {name: place for place, name in reversed(list(enumerate(NAMES)))}  # by their places
+    assert source.action_contract(source.action_parts()) == ActionContract(NAMES, 5.0)
 
 
 @pytest.mark.parametrize("other", OTHERS)

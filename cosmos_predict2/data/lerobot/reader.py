@@ -361,8 +361,10 @@ def _is_numbers(feature: Mapping[str, Any]) -> bool:
 
 
 def _flat(names: Any) -> list[str]:
-    """The names of info.json: a list, lists in a list, or lists by group."""
-    if isinstance(names, Mapping):
+    """The names of info.json: a list, lists in a list, lists by group, or places by name."""
+    if isinstance(names, Mapping) and all(isinstance(place, int) for place in names.values()):
+        names = sorted(names, key=names.__getitem__)
+    elif isinstance(names, Mapping):
         names = list(names.values())
     if not isinstance(names, list):
         return []

@@ -65,7 +65,7 @@ def require_actions_of(source: LeRobotSource, imagination: Imagination) -> None:
             f"{source.info.root}: its actions have {found} numbers, but those of the world model have {wanted}: it is"
             " of another robot. Give one that was trained on these recordings (--world_model)."
         )
-    what, cure = f"{source.info.root} has", "give one that was trained on these recordings (--world_model)."
+    what, cure = f"{source.info.root} has", "give one that was trained on each row of these recordings, without stride."
     imagination.transform.contract.require(source.action_contract(parts), "The world model", what, cure)
     imagination.config.require_conditioning(1)
 
