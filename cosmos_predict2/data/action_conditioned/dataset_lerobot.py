@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 HELD_OUT = ("val", "test")
 OUTCOMES = {"success": True, "failure": False}
-SkipIdle = bool | Mapping[str, Any]
+SkipIdle = bool | Mapping[str, Any] | None
 PART_OF = {"train": "train", "val": "calibrate", "test": "test"}  # of a split file, by data_split
 
 
@@ -314,7 +314,7 @@ def _problems(
         yield f"data_split is '{data_split}'.{near(str(data_split), SPLITS)}"
     if embodiment is not None and embodiment not in KNOWN_ROBOTS:
         yield f"there is no embodiment '{embodiment}'.{near(str(embodiment), KNOWN_ROBOTS)}"
-    if outcome is not None and outcome not in OUTCOMES:
+    if outcome is not None and str(outcome) not in OUTCOMES:
         yield f"there is no outcome '{outcome}'.{near(str(outcome), OUTCOMES)}"
     for word in [combine_actions] if isinstance(combine_actions, str | int | None) else combine_actions:
         if word is not None and word not in COMBINATIONS:
@@ -356,14 +356,18 @@ def _combination(wanted: str | Sequence[str] | None, stride: int, info: Info, pa
 
 def _idle_rule(wanted: SkipIdle, info: Info, form: Form) -> tuple[IdleRule, Sequence[Part]] | None:
     """The rule and the commands that it looks at; None where no window is left out."""
-    if wanted is False:
+    if wanted is None or wanted is False:
         return None
+    if wanted is not True and not isinstance(wanted, Mapping):
+        raise ConfigError(f"skip_idle is {wanted!r}; True, False, or {{columns: [action], below: 0.001}} is expected.")
     values = {} if wanted is True else dict(wanted)
     columns = values.pop("columns", None)
     names = [field.name for field in fields(IdleRule)]
     if unknown := [name for name in values if name not in names]:
         raise ConfigError(f"skip_idle has no '{unknown[0]}'.{near(unknown[0], ['columns', *names])}")
-    commands = form.commands if columns is None else choose_action(info, list(columns))
+    if wrong := [name for name, value in values.items() if not isinstance(value, int | float) or value < 0]:
+        raise ConfigError(f"skip_idle.{wrong[0]} is {values[wrong[0]]!r}; a number of 0 or more is expected.")
+    commands = form.commands if columns is None else choose_action(info, columns)
     if not commands:
         raise ConfigError("skip_idle needs the columns of commands: skip_idle={columns: [action], below: 0.001}.")
     if absent := [part.column for part in commands if part.column not in info.features]:

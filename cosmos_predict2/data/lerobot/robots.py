@@ -109,7 +109,7 @@ def choose_form(info: Info, name: str | None) -> Form:
 def known_ranges(name: str | None, units: str | None) -> Mapping[int, KnownRange]:
     """The numbers of a robot's action with a known range, in their places."""
     robot = ROBOTS.get(name or "", Robot(0, {}, {}))
-    if units is not None and units not in robot.units:
+    if units is not None and str(units) not in robot.units:
         cure = near(str(units), robot.units) if robot.units else f" embodiment={name} has none: leave it out."
         raise ConfigError(f"units is '{units}'.{cure}")
     if robot.units and units is None:

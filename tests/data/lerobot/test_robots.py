@@ -87,7 +87,8 @@ def test_windows_of_droid_begin_where_it_moves(name: str, folder: Folder) -> Non
 
 def test_own_data_have_a_rule_of_their_own(folder: Folder) -> None:
     root = folder("so100_degrees")
-    rule = dict(columns=["action"], below=0.05, idle_run=5, moving_run=8, cut=0)
+    assert len(data(root, None, skip_idle=None)) == len(data(root, None))
+    rule = dict(columns="action", below=0.05, idle_run=5, moving_run=8, cut=0)
     found = data(root, None, skip_idle=rule)
     assert found.windows is not None and 0 < len(found) < len(data(root, None))
     assert 25 not in found.windows.rows[:, 1]
@@ -131,7 +132,12 @@ WRONG: list[tuple[str, str, dict[str, Any], type[Exception], str]] = [
     ("droid_lerobot", "agibot_world", {}, DataError, "there is no column 'actions.joint.position'"),
     ("agibot_world", "agibot_world", dict(skip_idle=True), ConfigError, "skip_idle needs the columns"),
     ("droid_lerobot", "droid", dict(skip_idle=dict(under=1)), ConfigError, "skip_idle has no 'under'"),
+    ("droid_lerobot", "droid", dict(skip_idle=1), ConfigError, "skip_idle is 1"),
+    ("droid_lerobot", "droid", dict(skip_idle=dict(below="1e-3")), ConfigError, "skip_idle.below is '1e-3'"),
+    ("droid_lerobot", "droid", dict(skip_idle=dict(cut=-5)), ConfigError, "skip_idle.cut is -5"),
     ("droid_lerobot", "droid", dict(outcome="succes"), ConfigError, "success"),
+    ("droid_lerobot", "droid", dict(outcome=["success"]), ConfigError, "outcome"),
+    ("so100_degrees", "so100", dict(units=["m100"]), ConfigError, "units is"),
     ("droid_lerobot", "droids", {}, ConfigError, "droid"),
 ]
 
