@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 TOKEN = "WFM_DRIVE_TOKEN"
 BUSY = "Another driver is at the wheel: close that page, then load this one again."
 HERE = ["localhost", "127.0.0.1", "[::1]"]  # another name of this machine is that of a foreign page
-SAFE = {"Content-Security-Policy": "default-src 'self' 'unsafe-inline' data:", "Cache-Control": "no-store"}
+POLICY = "default-src 'self' 'unsafe-inline' data:; frame-ancestors 'none'"  # no page that is laid over this one
+SAFE = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
 
 
 def token_of(host: str) -> str:
@@ -50,19 +51,19 @@ def token_of(host: str) -> str:
 def serve(drive: Drive, host: str, port: int, token: str) -> None:
     """Serve the page until Ctrl-C."""
     with listening(host, port) as listener, contextlib.suppress(KeyboardInterrupt):
-        query = "?token=..." if token else ""
-        print(f"drive at http://{host}:{listener.getsockname()[1]}/{query} (Ctrl-C ends it)", flush=True)
+        query, name = "?token=..." if token else "", f"[{host}]" if ":" in host else host
+        print(f"drive at http://{name}:{listener.getsockname()[1]}/{query} (Ctrl-C ends it)", flush=True)
         limits: dict[str, Any] = dict(ws_max_size=2**16, timeout_graceful_shutdown=2)
-        config = uvicorn.Config(create_app(drive, token), log_config=None, log_level="warning", **limits)
+        config = uvicorn.Config(create_app(drive, token, name), log_config=None, log_level="warning", **limits)
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def create_app(drive: Drive, token: str = "") -> FastAPI:
-    """The application; without a token it answers to this machine's own names alone."""
+def create_app(drive: Drive, token: str = "", name: str = HERE[0]) -> FastAPI:
+    """The application; without a token it answers to this machine's own names, and the ``name`` it has, alone."""
     app, seat = FastAPI(docs_url=None, redoc_url=None, openapi_url=None), asyncio.Lock()
     worker = ThreadPoolExecutor(1, "drive")  # all that is computed is computed there
     if not token:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=HERE)
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*HERE, name])
 
     def is_known(asks: Any) -> bool:
         return not token or hmac.compare_digest(asks.query_params.get("token", "").encode(), token.encode())

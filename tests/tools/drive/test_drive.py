@@ -224,6 +224,8 @@ def test_strangers_are_refused(drive: Drive) -> None:
         assert page.get("/", headers={"host": "elsewhere.example"}).status_code == 400
         with pytest.raises(WebSocketDisconnect):
             page.websocket_connect(SOCKET, headers={"origin": "http://elsewhere.example"}).__enter__()
+    with TestClient(create_app(drive, name="127.0.0.2"), base_url="http://127.0.0.2:8000") as page:
+        assert page.get("/").status_code == 200 and page.get("/", headers={"host": "[::1]:8000"}).status_code == 200
     with client(drive, "secret") as page:
         assert page.get("/").status_code == 401 and page.get("/?token=secret").status_code == 200
         with pytest.raises(WebSocketDisconnect):
