@@ -18,9 +18,15 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
 from cosmos_predict2.rl.envs.replays import require_actions_of
+from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
+from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.policies.files import about_of, write_policy
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
+from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from imaginaire.config import L
 from imaginaire.errors import ConfigError
 from scripts import make_reset_states
 from tests.data.sources_lerobot import change_json
@@ -100,3 +106,13 @@ def test_another_order_or_rate_is_refused_at_each_border(other: str, recordings:
     for contract in FITTING:
         require_actions_of(source, imagination(contract))
         require_inputs(WorldModelEnv(imagination(contract), starts, ToyDetectorReward(), 3, None), policy)
+
+
+def test_a_clone_that_learns_from_rewards_keeps_what_it_was_cloned_on(tmp_path: Path) -> None:
+    about = {"sentences": ["go"], "views": ["top"], "contract": ActionContract(NAMES, 5.0).to_dict()}
+    write_policy(tmp_path / "policy", ToyPolicy(width=16), about)
+    begun = L(ToyPolicy)(width=16, path=str(tmp_path / "policy"))
+    learns = VLAGRPOModel(VLAGRPOConfig(policy=begun, env=L(ToyEnv)(num_envs=2), rl=VLARLConfig(group_size=2))).policy
+    assert (learns.sentences, learns.views) == (("go",), ("top",))
+    assert learns.contract == ActionContract(NAMES, 5.0)
+    assert about_of(str(tmp_path / "policy")) == about

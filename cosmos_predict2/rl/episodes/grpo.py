@@ -54,7 +54,7 @@ from cosmos_predict2.rl.episodes.refinement import Refinement, build_world_model
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed, tolerance_of
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import objective_of
-from cosmos_predict2.rl.policies.files import about_of
+from cosmos_predict2.rl.policies.files import about_of, remember
 from cosmos_predict2.rl.policies.network import cast, check_sharding, deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.trust import LEARNT_IN, LearntIn
 from cosmos_predict2.world_model.config import PRECISIONS
@@ -121,8 +121,7 @@ class VLAGRPOModel(RLModel):
         self.precision = PRECISIONS[config.precision]
         self.net: nn.Module = completed(lazy_config.instantiate(config.policy), PolicyDefaults)
         if begun := config.policy.get("path") if isinstance(config.policy, Mapping) else None:
-            about = about_of(str(begun))
-            self.policy.sentences, self.policy.views = about["sentences"], about["views"]
+            remember(self.policy, about_of(str(begun)))
         for field_name, text in misfits(self.policy, self.rl):
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
         # before it is moved: no device needs memory for weights that are wider than trained ones

@@ -36,7 +36,7 @@ KEY = "policy_card"  # in the header
 FILE = "policy.safetensors"
 WEIGHTS = (".safetensors", ".pt", ".pth")  # suffixes of files; a folder may be called pi0.5
 CARD = "policy_card.json"  # of folders in a public layout
-OF_RECORDINGS = ("sentences", "views")  # what a card has of the recordings that the policy was cloned on
+OF_RECORDINGS = ("sentences", "views", "contract")  # what a card has of the recordings that the policy was cloned on
 _HERE = "cosmos_predict2.rl.policies"
 POLICIES = shipped(
     "policy",
@@ -139,18 +139,23 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
         raise CheckpointError(f"{address}: its policy cannot be built from what it records{given}: {error}.") from error
     if not card.is_public:  # else it has read its folder
         load_weights(policy, address, which)
-    policy.sentences, policy.views = (tuple(card.about.get(name, ())) for name in OF_RECORDINGS)
-    policy.contract = ActionContract.read(card.about.get("contract"))
+    remember(policy, card.about)
     return completed(policy.eval(), PolicyDefaults), card
 
 
-def about_of(address: str) -> dict[str, tuple[str, ...]]:
-    """The ``sentences`` and ``views`` of the recordings that a policy was cloned on, empty where it records none."""
+def about_of(address: str) -> dict[str, Any]:
+    """What is recorded of the recordings that a policy was cloned on."""
     try:
         about = _card(latest(result_of(address))).about
     except CheckpointError:
         about = {}
-    return {name: tuple(about.get(name, ())) for name in OF_RECORDINGS}
+    return {name: about[name] for name in OF_RECORDINGS if about.get(name)}
+
+
+def remember(policy: Any, about: Mapping[str, Any]) -> None:
+    """Give a policy what is known of the recordings that it was cloned on; what is not recorded is empty."""
+    policy.sentences, policy.views = (tuple(about.get(name, ())) for name in ("sentences", "views"))
+    policy.contract = ActionContract.read(about.get("contract"))
 
 
 def find_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:
@@ -224,7 +229,7 @@ def _card(address: str) -> PolicyCard:
     arguments = {name: value for name, value in tree.items() if name != "_target_" and (name != "path" or is_public)}
     about = {"run": folder, "execute": _section(config, "rl").get("execute")}
     if (begun := tree.get("path")) and os.path.exists(begun):
-        about |= {name: list(values) for name, values in about_of(begun).items()}
+        about |= about_of(begun)
     return PolicyCard(policy, arguments, about)
 
 
