@@ -173,7 +173,7 @@ class GymTask:
         found = self._env.render() if self._env.render_mode else None
         if found is None:
             entries = self._observed.values() if isinstance(self._observed, Mapping) else [self._observed]
-            found = next((one for one in entries if getattr(one, "ndim", 0) == 3 and one.dtype == numpy.uint8), None)
+            found = next(filter(_is_picture, entries), None)
         picture: Pictures = numpy.zeros(0, numpy.uint8) if found is None else numpy.asarray(found)
         if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != numpy.uint8:
             raise ConfigError(
@@ -195,7 +195,7 @@ class GymTask:
     def _view(self, name: str) -> Pictures:
         """A picture of the observation, or that of another camera of a MuJoCo model."""
         observed = self._observed if isinstance(self._observed, Mapping) else {}
-        if name in observed:
+        if name in observed and _is_picture(observed[name]):
             return numpy.asarray(observed[name])
         renderer = getattr(self._env.unwrapped, "mujoco_renderer", None)
         model = getattr(renderer, "model", None)
@@ -249,6 +249,10 @@ def for_workers(env_id: str) -> Any:
     """``env_id`` of `GymTask` for another process, which has not imported what this one has."""
     spec = spec_of(env_id)  # a function that makes it may be one without a name: its module registers it there, too
     return spec if isinstance(spec.entry_point, str) else f"{spec.entry_point.__module__}:{spec.id}"
+
+
+def _is_picture(entry: Any) -> bool:
+    return getattr(entry, "ndim", 0) == 3 and entry.dtype == numpy.uint8
 
 
 def averaged(picture: Pictures, size: Sequence[int]) -> Pictures:
