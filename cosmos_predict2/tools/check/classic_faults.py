@@ -32,12 +32,15 @@ EARLY_SUCCESS = 0.2  # of the episodes succeed at their first frame: an easy tas
 EFFECT, OTHERS = 0.05, (1, 2, 3)  # of the variance, explained beyond the actions of other episodes: chance gave .03
 LATE_GAIN, LATE_RATIO = 0.1, 5.0  # explained by the next row beyond the present one, and against the reverse
 SHOWN, CONTRADICTS, MENDED = 0.7, 1.0, 0.33  # of a change's variance, see `_odd_episodes`
+TURNS_SHOWN = 0.35  # the same of a motion that is turned: mirrored sets had 0.07 to 0.26
+LATE_LEFT = 0.05  # of an episode's changes: one whose actions leave less of them is not late
 LEAST_ODD, MOST_ODD = 2, 0.5  # episodes: one fits some change by chance; the more frequent way is held to be right
 ALIEN, BETTER = 4.0, 4.0  # usual deviations of an episode's places from the others', and how many times fewer mended
 OTHER_UNIT, ONE_UNIT = 10.0, 3.0  # degrees are 57 radians; numbers of an episode that share a factor differ by less
 SAME_RANGE = 0.5  # common part of two ranges, of both together: the same unit
 RIDGE, FOLDS, NAMED, TINY = 1e-6, 4, 3, 1e-9
 _TURNS = {"mirrored": (-1, 1), "upside down": (1, -1), "turned by 180 degrees": (-1, -1)}
+_IN_HAND = re.compile("wrist|hand|gripper", re.IGNORECASE)  # of a camera's name
 
 Found = Iterator[tuple[str, str]]  # kind of a fault, empty for a note, and a sentence
 Flags = NDArray[numpy.bool_]
@@ -259,8 +262,8 @@ def _effects(episodes: Sequence[Episode], names: Sequence[str]) -> Found:
         return
     best = max(known, key=lambda pairs: pairs.effect)
     odd = [*_odd_episodes(best, names, episodes)]
-    for pairs in seen if has_state else ():
-        odd += _odd_episodes(pairs, (), episodes)
+    for pairs in seen if not (has_state and odd) else ():  # wrong actions explain no picture
+        odd += _odd_episodes(pairs, (), episodes) if pairs is not best else ()
     if not odd and best.effect < EFFECT:
         text = f"the actions explain {best.what} no better than those of other episodes do"
         odd = [("no_effect", f"{text}. Are they of other episodes, of another robot, or of another column?")]
@@ -284,7 +287,10 @@ def _odd_episodes(pairs: _Pairs, names: Sequence[str], episodes: Sequence[Episod
     """Episodes that contradict the others, and do not once their pictures are turned or numbers of actions changed.
 
     A change counts where the fit leaves less than `SHOWN` of it. Contradicted: the fit of the others leaves more of it
-    (`CONTRADICTS`) than no fit at all. Mended: at most `MENDED` of that is left.
+    (`CONTRADICTS`) than no fit at all. Mended: at most `MENDED` of that is left. Pictures are called turned only where
+    the fit leaves less than `TURNS_SHOWN` of a motion that a turn changes, and never those of a camera in a hand: what
+    it sees of a motion depends on how the hand is turned. Actions are a row late where the next rows leave at most
+    `MENDED` of the episode's changes.
     """
     actions, change, count = pairs.own_N_3_d[:, :2], pairs.change_N_k, len(episodes)
     x, is_used = pairs.inputs(actions), numpy.ones(count, bool)
@@ -295,25 +301,33 @@ def _odd_episodes(pairs: _Pairs, names: Sequence[str], episodes: Sequence[Episod
         base_E_k = pairs.by_episode(change - change[inside].mean(axis=0))
         share = left_E_k.sum(axis=1) / base_E_k.sum(axis=1).clip(TINY)
         is_used = share <= numpy.median(share)
-    is_shown = left_E_k[is_used].sum(axis=0) < SHOWN * base_E_k[is_used].sum(axis=0)
+    unexplained_k = left_E_k[is_used].sum(axis=0) / base_E_k[is_used].sum(axis=0).clip(TINY)
+    is_shown = unexplained_k < SHOWN
     least_E_k = numpy.bincount(pairs.episode, minlength=count)[:, None] / 2 * change.var(axis=0)  # where little moves
     is_odd = ((left_E_k >= CONTRADICTS * numpy.maximum(base_E_k, least_E_k)) & is_shown).any(axis=1)
     most, rest = MENDED * left_E_k[:, is_shown].sum(axis=1), change - x @ fit
     weights_2_d_k = fit[: actions[0].size].reshape(*actions.shape[1:], -1)
     after: dict[tuple[str, str], Floats] = {}
-    for name, (right, down) in _TURNS.items() if pairs.camera else ():
-        turned = pairs.by_episode(rest + change * [right - 1, down - 1, right - 1, down - 1])
-        after["turned_pictures", f"'{pairs.camera}' is {name}"] = turned
+    for name, (right, down) in _TURNS.items() if pairs.camera and not _IN_HAND.search(pairs.camera) else ():
+        turns = numpy.array([right - 1, down - 1, right - 1, down - 1])
+        if (unexplained_k[turns < 0] < TURNS_SHOWN).any():
+            after["turned_pictures", f"'{pairs.camera}' is {name}"] = pairs.by_episode(rest + change * turns)
     for kind, text, places, others in _changed(actions, names):
         gone = numpy.einsum("nlc,lck->nk", others - actions[..., places], weights_2_d_k[:, places])
         after[kind, text] = pairs.by_episode(rest - gone)
     fits = {key: is_odd & (left[:, is_shown].sum(axis=1) <= most) for key, left in after.items()}
+    if names and is_shown.any():
+        later = pairs.by_episode(change - pairs.inputs(pairs.own_N_3_d[:, 1:]) @ fit)[:, is_shown].sum(axis=1)
+        is_left = most > LATE_LEFT * numpy.maximum(base_E_k, least_E_k)[:, is_shown].sum(axis=1)
+        fits["late_actions", "actions are a row late"] = is_left & (later <= most)
     while fits and (best := max(fits.items(), key=lambda item: item[1].sum()))[1].sum() >= LEAST_ODD:
         (kind, text), is_mended = best
         fits = {key: one & ~is_mended for key, one in fits.items()}
         if is_mended.sum() <= MOST_ODD * count:
-            cure = f"beside the others, by {pairs.what}. Convert these episodes, or remove them."
-            yield kind, f"{text} in {_some(is_mended, episodes)} {cure}"
+            cure = (
+                "Move their actions one row up" if kind == "late_actions" else "Convert these episodes, or remove them"
+            )
+            yield kind, f"{text} in {_some(is_mended, episodes)} beside the others, by {pairs.what}. {cure}."
 
 
 def _changed(actions: Floats, names: Sequence[str]) -> Iterator[tuple[str, str, list[int], Floats]]:

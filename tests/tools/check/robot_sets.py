@@ -121,6 +121,28 @@ def two_cameras(seed: int = 3) -> RobotSet:
     return RobotSet(columns, videos)
 
 
+def arm(seed: int = 6) -> RobotSet:
+    """Turns of two joints, seen from above and by a camera in the hand, which turns with it."""
+    rng, columns, videos = np.random.default_rng(seed), [], []
+    for _ in range(2 * EPISODES):
+        joints, target, rows, pictures = rng.uniform([-2.5, -1.5], [-0.6, 1.5]), rng.uniform(-18, 18, 2), [], []
+        goal = rng.uniform([-2.5, -1.5], [-0.6, 1.5])
+        for _ in range(FRAMES):
+            turn = np.array([joints[0], joints.sum()])
+            (x, u), (y, v) = np.cos(turn), np.sin(turn)
+            hand = 11 * np.array([x + u, y + v])
+            foot, seen = np.array([[u, v], [-v, u]]) @ (-hand), np.array([[u, v], [-v, u]]) @ (target - hand)
+            pictures.append([_picture(PIXELS / 2 + hand, PIXELS / 2 + target, is_lab=False),
+                             _picture(PIXELS / 2 + foot, PIXELS / 2 + seen, is_lab=False)])  # fmt: skip
+            action = np.clip(goal - joints + rng.normal(0, 0.4, 2), -1, 1)
+            rows.append((action, joints))
+            joints = np.clip(joints + 0.15 * action, [-3, -2], [0, 2])
+        actions, states = (np.stack(values) for values in zip(*rows))
+        columns.append(_columns(actions, states, np.arange(FRAMES) >= FRAMES - 3))
+        videos.append({TOP: np.stack([one for one, _ in pictures]), WRIST: np.stack([one for _, one in pictures])})
+    return RobotSet(columns, videos)
+
+
 def _columns(actions: Any, states: Any, success: Any) -> dict[str, Any]:
     found = {ACTION: np.array(actions, np.float32), SUCCESS: success.astype(np.float32)}
     return found if states is None else {**found, STATE: np.array(states, np.float32)}
@@ -133,6 +155,7 @@ CLEAN: Mapping[str, Callable[[], RobotSet]] = {
     "quaternion_at_5_hz": lambda: delta_gripper(4, fps=5, quaternion=True),
     "with_pauses": lambda: delta_gripper(5, pause=8),
     "two_cameras": two_cameras,
+    "arm": arm,
 }
 
 
@@ -202,6 +225,12 @@ PLANTED: Mapping[str, tuple[str, Callable[[RobotSet], None], str]] = {
     "late_by_state_of_goals": ("absolute_joints", _each(_action(_later)), "late_actions"),
     "late_by_pictures": ("moving_dot", _each(_action(_later)), "late_actions"),
     "late_places_by_pictures": ("two_cameras", _each(_action(_later)), "late_actions"),
+    "late_in_some_by_state": ("arm", _each(_action(_later), ODD), "late_actions"),
+    "late_in_some_by_pictures": ("moving_dot", _each(_action(_later), ODD), "late_actions"),
+    "mirrored_top_of_an_arm": (
+        "arm", _each(lambda _, videos: videos.update({TOP: np.flip(videos[TOP], 2).copy()}), ODD),
+        "turned_pictures",
+    ),
     "other_rate": ("delta_gripper", lambda made: None, "rate"),
     "of_other_episodes": ("delta_gripper", _of_others, "no_effect"),
     "of_other_episodes_by_pictures": ("moving_dot", _of_others, "no_effect"),
