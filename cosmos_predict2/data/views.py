@@ -30,8 +30,11 @@ def cameras_in(camera: str) -> list[str]:
 def views_of(camera: str | None) -> tuple[str, ...]:
     """The names of the views from top to bottom, without the folder of a key: observation.images.front is "front".
 
-    A camera that is not named, the only one of its recordings, is ""."""
-    return tuple(name.rpartition(".")[2] for name in cameras_in(camera)) if camera else ("",)
+    Keys that end alike, left.rgb and right.rgb, are whole. A camera that is not named, the only one of its recordings,
+    is ""."""
+    keys = cameras_in(camera) if camera else [""]
+    names = [key.rpartition(".")[2] for key in keys]
+    return tuple(names if len(set(names)) == len(names) else keys)
 
 
 def views_of_data(arguments: Mapping[str, Any]) -> tuple[str, ...]:

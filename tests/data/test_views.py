@@ -100,6 +100,12 @@ def test_one_view_and_two_do_not_fit_and_order_counts() -> None:
             require_same(views_of(BOTH), views_of(other), "the run", "the policy", "clone it anew")
 
 
+def test_keys_that_end_alike_are_two_views_in_an_order() -> None:
+    left, right = "observation.images.left.rgb", "observation.images.right.rgb"
+    with pytest.raises(ConfigError, match="clone it anew"):
+        require_same(views_of(f"{left}+{right}"), views_of(f"{right}+{left}"), "the run", "the policy", "clone it anew")
+
+
 def test_figures_are_given_of_each_view_and_together() -> None:
     truth = torch.randint(0, 255, (2, 3, 5, 32, 16), dtype=torch.uint8)
     imagined = truth.clone()
