@@ -167,8 +167,9 @@ class Drive:
 
     def save(self) -> str:
         """Add what was recorded to the data set; gives a sentence about it."""
-        moments, self.recorded = self.recorded, []
+        moments = self.recorded
         if len(moments) < 2 or self.out is None:
+            self.recorded = []
             return "Nothing was recorded."
         actions = [moment.figures["action"] for moment in moments[1:]]
         columns: dict[str, Any] = {"action": numpy.array([*actions, actions[-1]], numpy.float32)}
@@ -180,6 +181,7 @@ class Drive:
         writer = self._writer(self.out)
         writer.add(Recording(columns, videos, self._seen["task_description"][0]))
         writer.finish()
+        self.recorded = []  # not before: a full disk can be mended, and the button pressed again
         return f"Episode {len(writer) - 1} of {self.out} has {len(moments)} pictures."
 
     def _writer(self, out: Path) -> Writer:

@@ -165,6 +165,19 @@ def test_a_session_over_the_socket_is_recorded_as_episodes(drive: Drive) -> None
     assert source.frames(1, IMAGINED, [0]).shape[2:] == SIZE
 
 
+def test_a_recording_that_could_not_be_saved_is_kept(data: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    with driven("--data", data, "--out", tmp_path / "out") as drive:
+        for number in range(2):
+            drive.restart(number)
+            drive.record()
+            drive.advance([1.0])
+            if number:
+                with monkeypatch.context() as full, pytest.raises(OSError, match="full"):
+                    full.setattr(Writer, "finish", lambda _: (_ for _ in ()).throw(OSError("the disk is full")))
+                    drive.save()
+            assert drive.save().startswith(f"Episode {number}") and not drive.recorded
+
+
 def test_the_simulator_gets_the_same_actions(data: Path, tmp_path: Path) -> None:
     flags = ("--reward", f"{HERE}:Bright", "--out", tmp_path / "driven", "--max_steps", 13)
     with driven("--suite", "toy", "--data", data, *flags) as drive:
