@@ -61,10 +61,12 @@ add("--device", default=None, help="of the policy, cpu or cuda (default: a GPU w
 
 
 def run(args: argparse.Namespace) -> None:
+    from cosmos_predict2.data.lerobot.info import read_info
+    from cosmos_predict2.data.lerobot.reader import choose_camera
     from cosmos_predict2.data.lerobot.writer import Writer
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
-    from cosmos_predict2.rl.episodes.recording import CAMERA, recorded_episodes
+    from cosmos_predict2.rl.episodes.recording import CAMERA, recorded_episodes, require_columns
     from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire import foreign_json
@@ -99,13 +101,16 @@ def run(args: argparse.Namespace) -> None:
             writer = Writer.after(place)
         else:
             writer = Writer(place, fps, robot=str(env.metadata.get("suite", args.suite)))
-    before = len(writer)
+    camera = args.camera or CAMERA
+    if before := len(writer):
+        camera = choose_camera(read_info(place), args.camera) if args.camera else CAMERA
+        require_columns(writer.names, env.reset()[0], camera, args.base or args.out)
     if abs(writer.fps - fps) > 1e-6:
         where = args.base or out
         raise DataError(f"{where} has {writer.fps:g} frames per second, these episodes {fps:g}: give --fps.")
     successes = lost = 0
     with Progress("recording", args.episodes, unit="episode") as progress:
-        for recording, is_success in recorded_episodes(policy, env, starts, args.mode, execute, args.camera or CAMERA):
+        for recording, is_success in recorded_episodes(policy, env, starts, args.mode, execute, camera):
             successes, lost = successes + is_success, lost + (recording is None)
             if recording is not None:
                 writer.add(recording.with_only(writer.names) if args.base else recording)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.data.lerobot.info import read_info
+from cosmos_predict2.data.lerobot.info import Info, read_info
 from cosmos_predict2.data.lerobot.layouts import read_lines
 from cosmos_predict2.data.video.media import write_video
 from imaginaire import storage
@@ -27,7 +27,7 @@ CHUNK = 1000  # episodes in a folder
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 _NUMBERS = ("bool", "int32", "int64", "float32", "float64")
-_COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
+COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,7 @@ class Writer:
 
         What an interrupted writer left behind the last episode of the index is removed.
         """
-        info = read_info(root)
-        if info.version != VERSION or info.data_path != DATA_PATH or info.chunks_size != CHUNK:
-            raise DataError(
-                f"{root} is a data set of version {info.version} that another program wrote: episodes are added to"
-                f" those of this one alone ({VERSION}, {DATA_PATH})."
-            )
+        info = require_own_layout(root)
         writer = cls(root, info.fps, info.robot)
         meta = root / "meta"
         writer._tasks = {str(row["task"]): int(row["task_index"]) for row in read_lines(meta / "tasks.jsonl")}
@@ -162,6 +157,17 @@ class Writer:
         }
 
 
+def require_own_layout(root: Path) -> Info:
+    """What a data set has that episodes can be added to; another program's is refused."""
+    info = read_info(root)
+    if info.version != VERSION or info.data_path != DATA_PATH or info.chunks_size != CHUNK:
+        raise DataError(
+            f"{root} is a data set of version {info.version} that another program wrote: episodes are added to"
+            f" those of this one alone ({VERSION}, {DATA_PATH})."
+        )
+    return info
+
+
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
     """A Parquet file of columns: arrays [F], or [F, d] as vectors of d; lists are taken as they are."""
     try:
@@ -210,7 +216,7 @@ def _features(recording: Recording, fps: float) -> dict[str, dict[str, Any]]:
                 "has_audio": False,
             },
         }
-    for name, dtype in {**_COUNTERS, "task_index": "int64"}.items():
+    for name, dtype in {**COUNTERS, "task_index": "int64"}.items():
         features[name] = {"dtype": dtype, "shape": [1], "names": None}
     return features
 

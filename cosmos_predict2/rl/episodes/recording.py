@@ -9,22 +9,23 @@ Only episodes that are being played are in memory. They are stepped action by ac
 success, and come in the order in which they end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data.lerobot.writer import Recording
+from cosmos_predict2.data.lerobot.writer import COUNTERS, Recording
 from cosmos_predict2.data.split import SUCCESS_COLUMN
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.rl.episodes.episodes import Mode, Places, Starts
 from cosmos_predict2.rl.interfaces import EnvDefaults, Observation, Policy, VecEnv, completed
 from imaginaire import random
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 
 CAMERA, WRIST = "observation.images.front", "observation.images.wrist"
+_STATE_COLUMN, _IMAGES = "observation.state", "observation.images."
 _PICTURES, _WRISTS, _STATE, _TASK = "full_image", "wrist_image", "state", "task_description"
 
 
@@ -47,14 +48,33 @@ class _Episode:
         actions = [*self.actions, self.actions[-1]]
         columns = {"action": torch.stack(actions).numpy(), SUCCESS_COLUMN: numpy.array(self.success)}
         if self.seen[_STATE][0].numel():
-            columns["observation.state"] = torch.stack(self.seen[_STATE]).float().numpy()
+            columns[_STATE_COLUMN] = torch.stack(self.seen[_STATE]).float().numpy()
         films = [torch.stack(self.seen[_PICTURES]), *torch.stack(self.seen[_WRISTS]).unbind(1)]
-        names = cameras_in(camera)
-        if len(names) > len(films):
-            raise ConfigError(f"camera={camera}: the environment shows {len(films)} of these {len(names)} cameras.")
-        names += [WRIST + (f"_{k}" if k > 1 else "") for k in range(len(names), len(films))]
+        names = _cameras(camera, len(films))
         cameras = dict(zip(names, films, strict=True))
         return Recording(columns, {name: film.permute(3, 0, 1, 2) for name, film in cameras.items()}, self.task)
+
+
+def require_columns(names: Collection[str], observation: Observation, camera: str, where: str) -> None:
+    """Refuse recordings whose columns or cameras episodes that are played in an environment do not have."""
+    shown = {"action", SUCCESS_COLUMN, "task_index", *COUNTERS, *_cameras(camera, 1 + observation[_WRISTS].shape[1])}
+    if observation[_STATE].shape[1:].numel():
+        shown.add(_STATE_COLUMN)
+    if absent := [name for name in names if name not in shown]:
+        cure = "--camera A+B, and gym:ID?wrist=CAMERA" if absent[0].startswith(_IMAGES) else ""
+        cure = "gym:ID?state=ENTRY" if absent[0] == _STATE_COLUMN else cure
+        raise DataError(
+            f"{where} has '{absent[0]}', which episodes that are played in this suite do not have."
+            f"{f' Let the suite show it ({cure}), or leave it out' if cure else ' Leave it out'} of the recordings."
+        )
+
+
+def _cameras(camera: str, num_films: int) -> list[str]:
+    """Names of the pictures that an environment shows; wrist views that are not named have one of their own."""
+    names = cameras_in(camera)
+    if len(names) > num_films:
+        raise ConfigError(f"camera={camera}: the environment shows {num_films} of these {len(names)} cameras.")
+    return names + [WRIST + (f"_{k}" if k > 1 else "") for k in range(len(names), num_films)]
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +15,14 @@ import numpy
 import torch
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot.writer import require_own_layout
 from cosmos_predict2.data.split import read_split
 from cosmos_predict2.data.video.media import resize_and_crop
 from cosmos_predict2.data.views import views_of
 from cosmos_predict2.evaluation.reports.evaluation_page import written
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.episodes.episodes import require_known_sentences, require_views
+from cosmos_predict2.rl.episodes.recording import CAMERA, require_columns
 from cosmos_predict2.rl.policies.cloning import cloneable
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.page import Figures, Verdict, refusals, verdict_of, without, write_page
@@ -110,6 +113,11 @@ def require_suite(options: Options, recorded: Recorded) -> None:
     try:
         require_known_sentences(recorded.sentences, env.reset()[0])
         require_views(f"--camera {options.camera}", views_of(recorded.camera), env.reset()[0])
+        if options.phases:  # they add episodes to the recordings
+            names = require_own_layout(Path(options.data)).features
+            require_columns(
+                names, env.reset()[0], recorded.camera or CAMERA, f"--phases {options.phases}: {options.data}"
+            )
         most = env.metadata["max_steps"]
         if most != recorded.num_actions:
             log.warning(
