@@ -12,6 +12,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -212,9 +213,11 @@ def choose_action_model(flags: ActionModel) -> Choice:
         config.resolution, _ = run.shape
         log.info("run: %s: %s", run.source, run)
     elif (family := card.opened().family) is None or family.action_inputs is None:
-        raise CheckpointError(
-            f"{card.path} is of {family or 'no video network'}, without actions: use examples/video2world.py for it."
-        )
+        if family is None:
+            runs = sorted(str(found.parent) for found in Path(card.path).glob("posttraining/video2world/*/checkpoints"))
+            hint = f" Give one of its runs: {', '.join(runs)}." if runs else ""
+            raise CheckpointError(f"{card.path} holds no weights of a video network.{hint}")
+        raise CheckpointError(f"{card.path} is of {family}, without actions: use examples/video2world.py for it.")
     transform = require_transform(card, _transform_of_flags(flags))
     config.action_transform = transform.to_dict()
     if flags.chunk_size is not None and (flags.chunk_size < 4 or flags.chunk_size % 4):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 from torch import nn
 
 from cosmos_predict2.actions.transforms import controller, relative_pose
@@ -378,6 +379,15 @@ def test_a_broken_transform_in_a_run_is_an_error(tmp_path: Path) -> None:
         choose_action_model(
             ActionModel(dit_path=_written(tmp_path / "run", to_yaml({"model": {"config": {"pipe_config": config}}})))
         )
+
+
+def test_a_folder_with_a_tokenizer_names_the_runs_below_it(tmp_path: Path) -> None:
+    """That of `improve_policy` has one beside its runs."""
+    save_file({"encoder.weight": torch.zeros(2)}, tmp_path / "tokenizer.safetensors")
+    run = tmp_path / "posttraining/video2world/world_model"
+    (run / "checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=f"no weights of a video network. Give one of its runs: {run}"):
+        choose_action_model(ActionModel(dit_path=str(tmp_path)))
 
 
 def test_weights_of_ones_own_may_be_called_anything() -> None:
