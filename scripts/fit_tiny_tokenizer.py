@@ -56,8 +56,13 @@ own("--reward", default="", metavar="PATH", help="also compare what this reward 
 
 
 def run(args: argparse.Namespace) -> None:
+    from cosmos_predict2.tokenizers.tiny import PATCH
+
     if args.minutes is not None and args.minutes < 0:
         raise ConfigError(f"--minutes {args.minutes:g}: a number of at least 0.")
+    if args.video_size and any(length % PATCH for length in args.video_size):
+        height, width = args.video_size
+        raise ConfigError(f"--video_size {height} {width}: height and width are multiples of {PATCH} pixels.")
     if not args.measure and Path(args.out).suffix == ".json":
         raise ConfigError(f"--out {args.out}: weights are written there, and their figures as .json beside them.")
     (_toy if args.data == TOY else _recordings)(args)

@@ -192,6 +192,7 @@ PROGRAMS = [  # program, arguments, what the message names; each ends with code 
     ("scripts.doctor", "--limit -1", "--limit"),
     ("scripts.fit_tiny_tokenizer", "--out OUT --minutes 0 --seed -1", "--seed"),
     ("scripts.fit_tiny_tokenizer", "--out OUT.json --minutes 0", "--out"),
+    ("scripts.fit_tiny_tokenizer", "--data DATA --out OUT --video_size 50 64", "--video_size 50 64"),
     ("scripts.evaluate_world_model", "--dit_path RUN --num_clips 0", "--num_clips"),
     ("scripts.evaluate_world_model", "--dit_path RUN --out /proc/x/y", "/proc/x/y cannot be written"),
     ("examples.video2world", "--model_size tiny --input_path IN.png --prompt x --seed -1", "seed"),

@@ -137,6 +137,7 @@ def test_a_wrist_camera_is_a_picture_of_the_observation_or_a_camera_of_the_model
         (dict(state=["agnet"]), "no 'agnet'. Did you mean agent"),
         (dict(wrist="hand"), "wrist=hand is no picture of its observation, and no camera of its model"),
         (dict(wrist="agent"), "wrist=agent is no picture of its observation"),
+        (dict(wrist=2), "wrist=2 is no picture of its observation"),
         (dict(repeat=0), "repeat=0 steps"),
         (dict(actions="natve"), "actions=natve: scaled or native. Did you mean native"),
         (dict(speed=3), "cannot be built with .*speed"),

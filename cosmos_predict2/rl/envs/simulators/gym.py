@@ -75,8 +75,8 @@ class GymTask:
         self._low, self._high = self._bounds(gymnasium, low, high)
         self.action_dim = len(self._low)
         self.sentence = sentence or re.sub(r"-v\d+$", "", self._name.split("/")[-1])
-        self._state = [state] if isinstance(state, str) else list(state)
-        self._wrist = [wrist] if isinstance(wrist, str) else list(wrist)
+        self._state = [str(state)] if isinstance(state, (str, int, float)) else list(state)
+        self._wrist = [str(wrist)] if isinstance(wrist, (str, int, float)) else list(wrist)
         self._observed, _ = self._seeded_reset(0)
         self.image_size = _size(image_size, self._picture().shape)
         self.metadata = {"suite": f"gym:{self._name}", "control_hz": self._env.metadata.get("render_fps", 10) / repeat}
