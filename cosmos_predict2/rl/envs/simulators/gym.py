@@ -61,8 +61,10 @@ class GymTask:
         gymnasium = _gymnasium()
         spec = spec_of(env_id) if isinstance(env_id, str) else env_id
         self._name, self._repeat = spec.id, repeat
-        if repeat < 1:
-            raise ConfigError(f"{self._name}: repeat={repeat} steps for an action: 1 or more.")
+        sides = [image_size] if isinstance(image_size, int | str) else list(image_size)
+        for key, number in [("repeat", repeat), ("max_steps", max_steps), *(("image_size", side) for side in sides)]:
+            if number is not None and not (isinstance(number, int) and number >= 1):
+                raise ConfigError(f"{self._name}: {key}={number} is not a whole number above 0.")
         if actions not in UNITS:
             raise ConfigError(f"{self._name}: actions={actions}: {' or '.join(UNITS)}.{near(actions, UNITS)}")
         self._is_native = actions == "native"
