@@ -302,7 +302,7 @@ def test_shards_are_filled_alike_and_no_rank_reads_more_than_its_own(files: dict
             assert found[name][1] == pytest.approx(loss, rel=1e-5 if "half" not in name else 1e-2), name
     for _, memory in ranks:
         for name, (peak, mapped) in memory.items():
-            assert 0.4 * whole < peak < 0.9 * whole, (name, peak / whole)  # its half, a few tensors, and gaps
+            assert 0.25 * whole < peak < 0.9 * whole, (name, peak / whole)  # its half, less what was free, and gaps
             assert (0.25 * whole if name else -1) < mapped < 0.85 * whole, (name, mapped / whole)
 
 
