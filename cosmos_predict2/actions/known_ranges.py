@@ -22,7 +22,7 @@ class KnownRange:
     slack: float = 0.1
 
     def problem(self, q01: float, q99: float) -> str | None:
-        """What is wrong if 98 % of the raw values lie between these."""
+        """Say what contradicts the range if 98 % of the raw values lie between these; null: nothing."""
         least, most = sorted((self.low, self.high))
         slack = self.slack * (most - least)
         is_inside = q01 >= least - slack and q99 <= most + slack

@@ -163,8 +163,8 @@ class ContractError(AssertionError):
 class Policy(Protocol):
     """Decides on chunks of actions. A policy that is trained is a module besides.
 
-    Optional: ``sentences`` and ``views`` (of the recordings that it was cloned from, given by who reads it),
-    ``reads_state`` (decisions need ``state``), ``draws_when_greedy`` (greedy decisions draw noise, too) and
+    Optional: ``sentences``, ``views`` and ``contract`` (of the recordings that it was cloned from, given by who reads
+    it), ``reads_state`` (decisions need ``state``), ``draws_when_greedy`` (greedy decisions draw noise, too) and
     ``on_trainer_step(iteration)``, called after each optimizer step. For nft and awm a flow has ``velocities``, and
     ``flow_times``: the times at which its sampler asks the network, from 1, where all is noise, towards 0. For
     best_of_n and random_of_n it may have a ``cloning_loss`` of its own, as `policies.cloning.Cloneable` has, and
@@ -174,6 +174,7 @@ class Policy(Protocol):
 
     sentences: Sequence[str]
     views: Sequence[str]
+    contract: ActionContract
 
     @property
     def reads_state(self) -> bool: ...

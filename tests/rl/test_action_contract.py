@@ -22,6 +22,7 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.interfaces import PolicyDefaults
 from cosmos_predict2.rl.policies.files import about_of, write_policy
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.rl.policies.toy import ToyPolicy
@@ -91,9 +92,8 @@ def test_another_order_or_rate_is_refused_at_each_border(other: str, recordings:
         make_reset_states.parser.parse_args(["--dataset", str(recordings), "--out", str(tmp_path / "starts")])
     )
     starts = RecordedStarts(str(tmp_path / "starts" / FILE))
-    policy: Any = SimpleNamespace(
-        reads_state=False, contract=RecordedWindows(str(recordings), chunk=4).windows.contract
-    )
+    policy: Any = PolicyDefaults()
+    policy.contract = RecordedWindows(str(recordings), chunk=4).windows.contract
     assert policy.contract == ActionContract(NAMES, 5.0)
     wrong, words = OTHERS[other]
     with pytest.raises(ConfigError, match=words):

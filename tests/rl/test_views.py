@@ -19,7 +19,7 @@ from cosmos_predict2.rl.envs.replays import replayed
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, require_views
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
-from cosmos_predict2.rl.interfaces import Judgement
+from cosmos_predict2.rl.interfaces import Judgement, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning, begin
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
@@ -132,7 +132,8 @@ def test_a_clone_of_two_views_plays_in_the_imagination_of_both(
 
 def test_other_views_of_world_model_policy_or_starts_are_refused_by_name(world: Imagination, recordings: Path) -> None:
     one, pictures = Imagination(world.world), torch.zeros(3, 2 * SIDE, SIDE, 3, dtype=torch.uint8)
-    two_views, one_view = (SimpleNamespace(reads_state=False, views=views) for views in (VIEWS, ("front",)))
+    two_views, one_view = PolicyDefaults(), PolicyDefaults()
+    two_views.views, one_view.views = VIEWS, ("front",)
     for env, policy in ((one, two_views), (world, one_view)):
         with pytest.raises(ConfigError, match=r"2 views \(front\+wrist\).*clone it anew"):
             require_inputs(environment(env, GivenStarts(pictures)), policy)

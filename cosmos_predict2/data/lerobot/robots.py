@@ -114,8 +114,8 @@ def known_ranges(name: str | None, units: str | None) -> Mapping[int, KnownRange
         raise ConfigError(f"units is '{units}'.{cure}")
     if robot.units and units is None:
         raise ConfigError(
-            f"units is required with embodiment={name}: {' or '.join(robot.units)}. meta/info.json does not tell, and"
-            " recordings of either kind look alike. python -m scripts.check_dataset shows the ranges."
+            f"units is required with embodiment={name}: {' or '.join(robot.units)}. meta/info.json does not record it,"
+            " and recordings of either kind look alike. python -m scripts.check_dataset shows the ranges."
         )
     return {**robot.units.get(units or "", {}), **robot.grippers}
 

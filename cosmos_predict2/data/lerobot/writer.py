@@ -158,7 +158,7 @@ class Writer:
 
 
 def require_own_layout(root: Path) -> Info:
-    """What a data set has that episodes can be added to; another program's is refused."""
+    """Read the info.json of a data set of this program, to which episodes can be added; another's is refused."""
     info = read_info(root)
     if info.version != VERSION or info.data_path != DATA_PATH or info.chunks_size != CHUNK:
         raise DataError(

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
+from cosmos_predict2.actions.contract import ActionContract
 from cosmos_predict2.data.views import require_same, split
 from cosmos_predict2.rl.envs.book import Book, Bounds, Chunk, Ids
 from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Recorded, Starts, StartsDefaults
@@ -53,16 +53,16 @@ _DESCRIPTION = "task_description"
 
 
 def require_inputs(env: Any, policy: Policy) -> None:
-    """Raise for a policy that was cloned on other views than a world model has, or that reads the robot's state where
-    it shows none; warn where zeros stand for it."""
+    """Raise for a policy that was cloned on other views or actions than a world model has, or that reads the robot's
+    state where it shows none; warn where zeros stand for it."""
     if not isinstance(env, WorldModelEnv):
         return
-    name, views = type(policy).__name__, getattr(policy, "views", ())
-    if views:
+    name = type(policy).__name__
+    if policy.views:
         cure = "clone it anew on the cameras of the world model, --camera or dataset.camera, in their order."
-        require_same(env.views, views, "The world model", f"{name} was cloned on", cure)
+        require_same(env.views, policy.views, "The world model", f"{name} was cloned on", cure)
     cure = "clone it anew on recordings with the actions and the rate of the world model."
-    env.contract.require(getattr(policy, "contract", UNKNOWN), "The world model", f"{name} gives", cure)
+    env.contract.require(policy.contract, "The world model", f"{name} gives", cure)
     if not policy.reads_state:
         return
     if not env.state_size:

@@ -395,8 +395,7 @@ def clone_figures(about: Mapping[str, Any]) -> Figures:
 
 
 class Familiar:
-    """What recordings look like: how far pictures are from all of them. 19 of 20 ends of held-out recordings lie within
-    ``usual``."""
+    """Distances of pictures from all recordings. 19 of 20 ends of held-out recordings lie within ``usual``."""
 
     def __init__(self, episodes: Episodes, learnt: Episodes) -> None:
         self._known = _thumbs(torch.cat([*learnt.films, *learnt.tails]))

@@ -50,7 +50,7 @@ class Bound:
     unless: str = ""
 
     def judged(self, value: float, worst: float) -> Verdict:
-        """Of a figure and the worse end of its interval."""
+        """Judge a figure by its value and the worse end of its interval."""
 
         def reaches(bound: float, value: float = value) -> bool:
             return value >= bound if self.is_least else value <= bound

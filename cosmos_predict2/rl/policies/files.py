@@ -144,7 +144,7 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
 
 
 def about_of(address: str) -> dict[str, Any]:
-    """What is recorded of the recordings that a policy was cloned on."""
+    """Read what a policy records of the recordings that it was cloned on."""
     try:
         about = _card(latest(result_of(address))).about
     except CheckpointError:

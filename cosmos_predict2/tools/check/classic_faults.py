@@ -363,7 +363,7 @@ def _change(pictures: Floats) -> Floats:
 
 
 def _short(name: str) -> str:
-    """A number's name without the words that tell actions from states."""
+    """A number's name without the words for actions and for states."""
     return re.sub(r"(^|\b)(observation|state|actions?|pos|position|goal|main)([._]|$)", "", name.lower()).strip("._")
 
 

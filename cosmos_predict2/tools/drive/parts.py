@@ -3,7 +3,7 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,7 @@ class FirstPictures(StartsDefaults):
         return self.source.action_contract(self.source.action_parts(None)).names
 
     def familiar(self, chunk: int) -> Familiar | None:
-        """What recordings look like; None of fewer than five."""
+        """Distances from these recordings; None of fewer than five."""
         first, outcomes = len(self.numbers) * LEARNT // (LEARNT + HELD_OUT), [False] * len(self)
         parts = (self.numbers[first:], self.numbers[:first]) if len(self) > 4 else ()
         read = [read_episodes(self.source, self.camera, part, outcomes, chunk, self.fit) for part in parts]
@@ -98,7 +98,7 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
             place = suites.find(args.suite, max_steps=args.max_steps, **drawn)
             player = policy or SimpleNamespace(chunk=imagination.config.chunk_size, action_dim=dim, sentences=tasks)
             simulator = place.env(1, player)
-            stack.callback(getattr(simulator, "close", lambda: None))
+            stack.enter_context(closing(simulator))
             simulator.terminate_on_success = False
             starts = SimulatedStarts(simulator, len(place.tasks), fit, views)
             starts.recorded = recorded
@@ -115,6 +115,7 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
             first.familiar(env.chunk) if first else None,
             has_reward=bool(args.reward),
             actions=args.actions,
+            first_action=first.first_action if first and starts is first else None,
             out=Path(args.out) if args.out else None,
             fps=args.fps or float(imagination.config.fps),
         )

@@ -9,7 +9,7 @@ Nothing here knows a browser; `server` does. Letters: A actions, D numbers of an
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class Drive:
     familiar: Familiar | None = None  # measures how far pictures are from recorded ones
     has_reward: bool = False
     actions: int = 4  # of one look at the keys
+    first_action: Callable[[int], Tensor] | None = None  # of a start; null: doing nothing
     out: Path | None = None  # the data set that episodes are added to
     fps: float = 10.0
     seed: int = 0
@@ -105,8 +106,7 @@ class Drive:
         tasks, seeds = self.env.starts.num_tasks, [random.derive_seed(self.seed, number, "drive") % 2**31]
         options = dict(task_ids=[number % tasks], trial_ids=[number // tasks], seeds=seeds)
         self._seen, _ = self.env.reset(options=options)
-        first_action = getattr(self.env.starts, "first_action", None)
-        self._before_D = first_action(number) if first_action else doing_nothing(self.controls.range_2_D)
+        self._before_D = self.first_action(number) if self.first_action else doing_nothing(self.controls.range_2_D)
         self._planned: list[Tensor] = []  # actions, by the policy
         self.recorded: list[Moment] = []
         self._number, self._num_steps, self._num_decisions = number, 0, 0

@@ -3,7 +3,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,7 +15,7 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_inputs
-from cosmos_predict2.rl.interfaces import Clips, Judgement
+from cosmos_predict2.rl.interfaces import Clips, Judgement, PolicyDefaults
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward, WeightedReward
 from cosmos_predict2.rl.rewards.verifiable import Smoothness
 from cosmos_predict2.world_model.imagination import Imagination
@@ -42,7 +41,8 @@ def make(
 def test_a_policy_that_reads_the_state_is_refused_or_shown_the_zeros_that_were_chosen(
     imagination: Imagination, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reads, blind = SimpleNamespace(reads_state=True), SimpleNamespace(reads_state=False)
+    reads, blind = PolicyDefaults(), PolicyDefaults()
+    reads.reads_state = True
     with pytest.raises(ConfigError, match=r"reads the robot's state.*use_proprio=False.*state_size=N"):
         require_inputs(make(imagination), reads)
     require_inputs(make(imagination), blind)
