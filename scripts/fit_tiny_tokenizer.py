@@ -119,10 +119,7 @@ def _recordings(args: argparse.Namespace) -> None:
     net, steps = tiny_fit.fit(frames, length, seed=args.seed, start=start, device=device, report=shown)
     seconds = time.process_time() - began_at
     tiny_fit.write(args.out, net, {**_made(args, steps), "data": args.data, "began": start})
-    figures, before = (
-        figures_of(_tokenizer(args.out, device), value=value),
-        figures_of(_tokenizer("tiny", device)),
-    )
+    figures, before = (figures_of(_tokenizer(args.out, device), value=value), figures_of(_tokenizer("tiny", device)))
     content = {"tokenizer": args.out, **about, **figures.as_dict(), "psnr_of_shipped": before.psnr}
     storage.write_json(
         Path(args.out).with_suffix(".json"), {**content, "steps": steps, "began": start, "seconds": seconds}

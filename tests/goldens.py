@@ -142,10 +142,7 @@ def _meaning(text: str) -> Any:
         return text
 
 
-_READERS = {
-    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")),
-    ".safetensors": _read_safetensors,
-}
+_READERS = {".json": lambda path: json.loads(path.read_text(encoding="utf-8")), ".safetensors": _read_safetensors}
 
 
 @cache

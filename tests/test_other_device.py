@@ -87,10 +87,7 @@ WAITS_OF_A_STEP = {
 }
 # The last step of a run that is shorter than trainer.logging_iter is logged, as the first is.
 REPORT = "imaginaire/training/callbacks/report.py:on_before_optimizer_step reads a number"
-WAITS_OF_THE_LAST_STEP = {
-    REPORT: 1,
-    "imaginaire/training/callbacks/report.py:_fold copies to the host": 5,
-}
+WAITS_OF_THE_LAST_STEP = {REPORT: 1, "imaginaire/training/callbacks/report.py:_fold copies to the host": 5}
 # A text must not be ignored in silence by a network that reads none: once a micro-batch.
 UNREAD_TEXT = {"cosmos_predict2/nn/dit.py:require_readable reads a number": 2}
 

@@ -15,14 +15,7 @@ from torch import nn
 
 from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.checkpoints import read_card
-from cosmos_predict2.checkpoints.card import (
-    KNOWN,
-    PIPELINE_KEY,
-    card_of_config,
-    card_tensors,
-    name_of,
-    text_tensor,
-)
+from cosmos_predict2.checkpoints.card import KNOWN, PIPELINE_KEY, card_of_config, card_tensors, name_of, text_tensor
 from cosmos_predict2.configs.action_conditioned.networks import (
     get_cosmos_predict2_action_conditioned_pipeline,
     get_cosmos_predict2p5_action_conditioned_pipeline,

@@ -79,10 +79,7 @@ def test_what_is_added_is_trained_and_read_again_by_every_program(tmp_path: Path
     play(tmp_path, [words for words in of_page if words[0] in trains])
     assert "train/largest_weight" in next(tmp_path.rglob("my_callback/metrics.jsonl")).read_text()
     own = ["--import", "my_project"]
-    more = [
-        ["scripts.plan", *own, "--config", f"{POLICY}/config.yaml"],
-        ["scripts.run_report", *own, POLICY],
-    ]
+    more = [["scripts.plan", *own, "--config", f"{POLICY}/config.yaml"], ["scripts.run_report", *own, POLICY]]
     play(tmp_path, [*(words for words in of_page if words[0] not in trains), *more])
     for file in ("output/generated_video.mp4", "outputs/exported/policy.safetensors", "outputs/mine.safetensors"):
         assert (tmp_path / file).is_file(), file

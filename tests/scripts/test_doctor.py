@@ -150,12 +150,7 @@ def test_a_full_or_read_only_disk_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_variables_that_slow_a_run_are_noted_and_secrets_are_not_shown() -> None:
-    variables = {
-        "NCCL_P2P_DISABLE": "1",
-        "NCCL_SOCKET_IFNAME": "eth0",
-        "HF_TOKEN": "hf_secret",
-        "HOME": "/root",
-    }
+    variables = {"NCCL_P2P_DISABLE": "1", "NCCL_SOCKET_IFNAME": "eth0", "HF_TOKEN": "hf_secret", "HOME": "/root"}
     found = {_name(finding): finding for finding in machine.environment(variables)}
     assert {name: finding.level for name, finding in found.items()} == {
         "NCCL_P2P_DISABLE": "warning",

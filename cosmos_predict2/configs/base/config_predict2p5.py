@@ -8,11 +8,7 @@ frame at all.
 from typing import Any
 
 from cosmos_predict2.configs.base.config_video2world import TINY_NET, Size, find_size, pipeline_config
-from cosmos_predict2.released import (
-    NETWORKS,
-    get_cosmos_predict25_checkpoint,
-    get_reason1_encoder_dir,
-)
+from cosmos_predict2.released import NETWORKS, get_cosmos_predict25_checkpoint, get_reason1_encoder_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig

@@ -47,13 +47,7 @@ def lora(rank: int) -> dict[str, Any]:
 
 
 def tiny_twin(
-    name: str,
-    data: str,
-    *,
-    numbers: dict[str, Any],
-    optimizer: str = "muon",
-    group: str = "video2world",
-    **config: Any,
+    name: str, data: str, *, numbers: dict[str, Any], optimizer: str = "muon", group: str = "video2world", **config: Any
 ) -> dict[str, Any]:
     """The same family on the toy world, by the tiny model: minutes on a CPU, no files needed.
 

@@ -5,12 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cosmos_predict2.tools.plan.advice import (
-    Prediction,
-    faster_that_fits,
-    more_gpus_that_fit,
-    nearest_that_fits,
-)
+from cosmos_predict2.tools.plan.advice import Prediction, faster_that_fits, more_gpus_that_fit, nearest_that_fits
 from cosmos_predict2.tools.plan.memory import Memory, predict_memory
 from cosmos_predict2.tools.plan.speed import GB, GPU, Speed, predict_speed
 from cosmos_predict2.tools.plan.workload import Workload

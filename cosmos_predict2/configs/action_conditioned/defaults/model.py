@@ -14,11 +14,7 @@ from cosmos_predict2.configs.base.config_predict2p5 import get_predict2p5_dit_pa
 from cosmos_predict2.configs.base.defaults.model import training_entry
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.text import TrainingTextConfig
-from cosmos_predict2.released import (
-    NETWORKS,
-    get_cosmos_predict2_video2world_checkpoint,
-    get_predict25_empty_text,
-)
+from cosmos_predict2.released import NETWORKS, get_cosmos_predict2_video2world_checkpoint, get_predict25_empty_text
 from imaginaire.config import register_group
 
 

@@ -110,11 +110,7 @@ def folder(
 def captioned(dataset_dir: str, split: str, *, video_size: Any, **captions: str) -> Any:
     """A folder of clips with captions, for a model that encodes them itself."""
     dataset = L(Dataset)(
-        dataset_dir=dataset_dir,
-        num_frames=frames_of_model(24),
-        video_size=video_size,
-        text_encoder="none",
-        **captions,
+        dataset_dir=dataset_dir, num_frames=frames_of_model(24), video_size=video_size, text_encoder="none", **captions
     )
     return from_files(dataset, split, num_workers=4)
 

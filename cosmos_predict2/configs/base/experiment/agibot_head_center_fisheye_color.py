@@ -26,20 +26,13 @@ TINY = tiny_run(1500, lr=0.03, adam_lr=2e-3)
 SIZES: dict[str, dict[str, Any]] = {
     "2B": dict(
         # Positions of the 2B network are stretched less than in its release, at every resolution.
-        net=dict(
-            rope_h_extrapolation_ratio=2.0,
-            rope_w_extrapolation_ratio=2.0,
-            rope_t_extrapolation_ratio=1.0,
-        ),
+        net=dict(rope_h_extrapolation_ratio=2.0, rope_w_extrapolation_ratio=2.0, rope_t_extrapolation_ratio=1.0),
         context_parallel={"480": 1, "720": 2},
         weight_decay=0.1,
         scheduler=linear(2000, 400_000, 0.99, 0.0),
     ),
     "14B": dict(
-        net={},
-        context_parallel={"480": 8, "720": 8},
-        weight_decay=0.2,
-        scheduler=linear(2000, 50_000, 0.2, 0.0),
+        net={}, context_parallel={"480": 8, "720": 8}, weight_decay=0.2, scheduler=linear(2000, 50_000, 0.2, 0.0)
     ),
 }
 
@@ -83,6 +76,5 @@ for size in SIZES:
             name = f"{PREFIX}_{size.lower()}_{DATA}_{resolution}p_{fps}fps"
             register_experiment(name, partial(variant, size, resolution, fps))
 register_experiment(
-    f"{PREFIX}_tiny_{DATA}",
-    partial(tiny_twin, f"tiny_{DATA}", "toy_agibot", numbers=TINY, pipe_config=ONE_GIVEN_FRAME),
+    f"{PREFIX}_tiny_{DATA}", partial(tiny_twin, f"tiny_{DATA}", "toy_agibot", numbers=TINY, pipe_config=ONE_GIVEN_FRAME)
 )

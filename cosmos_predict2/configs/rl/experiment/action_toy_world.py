@@ -21,8 +21,7 @@ from imaginaire.config import L, register_experiment
 GROUPS, MEMBERS = 4, 8
 REWARDS = dict(path=RewardConfig(make=L(CommandedPath)()))
 MEASURES = dict(
-    positions=Measure(make=L(Positions)(), tolerance=0.15),
-    permanence=Measure(make=L(Permanence)(), tolerance=0.05),
+    positions=Measure(make=L(Positions)(), tolerance=0.15), permanence=Measure(make=L(Permanence)(), tolerance=0.05)
 )
 LEVEL = 0.3
 COMMON: dict[str, Any] = dict(rewards=REWARDS, transition="sde", noise_level=0.7, sample_steps=4, num_rollout=MEMBERS)

@@ -43,9 +43,7 @@ def recordings(name: str, label: str) -> dict[str, Any]:
     env = L(WorldModelEnv)(
         imagination=L(imagination_of)(dit_path="outputs/my_world_model"),
         starts=L(RecordedStarts)(  # of all tasks, in the size of the pictures that the world model was trained on
-            path="outputs/my_starts",
-            by_task=False,
-            size="${picture_size_of:${model.config.env.imagination.dit_path}}",
+            path="outputs/my_starts", by_task=False, size="${picture_size_of:${model.config.env.imagination.dit_path}}"
         ),
         reward=L(ResnetReward)(path="outputs/my_reward/reward_model.safetensors"),
         num_envs=GROUPS * MEMBERS,
@@ -92,8 +90,7 @@ def watch() -> Any:
 
     limits = dict(  # approx_kl was measured; the others are guesses, wide enough to leave a run alone that learns
         approx_kl=Limit(
-            most=0.06,
-            why="steps of .06 to .18 destroyed a working policy, those below .03 did not; lower optimizer.lr",
+            most=0.06, why="steps of .06 to .18 destroyed a working policy, those below .03 did not; lower optimizer.lr"
         ),
         obedience=Limit(fall=0.5, why="the world model no longer shows what these actions do"),
         noise_agreement=Limit(fall=0.5, why="what is paid is the noise of the world model, not what the policy does"),

@@ -27,12 +27,7 @@ PUBLISHED: dict[str, Any] = dict(
 )
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "flow_grpo": dict(
-        PUBLISHED,
-        sample_steps=10,
-        train_on=list(range(8)),
-        kl_beta=0.01,
-        update_ref_every_iter=16,
-        use_same_seed=True,
+        PUBLISHED, sample_steps=10, train_on=list(range(8)), kl_beta=0.01, update_ref_every_iter=16, use_same_seed=True
     ),
     "ddrl": dict(
         PUBLISHED,

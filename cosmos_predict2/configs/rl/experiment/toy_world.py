@@ -31,12 +31,7 @@ MEASURES = dict(
     permanence=Measure(make=L(Permanence)(), tolerance=0.05),
 )
 FLOW_GRPO: dict[str, Any] = dict(
-    objective="grpo",
-    transition="sde",
-    noise_level=0.7,
-    sample_steps=4,
-    train_on=[0, 1, 2, 3],
-    clip_ratio=1e-3,
+    objective="grpo", transition="sde", noise_level=0.7, sample_steps=4, train_on=[0, 1, 2, 3], clip_ratio=1e-3
 )
 DDRL: dict[str, Any] = dict(FLOW_GRPO, data_beta=0.003)
 # Without the data term the gripper gets nearer to its place than by the others, but pixels grow noisier: half of the
