@@ -33,21 +33,19 @@ OTHER_SIZE = (432, 768)
 
 
 def main() -> None:
-    arguments = machine.parser(__doc__, "quick", "record").parse_args()
+    arguments = machine.parser(__doc__, "quick").parse_args()
     num_clips, turns = (2, 2) if arguments.quick else (8, 5)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         paths = make_clips(folder, num_clips)
         print(f"{num_clips} clips of {CLIP_FRAMES} frames, {SIZE[0]}x{SIZE[1]}, H.264; one thread; {turns} turns")
-        ratios: dict[str, float] = {}
         for num_frames in (93, 13):
-            ratios |= compare(folder, paths, num_frames, turns)
-        machine.compare("data", ratios, torch.device("cpu"), record=arguments.record)
+            compare(folder, paths, num_frames, turns)
 
 
-def compare(folder: Path, paths: list[Path], num_frames: int, turns: int) -> dict[str, float]:
-    """Print a table of all readers for clips of so many frames from the middle of each file; ours against bare PyAV."""
+def compare(folder: Path, paths: list[Path], num_frames: int, turns: int) -> None:
+    """Print a table of all readers for clips of so many frames from the middle of each file, against bare PyAV."""
     start = (CLIP_FRAMES - num_frames) // 2
     frames = range(start, start + num_frames)
     same = Dataset(str(folder), num_frames, SIZE, sampling="center")
@@ -69,15 +67,11 @@ def compare(folder: Path, paths: list[Path], num_frames: int, turns: int) -> dic
     passes = {name: lambda read=read: [read(i) for i in range(len(paths))] for name, read in readers.items()}
     found = machine.in_turns(passes, turns, warm_up=0)
     print(f"\n{num_frames} frames: clips/s, processor ms per clip (median of the turns), against bare PyAV")
-    ratios = {}
     for name in readers:
         base = "PyAV, bare, then scaled" if "scaled" in name else "PyAV, bare"
         ratio = found.ratio(name, base, of_core=True)
-        if name.startswith("ours, data set"):
-            ratios[f"{num_frames} frames: {name}"] = ratio
         rate, core = len(paths) / found.median(name), statistics.median(found.core[name]) / len(paths)
         print(f"  {name:24} {rate:7.2f} {1000 * core:9.1f}   {ratio:5.2f} times {base}", flush=True)
-    return ratios
 
 
 def bare_pyav(path: Path, start: int, num_frames: int) -> Tensor:

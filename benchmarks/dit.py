@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our network against diffusers' CosmosTransformer3DModel: same weights, equal outputs, times of one paired run.
 
-python -m benchmarks.dit [--quick] [--threads N] [--rounds N] [--case NAME] [--record]
+python -m benchmarks.dit [--quick] [--threads N] [--rounds N] [--case NAME]
 
 Each round times both networks, one right after the other in alternating order, so that what else the machine does
 meets both. The figure is the median over rounds of diffusers' time over ours. The ceiling is the fastest matrix
@@ -185,9 +185,8 @@ def _stand_in_for_torchvision() -> None:
     transformer_cosmos.transforms = stand_in
 
 
-def report(case: Case, device: torch.device, dtype: torch.dtype, peak: float, rounds: int) -> dict[str, float]:
-    """Print the rows of a case; how many times as fast ours is, by row."""
-    ratios = {}
+def report(case: Case, device: torch.device, dtype: torch.dtype, peak: float, rounds: int) -> None:
+    """Print the rows of a case: how many times as fast ours is."""
     run_ours, run_theirs = calls(case, device, dtype)
     difference = check_equal(case, run_ours, run_theirs)
     print(f"{case.name}   (outputs differ by {difference:.1e})")
@@ -207,18 +206,16 @@ def report(case: Case, device: torch.device, dtype: torch.dtype, peak: float, ro
             print(f"  {name:19s} does not fit into this GPU (nothing is recomputed)")
             gc.collect()  # what the exception held
             continue
-        ratio = ratios[f"{case.name}: {name}"] = found.ratio("theirs", "ours")
-        a, b = found.median("ours"), found.median("theirs")
+        ratio, a, b = found.ratio("theirs", "ours"), found.median("ours"), found.median("theirs")
         rates = [factor * flops / seconds for seconds in (a, b)]
         print(
             f"  {name:19s} ours {a * 1e3:8.2f} ms ({rates[0] / 1e9:7.0f} GFLOP/s, {rates[0] / peak:4.0%})   "
             f"diffusers {b * 1e3:8.2f} ms ({rates[1] / peak:4.0%})   {ratio:.2f} times as fast"
         )
-    return ratios
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "quick", "threads", "rounds", "record")
+    parser = machine.parser(__doc__, "quick", "threads", "rounds")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     arguments = machine.parse(parser)
     device, dtype = machine.device_and_dtype()
@@ -231,10 +228,8 @@ def main() -> None:
     cases = [case for case in (ON_GPU if device.type == "cuda" else ON_CPU) if arguments.case in case.name]
     if not cases:
         sys.exit(f"No case contains '{arguments.case}'.")
-    ratios: dict[str, float] = {}
     for case in cases:
-        ratios |= report(case, device, dtype, peak, rounds)
-    machine.compare("dit", ratios, device, record=arguments.record)
+        report(case, device, dtype, peak, rounds)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The harness of all benchmarks: the machine and its name, calls in turns, runs of the programs, and the record.
-
-``recorded.json`` holds ratios against the peer, by benchmark, processor (or GPU) and threads: what the documentation
-reports. `compare` prints what a run found beside them, so that a figure which holds on one processor only is noticed.
-"""
+"""The harness of all benchmarks: the machine and its name, calls in turns, and runs of the programs."""
 
 import argparse
-import datetime
 import json
 import logging
 import os
@@ -27,8 +22,7 @@ import torch
 from cosmos_predict2.nn.layers import processor_name
 from imaginaire import distributed
 
-RECORD = Path(__file__).with_name("recorded.json")
-TOLERANCE = 0.15  # relative: what two runs on one machine may differ by
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def device_and_dtype() -> tuple[torch.device, torch.dtype]:
@@ -73,7 +67,6 @@ def parser(description: str | None, *flags: str, **defaults: Any) -> argparse.Ar
         "quick": dict(action="store_true", help="a small part of the work, for a look"),
         "threads": dict(type=int, help="threads of PyTorch; default: as many as it takes by itself"),
         "rounds": dict(type=int, help="timed rounds"),
-        "record": dict(action="store_true", help=f"write the ratios to benchmarks/{RECORD.name}"),
         "device": dict(default="cpu"),
         "experiment": dict(nargs="*"),
         "seeds": dict(nargs="*", type=int),
@@ -102,7 +95,7 @@ def quiet_trainer() -> None:
     os.environ["WANDB_MODE"] = "disabled"
     os.environ.setdefault("IMAGINAIRE_LOG_LEVEL", "ERROR")
     logging.disable(logging.WARNING)
-    os.chdir(RECORD.parents[1])
+    os.chdir(ROOT)
 
 
 @dataclass(frozen=True)
@@ -226,7 +219,7 @@ def planned(*words: str) -> dict[str, Any]:
         command += ["--gpu_memory", f"{properties.total_memory / 2**30:.0f}"]
         name = known_gpu(properties.name)
         command += ["--gpu", name] if name else []
-    run = subprocess.run([*command, *words], capture_output=True, text=True, cwd=RECORD.parents[1], check=False)
+    run = subprocess.run([*command, *words], capture_output=True, text=True, cwd=ROOT, check=False)
     try:
         found: dict[str, Any] = json.loads(run.stdout)
     except ValueError:
@@ -275,46 +268,3 @@ def launch(path: str, overrides: Sequence[str]) -> Any:
         config = compose(path, overrides)
         trainer.launch(config)
     return config
-
-
-def compare(benchmark: str, figures: Mapping[str, float], device: torch.device, *, record: bool = False) -> None:
-    """Print the recorded ratios of this benchmark beside those just found, or record these."""
-    here = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-    threads = torch.get_num_threads()
-    entries = json.loads(RECORD.read_text()) if RECORD.exists() else []
-    of_benchmark = [entry for entry in entries if entry["benchmark"] == benchmark]
-    same = [entry for entry in of_benchmark if (entry["processor"], entry["threads"]) == (here, threads)]
-    if record:
-        known = same[0]["figures"] if same else {}
-        entry = dict(benchmark=benchmark, processor=here, threads=threads, commit=_commit())
-        rounded = {name: round(value, 3) for name, value in figures.items()}
-        entry |= dict(date=datetime.date.today().isoformat(), figures={**known, **rounded})
-        RECORD.write_text(json.dumps([e for e in entries if e not in same] + [entry], indent=1) + "\n")
-        print(f"recorded for {here}, {threads} threads, in {RECORD}")
-        return
-    print("\n".join(_comparison(figures, same, of_benchmark, f"{here}, {threads} threads")))
-
-
-def _comparison(
-    figures: Mapping[str, float], same: list[dict[str, Any]], others: list[dict[str, Any]], here: str
-) -> list[str]:
-    if not same:
-        known = ", ".join(sorted({f"{entry['processor']} ({entry['threads']} threads)" for entry in others}))
-        return [f"No figures are recorded for {here}; recorded: {known or 'none'}."]
-    lines = [f"against the figures recorded on this kind of processor ({same[0]['date']}, commit {same[0]['commit']}):"]
-    for name, found in figures.items():
-        recorded = same[0]["figures"].get(name)
-        if recorded is None:
-            lines.append(f"  {name}: {found:.2f}, not recorded")
-        else:
-            change = found / recorded - 1
-            differs = "   DIFFERS: measure again on an idle machine" if abs(change) > TOLERANCE else ""
-            lines.append(f"  {name}: {found:.2f}, recorded {recorded:.2f} ({change:+.0%}){differs}")
-    return lines
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=RECORD.parent, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One experience of the published recipes of reinforcement learning on the 2B network at 480p, with random weights.
 
-    python -m benchmarks.rl_step --released [--experiment NAME ...] [--architecture lora base] [--steps 1] [--syncs]
+    python -m benchmarks.rl_step --released [--experiment NAME ...] [--architecture lora base] [--steps 1]
     python -m benchmarks.rl_step --released --size tiny [-- model.config.rl.num_rollout=4]
 
 The trainer itself runs the registered experiments in one process, on random clips, with agreement of latents as the
 reward in place of the service. Fewer clips, steps and trained steps make an experience short; what was reduced is
 printed, and overrides after ``--`` come last. Printed are seconds by phase, memory beside what plan predicts, and the
-seconds of a clip's rollout beside those of the plain sampler for it. ``--syncs`` counts, in the experience that is not
-timed, where the host waits for the GPU in a rollout and in a micro-batch. An experiment that fails does not stop the
-others; the exit code is 1 then.
+seconds of a clip's rollout beside those of the plain sampler for it. An experiment that fails does not stop the others;
+the exit code is 1 then.
 """
 
 import argparse
@@ -17,10 +16,7 @@ import gc
 import itertools
 import time
 import traceback
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -39,7 +35,6 @@ from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError, UserError
 from imaginaire.training.callbacks import Callback
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "cosmos_predict2/configs/base/config.py"
 RL = "model.config.rl"
 QUIET = ["ckpt_type=dummy", "trainer.run_validation=false"]
@@ -50,7 +45,6 @@ ROWS = {  # what is shown -> phases of the trainer
     "gradient": ("forward", "backward", "comm"),
     "update": ("optimizer",),
 }
-OURS = ("cosmos_predict2", "imaginaire")  # where a wait is looked for
 EXPERIMENTS = ("predict2p5_2b_flow_grpo", "predict2p5_2b_ddrl", "predict2p5_2b_nft")
 ARCHITECTURES = {"lora": "adapters", "base": "all weights"}
 RANK = 32  # of adapters where the recipe has none
@@ -85,85 +79,30 @@ class PhaseClock(Callback):
         self._mark = now
 
 
-class Synchronisations:
-    """The places where the host waited for the GPU in the last call of each kind."""
-
-    def __init__(self) -> None:
-        self.places: dict[str, list[str]] = {}
-
-    @contextmanager
-    def counted(self, kind: str) -> Iterator[None]:
-        places = self.places[kind] = []
-
-        def note(message: Warning | str, *_: Any, **__: Any) -> None:
-            if "a synchronizing CUDA operation" in str(message):
-                places.append(_place())
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.showwarning = note
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                yield
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-
-    def report(self) -> None:
-        for kind, places in self.places.items():
-            print(f"  the host waits {len(places)} times in {kind}")
-            for place in list(dict.fromkeys(places))[:10]:
-                print(f"    {places.count(place)} x {place}")
-
-
-def _place() -> str:
-    """The innermost line of the product that is being run."""
-    folders = tuple(f"{ROOT}/{folder}/" for folder in OURS)
-    ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(folders)]
-    if not ours:
-        return "outside of this project"
-    return f"{Path(ours[-1].filename).relative_to(ROOT)}:{ours[-1].lineno} {ours[-1].line}"
-
-
 class Clock(PhaseClock):
     """Phases of each experience, seconds of a rollout and of the plain sampler, and the memory of training."""
 
-    counts_syncs: ClassVar[bool] = False
-    syncs: ClassVar[Synchronisations]
     rollouts: ClassVar[list[tuple[float, int]]] = []  # seconds of a batch of clips, and evaluations of the network
     plain: ClassVar[tuple[float, int]] = (0.0, 0)
     memory: ClassVar[tuple[int, int]] = (0, 0)
 
     @classmethod
-    def forget(cls, counts_syncs: bool) -> None:
+    def forget(cls) -> None:
         for kept in (cls.steps, cls.rollouts):
             kept.clear()
-        cls.syncs, cls.counts_syncs = Synchronisations(), counts_syncs
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         super().on_train_start(model, iteration)
         self.evaluations = 0
-        self.open = ExitStack()
         self.hook = model.net.register_forward_pre_hook(self._count)
         roll_out = model._roll_out
 
         def timed(*arguments: Any) -> Any:
             found: list[Any] = []
-
-            def run() -> None:
-                with self.syncs.counted("a rollout") if self._is_counting() else nullcontext():
-                    found.append(roll_out(*arguments))
-
-            self.rollouts.append(self._measured(run))
+            self.rollouts.append(self._measured(lambda: found.append(roll_out(*arguments))))
             return found[0]
 
         model._roll_out = timed
-
-    def on_training_step_batch_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
-        if self._is_counting():
-            self.open.enter_context(self.syncs.counted("a micro-batch"))
-
-    def on_after_backward(self, model: Any, iteration: int = 0) -> None:
-        self.open.close()
 
     def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
         super().on_training_step_end(model, batch, output, loss, iteration)
@@ -179,9 +118,6 @@ class Clock(PhaseClock):
             type(self).plain = self._measured(lambda: model.world.sample(condition, condition, noise, options))
         self.hook.remove()
         del self.clip, model._roll_out  # what holds the model holds its memory
-
-    def _is_counting(self) -> bool:
-        return self.counts_syncs and not self.steps
 
     def _count(self, *_: Any) -> None:
         self.evaluations += 1
@@ -249,8 +185,6 @@ def run(arguments: argparse.Namespace) -> None:
     machine.require_gpu(arguments.size)
     device, dtype = machine.device_and_dtype()
     print(f"{machine.described(device)}, {dtype}", flush=True)
-    if arguments.syncs and device.type != "cuda":
-        print("--syncs: on a CPU there is nothing to count, for the host waits for no device")
     failed = 0
     names = arguments.experiment or EXPERIMENTS
     for experiment, architecture in itertools.product(names, arguments.architecture or ARCHITECTURES):
@@ -288,7 +222,7 @@ def measure(experiment: str, architecture: str, arguments: argparse.Namespace, *
     print(f"  {differences(plain, config)}", flush=True)
     work = read_workload(config, 1)
     passes = passes_of(work)
-    Clock.forget(counts_syncs=arguments.syncs and torch.cuda.is_available())
+    Clock.forget()
     machine.forget_peak_memory()
     machine.launch(CONFIG, overrides)
     timed = Clock.steps[passes.updates :]
@@ -299,7 +233,6 @@ def measure(experiment: str, architecture: str, arguments: argparse.Namespace, *
     report_memory(predict_memory(work), *Clock.memory)
     of_experience = len(Clock.rollouts) // (arguments.steps + 1)
     report_rollout(Clock.rollouts[of_experience:], Clock.plain)
-    Clock.syncs.report()
 
 
 # --- what is printed

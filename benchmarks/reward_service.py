@@ -5,7 +5,7 @@
 
 Each client posts the latent of one video in bfloat16, waits for its score with a pull, and posts the next. The reward
 takes the mean of a latent, so what is measured is the service: HTTP, the durable queue, the worker, the wait. Clients,
-service and worker share this machine. The ratios that are recorded are those of 8 and 64 clients to one.
+service and worker share this machine.
 """
 
 import os
@@ -37,7 +37,7 @@ def mean(clips: Clips, context: Mapping[str, Any]) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "quick", "record")
+    parser = machine.parser(__doc__, "quick")
     parser.add_argument("--videos", type=int, default=256, help="videos of each measurement (default: %(default)s)")
     parser.add_argument("--queue", help="a Redis to use in place of a temporary file of SQLite")
     arguments = parser.parse_args()
@@ -49,13 +49,11 @@ def main() -> None:
         try:
             await_ready(service, port)
             print(f"{machine.described(torch.device('cpu'))}; {num_videos} videos")
-            ratios: dict[str, float] = {}
             for name, shape in SHAPES.items():
-                ratios |= measure(name, shape, port, num_videos)
+                measure(name, shape, port, num_videos)
         finally:
             service.terminate()
             service.wait(timeout=60)
-    machine.compare("reward_service", ratios, torch.device("cpu"), record=arguments.record)
 
 
 def start(port: int, queue: str) -> "subprocess.Popen[bytes]":
@@ -78,20 +76,18 @@ def await_ready(service: "subprocess.Popen[bytes]", port: int) -> None:
             time.sleep(0.2)
 
 
-def measure(name: str, shape: tuple[int, ...], port: int, num_videos: int) -> dict[str, float]:
-    """Print a table for latents of one shape; videos/s of many clients against one."""
+def measure(name: str, shape: tuple[int, ...], port: int, num_videos: int) -> None:
+    """Print a table for latents of one shape."""
     latents = torch.randn(shape).to(torch.bfloat16)
     print(f"\n{name}: latents of {latents.numel() * 2 / 1e6:.1f} MB")
     print(f"  {'clients':>8} {'videos/s':>9} {'MB/s':>7}   latency ms: {'p50':>6} {'p90':>7} {'p99':>7}")
-    rates = {}
     for clients in CLIENTS:
         seconds, latencies = run(latents, clients, num_videos, port)
-        rates[clients] = num_videos / seconds
+        rate = num_videos / seconds
         cut = statistics.quantiles(latencies, n=100)
         shown = f"{1000 * cut[49]:13.0f} {1000 * cut[89]:7.0f} {1000 * cut[98]:7.0f}"
-        megabytes = rates[clients] * latents.numel() * 2 / 1e6
-        print(f"  {clients:8} {rates[clients]:9.1f} {megabytes:7.0f} {shown:>32}", flush=True)
-    return {f"{name}: {clients} clients to 1": rates[clients] / rates[1] for clients in CLIENTS[1:]}
+        megabytes = rate * latents.numel() * 2 / 1e6
+        print(f"  {clients:8} {rate:9.1f} {megabytes:7.0f} {shown:>32}", flush=True)
 
 
 def run(latents: torch.Tensor, clients: int, num_videos: int, port: int) -> tuple[float, list[float]]:

@@ -3,7 +3,7 @@
 
     python -m benchmarks.rl_step [--quick] [--threads 1]
     python -m benchmarks.rl_step --experiment tiny_nft_toy_world -- model.config.rl.num_timesteps=2
-    python -m benchmarks.rl_step --released [--experiment NAME ...] [--architecture lora base] [--syncs] [--size tiny]
+    python -m benchmarks.rl_step --released [--experiment NAME ...] [--architecture lora base] [--size tiny]
 
 The trainer itself runs the experiment, first with its own rewards. Then clips are generated in four parts, and a scorer
 elsewhere, which needs no time of this machine, takes as long for all clips as their rollout, or half as long: what it
@@ -112,7 +112,6 @@ def main() -> None:
     parser.add_argument("--architecture", nargs="*", choices=("lora", "base"), help="of --released; default: both")
     parser.add_argument("--size", default="2B", choices=("2B", "tiny"), help="of --released; 2B needs a GPU")
     parser.add_argument("--steps", type=int, default=1, help="timed experiences of --released, after one that is not")
-    parser.add_argument("--syncs", action="store_true", help="count where the host waits for the GPU, of --released")
     arguments = machine.parse(parser)
     machine.quiet_trainer()
     if arguments.released:

@@ -170,8 +170,8 @@ def _arguments(inputs: Inputs) -> tuple[Tensor, Tensor, Sequence[int]]:
     return inputs.frames, inputs.actions, inputs.seeds
 
 
-def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, num_steps: int, rounds: int) -> float:
-    """Print the table of one batch size; how many times as fast as the first way ours is."""
+def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, num_steps: int, rounds: int) -> None:
+    """Print the table of one batch size: how many times as fast as the first way each is."""
     inputs = make_inputs(size, batch, pipe.transform.dim)
     runs = {way.name: partial(imagine, pipe, way, inputs, num_steps, SETTINGS[size][2]) for way in WAYS}
     runs["generate_actions"] = partial(
@@ -182,11 +182,9 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
     )
     seconds = machine.in_turns(runs, rounds)
     print(f"\nbatch {batch}: 12 frames each, {num_steps} steps")
-    ratio = 1.0
     for name in runs:
         ratio, took = seconds.ratio(WAYS[0].name, name), seconds.median(name)
         print(f"  {name:40s} {took * 1e3:9.1f} ms {12 * batch / took:9.1f} frames/s {ratio:6.2f} x", flush=True)
-    return ratio
 
 
 def published(
@@ -212,7 +210,7 @@ def published(
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "quick", "threads", "rounds", "record")
+    parser = machine.parser(__doc__, "quick", "threads", "rounds")
     parser.add_argument("--model_size", choices=list(SETTINGS), default="tiny", help="2B needs a GPU")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--num_steps", type=int, default=10, help="sampling steps (default 10)")
@@ -227,11 +225,9 @@ def main() -> None:
     print("whether all ways give the same videos, in float32: ", end="", flush=True)
     print(f"yes, up to {check_equal(size, device):.1e}", flush=True)
     pipe = make_pipeline(size, device, dtype)
-    ratios = {}
     for batch in arguments.batches:
         rounds = arguments.rounds or (1 if arguments.quick else 5)
-        ratios[f"{size}, batch {batch}"] = measure(pipe, size, batch, arguments.num_steps, rounds)
-    machine.compare("rollout", ratios, device, record=arguments.record)
+        measure(pipe, size, batch, arguments.num_steps, rounds)
 
 
 if __name__ == "__main__":

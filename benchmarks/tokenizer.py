@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: (1e-5, 3e-5), torch.bfloat16: (0.05, 0.3)}  # latent
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "threads", "record", "device")
+    parser = machine.parser(__doc__, "threads", "device")
     parser.add_argument("--frames", type=int, default=17)
     parser.add_argument("--height", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
@@ -65,21 +65,17 @@ def main() -> None:
         ("encode", lambda: tokenizer.encode(video), peer_encode, limits[0]),
         ("decode", lambda: tokenizer.decode(latent).clamp(-1, 1), peer_decode, limits[1]),
     ]
-    ratios = {}
     for name, ours, theirs, limit in pairs:
         difference = (ours().float() - theirs().float()).abs().max().item()
         assert difference <= limit, f"{name}: outputs differ by {difference:.1e}, more than {limit:.0e}"
         turns = machine.in_turns({"ours": ours, "theirs": theirs}, arguments.turns, warm_up=0)
         own, other = (min(turns.wall[which]) for which in ("ours", "theirs"))
         own_cpu, other_cpu = (min(turns.core[which]) for which in ("ours", "theirs"))
-        ratio = other / own if arguments.device.startswith("cuda") else other_cpu / own_cpu
-        ratios[f"{name}, {arguments.frames} x {arguments.height} x {arguments.width}"] = ratio
         print(
             f"{name}: ours {own:.3f} s, diffusers {other:.3f} s, {other / own:.2f} times faster "
             f"({other_cpu / own_cpu:.2f} in processor time); largest difference {difference:.1e}",
             flush=True,
         )
-    machine.compare("tokenizer", ratios, torch.device(arguments.device), record=arguments.record)
 
 
 def diffusers_twin(tokenizer: WanTokenizer) -> Any:

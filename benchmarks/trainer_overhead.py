@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of the trainer over a bare PyTorch loop that does the same arithmetic, and the cost of saving.
 
-python -m benchmarks.trainer_overhead [--quick] [--record]
+python -m benchmarks.trainer_overhead [--quick]
 
 Both loops take the same model, data stream, optimizer, clipping and weight average; blocks of bare and trainer steps
 alternate in one process. Saving: steps of about 0.5 s, a 50 MB checkpoint before every other ten, against the rest.
@@ -146,15 +146,13 @@ def saving(pairs: int, step_s: float) -> float | None:
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "quick", "record")
+    parser = machine.parser(__doc__, "quick")
     arguments = parser.parse_args()
     quick = arguments.quick
     machine.quiet_trainer()
     print(machine.described(torch.device("cpu")))
     overhead(steps=100 if quick else 500, rounds=3 if quick else 5)
-    if (ratio := saving(pairs=4 if quick else 24, step_s=0.1 if quick else 0.5)) is not None:
-        figures = {"a save every 10 steps": ratio}
-        machine.compare("trainer_overhead", figures, torch.device("cpu"), record=arguments.record)
+    saving(pairs=4 if quick else 24, step_s=0.1 if quick else 0.5)
 
 
 if __name__ == "__main__":

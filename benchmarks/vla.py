@@ -167,24 +167,21 @@ class LanguagePasses:
         yield "autoregressive decision", {PLAIN: self.plain_decision, OURS: self.our_decision}
 
 
-def passes(width: int, layers: int, batch: int, rounds: int) -> dict[str, float]:
-    """Print the pairs; the times that this project is faster."""
+def passes(width: int, layers: int, batch: int, rounds: int) -> None:
+    """Print the pairs: the times that this project is faster."""
     print(f"\nOpenVLA of width {width}, {layers} layers, batch {batch}, 56 action tokens, a vocabulary of 32,064")
     exact = machine.device_and_dtype()[1] == torch.float32
-    found = {}
     for name, ways in LanguagePasses(width, layers, batch, 56).pairs():
         one, other = (way() for way in ways.values())
         away = float((one - other).abs().max())
         assert away < (1e-4 if exact else 0.1), f"{name}: the ways differ by {away}"
         seconds = machine.in_turns(ways, rounds)
-        found[name] = seconds.ratio(PLAIN, OURS)
         each = "  ".join(f"{way} {1e3 * seconds.median(way):.0f} ms" for way in ways)
-        print(f"  {name:24} {each}  {found[name]:.2f} x  (differ by {away:.1e})", flush=True)
-    return found
+        print(f"  {name:24} {each}  {seconds.ratio(PLAIN, OURS):.2f} x  (differ by {away:.1e})", flush=True)
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "threads", "rounds", "record")
+    parser = machine.parser(__doc__, "threads", "rounds")
     parser.add_argument("--envs", type=int, help="default: 32, of --released 16")
     parser.add_argument("--groups_of", type=int, default=8)
     released = parser.add_argument_group("--released")
@@ -192,9 +189,7 @@ def main() -> None:
     released.add_argument("--policies", nargs="*", default=["openvla", "pi05"], choices=("openvla", "pi05"))
     released.add_argument("--size", default="2B", choices=("tiny", "2B"), help="of policies and world model")
     released.add_argument("--adapters", action="store_true", help="train adapters of rank 32 in place of the weights")
-    released.add_argument(
-        "--experiences", type=int, help="rollouts, each with its update; default: 2 of openvla, 1 of pi05"
-    )
+    released.add_argument("--experiences", type=int, help="rollouts with updates; default: 2 of openvla, 1 of pi05")
     released.add_argument("--decisions", type=int, help="of an episode; default: 2 of openvla, 8 of pi05")
     released.add_argument("--folder", help="where policies are written for a while; default: the temporary folder")
     released.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="of the configuration")
@@ -208,10 +203,8 @@ def main() -> None:
     rounds = args.rounds or 3
     print(f"{machine.described(device)}, {dtype}")
     iterations(args.envs or 32, args.groups_of, rounds)
-    figures = {
-        f"{name}, width {width}": value for width in (256, 512) for name, value in passes(width, 4, 8, rounds).items()
-    }
-    machine.compare("vla", figures, device, record=args.record)
+    for width in (256, 512):
+        passes(width, 4, 8, rounds)
 
 
 if __name__ == "__main__":

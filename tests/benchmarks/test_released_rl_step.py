@@ -3,13 +3,10 @@
 
 import re
 import sys
-import warnings
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import machine, released_rl_step, rl_step
 from cosmos_predict2.rl.config import ANY, RLConfig
@@ -19,14 +16,14 @@ from imaginaire.errors import ConfigError, TrainingError
 def test_a_recipe_is_measured_and_one_that_fails_stops_no_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--released", "--size", "tiny", "--syncs", "--architecture", "lora"]
+    words = ["--released", "--size", "tiny", "--architecture", "lora"]
     words += ["--experiment", "predict2p5_2b_none", "predict2p5_2b_ddrl"]
     monkeypatch.setattr(sys, "argv", ["rl_step", *words])
     monkeypatch.setattr(machine, "quiet_trainer", lambda: None)
     with pytest.raises(SystemExit) as stopped:
         rl_step.main()
     found = capsys.readouterr().out
-    assert stopped.value.code == 1 and found.count("FAILED") == 1 and "nothing to count" in found
+    assert stopped.value.code == 1 and found.count("FAILED") == 1
     assert "num_rollout 8 -> 2" in found and "trained base -> lora" in found and "its encoder -> random" in found
     assert re.search(r"an experience of 2 clips: .* gradient \d+\.\d\d s \((?!0%)", found)
     ours, plain = re.findall(r"\((\d+) evaluations\), sampled plainly [\d.]+ s \((\d+)\)", found)[0]
@@ -45,7 +42,7 @@ def test_ratios_that_are_not_one_are_reported_and_the_recipe_is_timed_all_the_sa
 
     monkeypatch.setattr(released_rl_step, "measure", measure)
     with pytest.raises(SystemExit):
-        released_rl_step.run(Namespace(size="tiny", syncs=False, experiment=["one"], architecture=["base"]))
+        released_rl_step.run(Namespace(size="tiny", experiment=["one"], architecture=["base"]))
     assert asked == [(), (released_rl_step.LOOSE,)] and capsys.readouterr().out.count("FAILED") == 1
 
 
@@ -61,23 +58,3 @@ def test_steps_that_a_short_chain_does_not_have_are_left_out() -> None:
     assert steps(train_on=[0, 5, 9], sample_steps=10) == ["model.config.rl.train_on=[0]"]
     assert steps(train_on=[ANY, ANY], sample_steps=10) == [f"model.config.rl.train_on={[ANY]}"]
     assert steps(objective="nft", transition="ode") == ["model.config.rl.num_timesteps=1"]
-
-
-def test_waits_are_counted_with_the_line_that_waits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    modes: list[str] = []
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    monkeypatch.setattr(released_rl_step, "ROOT", Path(__file__).resolve().parents[1])  # this folder is a project's
-    monkeypatch.setattr(released_rl_step, "OURS", ("benchmarks",))
-    syncs = released_rl_step.Synchronisations()
-    with syncs.counted("a rollout"):
-        for _ in range(3):
-            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-        warnings.warn("does not yet detect all synchronizing operations", stacklevel=1)  # of the mode itself
-    with syncs.counted("a micro-batch"):
-        pass
-    syncs.report()
-    found = capsys.readouterr().out
-    assert "waits 3 times in a rollout\n    3 x benchmarks/test_released_rl_step.py" in found
-    assert "0 times in a micro-batch" in found and modes == ["warn", "default"] * 2
