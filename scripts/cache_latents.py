@@ -28,7 +28,6 @@ examples:
   python -m scripts.cache_latents --data datasets/toy/train --tokenizer tiny --num_frames 13 --size 48 48
 """
 
-
 parser = command_line.parser("scripts.cache_latents", __doc__, EPILOG, {"--dataset_path": "--data"})
 add = parser.add_argument
 add("--data", required=True, metavar="DIR", help="the folder with videos/")

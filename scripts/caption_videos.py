@@ -26,7 +26,6 @@ examples:
   python -m scripts.caption_videos --data datasets/mine --command './caption.sh --long {PLACE}' --workers 4
 """
 
-
 parser = command_line.parser("scripts.caption_videos", __doc__, _EPILOG, {"--dataset_path": "--data"})
 add = parser.add_argument
 add("--data", required=True, metavar="DIR", help="data set with videos/ or images/")

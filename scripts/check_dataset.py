@@ -30,39 +30,22 @@ examples:
   python -m scripts.check_dataset datasets/NAME --text_encoder t5 --json check.json
 """
 
-
 parser = command_line.parser("scripts.check_dataset", __doc__, _EPILOG, {"--video_size": "--size"})
 add = parser.add_argument
 add("folder", metavar="DIR", help="the data set, or a folder of its train/ and val/")
 add("--experiment", metavar="NAME", help="check for it: frames, size, and the text of its model")
 add("--config", metavar="FILE", default=CONFIG, help="where the experiment is")
 add("--num_frames", type=int, help="frames that training takes; a shorter clip is a fault")
-add(
-    "--size",
-    dest="video_size",
-    type=int,
-    nargs=2,
-    metavar=("H", "W"),
-    help="size that training takes; other shapes are noted",
-)
+add("--size", dest="video_size", type=int, nargs=2, metavar=("H", "W"), help="of training; other shapes are noted")
 add("--fps", type=float, help="the rate that clips should have (default: the most frequent one)")
 add("--any_fps", action="store_true", help="clips may differ in rate, as training with dataset.fps=RATE allows")
 add("--text_encoder", metavar="NAME", help="the encoder that the embeddings should be of: t5, bytes, ...")
 add("--text_width", type=int, metavar="N", help="numbers per token that the model takes (2B, 14B: 1024; tiny: 64)")
 add("--num_tokens", type=int, metavar="N", help="tokens of a text that training reads (default: the experiment's)")
 add("--no_embeddings", dest="needs_embeddings", action="store_const", const=False, help="embeddings may be missing")
-add(
-    "--fast",
-    dest="is_fast",
-    action="store_true",
-    help="decode only the first and the last frame of each clip: quicker for long ones",
-)
+add("--fast", dest="is_fast", action="store_true", help="decode only the first and the last frame of each clip")
 add("--json", type=command_line.local_output, metavar="FILE", help="write all that was found to this file too")
-add(
-    "--workers",
-    type=command_line.at_least(0),
-    help="processes (default: one per core, or none where there is little to do)",
-)
+add("--workers", type=command_line.at_least(0), help="processes (default: one per core, or none for little work)")
 
 
 def run(args: argparse.Namespace) -> int:

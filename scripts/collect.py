@@ -35,7 +35,6 @@ examples:
     --first 20000 --out my_data --append
 """
 
-
 parser = command_line.parser("scripts.collect", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
 add("--suite", required=True, help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, or MODULE:CLASS")

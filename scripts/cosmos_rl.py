@@ -40,7 +40,6 @@ examples:
 exit codes: those of scripts.train; 2: something that you can mend, in one message
 """
 
-
 parser = command_line.parser("scripts.cosmos_rl", __doc__, _EPILOG)
 add = parser.add_argument
 add("--config", required=True, metavar="FILE", help="the recipe, a TOML file")

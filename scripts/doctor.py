@@ -31,7 +31,6 @@ examples:
       -m scripts.doctor --dist                                       on all machines of the run
 """
 
-
 parser = command_line.parser("scripts.doctor", __doc__, _EPILOG)
 add = parser.add_argument
 add("--dist", action="store_true", help="look at processes and their collectives, and nothing else")

@@ -21,7 +21,6 @@ The NVIDIA models are under the NVIDIA Open Model License; Llama-Guard-3 is gate
 repository needs its terms accepted on its page, and 'hf auth login' or HF_TOKEN.
 """
 
-
 parser = command_line.parser("scripts.download_checkpoints", __doc__, _EPILOG)
 command_line.add_flags(parser.add_argument_group("models, and what comes with them").add_argument, DownloadFlags)
 add = parser.add_argument_group("how").add_argument

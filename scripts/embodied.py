@@ -28,7 +28,6 @@ examples:
 exit codes: those of scripts.train; 2: something that you can mend, in one message
 """
 
-
 parser = command_line.parser("scripts.embodied", __doc__, _EPILOG)
 add = parser.add_argument
 add("--config-path", default=CONFIGS, metavar="DIR", dest="config_path", help=f"default: {CONFIGS}")

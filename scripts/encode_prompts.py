@@ -30,27 +30,20 @@ examples:
   python -m scripts.encode_prompts --prompt "push the red puck" --text_encoder bytes --out tiny.safetensors
 """
 
-
 parser = command_line.parser(
     "scripts.encode_prompts", __doc__, _EPILOG, {"--output": "--out", "--width": "--text_width"}
 )
 add = parser.add_argument
 add("--prompt", action="append", default=[], help="a prompt; may be given several times")
 add("--prompts_file", metavar="FILE", help="a text file, one prompt a line; '-' is stdin")
-add(
-    "--negative_prompt",
-    help="what the video should not be (default: the released models' text; bytes: the empty prompt)",
-)
+add("--negative_prompt", help="what the video should not be (default: the released models' text; bytes: empty)")
 add("--no_negative_prompt", action="store_true", help="write no negative prompt")
 add("--text_encoder", choices=("t5", "reason1", "bytes"), default="t5", help="which encoder (default: t5)")
 add("--encoder_path", metavar="DIR", help="the encoder's folder, in place of the released one's")
 add("--checkpoint_dir", metavar="DIR", help="where the released weights lie (default: checkpoints)")
 add("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
-add(
-    "--dtype",
-    choices=("float32", "bfloat16"),
-    help="in which the encoder computes and the file keeps (default: as in the checkpoint; float32 in the file)",
-)
+of_dtype = "in which the encoder computes and the file keeps (default: as in the checkpoint; float32 in the file)"
+add("--dtype", choices=("float32", "bfloat16"), help=of_dtype)
 add("--num_tokens", type=int, help="tokens of each prompt (default: 512; bytes: 64)")
 add("--text_width", type=int, help="of the bytes encoder (default: 64)")
 add("--out", required=True, metavar="FILE", help="the .safetensors file to write")

@@ -39,33 +39,17 @@ examples:
   python -m scripts.evaluate_policy --suite gym:MODULE:ID --policy RUN --world_model W --reward R.safetensors
 """
 
-
 parser = command_line.parser("scripts.evaluate_policy", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
 add("--policy", required=True, metavar="PATH", help="a policy's file or folder, a run, or MODULE:CLASS")
 add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
 add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of a run")
-add(
-    "--suite",
-    default="toy",
-    help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, or yours: its name, or MODULE:CLASS",
-)
-add(
-    "--tasks",
-    nargs="+",
-    default=[],
-    metavar="TASK",
-    help="of LIBERO also numbers (default: push_puck, or all; of yours the first)",
-)
+add("--suite", default="toy", help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, or MODULE:CLASS")
+add("--tasks", nargs="+", default=[], metavar="TASK", help="of LIBERO also numbers (default: all; of yours the first)")
 add("--setting", default=None, help="difficulty of the toy world (default: default)")
 add("--split", default=None, help="starts of the toy world: val, or those of training, train (default: val)")
 add("--episodes", type=count, default=None, help="starts (default: 800, or 50 of each task of a simulator, 10 of b1k)")
-add(
-    "--draws",
-    type=count,
-    default=None,
-    help="episodes of each start (default: 1, or 4 where decisions draw noise: --mode sample, PI0.5)",
-)
+add("--draws", type=count, help="episodes of each start (default: 1, or 4 where decisions draw noise)")
 add("--max_steps", type=count, default=None, help="of an episode in a simulator (default: as published)")
 add("--num_steps_wait", type=command_line.at_least(0), default=None, help="LIBERO's steps of rest (default: 10)")
 add("--image_size", type=count, default=None, help="of a simulator's pictures (default: 256, of lift 128)")
@@ -76,20 +60,9 @@ add("--execute", type=count, default=None, help="so many actions of each decisio
 add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn, of policy and world model")
 add("--batch_size", type=count, default=None, help="episodes that are played together (default: 200, or 8)")
 add("--workers", type=count, default=None, help="the same of lift and LIBERO, which have a process for each")
-add(
-    "--world_model",
-    nargs="?",
-    const="",
-    default=None,
-    metavar="PATH",
-    help="compare with a world model: a run or weights; without a path the tiny one that ships",
-)
-add(
-    "--reward",
-    default=None,
-    metavar="REWARD",
-    help="judge of what --world_model imagines: a file or folder of scripts.train_reward_model, or MODULE:CLASS",
-)
+a_path = "compare with a world model: a run or weights; without a path the tiny one that ships"
+add("--world_model", nargs="?", const="", default=None, metavar="PATH", help=a_path)
+add("--reward", metavar="R", help="judge of that: of scripts.train_reward_model, a file or folder, or MODULE:CLASS")
 add("--num_steps", type=count, default=None, help="evaluations of --world_model's network for a chunk (default: 1)")
 add("--device", default=None, help="of policy and world model, cpu or cuda (default: a GPU where there is one)")
 add("--out", type=command_line.local_output, default=None, metavar="DIR", help=f"write {FIGURES} there, and the videos")

@@ -44,7 +44,6 @@ examples:
   python -m scripts.evaluate_world_model --experiment NAME --dit_path model.pt
 """
 
-
 count, number = (command_line.at_least(least, 2**30 - 1) for least in (1, 0))
 parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG, {"--resolution": "--size"})
 add = parser.add_argument
@@ -54,13 +53,8 @@ add("--load_ema", action="store_true", help="take the averaged weights (net_ema.
 add("--num_clips", type=count, default=64, help="held-out clips")
 add("--num_steps", type=count, default=None, help="sampling steps (default 35; with actions, those of the run)")
 add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
-add(
-    "--out",
-    type=command_line.local_output,
-    default="outputs/evaluation",
-    metavar="DIR",
-    help="the folder of the page and its videos",
-)
+out = dict(type=command_line.local_output, default="outputs/evaluation", metavar="DIR")
+add("--out", help="the folder of the page and its videos", **out)
 add("--json", type=command_line.local_output, metavar="FILE", help="write the figures to this file too")
 actions = parser.add_argument_group(WITH_ACTIONS).add_argument
 actions("--split", default="", metavar="FILE", help="of --data: the part test of scripts.split_recordings")

@@ -25,7 +25,6 @@ example:
       --data datasets/cosmos_nemo_assets_images
 """
 
-
 parser = command_line.parser(
     "scripts.extract_images_from_videos",
     __doc__,

@@ -49,20 +49,11 @@ OLDER = {"--dataset_path": "--data", "--width": "--text_width", "--max_length": 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that all scripts of embeddings share."""
     add = parser.add_argument
-    add(
-        "--num_tokens",
-        type=command_line.at_least(1),
-        metavar="N",
-        help=f"tokens of a caption at most; the rest is cut off (default: {MAX_LENGTH})",
-    )
+    num_tokens = f"of a caption at most (default: {MAX_LENGTH})"
+    add("--num_tokens", type=command_line.at_least(1), metavar="N", help=num_tokens)
     add("--cache_dir", default="checkpoints/google-t5/t5-11b", metavar="DIR", help="the folder with T5's weights")
-    add(
-        "--text_encoder",
-        choices=("t5", "bytes", "none"),
-        default="t5",
-        help="t5: what the released models were trained with; bytes: needs no weights, for the tiny models and trials;"
-        " none: captions alone, for Predict2.5, which encodes them in training",
-    )
+    encoders = "t5: of released models; bytes: needs no weights, for tiny ones; none: captions alone (Predict2.5)"
+    add("--text_encoder", choices=("t5", "bytes", "none"), default="t5", help=encoders)
     width = f"numbers per token of the bytes encoder (default: {BYTES_WIDTH})"
     add("--text_width", type=command_line.at_least(1), metavar="N", help=width)
     add("--form", choices=tuple(FORMS), default="pickle", help="of the files that are written; all are read")
@@ -71,11 +62,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("float32", "bfloat16"), help="in which T5 computes (default: that of its weights)")
     add("--shard", type=command_line.shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts (default: all)")
     add("--cache", type=Path, metavar="DIR", help="keep embeddings by caption in this folder, for other data sets too")
-    add(
-        "--adopt",
-        action="store_true",
-        help="take over embeddings that lie there without a record, after a few were compared with this encoder's",
-    )
+    add("--adopt", action="store_true", help="take over embeddings without a record, if a few equal this encoder's")
     add("--dry_run", action="store_true", help="log what would be done, and write nothing")
 
 

@@ -19,7 +19,6 @@ examples:
   python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --data datasets/nemo_images --is_image
 """
 
-
 parser = command_line.parser("scripts.get_t5_embeddings_from_cosmos_nemo_assets", __doc__, EPILOG + _EXAMPLES, OLDER)
 add = parser.add_argument
 add("--data", default="datasets/cosmos_nemo_assets", metavar="DIR", help="the folder with videos/")

@@ -20,7 +20,6 @@ examples:
   python -m scripts.get_t5_embeddings_from_groot_dataset --text_encoder bytes
 """
 
-
 parser = command_line.parser("scripts.get_t5_embeddings_from_groot_dataset", __doc__, EPILOG + _EXAMPLES, OLDER)
 add = parser.add_argument
 add("--data", default="datasets/benchmark_train/gr1", metavar="DIR", help="the folder with videos/")

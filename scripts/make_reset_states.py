@@ -57,12 +57,8 @@ add("--out", required=True, type=command_line.local_output, metavar="DIR", help=
 add("--camera", metavar="NAME", help="whose pictures (default: the only one; LIBERO: agentview_rgb; Bridge: 0)")
 add("--action_keys", nargs="+", metavar="COLUMN", help="what makes an action of a LeRobot data set (default: action)")
 add("--gripper_dim", type=int, default=-1, metavar="N", help="which number of an action is the gripper's")
-add(
-    "--keyframes",
-    type=_keyframes,
-    metavar="WHERE",
-    help=f"starts in mid-episode, besides: '{GRIPPER}' where it opens or closes, or a fraction (default: none)",
-)
+places = f"starts in mid-episode: '{GRIPPER}' where it opens or closes, or a fraction (default: none)"
+add("--keyframes", type=_keyframes, metavar="WHERE", help=places)
 add("--before", type=command_line.at_least(0), default=BEFORE, metavar="N", help="frames from a keyframe to there")
 add("--split", default="", metavar="FILE", help="of a LeRobot data set: training gets starts of its part train alone")
 add("--overwrite", action="store_true", help="replace starts that are there")

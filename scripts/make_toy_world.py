@@ -36,37 +36,19 @@ examples:
   python -m scripts.make_toy_world --out datasets/toy_many --tasks push_puck push_box carry_puck --action_dim 7
 """
 
-
 default = ToyFolder()
 parser = command_line.parser("scripts.make_toy_world", __doc__, _EPILOG)
 add = parser.add_argument
-add(
-    "--out",
-    required=True,
-    type=command_line.local_output,
-    metavar="FOLDER",
-    help="where to write; a new folder, or an unfinished one",
-)
+add("--out", required=True, type=command_line.local_output, metavar="FOLDER", help="a new one, or an unfinished one")
 add("--episodes", type=int, default=default.episodes, help="how many, in all")
 add("--frames", type=int, default=default.frames, help="frames per video; one action less")
 add("--size", type=int, help="side of the pictures (default: 48, or 64 for the hard setting)")
 add("--fps", type=float, default=default.fps, help="frames per second of the videos")
 add("--seed", type=int, default=default.seed, help="another seed, other episodes")
-add(
-    "--mix",
-    choices=tuple(MIXES),
-    default=default.mix,
-    help="who drives: experts only, or experts, weak and random drivers with the ring mostly moved elsewhere, "
-    "so that only the actions decide what happens",
-)
-add(
-    "--tasks",
-    nargs="+",
-    choices=tuple(TASKS),
-    default=list(default.tasks),
-    metavar="TASK",
-    help=f"one or several of {', '.join(TASKS)}; episodes choose among them (default: {' '.join(default.tasks)})",
-)
+drivers = "who drives: experts, or those of all skills with the ring elsewhere, so that only actions decide"
+add("--mix", choices=tuple(MIXES), default=default.mix, help=drivers)
+of_tasks = f"of which episodes are; one or several of {', '.join(TASKS)} (default: {' '.join(default.tasks)})"
+add("--tasks", nargs="+", choices=tuple(TASKS), default=list(default.tasks), metavar="TASK", help=of_tasks)
 add("--setting", choices=tuple(SETTINGS), default=default.setting, help="difficulty")
 add("--action_dim", type=int, choices=(4, 7), default=default.action_dim, help="numbers per action (default: 4)")
 add("--val_fraction", type=float, default=default.val_fraction, help="share of the episodes that goes to val/")

@@ -57,7 +57,6 @@ examples:
   python -m scripts.plan --gpus 2 --gpu_memory 24 --json plan.json -- experiment=NAME optimizer=adamw
 """
 
-
 parser = command_line.parser("scripts.plan", __doc__, _EPILOG)
 add = parser.add_argument
 number = command_line.at_least(1, 100_000)

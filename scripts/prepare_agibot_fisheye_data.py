@@ -26,7 +26,6 @@ https://huggingface.co/datasets/{episodes.REPOSITORY} and log in with 'hf auth l
 A command that was stopped goes on where it was. Cutting needs no ffmpeg.
 """
 
-
 parser = command_line.parser("scripts.prepare_agibot_fisheye_data", __doc__, _EPILOG, {"--data_dir": "--source"})
 add = parser.add_argument
 add("--task_ids", nargs="+", default=["327"], metavar="ID", help="tasks of the data set")
@@ -41,10 +40,8 @@ mode.add_argument(
 mode.add_argument("--split_only", action="store_true", help="cut the episodes here into windows, beside --source")
 add("--val_episode_ids", nargs="+", default=[], metavar="ID", help="episodes for validation (with --split_only)")
 add("--window_size", type=float, default=windows.WINDOW_SIZE, metavar="S", help="seconds in a window")
-add(
-    "--min_last_window", type=float, default=windows.MIN_LAST_WINDOW, metavar="S",
-    help="a rest of up to so many seconds is not divided",
-)  # fmt: skip
+rest = "a rest of up to so many seconds is not divided"
+add("--min_last_window", type=float, default=windows.MIN_LAST_WINDOW, metavar="S", help=rest)
 add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
 add("--dry_run", action="store_true", help="log what would be fetched, deleted or cut, and do nothing")
 

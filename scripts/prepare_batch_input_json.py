@@ -29,7 +29,6 @@ example:
   python examples/video2world.py --batch_input_json pictures/batch.json
 """
 
-
 parser = command_line.parser(
     "scripts.prepare_batch_input_json", __doc__, _EPILOG, {"--dataset_path": "--data", "--output_path": "--out"}
 )

@@ -27,7 +27,6 @@ for training on images, after the first of them:
       --out datasets/cosmos_nemo_assets_images --stride 30
 """
 
-
 parser = command_line.parser("scripts.prepare_cosmos_nemo_data", __doc__, _EPILOG, {"--dataset_path": "--out"})
 add_flags(parser, NEMO, "datasets/cosmos_nemo_assets")
 

@@ -24,7 +24,6 @@ example:
   python -m scripts.get_t5_embeddings_from_groot_dataset --data datasets/benchmark_train/gr1
 """
 
-
 parser = command_line.parser("scripts.prepare_groot_data", __doc__, _EPILOG, {"--dataset_path": "--out"})
 add_flags(parser, GROOT, "datasets/benchmark_train/gr1", "datasets/benchmark_train/hf_gr1")
 

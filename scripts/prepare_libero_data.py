@@ -29,30 +29,20 @@ examples:
   python -m scripts.prepare_libero_data --source LIBERO/datasets --form keep
 """
 
-
 default = libero.LiberoSettings()
 parser = command_line.parser("scripts.prepare_libero_data", __doc__, _EPILOG)
 add = parser.add_argument
-add(
-    "--source", type=Path, default=Path("datasets/libero"), metavar="FOLDER",
-    help="where the suites' folders lie, or go with --repo_id",
-)  # fmt: skip
-add(
-    "--repo_id", nargs="?", const=libero.REPOSITORY, metavar="REPO",
-    help=f"fetch the suites from this repository of the hub first (without a name: {libero.REPOSITORY})",
-)  # fmt: skip
+add("--source", type=Path, default=Path("datasets/libero"), metavar="FOLDER", help="where the suites lie, or go")
+fetched = f"fetch the suites from this repository of the hub first (without a name: {libero.REPOSITORY})"
+add("--repo_id", nargs="?", const=libero.REPOSITORY, metavar="REPO", help=fetched)
 add("--suites", nargs="+", metavar="SUITE", help="which suites (default: all that lie in --source)")
 add("--form", choices=libero.FORMS, default=default.form, help="what to make")
-add(
-    "--out", type=command_line.local_folder, default=Path("datasets/libero_bridge"), metavar="FOLDER",
-    help="where the form bridge is written",
-)  # fmt: skip
+bridge = dict(type=command_line.local_folder, default=Path("datasets/libero_bridge"), metavar="FOLDER")
+add("--out", help="where the form bridge is written", **bridge)
 add("--cameras", nargs="+", default=list(default.cameras), metavar="CAMERA", help="which cameras (bridge)")
 add("--no_rotate", action="store_true", help="leave the pictures upside down, as they are stored (bridge)")
-add(
-    "--val_every", type=int, default=default.val_every, metavar="N",
-    help="of each task one demonstration in so many is for validation; 0: none",
-)  # fmt: skip
+of_val = "of each task one demonstration in so many is for validation; 0: none"
+add("--val_every", type=int, default=default.val_every, metavar="N", help=of_val)
 add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
 add("--dry_run", action="store_true", help="log what would be fetched and written, and do nothing")
 

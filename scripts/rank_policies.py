@@ -38,9 +38,7 @@ add("--world_model", required=True, metavar="W", help="a run or weights")
 add("--reward", required=True, metavar="R", help="a file or folder of scripts.train_reward_model, or MODULE:CLASS")
 add("--starts", required=True, metavar="S", help="of scripts.make_reset_states; those that are held out are played")
 add("--policies", required=True, nargs="+", metavar="P", help="files, folders or runs, or MODULE:CLASS")
-add(
-    "--suite", default="", metavar="E", help="where it is true: gym:ID, or yours, MODULE:CLASS; imagined starts are its"
-)
+add("--suite", default="", metavar="E", help="where it is true, also of starts: gym:ID, or yours, MODULE:CLASS")
 add("--truth", default="", metavar="FILE", help="true success that is known")
 add("--episodes", type=count, default=100, help="starts of each policy, at most")
 add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the world model")

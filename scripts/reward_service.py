@@ -23,7 +23,6 @@ examples:
   WFM_REWARD_TOKEN=... python -m scripts.reward_service --host 0.0.0.0 --rewards dance_grpo --queue redis://HOST:6379/0
 """
 
-
 parser = command_line.parser("scripts.reward_service", __doc__, _EPILOG)
 add = parser.add_argument
 add("--rewards", default="", metavar="NAME,...", help="which rewards to serve (default: those of --config)")

@@ -17,7 +17,6 @@ examples:
   python -m scripts.run_report checkpoints/posttraining/reinforcement_learning/tiny_flow_grpo_toy_world
 """
 
-
 parser = command_line.parser("scripts.run_report", __doc__, _EPILOG)
 parser.add_argument("run", metavar="RUN", help="the folder of the run, which has metrics.jsonl")
 

@@ -68,42 +68,17 @@ def _suite(text: str) -> str:
 
 parser = command_line.parser("scripts.train_policy", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
-add(
-    "--out",
-    required=True,
-    type=command_line.local_output,
-    metavar="PATH",
-    help="the folder of the policy, or its file (.safetensors)",
-)
-add(
-    "--policy",
-    metavar="NAME",
-    default="toy",
-    help="what is trained: openvla_oft, pi05, toy, which acts in the toy world alone, or a class of yours",
-)
+add("--out", required=True, type=command_line.local_output, metavar="PATH", help="a folder, or a file (.safetensors)")
+add("--policy", metavar="NAME", default="toy", help="openvla_oft, pi05, toy (of the toy world alone), or your class")
 add("--base", default="", metavar="PATH", help="published weights to begin with (default: tiny random ones)")
-add(
-    "--keep_statistics",
-    action="store_true",
-    help="scale actions as --base does (default: by what is cloned), for recordings in its units",
-)
-add(
-    "--lora_rank",
-    type=command_line.at_least(1, 10**4),
-    default=0,
-    metavar="N",
-    help="train adapters of this rank, not the weights",
-)
+add("--keep_statistics", action="store_true", help="scale actions as --base does (default: by what is cloned)")
+add("--lora_rank", type=command_line.at_least(1, 10**4), default=0, metavar="N", help="train adapters of this rank")
 add("--expert_only", action="store_true", help="of pi05: train the action expert, and keep what sees and reads")
 add("--augment", action="store_true", help="of pi05: crop, turn and recolour its pictures a little, as published")
 add("--variant", choices=["oft", "l1"], help="of openvla_oft: tokens, or numbers, for imitation alone (default: oft)")
 add("--suite", type=_suite, default="toy", help="the world of the demonstrations: toy, the only one with an expert")
-add(
-    "--demonstrations",
-    type=command_line.at_least(1, 10**6),
-    metavar="N",
-    help="how many; the first ones of --data (default: the policy's `cloning`)",
-)
+of_cloning = "how many; the first ones of --data (default: the policy's `cloning`)"
+add("--demonstrations", type=command_line.at_least(1, 10**6), metavar="N", help=of_cloning)
 add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
 add("--split", default="", metavar="FILE", help="of --data: clone the successes of its part train alone")
 add("--camera", metavar="NAME", help="of --data, whose pictures (default: the only one; LIBERO: agentview_rgb)")

@@ -41,7 +41,6 @@ examples:
     --out reward_model
 """
 
-
 parser = command_line.parser("scripts.train_reward_model", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
 add("--out", required=True, type=command_line.local_output, metavar="DIR", help="a new folder")
@@ -52,12 +51,7 @@ add("--overwrite", action="store_true", help="replace a reward model that is the
 add("--size", choices=tuple(SIZES), default="tiny", help="of the network: tiny, or that of the published weights")
 add("--steps", type=count, default=800, help="of the optimizer")
 add("--lr", type=command_line.above_zero, default=2e-3, help="learning rate, which falls to 0")
-add(
-    "--batch_size",
-    type=command_line.at_least(2, 10**5),
-    default=64,
-    help="pictures of a step, half of them with success",
-)
+add("--batch_size", type=command_line.at_least(2, 10**5), default=64, help="pictures of a step, half with success")
 add("--precision", type=float, default=0.98, help="share of judged successes that must be true")
 below = "below it on held-out pictures the reward model is not written (default: {}; 0: any is)"
 none = "0.8; with a world model of recordings 0, the area of ends decides"
@@ -76,9 +70,7 @@ own = parser.add_argument_group("recordings").add_argument
 own("--success_column", default="next.success", help="1 on frames that show success")
 own("--camera", default=None, help="of several, the one to look at")
 own("--near", type=command_line.at_least(0), default=8, help="frames before a success that count as near misses")
-own(
-    "--split", default="", metavar="FILE", help="of scripts.split_recordings: learn, calibrate and measure by its parts"
-)
+own("--split", default="", metavar="FILE", help="of scripts.split_recordings: learn, calibrate and measure by it")
 own("--val_fraction", type=float, default=0.25, help="without --split: share of the episodes that is held out")
 
 
