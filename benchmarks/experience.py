@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import gc
 import importlib
-import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +49,6 @@ PI05: dict[str, Any] = dict(vlm=VARIANTS["gemma_2b"], expert=VARIANTS["gemma_300
 ACTION_DIM = {"tiny": 4, "2B": 7}
 EXPERIENCES = {"openvla": 2, "pi05": 1}
 GOAL_GB = 50
-SHOWN_ERROR = 6  # lines
 BIAS = -2.0  # of the classifier: no episode ends early
 
 
@@ -250,15 +248,8 @@ def run(args: argparse.Namespace) -> int:
     machine.require_gpu(args.size)
     machine.quiet_trainer()
     print(f"{machine.described(machine.device_and_dtype()[0])}; random weights, rewards not rounded")
-    code = 0
+    attempt = machine.Attempts()
     for policy in args.policies:
-        try:
-            measure(policy, args.size, args)
-        except Exception as error:  # the other policy still runs
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            print(f"  {policy} FAILED: {type(error).__name__}: ", end="")
-            print("\n    ".join(itertools.islice(lines, SHOWN_ERROR)), flush=True)
-            code = 1
-        gc.collect()
+        attempt(policy, measure, policy, args.size, args)
         machine.forget_peak_memory()
-    return code
+    return int(attempt.num_failed > 0)

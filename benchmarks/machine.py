@@ -2,6 +2,7 @@
 """The harness of all benchmarks: the machine and its name, calls in turns, and runs of the programs."""
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ import torch
 
 from cosmos_predict2.nn.layers import processor_name
 from imaginaire import distributed
+from imaginaire.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -178,6 +181,34 @@ class Phases:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         self._since = time.perf_counter()
+
+
+class Attempts:
+    """Makes calls; one that fails is printed and does not stop those after it."""
+
+    num_failed = 0
+    error = ""  # of the last call
+
+    def __call__(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of the call; None where it fails."""
+        self.error = ""
+        try:
+            return run(*arguments)
+        except Exception as error:  # whatever it is, the others are measured
+            self.error = str(error) or "no message"
+            lines = [line for line in self.error.splitlines() if line.strip()][:6]
+            print(f"  {name} FAILED: {type(error).__name__}: " + "\n    ".join(lines), flush=True)
+            if not isinstance(error, UserError):
+                print("    " + "    ".join(traceback.format_tb(error.__traceback__)[-3:]), flush=True)
+            self.num_failed += 1
+            return None
+        finally:
+            gc.collect()  # what an exception and callbacks held
+
+    def end(self) -> None:
+        """Exit with 1 where a call failed."""
+        if self.num_failed:
+            raise SystemExit(1)
 
 
 def wait() -> None:

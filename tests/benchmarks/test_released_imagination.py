@@ -5,19 +5,18 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks import released_imagination, rollout
+from benchmarks import imagination, rollout
 from benchmarks.rollout import published
 
 
 def test_the_published_way_and_ours_imagine_the_same(tmp_path: Path) -> None:
-    env = released_imagination.make_env("tiny", 2, tmp_path)
+    env = imagination.make_env("tiny", 2, tmp_path)
     ends = []
     for way in (None, rollout.WAYS[0]):
         if way is not None:
             env.imagination.generate_actions = published(env.imagination.world, way)  # type: ignore[method-assign]
-        released_imagination.chunk(env)
+        imagination.chunk(env)
         assert env._frames is not None
         ends.append(env._frames.clone())
     assert (ends[0].int() - ends[1].int()).abs().max() <= 1 and ends[0].float().std() > 1
@@ -26,8 +25,8 @@ def test_the_published_way_and_ours_imagine_the_same(tmp_path: Path) -> None:
 def test_parts_operations_and_the_published_way_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(released_imagination, "ceiling", lambda: 1e10)  # a busy machine has a share of it, too
-    released_imagination.measure("tiny", 1, 1)
+    monkeypatch.setattr(imagination, "ceiling", lambda: 1e10)  # a busy machine has a share of it, too
+    imagination.measure_released("tiny", 1, 1)
     found = capsys.readouterr().out
     assert "FAILED" not in found and len(re.findall(r"decode \d+\.\d+ s", found)) == 2
     assert float(re.findall(r"([\d.]+) times ours", found)[0]) > 0
@@ -35,19 +34,9 @@ def test_parts_operations_and_the_published_way_are_printed(
     assert share / 100 == pytest.approx(100 * rate, abs=1e-3) and share > 0
 
 
-def test_a_part_that_fails_stops_nothing_but_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    attempt = released_imagination.PrintedFailures()
-
-    def fails() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GB")
-
-    assert attempt("a part", fails) is None and attempt("another", lambda: 2) == 2
-    assert attempt.has_failed and "a part FAILED: CUDA out of memory. Tried" in capsys.readouterr().out
-
-
 def test_operations_of_the_published_size() -> None:
     """16 environments with 1280 tokens each: 24 products of width by width and the attention among them."""
     config = rollout.get_cosmos_predict2_action_conditioned_pipeline(model_size="2B", network="chunk")
     tokens, width, blocks = 16 * 1280, 2048, 28
     linear, attention = blocks * tokens * 24 * width**2, blocks * tokens * 4 * 1280 * width
-    assert released_imagination.step_flops(config, 16, "2B") == pytest.approx(linear + attention, rel=0.02)
+    assert imagination.step_flops(config, 16, "2B") == pytest.approx(linear + attention, rel=0.02)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import machine, released_rl_step, rl_step
+from benchmarks import machine, rl_step
 from cosmos_predict2.rl.config import ANY, RLConfig
 from imaginaire.errors import ConfigError, TrainingError
 
@@ -40,10 +40,10 @@ def test_ratios_that_are_not_one_are_reported_and_the_recipe_is_timed_all_the_sa
         if not others:
             raise TrainingError("it differs by 0.1 (model.config.rl.ratio_tolerance=0.001)")
 
-    monkeypatch.setattr(released_rl_step, "measure", measure)
+    monkeypatch.setattr(rl_step, "measure_released", measure)
     with pytest.raises(SystemExit):
-        released_rl_step.run(Namespace(size="tiny", experiment=["one"], architecture=["base"]))
-    assert asked == [(), (released_rl_step.LOOSE,)] and capsys.readouterr().out.count("FAILED") == 1
+        rl_step.run_released(Namespace(size="tiny", experiment=["one"], architecture=["base"]))
+    assert asked == [(), (rl_step.LOOSE,)] and capsys.readouterr().out.count("FAILED") == 1
 
 
 def test_an_experiment_without_rewards_of_clips_is_named() -> None:
@@ -53,7 +53,7 @@ def test_an_experiment_without_rewards_of_clips_is_named() -> None:
 
 def test_steps_that_a_short_chain_does_not_have_are_left_out() -> None:
     def steps(**options: Any) -> list[str]:
-        return [one for one in released_rl_step.reduced(RLConfig(**options)) if "train_on" in one or "times" in one]
+        return [one for one in rl_step.reduced(RLConfig(**options)) if "train_on" in one or "times" in one]
 
     assert steps(train_on=[0, 5, 9], sample_steps=10) == ["model.config.rl.train_on=[0]"]
     assert steps(train_on=[ANY, ANY], sample_steps=10) == [f"model.config.rl.train_on={[ANY]}"]
