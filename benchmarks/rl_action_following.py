@@ -29,7 +29,7 @@ from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.action_following import ActionFollowing
 from cosmos_predict2.rl.rewards.toy import LOST_PX, seen
-from cosmos_predict2.toy_world.scene import GRIPPER, object_position
+from cosmos_predict2.toy_world.physics import GRIPPER, object_position
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel, build_world_model

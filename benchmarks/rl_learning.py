@@ -37,7 +37,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.held_out import MOVES
 from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.rewards.toy import contact, seen
-from cosmos_predict2.toy_world.detector import Detection
+from cosmos_predict2.toy_world.rendering import Detection
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.sampling import to_uint8
 from cosmos_predict2.world_model.world_model import build_world_model

@@ -16,9 +16,9 @@ import torch
 
 from benchmarks import machine
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
-from cosmos_predict2.toy_world.detector import detect
 from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.toy_world.physics import advance
+from cosmos_predict2.toy_world.rendering import detect
 from cosmos_predict2.toy_world.world import ToyWorld
 
 NUM_ENVS = 64

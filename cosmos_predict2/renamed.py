@@ -34,4 +34,5 @@ RENAMED = {
     "cosmos_predict2.rl.vla.policy_evaluation": "cosmos_predict2.rl.episodes.policy_evaluation",
     "cosmos_predict2.rl.vla.policy_losses": "cosmos_predict2.rl.episodes.decisions",
     "cosmos_predict2.rl.vla.ray_rollout": "cosmos_predict2.rl.episodes.ray_rollout",
+    "cosmos_predict2.toy_world.detector": "cosmos_predict2.toy_world.rendering",  # what a page imported
 }

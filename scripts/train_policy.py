@@ -101,7 +101,7 @@ add("--overwrite", action="store_true", help="replace a policy that is there")
 def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.policies import cloning, files
     from cosmos_predict2.rl.policies.weights import require_public
-    from cosmos_predict2.toy_world.scene import SETTINGS
+    from cosmos_predict2.toy_world.physics import SETTINGS
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire.buildable import require_taken, resolve
     from imaginaire.errors import near

@@ -211,7 +211,7 @@ def _toy_pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.rl.imagined import labelled_rollouts
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.rewards.success_training import LabelledPictures
-    from cosmos_predict2.toy_world.scene import SETTINGS
+    from cosmos_predict2.toy_world.physics import SETTINGS
     from imaginaire.errors import near
 
     if args.setting not in SETTINGS:

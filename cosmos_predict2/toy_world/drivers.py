@@ -13,10 +13,10 @@ import numpy
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from cosmos_predict2.toy_world.physics import GRASP_GAP, action_layout, advance, gap_to_target
-from cosmos_predict2.toy_world.scene import (
+from cosmos_predict2.toy_world.physics import (
     BOX_HALF_SIDE,
     GOAL,
+    GRASP_GAP,
     GRIPPER,
     GRIPPER_RADIUS,
     HELD,
@@ -24,6 +24,9 @@ from cosmos_predict2.toy_world.scene import (
     STATE_SIZE,
     Floats,
     Setting,
+    action_layout,
+    advance,
+    gap_to_target,
     object_position,
 )
 from cosmos_predict2.toy_world.tasks import OBJECT_MARGIN, Task, uses_grip

@@ -11,9 +11,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cosmos_predict2.toy_world.drivers import DRIVERS, draw_plan, drive
-from cosmos_predict2.toy_world.physics import gap
-from cosmos_predict2.toy_world.rendering import Picture, render
-from cosmos_predict2.toy_world.scene import (
+from cosmos_predict2.toy_world.physics import (
     GOAL,
     GRIPPER_X,
     GRIPPER_Y,
@@ -24,8 +22,10 @@ from cosmos_predict2.toy_world.scene import (
     Floats,
     find,
     find_setting,
+    gap,
     object_position,
 )
+from cosmos_predict2.toy_world.rendering import Picture, render
 from cosmos_predict2.toy_world.tasks import (
     STILL,
     THINGS,

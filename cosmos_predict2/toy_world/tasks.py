@@ -11,13 +11,13 @@ import numpy
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from cosmos_predict2.toy_world.physics import GRASP_GAP, gap, gap_to_target
-from cosmos_predict2.toy_world.scene import (
+from cosmos_predict2.toy_world.physics import (
     BOX_HALF_SIDE,
     CLOSED,
     GOAL,
     GOAL_X,
     GOAL_Y,
+    GRASP_GAP,
     GRIPPER,
     GRIPPER_RADIUS,
     GRIPPER_X,
@@ -33,6 +33,8 @@ from cosmos_predict2.toy_world.scene import (
     Floats,
     Setting,
     find,
+    gap,
+    gap_to_target,
     object_position,
     to_grid,
 )

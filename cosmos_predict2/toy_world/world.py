@@ -7,9 +7,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from cosmos_predict2.toy_world.physics import action_layout, advance
+from cosmos_predict2.toy_world.physics import STATE_SIZE, Floats, action_layout, advance, find_setting
 from cosmos_predict2.toy_world.rendering import PAD, Picture, draw_things, table
-from cosmos_predict2.toy_world.scene import STATE_SIZE, Floats, find_setting
 from cosmos_predict2.toy_world.tasks import (
     Task,
     by_task,

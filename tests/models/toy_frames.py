@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cosmos_predict2.evaluation.metrics.held_out import MOVES
 from cosmos_predict2.evaluation.metrics.imagined_episodes import Windows, coded, pictures
-from cosmos_predict2.toy_world.scene import (
+from cosmos_predict2.toy_world.physics import (
     BOX_HALF_SIDE,
     GRIPPER,
     GRIPPER_RADIUS,

@@ -4,10 +4,10 @@
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.advantages import group_advantages, groups_within
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.decisions import policy_loss
 from cosmos_predict2.rl.interfaces import LogProb
+from cosmos_predict2.rl.objectives import group_advantages, groups_within
 from tests.goldens import Golden
 
 AREA = "action"

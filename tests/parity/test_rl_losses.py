@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl import advantages, objectives
-from cosmos_predict2.rl.clips.rollout import Losses
-from cosmos_predict2.rl.clips.samples import Forward
+from cosmos_predict2.rl import objectives
+from cosmos_predict2.rl.clips.rollout import Forward, Losses
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
 from cosmos_predict2.rl.objectives import OBJECTIVES, FreshNoise, RatioStep
 from imaginaire.optim.adamw import lambda_linear
@@ -37,25 +36,25 @@ def compare_gradient(value: Value, actual: Tensor) -> None:
 @pytest.mark.parametrize("name", BY_PROMPT)
 def test_advantages_by_prompt(golden: Golden, name: str) -> None:
     """Published groups that are all alike, or of one alone, have advantages by sft and dpo; here they teach nothing."""
-    content = golden.json("advantages.json")
+    content = golden.json("objectives.json")
     prompts, rewards = content["prompts"].use(), torch.tensor(content["rewards"].use(), dtype=torch.float64)
     if name == "no_tracking":
         prompts = [""] * len(prompts)
     is_of_N_B = torch.tensor([[other == prompt for other in prompts] for prompt in dict.fromkeys(prompts)])
     rewards_N_B = rewards.expand_as(is_of_N_B)
-    found = advantages.group_advantages(rewards_N_B, is_of_N_B, norm=BY_PROMPT[name]).sum(dim=0)
-    teaches_B = (is_of_N_B & advantages.has_spread(rewards_N_B, is_of_N_B)[:, None]).any(dim=0)
+    found = objectives.group_advantages(rewards_N_B, is_of_N_B, norm=BY_PROMPT[name]).sum(dim=0)
+    teaches_B = (is_of_N_B & objectives.has_spread(rewards_N_B, is_of_N_B)[:, None]).any(dim=0)
     expected = torch.tensor(content[name].expected(), dtype=torch.float64)
     torch.testing.assert_close(found[teaches_B], expected[teaches_B], rtol=0, atol=1e-6)
     assert teaches_B.any() and not found[~teaches_B].any()
 
 
-@pytest.mark.golden_cases("advantages.json", "cosmos_rank_groups")
+@pytest.mark.golden_cases("objectives.json", "cosmos_rank_groups")
 def test_advantages_of_ranks(case: Value) -> None:
     """Rewards of the ranks of one group, each with a batch; a rank is valid or not."""
     rewards_G_B, valid_G = torch.tensor(case["rewards"].use()), torch.tensor(case["valid"].use())
     for b, rewards_G in enumerate(rewards_G_B.T):
-        filled, found = advantages.filled_in(rewards_G, valid_G)
+        filled, found = objectives.filled_in(rewards_G, valid_G)
         for g, result in enumerate(case["result"]):
             for key, value in {"reward": filled[g], "advantage": found[g]}.items():
                 wanted = result[key].expected()[b]

@@ -22,8 +22,7 @@ from cosmos_predict2.diffusion.transitions import (
     sde_coefficient,
 )
 from cosmos_predict2.rl import objectives
-from cosmos_predict2.rl.clips.rollout import ChainPath, Losses
-from cosmos_predict2.rl.clips.samples import Data, Kept
+from cosmos_predict2.rl.clips.rollout import ChainPath, Data, Kept, Losses
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
 from tests.goldens import Golden, Value
 

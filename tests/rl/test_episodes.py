@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.book import Book, Chunk
+from cosmos_predict2.rl.envs.scoring import Book, Chunk
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts, settle_num_tasks
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, replayed

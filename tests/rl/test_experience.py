@@ -20,16 +20,18 @@ from cosmos_predict2.diffusion.solvers import karras_sigmas
 from cosmos_predict2.diffusion.transitions import Chain, ChurnChain, FlowChain, Normal
 from cosmos_predict2.rl.clips import flow_grpo, rollout
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.clips.rollout import ChainPath, Losses, roll_out
-from cosmos_predict2.rl.clips.samples import (
+from cosmos_predict2.rl.clips.rollout import (
+    ChainPath,
     Conditions,
     Forward,
     Kept,
+    Losses,
     RowDraws,
     Samples,
     joined,
     mapped,
     order,
+    roll_out,
 )
 from cosmos_predict2.rl.config import RLConfig, passes_of
 from cosmos_predict2.rl.learner import WeightCopy

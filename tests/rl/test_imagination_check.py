@@ -33,8 +33,8 @@ from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.null import NullPolicy, are_motions
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.trust import digest, read_card
-from cosmos_predict2.toy_world.detector import detect
 from cosmos_predict2.toy_world.episodes import make_episodes
+from cosmos_predict2.toy_world.rendering import detect
 from imaginaire.errors import ConfigError
 from scripts import check_imagination
 from tests.programs import call, python

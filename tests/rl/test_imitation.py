@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.advantages import chosen
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.learner import Experience
+from cosmos_predict2.rl.objectives import chosen
 from imaginaire.config import L
 from tests.rl.vla_runs import RL, batch, collected, run
 from tests.training import difference, saved

@@ -12,10 +12,18 @@ import torch
 from cosmos_predict2.diffusion.solvers import karras_sigmas
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, ChurnChain, FlowChain, log_ratio
 from cosmos_predict2.rl import objectives
-from cosmos_predict2.rl.advantages import NORMS, group_advantages, groups_within, has_spread
 from cosmos_predict2.rl.clips.rollout import check_chain
 from cosmos_predict2.rl.config import RLConfig, check_steps, reward_configs
-from cosmos_predict2.rl.objectives import OBJECTIVES, FreshNoise, RatioStep, objective_of
+from cosmos_predict2.rl.objectives import (
+    NORMS,
+    OBJECTIVES,
+    FreshNoise,
+    RatioStep,
+    group_advantages,
+    groups_within,
+    has_spread,
+    objective_of,
+)
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import EDM
 from imaginaire.errors import ConfigError

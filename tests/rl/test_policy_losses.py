@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.advantages import groups_within
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.decisions import policy_loss
 from cosmos_predict2.rl.interfaces import DrawnStep, LogProb
@@ -16,6 +15,7 @@ from cosmos_predict2.rl.objectives import (
     aggregate,
     at_level,
     clipped,
+    groups_within,
     kl_estimate,
     ratio_objective,
     rows_of_actions,

@@ -17,7 +17,7 @@ from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips, Judgement, RewardDefaults, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
 from cosmos_predict2.rl.rewards.local import LocalReward, reward_of
-from cosmos_predict2.toy_world.detector import Detection
+from cosmos_predict2.toy_world.rendering import Detection
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, DataError
 

@@ -14,8 +14,19 @@ from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.solvers import karras_sigmas
 from cosmos_predict2.diffusion.transitions import ChurnChain, FlowChain, Normal
 from cosmos_predict2.rl.clips import rollout
-from cosmos_predict2.rl.clips.rollout import ChainPath, Losses, chain_path, check_chain, judge, of_whole_clip, roll_out
-from cosmos_predict2.rl.clips.samples import Data, Forward, Kept, MicroBatch
+from cosmos_predict2.rl.clips.rollout import (
+    ChainPath,
+    Data,
+    Forward,
+    Kept,
+    Losses,
+    MicroBatch,
+    chain_path,
+    check_chain,
+    judge,
+    of_whole_clip,
+    roll_out,
+)
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
 from cosmos_predict2.rl.objectives import (
     FreshNoise,

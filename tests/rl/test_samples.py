@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.clips.samples import Conditions, Forward, Kept, MicroBatch, Rollout, RowDraws, Samples
+from cosmos_predict2.rl.clips.rollout import Conditions, Forward, Kept, MicroBatch, Rollout, RowDraws, Samples
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.learner import Experience
 from imaginaire import distributed

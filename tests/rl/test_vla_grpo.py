@@ -17,7 +17,6 @@ from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.released import tiny_action_path
-from cosmos_predict2.rl.advantages import GroupAdvantageConfig
 from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.envs.starts import ToyStarts
@@ -32,6 +31,7 @@ from cosmos_predict2.rl.episodes.episodes import (
 )
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.refinement import Refinement, Windows, chosen_windows
+from cosmos_predict2.rl.objectives import GroupAdvantageConfig
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.trust import Card, digest, write_card

@@ -5,8 +5,7 @@ import numpy
 import pytest
 
 from cosmos_predict2.toy_world.episodes import DIRECTIONS, Episodes, Mix, make_episodes
-from cosmos_predict2.toy_world.physics import gap, simulate
-from cosmos_predict2.toy_world.scene import (
+from cosmos_predict2.toy_world.physics import (
     GOAL,
     GRIPPER_X,
     GRIPPER_Y,
@@ -14,7 +13,9 @@ from cosmos_predict2.toy_world.scene import (
     SETTINGS,
     STATE_SIZE,
     Floats,
+    gap,
     object_position,
+    simulate,
 )
 from cosmos_predict2.toy_world.tasks import TASKS
 

@@ -3,10 +3,10 @@ import numpy
 import pytest
 
 from cosmos_predict2.toy_world.episodes import make_episodes
-from cosmos_predict2.toy_world.physics import GRASP_GAP, advance, gap, simulate
-from cosmos_predict2.toy_world.scene import (
+from cosmos_predict2.toy_world.physics import (
     BOX_X,
     CLOSED,
+    GRASP_GAP,
     GRIPPER_RADIUS,
     GRIPPER_X,
     GRIPPER_Y,
@@ -20,6 +20,9 @@ from cosmos_predict2.toy_world.scene import (
     SETTINGS,
     STATE_SIZE,
     Floats,
+    advance,
+    gap,
+    simulate,
 )
 from cosmos_predict2.toy_world.tasks import TASKS
 

@@ -2,10 +2,9 @@
 import numpy
 import pytest
 
-from cosmos_predict2.toy_world.detector import THINGS, detect
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
-from cosmos_predict2.toy_world.rendering import render
-from cosmos_predict2.toy_world.scene import COLOURS, COLUMNS, PARKED, STATE_SIZE, Floats
+from cosmos_predict2.toy_world.physics import COLOURS, COLUMNS, PARKED, STATE_SIZE, Floats
+from cosmos_predict2.toy_world.rendering import THINGS, detect, render
 from cosmos_predict2.toy_world.tasks import TASKS
 from cosmos_predict2.toy_world.world import ToyWorld
 

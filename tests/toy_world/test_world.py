@@ -4,8 +4,7 @@ import numpy
 import pytest
 
 from cosmos_predict2.toy_world.drivers import expert_action
-from cosmos_predict2.toy_world.physics import gap
-from cosmos_predict2.toy_world.scene import GOAL, GRIPPER, PARKED, object_position
+from cosmos_predict2.toy_world.physics import GOAL, GRIPPER, PARKED, gap, object_position
 from cosmos_predict2.toy_world.tasks import GRIPPER_MARGIN, OBJECT_MARGIN, TASKS
 from cosmos_predict2.toy_world.world import ToyWorld
 

@@ -208,7 +208,7 @@ def _libero(root: Path, camera: str, gripper_dim: int) -> Iterator[RecordedEpiso
 
 def _toy(folder: Path) -> Iterator[RecordedEpisode]:
     from cosmos_predict2.data.toy.videos import read_states  # of recordings of a robot nothing of the toy world is used
-    from cosmos_predict2.toy_world.scene import CLOSED, GOAL
+    from cosmos_predict2.toy_world.physics import CLOSED, GOAL
 
     episodes, _ = read_states(folder)
 

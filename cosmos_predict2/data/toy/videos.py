@@ -28,7 +28,7 @@ from cosmos_predict2.data.video.clips import Clip, Fit
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import NO_TEXT
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
-from cosmos_predict2.toy_world.scene import STATE_SIZE
+from cosmos_predict2.toy_world.physics import STATE_SIZE
 from imaginaire import foreign_json, storage
 from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import SPLITS
-from cosmos_predict2.toy_world.detector import Detection, detect
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
-from cosmos_predict2.toy_world.rendering import Picture, render
-from cosmos_predict2.toy_world.scene import GRIPPER, OBJECTS, Floats, find_setting, object_position
+from cosmos_predict2.toy_world.physics import GRIPPER, OBJECTS, Floats, find_setting, object_position
+from cosmos_predict2.toy_world.rendering import Detection, Picture, detect, render
 from cosmos_predict2.toy_world.tasks import STILL, find_tasks
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8

@@ -25,9 +25,8 @@ from cosmos_predict2.evaluation.metrics.imagined_episodes import (
 )
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
-from cosmos_predict2.toy_world.physics import action_layout, simulate
+from cosmos_predict2.toy_world.physics import GRIPPER, Floats, action_layout, find_setting, object_position, simulate
 from cosmos_predict2.toy_world.rendering import render
-from cosmos_predict2.toy_world.scene import GRIPPER, Floats, find_setting, object_position
 from cosmos_predict2.toy_world.tasks import find_tasks
 from cosmos_predict2.world_model.sampling import SamplingOptions
 

@@ -19,17 +19,21 @@ from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
 from cosmos_predict2.models.config import LATEST_TIME, model_config
 from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.rl.clips.rollout import Losses, chain_path, check_chain, judge, roll_out
-from cosmos_predict2.rl.clips.samples import (
+from cosmos_predict2.rl.clips.rollout import (
     Conditions,
     Data,
     Forward,
+    Losses,
     MicroBatch,
     Rollout,
     RowDraws,
     Samples,
+    chain_path,
+    check_chain,
     joined,
+    judge,
     order,
+    roll_out,
     rows_of,
 )
 from cosmos_predict2.rl.clips.scoring import Groups, Scoring, check_data

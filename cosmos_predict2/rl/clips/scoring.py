@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cosmos_predict2.rl.advantages import groups_within, has_spread
 from cosmos_predict2.rl.config import KEY, RewardConfig, RLConfig, reward_configs
 from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
+from cosmos_predict2.rl.objectives import groups_within, has_spread
 from cosmos_predict2.rl.rewards.local import scored_by
 from cosmos_predict2.rl.rewards.remote import LAST_LOOK_S, share_senders
 from imaginaire import distributed

@@ -7,8 +7,8 @@ import torch
 
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, StartsDefaults
+from cosmos_predict2.toy_world.physics import GOAL, Floats, find_setting
 from cosmos_predict2.toy_world.rendering import render
-from cosmos_predict2.toy_world.scene import GOAL, Floats, find_setting
 from cosmos_predict2.toy_world.tasks import episode_generator, find_tasks, lay_table
 from imaginaire.errors import ConfigError, near
 

@@ -8,21 +8,22 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS
+from cosmos_predict2.rl.envs.scoring import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.starts import Tables
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
-from cosmos_predict2.toy_world.physics import action_layout, advance
-from cosmos_predict2.toy_world.rendering import render
-from cosmos_predict2.toy_world.scene import (
+from cosmos_predict2.toy_world.physics import (
     CLOSED,
     GOAL,
     GRIPPER,
     OBJECTS,
     STATE_SIZE,
     Floats,
+    action_layout,
+    advance,
     object_position,
 )
+from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.tasks import (
     by_task,
     distance,

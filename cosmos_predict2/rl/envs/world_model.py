@@ -23,9 +23,8 @@ from torch import Tensor
 
 from cosmos_predict2.actions.contract import ActionContract
 from cosmos_predict2.data.views import require_same, split
-from cosmos_predict2.rl.envs.book import Book, Bounds, Chunk, Ids
 from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Recorded, Starts, StartsDefaults
-from cosmos_predict2.rl.envs.scoring import Scored, Scoring, merged, score
+from cosmos_predict2.rl.envs.scoring import Book, Bounds, Chunk, Ids, Scored, Scoring, merged, score
 from cosmos_predict2.rl.interfaces import (
     EnvDefaults,
     FrameReward,
@@ -384,7 +383,8 @@ class WorldModelEnv(EnvDefaults):
         return torch.from_numpy(ids).to(self.device, non_blocking=True)
 
     def _observation(self, ids: Ids) -> Observation:
-        full, *wrists = split(self._pictures(ids), len(self.views), dim=1)
+        whole = self._pictures(ids)
+        full, *wrists = split(whole, len(self.views), dim=1) if len(self.views) > 1 else (whole,)
         return {
             "full_image": full,
             "wrist_image": torch.stack(wrists, dim=1) if wrists else full.new_zeros(len(ids), 0, *full.shape[1:]),

@@ -7,15 +7,18 @@ from typing import Any
 
 import attrs
 
-from cosmos_predict2.rl.advantages import GroupAdvantageConfig
 from cosmos_predict2.rl.config import LearnerConfig
-from cosmos_predict2.rl.objectives import AGGREGATIONS, KL_KINDS, RATIO_LEVELS, level_of, objective_of
+from cosmos_predict2.rl.objectives import (
+    AGGREGATIONS,
+    KL_KINDS,
+    RATIO_LEVELS,
+    GroupAdvantageConfig,
+    level_of,
+    objective_of,
+)
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
-
-# objectives that take no step where no group has an advantage
-BY_ADVANTAGE = ("grpo", "guard", "dppo", "nft", "awm", "best_of_n", "random_of_n")
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -60,18 +63,6 @@ class VLARLConfig(LearnerConfig):
     num_timesteps: int = attrs.field(default=0, validator=at_least(0))  # of the policy's own, for a decision; 0: all
     use_same_forward_noise: bool = False  # decisions of a group with the same number get the same fresh noise
     weight_copy_decay_type: int = attrs.field(default=0, validator=at_least(0, at_most=2))
-
-    @property
-    def teaches_without_advantage(self) -> bool:
-        """Decisions with an advantage of 0 may have a gradient: nft draws them to the policy that sampled; one's own
-        objective may have any."""
-        return bool(self.kl_beta) or self.objective == "nft" or self.teaches_without_spread
-
-    @property
-    def teaches_without_spread(self) -> bool:
-        """Steps are taken of a rollout in which no group has an advantage: not of the distance to the reference alone,
-        by which only what the optimizer remembers would move the policy."""
-        return bool(self.loss.entropy_bonus) or self.objective not in BY_ADVANTAGE
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()

@@ -3,7 +3,11 @@
 
     loss = policy_loss(policy.log_prob(record), old_B_K_N, advantage_B, valid_B_A, rl)
 
-Letters: those of `objectives`; A actions of a decision; decision b of a rollout is decision b // E of episode b % E.
+The objectives nft and awm judge a decision by fresh noise on its executed actions: `fresh_draws` are its times and
+seeds, `predicted` the velocities there.
+
+Letters: those of `objectives`; A actions of a decision; L times of a decision; decision b of a rollout is decision
+b // E of episode b % E.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,24 +19,122 @@ from torch import Tensor
 
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import Trajectories
-from cosmos_predict2.rl.episodes.fresh_noise import FreshDraws, judged_at, predicted
-from cosmos_predict2.rl.interfaces import LogProb, Policy, Velocities, difference
+from cosmos_predict2.rl.interfaces import LogProb, Policy, PolicyDefaults, Velocities, completed, difference
 from cosmos_predict2.rl.learner import Facts
 from cosmos_predict2.rl.objectives import (
+    LARGEST_ADVANTAGE,
     OF_EPISODES,
+    SMALLEST_TIME,
     Clipped,
+    FreshNoise,
     RatioStep,
+    WithoutRatio,
     aggregate,
     at_level,
     element_mean,
     kl_estimate,
     level_of,
+    mean_drift,
     objective_of,
     rows_of_actions,
     token_mean,
 )
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError, TrainingError
+
+# objectives that take no step where no group has an advantage
+BY_ADVANTAGE = ("grpo", "guard", "dppo", "nft", "awm", "best_of_n", "random_of_n")
+
+
+@dataclass(frozen=True)
+class FreshDraws:
+    """The times of each decision, the seed of its noise, and the velocities that other weights predict there."""
+
+    time_B_L: Tensor
+    seed_B: Tensor
+    v_old_B_L_K_N: Tensor | None = None  # by the sampling policy; None: the weights are still those
+    v_reference_B_L_K_N: Tensor | None = None
+
+    def rows(self, rows: Tensor) -> "FreshDraws":
+        """Those of some of the decisions."""
+        return FreshDraws(*(None if value is None else value[rows] for value in vars(self).values()))  # type: ignore[arg-type]
+
+
+def misfits(policy: Any, rl: VLARLConfig) -> Iterator[tuple[str, str]]:
+    """(field, sentence) where a policy, or its class alone, cannot learn by an objective of fresh noise."""
+    if objective_of(rl.objective).is_ratio:
+        return
+    is_class = isinstance(policy, type)
+    if completed(policy, PolicyDefaults).velocities is None or not (is_class or policy.flow_times):
+        name = policy.__name__ if is_class else type(policy).__name__
+        text = (
+            f"{rl.objective} learns from velocities at fresh noise, which {name} does not give; PI0.5 does, but not"
+            " with noise_method=flow_noise. Take grpo or dppo, or define velocities and flow_times of"
+            " cosmos_predict2.rl.interfaces.Policy"
+        )
+        yield "objective", text
+    elif not is_class and rl.num_timesteps > (most := len(policy.flow_times)):
+        yield "num_timesteps", f"{rl.num_timesteps}, but the policy decides in {most} steps (0: all of them)"
+
+
+def fresh_draws(
+    times: Sequence[float], rl: VLARLConfig, num_decisions: int, num_episodes: int, seed: int, first: int
+) -> FreshDraws:
+    """Each decision has ``num_timesteps`` of the sampler's times, without repetition, or all.
+
+    Chance follows from ``first``, the place of the rollout's first start in the run. With ``use_same_forward_noise``
+    the decisions of a group that have the same number in their episodes share their draws.
+    """
+    count, size = rl.num_timesteps or len(times), rl.group_size if rl.use_same_forward_noise else 1
+    shape, draws = (num_decisions, num_episodes // size), random.generator(seed, first, "fresh_noise")
+    chosen = torch.rand(*shape, len(times), generator=draws).argsort(dim=2)[..., :count].sort(dim=2).values
+    seeds = torch.randint(2**62, shape, generator=draws)
+    levels = torch.tensor(times, dtype=torch.float32).clamp(SMALLEST_TIME, 1 - SMALLEST_TIME)
+    return FreshDraws(*(draw.repeat_interleave(size, dim=1).flatten(0, 1) for draw in (levels[chosen], seeds)))
+
+
+def predicted(policy: Policy, record: Mapping[str, Tensor], fresh: FreshDraws) -> Velocities:
+    """The policy's velocities at these draws: each call adds the same noise."""
+    assert policy.velocities is not None
+    generators = [torch.Generator().manual_seed(seed) for seed in fresh.seed_B.tolist()]
+    return policy.velocities(record, fresh.time_B_L.to(next(iter(record.values())).device), generators)
+
+
+def judged_at(
+    found: Velocities, fresh: FreshDraws, advantage_B: Tensor, rows_B_K: Tensor, rl: VLARLConfig
+) -> tuple[Clipped | WithoutRatio, Tensor | None]:
+    """The objective of decisions, each at L times one after the other, [B L]; and the square of what the velocities
+    are away from the reference's. ``rows_B_K`` are those that count."""
+    v = found.velocity_B_L_K_N
+    counts_B_1_K_1 = rows_B_K[:, None, :, None]
+
+    def counted(value: Tensor) -> Tensor:
+        return torch.where(counts_B_1_K_1, value.to(v).expand_as(v), 0.0).flatten(0, 1)
+
+    def of_decision(mean_BL: Tensor) -> Tensor:
+        share_B = rows_B_K.double().mean(dim=1).clamp(min=1 / rows_B_K.shape[1])
+        return mean_BL / share_B.repeat_interleave(v.shape[1]).to(mean_BL)
+
+    v_old = v.detach() if fresh.v_old_B_L_K_N is None else fresh.v_old_B_L_K_N
+    largest = LARGEST_ADVANTAGE if rl.advantage.adv_clip_max is None else rl.advantage.adv_clip_max
+    given = FreshNoise(
+        counted(found.x0_B_K_N[:, None]),
+        counted(found.noise_B_L_K_N),
+        fresh.time_B_L.flatten().to(v),
+        counted(v),
+        counted(v_old),
+        advantage_B.to(v).repeat_interleave(v.shape[1]),
+        limit=rl.clip_ratio,
+        beta=rl.nft_beta,
+        largest_advantage=largest,
+        of_clip=of_decision,
+        limit_high=rl.clip_ratio_high,
+        dual_clip=rl.dual_clip,
+    )
+    terms: Clipped | WithoutRatio = objective_of(rl.objective).function(given)
+    if fresh.v_reference_B_L_K_N is None:
+        return terms, None
+    return terms, of_decision(mean_drift(given.v_B_C_T_H_W, counted(fresh.v_reference_B_L_K_N)))
 
 
 @dataclass(frozen=True)
@@ -72,11 +174,23 @@ def decisions_of(played: Trajectories, advantage_G_M: Tensor) -> Decisions:
     )
 
 
+def teaches_without_advantage(rl: VLARLConfig) -> bool:
+    """Decisions with an advantage of 0 may have a gradient: nft draws them to the policy that sampled; one's own
+    objective may have any."""
+    return bool(rl.kl_beta) or rl.objective == "nft" or teaches_without_spread(rl)
+
+
+def teaches_without_spread(rl: VLARLConfig) -> bool:
+    """Steps are taken of a rollout in which no group has an advantage: not of the distance to the reference alone, by
+    which only what the optimizer remembers would move the policy."""
+    return bool(rl.loss.entropy_bonus) or rl.objective not in BY_ADVANTAGE
+
+
 def taught(whole: Decisions, rl: VLARLConfig) -> Tensor:
     """The decisions that the loss needs, bool [B]: something was executed, and its episode was better or worse than the
     others of its group. The entropy and the distance to a reference need those without an advantage, too."""
     is_needed_B = whole.mask_B_A.any(dim=1)
-    return is_needed_B if rl.teaches_without_advantage else is_needed_B & (whole.advantage_B != 0)
+    return is_needed_B if teaches_without_advantage(rl) else is_needed_B & (whole.advantage_B != 0)
 
 
 def rows_that_count(whole: Decisions, rl: VLARLConfig) -> Tensor:
@@ -168,7 +282,7 @@ def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, f
     counted_B = _terms(whole, rl.loss.ratio_level)
     counts = torch.stack([*(counted_B[part].sum() for part in parts), counted_B.sum(), every, advantages]).double()
     *of_all, computed, every, advantages = distributed.all_reduce_(counts) / distributed.world_size()
-    takes_steps = bool(advantages > 0) or rl.teaches_without_spread
+    takes_steps = bool(advantages > 0) or teaches_without_spread(rl)
     facts = whole.facts
     for number, part in enumerate(parts):
         for micro in part.tensor_split(rl.micro_batches):

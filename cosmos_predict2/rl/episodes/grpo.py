@@ -18,18 +18,21 @@ from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.rl.advantages import chosen, groups_within
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.decisions import (
     Decisions,
+    FreshDraws,
     cloning_loss,
     decisions_of,
     forward_loss,
+    fresh_draws,
     in_minibatches,
     log_probs,
+    misfits,
     policy_loss,
+    predicted,
     require_drawn,
     rows_that_count,
     velocities,
@@ -48,12 +51,11 @@ from cosmos_predict2.rl.episodes.episodes import (
     validation_starts,
     without_unreliable,
 )
-from cosmos_predict2.rl.episodes.fresh_noise import FreshDraws, fresh_draws, misfits, predicted
 from cosmos_predict2.rl.episodes.policy_evaluation import Evaluation, Rate, draws_of, played_along
 from cosmos_predict2.rl.episodes.refinement import Refinement, build_world_model
 from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed, tolerance_of
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
-from cosmos_predict2.rl.objectives import objective_of
+from cosmos_predict2.rl.objectives import chosen, groups_within, objective_of
 from cosmos_predict2.rl.policies.files import about_of, remember
 from cosmos_predict2.rl.policies.network import cast, check_sharding, deciding, gathered, parallelize_policy
 from cosmos_predict2.rl.trust import LEARNT_IN, LearntIn
@@ -311,12 +313,11 @@ class VLAGRPOModel(RLModel):
         returns = played.return_E[valid]
         steps = played.executed_M_E_A[:, valid].sum(dim=(0, 2)).float()
         success = float(played.success_E[valid].float().mean())
-        is_imagined = self.env.imagination is not None
         return {
             "reward_mean": float(returns.mean()),
             "reward_std": float(returns.std()),
             "success": success,
-            **(self.learnt_in.corrected({"success": success}) if is_imagined else {}),
+            **(self.learnt_in.corrected({"success": success}) if self.learnt_in.figures else {}),
             "episode_len": float(steps.mean()),
             "valid_rate": float(valid.float().mean()),
         }
@@ -476,9 +477,10 @@ class VLAGRPOModel(RLModel):
                 imagined = played.success_E[played.is_valid_E].float().mean()
                 true = greedy.success_E[rows][valid[rows]].float().mean()
                 output |= {"imagined_success": imagined, "true_success": true, "gap": imagined - true}
-        rates = {name: float(output[name]) for name in IMAGINED if name in output}
         self.env.offload()
-        return output | self.learnt_in.corrected(rates), 1 - success
+        if self.learnt_in.figures:
+            output |= self.learnt_in.corrected({name: float(output[name]) for name in IMAGINED if name in output})
+        return output, 1 - success
 
     def _judged(self, env: VecEnv, starts: Starts, mode: Mode) -> Trajectories:
         with gathered(self.net):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.weights import load_weights
-from cosmos_predict2.toy_world.detector import BITS, THINGS, shares
 from cosmos_predict2.toy_world.physics import ACTION_LAYOUTS, action_layout
+from cosmos_predict2.toy_world.rendering import BITS, THINGS, shares
 from imaginaire.errors import ConfigError
 
 LOOKS_FOR = ("gripper", "puck", "ring")

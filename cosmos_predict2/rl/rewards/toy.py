@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.verifiable import _first_frames, _OfPixels, _required, _video
-from cosmos_predict2.toy_world.detector import THINGS, Detection, detect
-from cosmos_predict2.toy_world.scene import GRIPPER_RADIUS, PUCK_RADIUS, SETTINGS
+from cosmos_predict2.toy_world.physics import GRIPPER_RADIUS, PUCK_RADIUS, SETTINGS
+from cosmos_predict2.toy_world.rendering import THINGS, Detection, detect
 
 CONTACT_PX = GRIPPER_RADIUS + PUCK_RADIUS
 BLUR_PX = 0.25  # of the detector, on true pictures

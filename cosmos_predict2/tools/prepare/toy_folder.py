@@ -25,7 +25,7 @@ from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.pickles import trimmed
 from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_text
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
-from cosmos_predict2.toy_world.scene import BOX_X, CLOSED, COLUMNS, GRIPPER, HELD, PUCK_X, STATE_SIZE
+from cosmos_predict2.toy_world.physics import BOX_X, CLOSED, COLUMNS, GRIPPER, HELD, PUCK_X, STATE_SIZE
 from imaginaire import storage
 from imaginaire.errors import ConfigError
 from imaginaire.progress import Progress

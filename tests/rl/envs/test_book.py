@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.rl.envs.book import Book, Chunk
+from cosmos_predict2.rl.envs.scoring import Book, Chunk
 
 
 def book(num_envs: int = 4, seed: int = 5, max_steps: int = 3) -> Book:

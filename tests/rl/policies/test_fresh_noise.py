@@ -11,13 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.clips.rollout import Losses
-from cosmos_predict2.rl.clips.samples import Forward
+from cosmos_predict2.rl.clips.rollout import Forward, Losses
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.decisions import forward_loss
-from cosmos_predict2.rl.episodes.fresh_noise import FreshDraws, fresh_draws, predicted
+from cosmos_predict2.rl.episodes.decisions import (
+    FreshDraws,
+    forward_loss,
+    fresh_draws,
+    predicted,
+    teaches_without_advantage,
+    teaches_without_spread,
+)
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import ContractError, Decision, Observation, Velocities
 from cosmos_predict2.rl.policies.contract import check_policy
@@ -73,7 +78,7 @@ def test_a_rollout_without_spread_takes_no_step() -> None:
     """Decisions of other groups without an advantage still hold nft to the policy that sampled."""
     for objective, is_held in (("nft", True), ("awm", False)):
         rl = VLARLConfig(objective=objective)
-        assert (rl.teaches_without_advantage, rl.teaches_without_spread) == (is_held, False)
+        assert (teaches_without_advantage(rl), teaches_without_spread(rl)) == (is_held, False)
 
 
 def test_decisions_of_a_group_may_share_their_draws() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.toy_world import make_episodes, render
-from cosmos_predict2.toy_world.scene import COLOURS, GOAL, GRIPPER, object_position
+from cosmos_predict2.toy_world.physics import COLOURS, GOAL, GRIPPER, object_position
 from imaginaire.errors import ConfigError
 
 

@@ -23,7 +23,7 @@ from cosmos_predict2.rl.rewards.verifiable import (
     Smoothness,
     StaticBackground,
 )
-from cosmos_predict2.toy_world.detector import Detection
+from cosmos_predict2.toy_world.rendering import Detection
 
 GIVEN = [1, 2, 0, 2]  # latent frames
 FIRST = [1, 5, 0, 5]  # the first generated pixel frame

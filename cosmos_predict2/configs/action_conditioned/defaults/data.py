@@ -21,7 +21,7 @@ from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
-from cosmos_predict2.toy_world.scene import SETTINGS
+from cosmos_predict2.toy_world.physics import SETTINGS
 from imaginaire.config import L, register_group
 from imaginaire.data.stream import ResumableLoader
 

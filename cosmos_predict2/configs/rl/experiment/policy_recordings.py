@@ -12,13 +12,13 @@ from typing import Any
 from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import seeing_policy
 from cosmos_predict2.configs.rl.imagination import imagination_of, training_data_of, world_model_of
-from cosmos_predict2.rl.advantages import GroupAdvantageConfig
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import RecordedEpisodeStarts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.objectives import GroupAdvantageConfig
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
 from imaginaire.config import PLACEHOLDER, L, register_experiment
 from imaginaire.data.stream import ResumableLoader

@@ -16,7 +16,6 @@ from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.defaults.model import with_actions
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
-from cosmos_predict2.rl.advantages import GroupAdvantageConfig
 from cosmos_predict2.rl.config import RewardConfig, RLConfig
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
@@ -27,6 +26,7 @@ from cosmos_predict2.rl.episodes.draw_episodes import DrawEpisodes
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationGap
+from cosmos_predict2.rl.objectives import GroupAdvantageConfig
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.verifiable import Agreement

@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
+from cosmos_predict2.rl.envs.scoring import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.simulators.omnigibson import OmniGibson, Task, read_tasks, simulator
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from imaginaire.errors import ConfigError, DataError

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.book import Bounds
+from cosmos_predict2.rl.envs.scoring import Bounds
 from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, DataError, near
 

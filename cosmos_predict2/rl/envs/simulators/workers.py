@@ -28,7 +28,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
+from cosmos_predict2.rl.envs.scoring import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.simulators import Floats, rendering
 from cosmos_predict2.rl.envs.simulators.worker_process import FAILED, STEPPED, Buffers, serve
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
