@@ -126,11 +126,7 @@ def has_spread(rewards_N_G: Tensor, is_valid_N_G: Tensor, min_std: float = 0.0) 
 
 
 def groups_within(
-    rewards_N_G: Tensor,
-    is_valid_N_G: Tensor,
-    *,
-    lower: float | None = None,
-    upper: float | None = None,
+    rewards_N_G: Tensor, is_valid_N_G: Tensor, *, lower: float | None = None, upper: float | None = None
 ) -> Tensor:
     """Dynamic sampling (DAPO): the groups with a mean reward in the bounds, both included, [N].
 

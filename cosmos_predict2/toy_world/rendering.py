@@ -137,10 +137,7 @@ _SHAPES: dict[str, tuple[float, Callable[[Floats, Floats], Floats]]] = {
     "gripper": (GRIPPER_RADIUS, _disc(GRIPPER_RADIUS)),
     "puck": (PUCK_RADIUS, _disc(PUCK_RADIUS)),
     "box": (BOX_HALF_SIDE, lambda x, y: _edge(BOX_HALF_SIDE - abs(x)) * _edge(BOX_HALF_SIDE - abs(y))),
-    "ring": (
-        RING_RADIUS + RING_WIDTH / 2,
-        lambda x, y: _edge(RING_WIDTH / 2 - abs(numpy.hypot(x, y) - RING_RADIUS)),
-    ),
+    "ring": (RING_RADIUS + RING_WIDTH / 2, lambda x, y: _edge(RING_WIDTH / 2 - abs(numpy.hypot(x, y) - RING_RADIUS))),
 }
 
 

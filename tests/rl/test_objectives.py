@@ -254,10 +254,7 @@ def test_normalisation_by_all_keeps_groups_comparable() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [("grp", "grpo"), ("math:sqrt", "ratio_objective")],
-)
+@pytest.mark.parametrize(("name", "told"), [("grp", "grpo"), ("math:sqrt", "ratio_objective")])
 def test_what_is_no_objective_is_named(name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         objective_of(name)

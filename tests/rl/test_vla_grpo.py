@@ -22,13 +22,7 @@ from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_s
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.episodes import (
-    LocalRollout,
-    Starts,
-    Trajectories,
-    replayed,
-    validation_starts,
-)
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, replayed, validation_starts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.refinement import Refinement, Windows, chosen_windows
 from cosmos_predict2.rl.objectives import GroupAdvantageConfig

@@ -79,12 +79,7 @@ def _cameras(camera: str, num_films: int) -> list[str]:
 
 @torch.no_grad()
 def recorded_episodes(
-    policy: Policy,
-    env: VecEnv,
-    starts: Starts,
-    mode: Mode = "sample",
-    execute: int | None = None,
-    camera: str = CAMERA,
+    policy: Policy, env: VecEnv, starts: Starts, mode: Mode = "sample", execute: int | None = None, camera: str = CAMERA
 ) -> Iterator[tuple[Recording | None, bool]]:
     """The recording of each episode, and its success on any picture; None of one that was lost with its simulator."""
     completed(env, EnvDefaults)

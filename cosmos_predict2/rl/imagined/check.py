@@ -423,11 +423,7 @@ def _thumbs(pictures_N_H_W_C: Tensor) -> Tensor:
 
 
 def played_figures(
-    imagination: Imagination,
-    reward: FrameReward,
-    played: Episodes,
-    seed: int = 0,
-    alone: ActionsAlone | None = None,
+    imagination: Imagination, reward: FrameReward, played: Episodes, seed: int = 0, alone: ActionsAlone | None = None
 ) -> Figures:
     """Episodes that the policy really played: their actions imagined, against what truly happened."""
     ends, _ = imagined_ends(imagination, played.first_E_H_W_C, played.actions, seed)

@@ -183,8 +183,7 @@ def test_a_second_noise_goes_on_from_its_own_end_and_the_policy_sees_the_first(h
 
 
 @pytest.mark.parametrize(
-    "options",
-    [dict(), dict(history=5), dict(history=5, keep_first=True), dict(num_noises=2), dict(hand_over="float")],
+    "options", [dict(), dict(history=5), dict(history=5, keep_first=True), dict(num_noises=2), dict(hand_over="float")]
 )
 def test_a_chunk_begins_where_what_was_executed_ended(options: dict[str, Any]) -> None:
     """Executing five actions and then others shows what a state that was taken over in between goes on with."""
