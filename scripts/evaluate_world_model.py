@@ -137,8 +137,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.pipelines.action_requests import read_texts
     from cosmos_predict2.pipelines.flags import ActionModel, Text
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-    from cosmos_predict2.toy_world.physics import SETTINGS
-    from cosmos_predict2.toy_world.tasks import find_tasks
+    from cosmos_predict2.toy_world.physics import SETTINGS, find_tasks
     from cosmos_predict2.world_model.assembly import check_device
 
     if args.overrides or args.save_path:

@@ -11,8 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 
 from cosmos_predict2.tools.prepare.toy_folder import FORMS, ToyFolder, write_folder
 from cosmos_predict2.toy_world.episodes import MIXES
-from cosmos_predict2.toy_world.physics import SETTINGS
-from cosmos_predict2.toy_world.tasks import TASKS
+from cosmos_predict2.toy_world.physics import SETTINGS, TASKS
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 

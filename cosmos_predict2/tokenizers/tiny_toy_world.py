@@ -24,7 +24,7 @@ from cosmos_predict2.tokenizers.tiny_fit import (
     train,
 )
 from cosmos_predict2.toy_world import make_episodes, render
-from cosmos_predict2.toy_world.tasks import TASKS
+from cosmos_predict2.toy_world.physics import TASKS
 
 NUM_EPISODES = 3000
 EPISODE_STEPS = 24

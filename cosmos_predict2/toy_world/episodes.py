@@ -1,46 +1,243 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded episodes: compact states and actions, from which any frame can be drawn, and captions.
+"""Episodes that drivers of the gripper play: states and actions, from which any frame can be drawn, and captions.
 
-A caption is a sentence of at most 63 bytes about what happened, not what was intended.
+Drivers are a scripted expert of any skill, and others with other intentions. An expert of skill 1 does the task. Less
+skill is a wrong idea of the direction (constant over an episode), a shaking hand (Ornstein-Uhlenbeck noise) and a
+slower one. Drivers see states, never pictures, and all their random numbers come from the episode's own generator. A
+caption is a sentence of at most 63 bytes about what happened, not what was intended.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
+from numpy.random import Generator
 from numpy.typing import NDArray
 
-from cosmos_predict2.toy_world.drivers import DRIVERS, draw_plan, drive
 from cosmos_predict2.toy_world.physics import (
+    BOX_HALF_SIDE,
     GOAL,
+    GRASP_GAP,
+    GRIPPER,
+    GRIPPER_RADIUS,
     GRIPPER_X,
     GRIPPER_Y,
     HELD,
+    OBJECT_MARGIN,
     OBJECTS,
+    PUCK_RADIUS,
     PUCK_X,
     PUCK_Y,
-    Floats,
-    find,
-    find_setting,
-    gap,
-    object_position,
-)
-from cosmos_predict2.toy_world.rendering import Picture, render
-from cosmos_predict2.toy_world.tasks import (
+    STATE_SIZE,
     STILL,
     THINGS,
     TOUCH_GAP,
+    Floats,
+    Setting,
     Task,
+    action_layout,
+    advance,
     by_task,
     distance,
     episode_generator,
+    find,
+    find_setting,
     find_tasks,
+    gap,
+    gap_to_target,
     lay_table,
+    object_position,
     random_spot,
     reward,
     success,
     uses_grip,
 )
+from cosmos_predict2.toy_world.rendering import Picture, render
+
+DRIVERS = ("expert", "noisy", "push", "wander")
+
+_ROUND = 3.0  # pixels that the way round an object stays clear of it
+_ROUND_STEP = 0.6  # radians of that way per step
+_DECAY, _KICK = 0.8, 0.45  # of the Ornstein-Uhlenbeck noise
+_NEAR_ENOUGH = 1.5  # pixels from the aim at which an expert stops
+_KNOT = 3  # steps that a wanderer keeps a direction
+_ACTION_GRID = 1024.0  # actions are multiples of 1/1024: exact in float32
+
+
+@dataclass(frozen=True)
+class DriverPlan:
+    """Intentions of N episodes' drivers, with all random numbers drawn."""
+
+    driver: list[str]
+    skill: Floats  # [N]
+    aim: Floats  # [N, 2], where the object shall go
+    error: Floats  # [N], radians by which the aim is misjudged
+    noise: Floats  # [N, steps, 3], Ornstein-Uhlenbeck: dx, dy, grip
+    has_grip: bool
+
+
+def draw_plan(
+    generators: Sequence[Generator],
+    drivers: Sequence[str],
+    skills: Sequence[tuple[float, float]],
+    states: Floats,
+    tasks: Sequence[Task],
+    num_steps: int,
+    size: int,
+    has_grip: bool | None = None,
+) -> DriverPlan:
+    """Plans for episodes that begin in ``states``; skill is uniform in each one's range."""
+    draws = numpy.stack([generator.random(4) for generator in generators])
+    normals = numpy.stack([generator.standard_normal((num_steps + 1, 3)) for generator in generators])
+    low, high = numpy.array(skills, dtype=numpy.float64).T
+    skill = low + (high - low) * draws[:, 0]
+    noise = numpy.empty((len(generators), num_steps, 3))
+    value = normals[:, 0]
+    for i in range(num_steps):
+        value = _DECAY * value + _KICK * normals[:, i + 1]
+        noise[:, i] = value
+    place = _targets(states, tasks)
+    angle, away = 2 * numpy.pi * draws[:, 1], 4.0 + 20.0 * draws[:, 2]
+    spot = place + away[:, None] * numpy.stack([numpy.cos(angle), numpy.sin(angle)], -1)
+    spot = numpy.clip(spot, OBJECT_MARGIN / 2, size - OBJECT_MARGIN / 2)
+    is_push = numpy.array([driver == "push" for driver in drivers])
+    return DriverPlan(
+        driver=list(drivers),
+        skill=skill,
+        aim=numpy.where(is_push[:, None], spot, states[:, GOAL]),
+        error=normals[:, 0, 2] * 0.6 * (1.0 - skill),
+        noise=noise,
+        has_grip=uses_grip(tasks) if has_grip is None else has_grip,
+    )
+
+
+def drive(
+    states: Floats, tasks: Sequence[Task], plan: DriverPlan, setting: Setting, size: int, action_dim: int
+) -> tuple[Floats, NDArray[numpy.float32]]:
+    """States [N, steps + 1, 10] and actions [N, steps, action_dim] of episodes driven by their plans."""
+    num_steps = plan.noise.shape[1]
+    where = action_layout(action_dim)
+    actions = numpy.zeros((len(states), num_steps, action_dim), dtype=numpy.float32)
+    path = numpy.empty((len(states), num_steps + 1, STATE_SIZE))
+    path[:, 0] = states
+    for i in range(num_steps):
+        action = numpy.clip(_decide(path[:, i], tasks, plan, i, setting), -1.0, 1.0)
+        actions[:, i, where] = numpy.rint(action * _ACTION_GRID) / _ACTION_GRID
+        path[:, i + 1] = advance(path[:, i], actions[:, i], setting, size)
+    return path, actions
+
+
+def expert_action(states: Floats, tasks: Sequence[Task], setting: Setting) -> Floats:
+    """Actions of an expert of skill 1 in states [N, 10]: dx, dy and grip, [N, 3]."""
+    verbs = [task.verb for task in tasks]
+    return _perform(states, states[:, GOAL], numpy.zeros(len(states)), tasks, verbs, setting)
+
+
+def _decide(states: Floats, tasks: Sequence[Task], plan: DriverPlan, i: int, setting: Setting) -> Floats:
+    # who pushes somewhere at random also pushes what is only to be touched
+    verbs = ["push" if (d, t.verb) == ("push", "touch") else t.verb for d, t in zip(plan.driver, tasks, strict=True)]
+    skilled = _perform(states, plan.aim, plan.error, tasks, verbs, setting)
+    gain = 1.0 - 0.5 * (1.0 - plan.skill)
+    shake = 0.9 * (1.0 - plan.skill)
+    action = skilled.copy()
+    action[:, :2] = gain[:, None] * skilled[:, :2] + shake[:, None] * plan.noise[:, i, :2]
+    if not plan.has_grip:
+        action[:, 2] = 0.0
+    else:
+        slips = abs(plan.noise[:, i, 2]) > 0.6 + 4.0 * plan.skill  # an unskilled hand opens and closes by itself
+        action[:, 2] = numpy.where(slips, numpy.sign(plan.noise[:, i, 2]), action[:, 2])
+    wanders = numpy.array([driver == "wander" for driver in plan.driver])
+    if wanders.any():
+        to_object = _targets(states, tasks) - states[:, GRIPPER]
+        drawn = 0.6 * to_object / numpy.maximum(_length(to_object), 1e-9)[:, None]
+        action[wanders, :2] = (plan.noise[:, i - i % _KNOT, :2] + drawn)[wanders]
+        if plan.has_grip:
+            action[wanders, 2] = numpy.sign(plan.noise[:, i - i % _KNOT, 2])[wanders]
+    return action
+
+
+def _perform(
+    states: Floats, aim: Floats, error: Floats, tasks: Sequence[Task], verbs: Sequence[str], setting: Setting
+) -> Floats:
+    action = numpy.zeros((len(states), 3))
+    place = _targets(states, tasks)
+    number = numpy.array([task.target for task in tasks])
+    for name, act in (("push", _push), ("carry", _carry), ("touch", _touch)):
+        own = numpy.array(verbs) == name  # rows with this verb
+        if own.any():
+            action[own] = act(states[own], place[own], number[own], aim[own], error[own], setting)
+    return action
+
+
+def _push(states: Floats, place: Floats, number: Floats, aim: Floats, error: Floats, setting: Setting) -> Floats:
+    """Get behind the object, then push it along the line to the aim."""
+    gripper = states[:, GRIPPER]
+    to_aim = aim - place
+    left = _length(to_aim)
+    ahead = _turn(to_aim / numpy.maximum(left, 1e-9)[:, None], error)
+    behind = gripper - place
+    along = (behind * ahead).sum(-1)
+    across = behind[:, 1] * ahead[:, 0] - behind[:, 0] * ahead[:, 1]
+    pushes = (along < 0.0) & (abs(across) < setting.behind)
+    # the way round: along a circle about the object, by the shorter arc
+    reach = numpy.where(number == 0, PUCK_RADIUS, BOX_HALF_SIDE * 1.2) + GRIPPER_RADIUS + _ROUND
+    now = numpy.arctan2(behind[:, 1], behind[:, 0])
+    wanted = numpy.arctan2(-ahead[:, 1], -ahead[:, 0])
+    turn = (wanted - now + numpy.pi) % (2 * numpy.pi) - numpy.pi
+    angle = now + numpy.clip(turn, -_ROUND_STEP, _ROUND_STEP)
+    waypoint = place + reach[:, None] * numpy.stack([numpy.cos(angle), numpy.sin(angle)], -1)
+    motion = numpy.where(pushes[:, None], ahead * left[:, None], waypoint - gripper)
+    motion[left < _NEAR_ENOUGH] = 0.0
+    return _with_grip(_limited(motion, setting), -1.0)
+
+
+def _carry(states: Floats, place: Floats, number: Floats, aim: Floats, error: Floats, setting: Setting) -> Floats:
+    """Come near, close, bring the object to the aim, open."""
+    to_aim = aim - place
+    is_there = _length(to_aim) < _NEAR_ENOUGH
+    holds = states[:, HELD] == number
+    free = gap_to_target(states[:, GRIPPER], place, number)
+    reaches = free <= 0.8 * GRASP_GAP
+    approach = _approach(states, place, free - 0.5 * GRASP_GAP)
+    motion = numpy.where(holds[:, None], _turn(to_aim, error), numpy.where(reaches[:, None], 0.0, approach))
+    motion[is_there] = 0.0
+    return _with_grip(_limited(motion, setting), numpy.where(reaches & ~is_there, 1.0, -1.0))
+
+
+def _touch(states: Floats, place: Floats, number: Floats, aim: Floats, error: Floats, setting: Setting) -> Floats:
+    """Come within half a pixel and stay."""
+    motion = _turn(_approach(states, place, gap_to_target(states[:, GRIPPER], place, number) - 0.5), error)
+    return _with_grip(_limited(motion, setting), -1.0)
+
+
+def _targets(states: Floats, tasks: Sequence[Task]) -> Floats:
+    number = numpy.array([task.target for task in tasks])
+    return numpy.where(number[:, None] == 0, states[:, object_position(0)], states[:, object_position(1)])
+
+
+def _approach(states: Floats, place: Floats, distance: Floats) -> Floats:
+    """The motion of so many pixels towards the object."""
+    towards = place - states[:, GRIPPER]
+    return towards * (numpy.maximum(distance, 0.0) / numpy.maximum(_length(towards), 1e-9))[:, None]
+
+
+def _limited(motion: Floats, setting: Setting) -> Floats:
+    """The action for a motion in pixels, no faster than the gripper moves."""
+    return motion / numpy.maximum(_length(motion), setting.speed)[:, None]
+
+
+def _with_grip(motion: Floats, grip: Floats | float) -> Floats:
+    return numpy.concatenate([motion, numpy.broadcast_to(grip, len(motion))[:, None]], axis=1)
+
+
+def _turn(vectors: Floats, angle: Floats) -> Floats:
+    cos, sin = numpy.cos(angle), numpy.sin(angle)
+    return numpy.stack([cos * vectors[:, 0] - sin * vectors[:, 1], sin * vectors[:, 0] + cos * vectors[:, 1]], -1)
+
+
+def _length(vectors: Floats) -> Floats:
+    return numpy.hypot(vectors[:, 0], vectors[:, 1])
+
 
 # by what happened; the first wording is the task's own sentence and the most frequent one
 WORDINGS: dict[str, tuple[str, ...]] = {

@@ -7,19 +7,23 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from cosmos_predict2.toy_world.physics import STATE_SIZE, Floats, action_layout, advance, find_setting
-from cosmos_predict2.toy_world.rendering import PAD, Picture, draw_things, table
-from cosmos_predict2.toy_world.tasks import (
+from cosmos_predict2.toy_world.physics import (
+    STATE_SIZE,
+    Floats,
     Task,
+    action_layout,
+    advance,
     by_task,
     distance,
     episode_generator,
+    find_setting,
     find_tasks,
     lay_table,
     reward,
     success,
     uses_grip,
 )
+from cosmos_predict2.toy_world.rendering import PAD, Picture, draw_things, table
 
 
 class ToyWorld:

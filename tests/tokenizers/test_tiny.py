@@ -16,7 +16,7 @@ from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyAutoencoder, TinyTokeni
 from cosmos_predict2.tokenizers.tiny_fit import COMPONENTS, Frames, Length, coders, fit, load, psnr, write
 from cosmos_predict2.tokenizers.tiny_toy_world import ToyFrames, components, make_textures, psnr_of_fresh_clips
 from cosmos_predict2.toy_world import make_episodes
-from cosmos_predict2.toy_world.tasks import TASKS
+from cosmos_predict2.toy_world.physics import TASKS
 from imaginaire.errors import CheckpointError
 from tests.programs import python
 

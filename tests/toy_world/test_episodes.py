@@ -12,12 +12,12 @@ from cosmos_predict2.toy_world.physics import (
     HELD,
     SETTINGS,
     STATE_SIZE,
+    TASKS,
     Floats,
     gap,
     object_position,
     simulate,
 )
-from cosmos_predict2.toy_world.tasks import TASKS
 
 ALL = tuple(TASKS)
 

@@ -19,12 +19,12 @@ from cosmos_predict2.toy_world.physics import (
     PUCK_Y,
     SETTINGS,
     STATE_SIZE,
+    TASKS,
     Floats,
     advance,
     gap,
     simulate,
 )
-from cosmos_predict2.toy_world.tasks import TASKS
 
 DEFAULT = SETTINGS["default"]
 TOUCHING = GRIPPER_RADIUS + PUCK_RADIUS

@@ -3,9 +3,8 @@ import numpy
 import pytest
 
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
-from cosmos_predict2.toy_world.physics import COLOURS, COLUMNS, PARKED, STATE_SIZE, Floats
+from cosmos_predict2.toy_world.physics import COLOURS, COLUMNS, PARKED, STATE_SIZE, TASKS, Floats
 from cosmos_predict2.toy_world.rendering import THINGS, detect, render
-from cosmos_predict2.toy_world.tasks import TASKS
 from cosmos_predict2.toy_world.world import ToyWorld
 
 

@@ -3,9 +3,17 @@
 import numpy
 import pytest
 
-from cosmos_predict2.toy_world.drivers import expert_action
-from cosmos_predict2.toy_world.physics import GOAL, GRIPPER, PARKED, gap, object_position
-from cosmos_predict2.toy_world.tasks import GRIPPER_MARGIN, OBJECT_MARGIN, TASKS
+from cosmos_predict2.toy_world.episodes import expert_action
+from cosmos_predict2.toy_world.physics import (
+    GOAL,
+    GRIPPER,
+    GRIPPER_MARGIN,
+    OBJECT_MARGIN,
+    PARKED,
+    TASKS,
+    gap,
+    object_position,
+)
 from cosmos_predict2.toy_world.world import ToyWorld
 
 

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
-from cosmos_predict2.toy_world.physics import GRIPPER, OBJECTS, Floats, find_setting, object_position
+from cosmos_predict2.toy_world.physics import GRIPPER, OBJECTS, STILL, Floats, find_setting, find_tasks, object_position
 from cosmos_predict2.toy_world.rendering import Detection, Picture, detect, render
-from cosmos_predict2.toy_world.tasks import STILL, find_tasks
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel

@@ -25,9 +25,16 @@ from cosmos_predict2.evaluation.metrics.imagined_episodes import (
 )
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
-from cosmos_predict2.toy_world.physics import GRIPPER, Floats, action_layout, find_setting, object_position, simulate
+from cosmos_predict2.toy_world.physics import (
+    GRIPPER,
+    Floats,
+    action_layout,
+    find_setting,
+    find_tasks,
+    object_position,
+    simulate,
+)
 from cosmos_predict2.toy_world.rendering import render
-from cosmos_predict2.toy_world.tasks import find_tasks
 from cosmos_predict2.world_model.sampling import SamplingOptions
 
 MIXTURE, WEAK = "held-out mixture", "weak driver"

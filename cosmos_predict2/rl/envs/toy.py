@@ -8,9 +8,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS
 from cosmos_predict2.rl.envs.scoring import Book, Chunk, Ids
-from cosmos_predict2.rl.envs.starts import Tables
+from cosmos_predict2.rl.envs.starts import NUM_TRIALS, Tables
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from cosmos_predict2.toy_world.physics import (
     CLOSED,
@@ -21,18 +20,16 @@ from cosmos_predict2.toy_world.physics import (
     Floats,
     action_layout,
     advance,
-    object_position,
-)
-from cosmos_predict2.toy_world.rendering import render
-from cosmos_predict2.toy_world.tasks import (
     by_task,
     distance,
     episode_generator,
+    object_position,
     random_spot,
     reward,
     success,
     uses_grip,
 )
+from cosmos_predict2.toy_world.rendering import render
 from imaginaire.errors import ConfigError, near
 
 CHUNK = 12
@@ -43,7 +40,7 @@ RING_SEED = 1  # of the ring's places in frames; starts have other generators
 class ToyEnv(EnvDefaults):
     """``num_envs`` tables, each with an episode of its own; see `VecEnv`.
 
-    The dense reward of `toy_world.tasks` is paid for the last step of an episode, or with ``reward_on`` "each" for
+    The dense reward of `toy_world.physics` is paid for the last step of an episode, or with ``reward_on`` "each" for
     every step. info also has ``distance`` (pixels that are left) and ``states`` [E, 10]. With ``keep_frames`` it has
     ``frames`` [E, A, H, W, 3], the pictures after each action, and ``moved`` [E, A], the actions that moved an object.
     A world model learns from these frames: in the share ``ring_elsewhere`` of the episodes they show the ring at

@@ -204,7 +204,7 @@ def toy_demonstrations(num: int, seed: int, setting: str = "default", action_dim
     """Episodes of the toy world's expert, of the part of the series that training has."""
     from cosmos_predict2.data.toy.videos import SPLITS
     from cosmos_predict2.toy_world.episodes import make_episodes
-    from cosmos_predict2.toy_world.tasks import find_tasks
+    from cosmos_predict2.toy_world.physics import find_tasks
 
     episodes = make_episodes(num, seed, mix=MIX, setting=setting, action_dim=action_dim, first=SPLITS["train"])
     return Demonstrations(

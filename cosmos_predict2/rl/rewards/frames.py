@@ -14,9 +14,8 @@ from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips, FrameRewardDefaults, Judgement, completed
 from cosmos_predict2.rl.rewards.local import reward_of
-from cosmos_predict2.toy_world.physics import find_setting
+from cosmos_predict2.toy_world.physics import REWARD_RANGE, find_setting
 from cosmos_predict2.toy_world.rendering import detect
-from cosmos_predict2.toy_world.tasks import REWARD_RANGE
 from imaginaire.errors import ConfigError, DataError
 
 

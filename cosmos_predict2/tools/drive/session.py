@@ -21,7 +21,7 @@ from torch import Tensor
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import SUCCESS_COLUMN
 from cosmos_predict2.data.video.clips import Fit
-from cosmos_predict2.rl.envs.first_frames import Recorded, whole_pictures
+from cosmos_predict2.rl.envs.starts import Recorded, whole_pictures
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.recording import CAMERA
 from cosmos_predict2.rl.imagined.check import Familiar

@@ -9,9 +9,19 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from cosmos_predict2.toy_world.physics import GRIPPER, advance, find_setting
+from cosmos_predict2.toy_world.physics import (
+    GRIPPER,
+    advance,
+    by_task,
+    distance,
+    episode_generator,
+    find_setting,
+    find_tasks,
+    lay_table,
+    reward,
+    success,
+)
 from cosmos_predict2.toy_world.rendering import render
-from cosmos_predict2.toy_world.tasks import by_task, distance, episode_generator, find_tasks, lay_table, reward, success
 from imaginaire.errors import DataError
 from tests.programs import HANG_S
 
