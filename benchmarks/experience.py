@@ -69,7 +69,7 @@ class ExperienceClock(Callback):
             ("offload: away", env, "offload"),
             ("offload: back", env, "onload"),
         ):
-            object.__setattr__(holder, method, phases.timed(name, getattr(holder, method)))
+            phases.watch(name, holder, method)
 
     def on_before_forward(self, iteration: int = 0) -> None:
         self.phases.enter("update: forward")

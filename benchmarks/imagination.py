@@ -77,7 +77,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-6)
         self.shares = machine.Phases()
         for part, holder, name in parts(self.model):
-            object.__setattr__(holder, name, self.shares.timed(part, getattr(holder, name)))
+            self.shares.watch(part, holder, name)
         self.iterate = self.shares.timed("update", self._iterate)
         self.iterate()  # warm
         self.shares.seconds.clear()
@@ -182,7 +182,7 @@ def time_parts(env: WorldModelEnv) -> machine.Phases:
         ("reward", env.reward, "judge"),
         ("environment", env, "chunk_step"),
     ):
-        setattr(holder, name, shares.timed(part, getattr(holder, name)))
+        shares.watch(part, holder, name)
     return shares
 
 
@@ -238,10 +238,9 @@ def report_chunk(name: str, env: WorldModelEnv, rounds: int) -> float:
 
 def report_parts(shares: machine.Phases, rounds: int) -> None:
     total = sum(shares.seconds.values())
-    parts = [
-        f"{part} {shares.seconds[part] / rounds:.3f} s ({shares.seconds[part] / total:.0%})" for part in CHUNK_PARTS
-    ]
-    print(f"    {'  '.join(parts)}", flush=True)
+    each = {part: shares.seconds[part] for part in CHUNK_PARTS}
+    parts = "  ".join(f"{part} {seconds / rounds:.3f} s ({seconds / total:.0%})" for part, seconds in each.items())
+    print(f"    {parts}", flush=True)
 
 
 def report_step(seconds: float, flops: int, peak: float) -> None:

@@ -13,7 +13,6 @@ fewer ``--steps`` than 35 the seconds of 35 are computed, and marked as computed
 import dataclasses
 import gc
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,38 +32,6 @@ TEXT_TOKENS = {"tiny": 64, "2B": 512}
 BATCHES = ("product", "together", "apart")
 
 
-class Parts:
-    """Seconds and peak memory of the calls that a video is made of, and of each pass of the network."""
-
-    def __init__(self, world: WorldModel) -> None:
-        self.world = world
-        self.seconds: dict[str, float] = {}
-        self.memory: dict[str, tuple[int, int]] = {}
-        self.passes: list[tuple[float, int]] = []  # seconds, and samples of the batch
-        for part, name in (("encode", "given_latents"), ("denoise", "generate_latents"), ("decode", "decode")):
-            setattr(world, name, self._timed(part, getattr(world, name)))
-        world.net.forward = self._counted(world.net.forward)  # type: ignore[method-assign]
-
-    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            found: list[Any] = []
-            machine.forget_peak_memory()
-            self.seconds[part] = machine.seconds(lambda: found.append(function(*arguments, **options)))
-            self.memory[part] = machine.peak_memory()
-            return found[0]
-
-        return call
-
-    def _counted(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def call(x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-            found: list[Any] = []
-            spent = machine.seconds(lambda: found.append(forward(x, *arguments, **options)))
-            self.passes.append((spent, len(x)))
-            return found[0]
-
-        return call
-
-
 def pipeline(size: str, resolution: str) -> Video2WorldPipeline:
     """The released pipeline with random weights, without what needs files of its own."""
     is_tiny = size == "tiny"
@@ -73,6 +40,20 @@ def pipeline(size: str, resolution: str) -> Video2WorldPipeline:
     if not is_tiny:
         config.tokenizer.vae_pth, config.tokenizer.allow_random = "", True
     return Video2WorldPipeline.from_config(config, use_text_encoder=False)
+
+
+def counted(world: WorldModel) -> list[tuple[float, int]]:
+    """Seconds and samples of the batch of each pass of the network from now on."""
+    passes, forward = list[tuple[float, int]](), world.net.forward
+
+    def call(x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        found: list[Any] = []
+        spent = machine.seconds(lambda: found.append(forward(x, *arguments, **options)))
+        passes.append((spent, len(x)))
+        return found[0]
+
+    world.net.forward = call  # type: ignore[assignment, method-assign]
+    return passes
 
 
 def measure(
@@ -97,17 +78,19 @@ def measure(
 
     warm = dataclasses.replace(options, num_steps=1, final_evaluation=False)  # kernels are chosen, memory is taken
     begun = machine.seconds(lambda: make(warm))
-    parts = Parts(world)
+    phases, passes = machine.Phases(), counted(world)
+    for part, name in (("encode", "given_latents"), ("denoise", "generate_latents"), ("decode", "decode")):
+        phases.watch(part, world, name)
     found: list[torch.Tensor] = []
     whole = machine.seconds(lambda: found.append(make(options)))
     shape = tuple(found[0].shape[2:])
     if not torch.isfinite(found[0]).all():
         raise SystemExit(f"{size} {resolution}, --network_batch {network_batch}: the video is not finite.")
 
-    seconds, batch = dict(parts.seconds), parts.passes[0][1]
+    batch = passes[0][1]
     halves = 2 if batch == 1 else 1  # passes of an evaluation
-    evaluations = len(parts.passes) // halves
-    each = halves * statistics.median(spent for spent, _ in parts.passes)
+    evaluations = len(passes) // halves
+    each = halves * statistics.median(spent for spent, _ in passes)
     latent = (pipe.config.state_t, shape[1] // 8, shape[2] // 8)
     flops = forward_flops(pipe.dit, latent, text_tokens=text.shape[1], is_prepared=True, batch_size=2).total
     print(f"\n{size} {resolution}: {shape[0]} frames of {shape[1]} x {shape[2]}, guidance, {num_steps} steps")
@@ -118,14 +101,14 @@ def measure(
     if is_compiled:
         print(f"  compiled blocks; the first video of one step took {begun:.1f} s")
     print(f"  {'':10}{'seconds':>10}{'GB in use':>12}{'GB taken':>12}")
-    for part, spent in seconds.items():
-        in_use, taken = parts.memory[part]
+    for part, spent in phases.seconds.items():
+        in_use, taken = phases.memory[part]
         print(f"  {part:10}{spent:>10.2f}{in_use / 1e9:>12.2f}{taken / 1e9:>12.2f}")
     print(f"  {'whole':10}{whole:>10.2f}", flush=True)
     if num_steps != STEPS:
         more = (STEPS - num_steps) * each
         print(f"  {STEPS} steps would take {whole + more:.1f} s: computed, {more:.1f} s more at the median evaluation")
-    return {**seconds, "whole": whole, "evaluation": each}
+    return {**phases.seconds, "whole": whole, "evaluation": each}
 
 
 def main() -> None:

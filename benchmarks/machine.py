@@ -166,6 +166,10 @@ class Phases:
 
         return call
 
+    def watch(self, name: str, holder: Any, method: str) -> None:
+        """Time a method of an object from now on."""
+        object.__setattr__(holder, method, self.timed(name, getattr(holder, method)))
+
     def peak(self) -> tuple[int, int]:
         """The most of all phases."""
         used, taken = (max(bytes_each) for bytes_each in zip(*self.memory.values(), strict=True))
