@@ -18,9 +18,9 @@ from omegaconf import ListConfig, OmegaConf
 
 from cosmos_predict2.actions.statistics import column_statistics, order_one_transform
 from cosmos_predict2.callbacks.stop_rule import StopRule
-from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
+from cosmos_predict2.configs.action_conditioned.experiment.toy import NET, tiny_model
 from cosmos_predict2.configs.action_conditioned.networks import ACTION_DIM
-from cosmos_predict2.configs.base.post_training import group_choices, job, tiny_run
+from cosmos_predict2.configs.base.post_training import tiny_run
 from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import evenly
@@ -67,20 +67,8 @@ def recordings() -> dict[str, Any]:
     val.update(num_workers=1, dataset={key: f"${{dataloader_train.dataset.{key}}}" for key in SAME})
     val["dataset"].update(start_interval=VAL_EVERY)
     net = dict(NET, action_dim=ACTION, summed_action_dims=MOVES)
-    pipe_config = dict(
-        net=net,
-        tokenizer=L(TinyTokenizer)(weights="outputs/my_tokenizer.safetensors"),
-        video_noise_factor=25.0,
-        timestamps=dict(nfe=1, t_min=10.0),
-    )
-    return dict(
-        defaults=group_choices(
-            "predict2_v2w_tiny_action_conditioned", "lerobot_train", "lerobot_val", optimizer="muon", ema="power"
-        ),
-        job=job(NAME),
-        model=dict(config=dict(precision="bfloat16", pipe_config=pipe_config)),
-        **run,
-    )
+    tokenizer = L(TinyTokenizer)(weights="outputs/my_tokenizer.safetensors")
+    return tiny_model(NAME, "lerobot_train", "lerobot_val", run, net=net, tokenizer=tokenizer)
 
 
 register_experiment(NAME, recordings)
@@ -133,11 +121,8 @@ def _lengths(max_iter: int) -> ListConfig:
 
 
 OmegaConf.register_new_resolver("steady_and_falling", _lengths, replace=True)
-for _name, _resolve in (
-    ("recorded_action_dim", _action_dim),
-    ("recorded_moves", _moves),
-    ("recorded_size", _video_size),
-):
+_OF_DATA = {"recorded_action_dim": _action_dim, "recorded_moves": _moves, "recorded_size": _video_size}
+for _name, _resolve in _OF_DATA.items():
     OmegaConf.register_new_resolver(_name, _of_data(_resolve), replace=True)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from cosmos_predict2.configs.action_conditioned.experiment.predict2p5 import Run, trained
 from cosmos_predict2.configs.action_conditioned.experiment.recordings import MOVES, SAME, VAL_EVERY
-from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
-from cosmos_predict2.configs.base.post_training import group_choices, job, tiny_run
+from cosmos_predict2.configs.action_conditioned.experiment.toy import NET, tiny_model
+from cosmos_predict2.configs.base.post_training import tiny_run
 from cosmos_predict2.data.lerobot.robots import ROBOTS
 from imaginaire.config import register_experiment
 
@@ -38,15 +38,9 @@ def released(experiment: str, name: str) -> dict[str, Any]:
 
 def tiny(name: str) -> dict[str, Any]:
     """The tiny model, with the tokenizer of the toy world."""
-    model, loaders = "predict2_v2w_tiny_action_conditioned", (f"{name}_train", f"{name}_val")
     net = dict(NET, action_dim=ROBOTS[name].action_dim, summed_action_dims=MOVES)
-    pipe_config = dict(net=net, video_noise_factor=25.0, timestamps=dict(nfe=1, t_min=10.0))
-    return dict(
-        defaults=group_choices(model, *loaders, optimizer="muon", ema="power"),
-        job=job(f"tiny_{name}_action_conditioned"),
-        model=dict(config=dict(precision="bfloat16", pipe_config=pipe_config)),
-        **on_data(tiny_run(1200, 8, lr=0.03, adam_lr=2e-3), name, num_workers=2, video_size=TINY_SIZES[name]),
-    )
+    run = on_data(tiny_run(1200, 8, lr=0.03, adam_lr=2e-3), name, num_workers=2, video_size=TINY_SIZES[name])
+    return tiny_model(f"tiny_{name}_action_conditioned", f"{name}_train", f"{name}_val", run, net=net)
 
 
 for robot in ROBOTS:

@@ -28,31 +28,26 @@ NET = dict(
 )
 
 
+def tiny_model(name: str, train: str, val: str, numbers: dict[str, Any], **pipe_config: Any) -> dict[str, Any]:
+    """The run of the tiny model on these data, with the ``numbers`` of the run."""
+    pipe_config = dict(net=NET, video_noise_factor=25.0, timestamps=dict(nfe=1, t_min=10.0)) | pipe_config
+    model = "predict2_v2w_tiny_action_conditioned"
+    return dict(
+        defaults=group_choices(model, train, val, optimizer="muon", ema="power"),
+        job=job(name),
+        model=dict(config=dict(precision="bfloat16", pipe_config=pipe_config)),
+        **numbers,
+    )
+
+
 def tiny(name: str, *, hide_actions: bool) -> dict[str, Any]:
     """``hide_actions``: the same model, which sees zeros in place of the actions."""
     numbers = tiny_run(3000, batch_size=8, lr=0.03, adam_lr=2e-3)
     if hide_actions:  # only here: data other than the toy world's have no such option
         for loader in ("dataloader_train", "dataloader_val"):
             numbers[loader]["dataset"] = dict(hide_actions=True)
-    return dict(
-        defaults=group_choices(
-            "predict2_v2w_tiny_action_conditioned", "toy_action", "toy_action", optimizer="muon", ema="power"
-        ),
-        job=job(name),
-        model=dict(
-            config=dict(
-                precision="bfloat16",
-                pipe_config=dict(net=NET, video_noise_factor=25.0, timestamps=dict(nfe=1, t_min=10.0)),
-            )
-        ),
-        **numbers,
-    )
+    return tiny_model(name, "toy_action", "toy_action", numbers)
 
 
-register_experiment(
-    "predict2_video2world_tiny_action_conditioned_training",
-    partial(tiny, "tiny_action_conditioned", hide_actions=False),
-)
-register_experiment(
-    "predict2_video2world_tiny_action_blind_training", partial(tiny, "tiny_action_blind", hide_actions=True)
-)
+for name, hide_actions in (("tiny_action_conditioned", False), ("tiny_action_blind", True)):
+    register_experiment(f"predict2_video2world_{name}_training", partial(tiny, name, hide_actions=hide_actions))

@@ -10,11 +10,9 @@ workers.
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.configs.base.post_training import job
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import seeing_policy, starts
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import learning, seeing_policy, starts
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from imaginaire.config import L, register_experiment
 
 GROUPS, MEMBERS, MINIBATCHES = 4, 8, 2
@@ -28,16 +26,9 @@ def experiment(name: str, label: str) -> dict[str, Any]:
     env = L(WorkerEnv)(make=task, num_envs=WORKERS, chunk=CHUNK, render="auto", _recursive_=False)
     policy = seeing_policy(label, f"checkpoints/policies/tiny_{label}_7")
     rl = VLARLConfig(group_size=MEMBERS, minibatches=MINIBATCHES)
-    return dict(
-        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
-        job=job(name, group="reinforcement_learning"),
-        model=L(VLAGRPOModel)(config=VLAGRPOConfig(policy=policy, env=env, rl=rl), _recursive_=False),
-        dataloader_train=starts(100_000, GROUPS, shuffle=True),
-        dataloader_val=starts(8, 8, shuffle=False),
-        optimizer=dict(lr=3e-4, weight_decay=0.0, betas=[0.9, 0.999]),
-        trainer=dict(max_iter=40 * MINIBATCHES, logging_iter=MINIBATCHES, validation_iter=10 * MINIBATCHES),
-        checkpoint=dict(save_iter=10 * MINIBATCHES),
-    )
+    data = starts(100_000, GROUPS, shuffle=True), starts(8, 8, shuffle=False)
+    numbers = dict(length=40 * MINIBATCHES, every=10 * MINIBATCHES, log=MINIBATCHES)
+    return learning(name, VLAGRPOConfig(policy=policy, env=env, rl=rl), *data, **numbers)
 
 
 for label in ("openvla_oft", "pi05"):

@@ -9,15 +9,13 @@ actions are read from the file of starts; nothing is set for a robot.
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.configs.base.post_training import job
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import seeing_policy
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import learning, seeing_policy
 from cosmos_predict2.configs.rl.imagination import imagination_of, training_data_of, world_model_of
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import RecordedEpisodeStarts
-from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.objectives import GroupAdvantageConfig
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
 from imaginaire.config import PLACEHOLDER, L, register_experiment
@@ -51,37 +49,28 @@ def recordings(name: str, label: str) -> dict[str, Any]:
         scoring=Scoring(judge="last", reward_on="last"),  # the value, which survives imagination where success does not
         clip_actions="recorded",
     )
-    return dict(
-        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
-        job=job(name, group="reinforcement_learning"),
-        model=L(VLAGRPOModel)(
-            config=VLAGRPOConfig(
-                policy=seeing_policy(label, "outputs/my_policy"),
-                env=env,
-                card="outputs/my_card.json",
-                rl=VLARLConfig(
-                    group_size=MEMBERS,
-                    minibatches=MINIBATCHES,
-                    kl_beta=KL,
-                    advantage=GroupAdvantageConfig(epsilon=0.05, correction=1),
-                    loss=PolicyLossConfig(ratio_level="chunk"),
-                ),
-            ),
-            _recursive_=False,
-        ),
-        dataloader_train=starts("train", GROUPS),
-        dataloader_val=starts("held_out", GROUPS * MEMBERS),
-        optimizer=dict(lr=LEARNING_RATE, weight_decay=0.0, betas=[0.9, 0.999]),
-        trainer=dict(
-            max_iter=EXPERIENCES * MINIBATCHES,
-            logging_iter=MINIBATCHES,
-            validation_iter=EVERY * MINIBATCHES,
-            run_validation=True,
-            distributed_parallelism="ddp",
-            callbacks=dict(imagination_watch=watch()),
-        ),
-        checkpoint=dict(save_iter=EVERY * MINIBATCHES),
+    rl = VLARLConfig(
+        group_size=MEMBERS,
+        minibatches=MINIBATCHES,
+        kl_beta=KL,
+        advantage=GroupAdvantageConfig(epsilon=0.05, correction=1),
+        loss=PolicyLossConfig(ratio_level="chunk"),
     )
+    policy = seeing_policy(label, "outputs/my_policy")
+    run = learning(
+        name,
+        VLAGRPOConfig(policy=policy, env=env, card="outputs/my_card.json", rl=rl),
+        starts("train", GROUPS),
+        starts("held_out", GROUPS * MEMBERS),
+        length=EXPERIENCES * MINIBATCHES,
+        every=EVERY * MINIBATCHES,
+        log=MINIBATCHES,
+        run_validation=True,
+        distributed_parallelism="ddp",
+        callbacks=dict(imagination_watch=watch()),
+    )
+    run["optimizer"]["lr"] = LEARNING_RATE
+    return run
 
 
 def watch() -> Any:

@@ -21,21 +21,13 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from cosmos_predict2.configs.base.post_training import job
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import starts
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import learning, starts
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from imaginaire.config import L, register_experiment
 
-NUM_TASKS = {
-    "libero_spatial": 10,
-    "libero_object": 10,
-    "libero_goal": 10,
-    "libero_10": 10,
-    "libero_90": 90,
-    "libero_all": 130,
-}
+NUM_TASKS = {f"libero_{suite}": 10 for suite in ("spatial", "object", "goal", "10")}
+NUM_TASKS |= {"libero_90": 90, "libero_all": 130}
 TRIALS = 50
 GROUPS, MEMBERS = 2, 8
 MAX_STEPS, WAIT = 512, 15  # of an episode of LIBERO, and before it
@@ -85,16 +77,15 @@ def libero(suite: str, chunk: int, **task: Any) -> Any:
     )
 
 
-def learning(
+def in_a_simulator(
     name: str, kind: Kind, env: Any, eval_env: Any, num_tasks: int, trials: int, max_steps: int, is_dapo: bool
 ) -> dict[str, Any]:
     """A policy that learns in a simulator from ``trials`` starts of each task, and is judged by them."""
     num, decisions = trials * num_tasks, -(-max_steps // kind.chunk)
+    again: dict[str, Any] = dict(max_rollouts=AGAIN, lower_bound=0.1, upper_bound=0.9) if is_dapo else {}
     rl = VLARLConfig(
         group_size=MEMBERS,
-        max_rollouts=AGAIN if is_dapo else 1,
-        lower_bound=0.1 if is_dapo else None,
-        upper_bound=0.9 if is_dapo else None,
+        **again,
         micro_batches=decisions,
         ratio_tolerance=0.1,  # bfloat16
         dual_clip=kind.dual_clip,
@@ -110,23 +101,10 @@ def learning(
         validation_draws=1,  # as published evaluations have it; more would take hours
         rl=rl,
     )
-    return dict(
-        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
-        job=job(name, group="reinforcement_learning"),
-        model=L(VLAGRPOModel)(config=config, _recursive_=False),
-        dataloader_train=starts(num, GROUPS, shuffle=True, num_tasks=num_tasks),
-        dataloader_val=starts(num, 64, shuffle=False, num_tasks=num_tasks),
-        optimizer=dict(lr=5e-6, weight_decay=0.01),
-        trainer=dict(
-            max_iter=300,
-            logging_iter=1,
-            validation_iter=20,
-            run_validation=True,
-            grad_accum_iter=decisions,
-            distributed_parallelism="fsdp" if kind.is_whole else "ddp",
-        ),
-        checkpoint=dict(save_iter=20),
-    )
+    data = (starts(num, size, shuffle=shuffle, num_tasks=num_tasks) for size, shuffle in ((GROUPS, True), (64, False)))
+    how: dict[str, Any] = dict(grad_accum_iter=decisions, distributed_parallelism="fsdp" if kind.is_whole else "ddp")
+    run = learning(name, config, *data, length=300, every=20, log=1, run_validation=True, **how)
+    return {**run, "optimizer": dict(lr=5e-6, weight_decay=0.01)}
 
 
 def in_libero(name: str, policy: str, suite: str, algorithm: str) -> dict[str, Any]:
@@ -135,7 +113,7 @@ def in_libero(name: str, policy: str, suite: str, algorithm: str) -> dict[str, A
         libero(suite, kind.chunk, max_steps=MAX_STEPS, num_steps_wait=WAIT),
         libero(suite, kind.chunk),
     )
-    return learning(name, kind, *places, NUM_TASKS[suite], TRIALS, MAX_STEPS, algorithm == "dapo")
+    return in_a_simulator(name, kind, *places, NUM_TASKS[suite], TRIALS, MAX_STEPS, algorithm == "dapo")
 
 
 def behavior(chunk: int) -> Any:
@@ -150,7 +128,7 @@ def in_behavior(name: str, algorithm: str) -> dict[str, Any]:
 
     kind = pi05(num_numbers=ACTION_DIM)
     places = behavior(kind.chunk), behavior(kind.chunk)
-    return learning(name, kind, *places, NUM_TASKS, TRIALS, BEHAVIOR_STEPS, algorithm == "dapo")
+    return in_a_simulator(name, kind, *places, NUM_TASKS, TRIALS, BEHAVIOR_STEPS, algorithm == "dapo")
 
 
 EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {

@@ -64,6 +64,22 @@ def starts(num: int, batch_size: int, *, shuffle: bool, num_tasks: int | None = 
     return L(ResumableLoader)(dataset=data, batch_size=batch_size, shuffle=shuffle)
 
 
+def learning(
+    name: str, config: VLAGRPOConfig, train: Any, val: Any, *, length: int, every: int, log: int, **trainer: Any
+) -> dict[str, Any]:
+    """The run of a policy, for ``length`` iterations, which are validated and saved after ``every`` of them."""
+    return dict(
+        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
+        job=job(name, group="reinforcement_learning"),
+        model=L(VLAGRPOModel)(config=config, _recursive_=False),
+        dataloader_train=train,
+        dataloader_val=val,
+        optimizer=dict(lr=3e-4, weight_decay=0.0, betas=[0.9, 0.999]),
+        trainer=dict(max_iter=length, logging_iter=log, validation_iter=every, **trainer),
+        checkpoint=dict(save_iter=every),
+    )
+
+
 def seeing_policy(label: str, path: str = "") -> Any:
     """A policy that sees with transformers, of a folder of scripts.train_policy; its class is imported here."""
     path = path or f"checkpoints/policies/tiny_{label}"
@@ -144,23 +160,16 @@ def tiny(name: str, experiences: int, every: int, updates: int = UPDATES, **conf
     )
     eval_env = L(ToyEnv)(num_envs=HELD_OUT, split="val")
     config = {"compare": 50, "policy": L(ToyPolicy)(path=tiny_policy_path()), **config}
-    return dict(
-        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
-        job=job(name, group="reinforcement_learning"),
-        model=L(VLAGRPOModel)(config=VLAGRPOConfig(eval_env=eval_env, rl=rl, **config), _recursive_=False),
-        dataloader_train=starts(100_000, GROUPS, shuffle=True),
-        dataloader_val=starts(4 * HELD_OUT, HELD_OUT, shuffle=False),
-        optimizer=dict(lr=3e-4, weight_decay=0.0, betas=[0.9, 0.999]),
-        trainer=dict(
-            max_iter=experiences // every * per_check,
-            logging_iter=steps,
-            validation_iter=per_check,
-            run_validation=True,
-            distributed_parallelism="ddp",
-            ddp=dict(static_graph=False),  # a step trains the policy or the world model
-            callbacks=WATCH if "world_model" in config else {},
-        ),
-        checkpoint=dict(save_iter=per_check),
+    return learning(
+        name,
+        VLAGRPOConfig(eval_env=eval_env, rl=rl, **config),
+        starts(100_000, GROUPS, shuffle=True),
+        starts(4 * HELD_OUT, HELD_OUT, shuffle=False),
+        **dict(length=experiences // every * per_check, every=per_check, log=steps),
+        run_validation=True,
+        distributed_parallelism="ddp",
+        ddp=dict(static_graph=False),  # a step trains the policy or the world model
+        callbacks=WATCH if "world_model" in config else {},
     )
 
 
