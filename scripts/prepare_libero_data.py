@@ -37,8 +37,7 @@ fetched = f"fetch the suites from this repository of the hub first (without a na
 add("--repo_id", nargs="?", const=libero.REPOSITORY, metavar="REPO", help=fetched)
 add("--suites", nargs="+", metavar="SUITE", help="which suites (default: all that lie in --source)")
 add("--form", choices=libero.FORMS, default=default.form, help="what to make")
-bridge = dict(type=command_line.local_folder, default=Path("datasets/libero_bridge"), metavar="FOLDER")
-add("--out", help="where the form bridge is written", **bridge)
+add("--out", type=command_line.local_folder, default=Path("datasets/libero_bridge"), help="of the form bridge")
 add("--cameras", nargs="+", default=list(default.cameras), metavar="CAMERA", help="which cameras (bridge)")
 add("--no_rotate", action="store_true", help="leave the pictures upside down, as they are stored (bridge)")
 of_val = "of each task one demonstration in so many is for validation; 0: none"
