@@ -88,13 +88,7 @@ def get_rng_state() -> dict[str, Any]:
     name, keys, position, has_gauss, cached = state_of_numpy
     state = {
         "python": random.getstate(),
-        "numpy": [
-            str(name),
-            torch.from_numpy(keys.astype("int64")),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
+        "numpy": [str(name), torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():

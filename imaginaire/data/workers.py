@@ -31,11 +31,7 @@ Indices = list[tuple[int, Any]]  # (position in the stream, index in the data se
 
 
 def load(
-    dataset: Any,
-    batches: Iterable[Indices],
-    seed: int,
-    purpose: str,
-    options: Mapping[str, Any],
+    dataset: Any, batches: Iterable[Indices], seed: int, purpose: str, options: Mapping[str, Any]
 ) -> Iterator[Any]:
     """The batches with these samples, read ahead by ``num_workers`` processes or here; options are DataLoader's."""
     options = {k: v for k, v in options.items() if v is not None}

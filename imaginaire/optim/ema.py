@@ -42,12 +42,7 @@ class PowerEMA:
     Build it after the module was sharded. Buffers are not averaged; `state` includes the module's current ones.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        rate: float = 0.1,
-        iteration_shift: int = 0,
-    ) -> None:
+    def __init__(self, module: nn.Module, rate: float = 0.1, iteration_shift: int = 0) -> None:
         self.rate = rate
         self.iteration_shift = iteration_shift
         self.exponent = power_ema_exponent(rate)

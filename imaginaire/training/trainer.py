@@ -83,8 +83,7 @@ class ImaginaireTrainer:
         self.config = config
         self.device = distributed.device()
         self.dims = parallel.init_dims(
-            config.model_parallel.context_parallel_size,
-            replicate_only=config.trainer.distributed_parallelism == "ddp",
+            config.model_parallel.context_parallel_size, replicate_only=config.trainer.distributed_parallelism == "ddp"
         )
         self.run_dir = config.job.path_local
         self.timers = Timers(self.device)

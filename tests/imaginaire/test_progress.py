@@ -46,8 +46,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0 s"), (89, "89 s"), (540, "9 min"), (12_000, "3 h 20 min"), (187_300, "2 days 4 h")],
+    ("seconds", "text"), [(0.2, "0 s"), (89, "89 s"), (540, "9 min"), (12_000, "3 h 20 min"), (187_300, "2 days 4 h")]
 )
 def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text

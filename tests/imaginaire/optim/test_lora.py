@@ -18,15 +18,7 @@ from imaginaire.checkpoint import weights
 from imaginaire.distributed.parallel import full_tensor
 from imaginaire.errors import ConfigError
 from imaginaire.optim.adamw import fused_adamw
-from imaginaire.optim.lora import (
-    LoraSpec,
-    adapter_state,
-    adapters,
-    init_adapters,
-    inject,
-    lora_spec,
-    merge,
-)
+from imaginaire.optim.lora import LoraSpec, adapter_state, adapters, init_adapters, inject, lora_spec, merge
 from tests.multiprocess import run_distributed
 
 TARGETS = ["q_proj", "mlp.layer1"]

@@ -166,11 +166,7 @@ FEW = {
         "after rename to latest_checkpoint.txt",
         "after removing optim/iter_000000003.pt",
     ],
-    "dcp": [
-        "amid iter_000000006/optim",
-        "after iter_000000006/trainer",
-        "after removing iter_000000003/optim",
-    ],
+    "dcp": ["amid iter_000000006/optim", "after iter_000000006/trainer", "after removing iter_000000003/optim"],
 }
 
 

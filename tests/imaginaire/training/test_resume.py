@@ -74,10 +74,7 @@ def _other_rng_on_rank_1(kind: str, tree: Any) -> Any:
 
 @pytest.mark.parametrize(
     "layouts",
-    [
-        pytest.param(["replicate", "fsdp"], marks=slow),
-        pytest.param(["fsdp_dcp", "async_dcp"], marks=pytest.mark.long),
-    ],
+    [pytest.param(["replicate", "fsdp"], marks=slow), pytest.param(["fsdp_dcp", "async_dcp"], marks=pytest.mark.long)],
 )
 def test_two_processes(tmp_path: Path, layouts: list[str]) -> None:
     run_distributed(_two_ranks, 2, args=(tmp_path, layouts))

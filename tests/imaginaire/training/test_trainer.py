@@ -474,10 +474,7 @@ class StopsInValidation(project.RestlessModel):
 
 
 def test_a_validation_that_a_signal_cut_short_is_made_up_for(tmp_path: Path) -> None:
-    overrides = [
-        f"model._target_={__name__}.StopsInValidation",
-        "dataloader_train.num_workers=0",
-    ]
+    overrides = [f"model._target_={__name__}.StopsInValidation", "dataloader_train.num_workers=0"]
     assert train(tmp_path / "parts", overrides) == EXIT_INTERRUPTED
     assert saved(tmp_path / "parts")["trainer"]["iteration"] == 4
     assert train(tmp_path / "parts", overrides) == 0

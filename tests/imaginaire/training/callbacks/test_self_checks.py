@@ -68,12 +68,7 @@ def test_a_start_without_faults_is_one_line(tmp_path: Path, caplog: pytest.LogCa
     first_step(trainer)
     lines = [record.message for record in caplog.records if "self-checks" in record.message]
     assert len(lines) == 1
-    for part in (
-        "5 parameters finite",
-        "1 adapters without effect",
-        "2 of 2 trained parameters",
-        "first loss",
-    ):
+    for part in ("5 parameters finite", "1 adapters without effect", "2 of 2 trained parameters", "first loss"):
         assert part in lines[0]
     trainer.callbacks.on_training_step_end(model, {}, {}, torch.zeros(()), 2)
     assert len([record for record in caplog.records if "self-checks" in record.message]) == 1, "once"
