@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire import foreign_json
-    from imaginaire.progress import Progress
+    from imaginaire.log import Progress
     from imaginaire.training.provenance import run_record
 
     out, device = Path(args.out), device_of(args.device)

@@ -25,7 +25,7 @@ from cosmos_predict2.data.split import (
 )
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
-from imaginaire.progress import tracked
+from imaginaire.log import tracked
 
 FEW = 10  # held-out episodes of an outcome, below which figures have wide intervals
 LAST = "last"

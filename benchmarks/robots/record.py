@@ -25,7 +25,7 @@ from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.simulators.gym import GymTask
 from imaginaire import command_line
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.progress import tracked
+from imaginaire.log import tracked
 
 FIRST = 1_000_000
 STEPS, HELD = 24, 4

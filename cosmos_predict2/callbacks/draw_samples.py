@@ -37,7 +37,7 @@ from imaginaire.config import lazy_config
 from imaginaire.data.facts import facts_of
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
-from imaginaire.progress import tracked
+from imaginaire.log import tracked
 from imaginaire.training import preflight
 from imaginaire.training.callbacks import EveryN, SideChannel
 

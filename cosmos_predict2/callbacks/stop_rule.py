@@ -33,7 +33,7 @@ from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire import distributed, storage
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
-from imaginaire.progress import duration
+from imaginaire.log import duration
 from imaginaire.training.callbacks import Callback, SideChannel
 
 log = logging.getLogger(__name__)

@@ -63,9 +63,8 @@ from imaginaire.distributed.parallel import ParallelDims, current_dims
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding
 from imaginaire.optim import lora
-from imaginaire.optim.ema import PowerEMA
 from imaginaire.random import Draws
-from imaginaire.training.model import ImaginaireModel, has_meta
+from imaginaire.training.model import ImaginaireModel, PowerEMA, has_meta
 
 __all__ = [
     "Predict2ModelManagerConfig",

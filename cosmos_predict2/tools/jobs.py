@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from imaginaire.errors import DataError, UserError, disk_fault
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from cosmos_predict2.text.prompts import PromptRefinerConfig
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
-from imaginaire.optim.ema import check_rate
+from imaginaire.training.model import check_rate
 
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 

@@ -28,7 +28,7 @@ from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.errors import ConfigError, DataError, near
-from imaginaire.progress import tracked
+from imaginaire.log import tracked
 
 LAST_CHUNKS = ("pad", "drop")
 

@@ -44,7 +44,7 @@ from imaginaire.buildable import target_of
 from imaginaire.config import lazy_config
 from imaginaire.distributed.parallel import is_fsdp
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 
 log = logging.getLogger(__name__)
 

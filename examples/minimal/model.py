@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from imaginaire.distributed.parallel import ParallelDims, shard_blocks
-from imaginaire.optim.ema import PowerEMA
-from imaginaire.training.model import ImaginaireModel
+from imaginaire.training.model import ImaginaireModel, PowerEMA
 
 
 class Block(nn.Module):

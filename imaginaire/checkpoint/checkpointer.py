@@ -107,7 +107,7 @@ class Checkpointer:
         constant |= {name for name, p in model.named_parameters() if not p.requires_grad}
         state = model.checkpoint_state()
         weights_of = {name: t for name, t in state.items() if name.replace("net_ema.", "net.", 1) not in constant}
-        if names := weights.not_finite(weights_of, on_any_rank=True):
+        if names := parallel.not_finite(weights_of, on_any_rank=True):
             newest = checkpoint_layout.read_pointer(self.folder)
             kept = f"The same command continues from {newest.path('model')}." if newest else "Nothing is saved yet."
             raise TrainingError(
@@ -297,7 +297,7 @@ class Checkpointer:
                 weights.load_into(live, {name: filled[name] for name in filled if name not in source})
                 source = filled
             report = model.account_checkpoint_state(source)
-            report = replace(report, not_finite=weights.not_finite({name: live[name] for name in report.matched}))
+            report = replace(report, not_finite=parallel.not_finite({name: live[name] for name in report.matched}))
         else:
             from imaginaire.checkpoint.dcp import DcpTensors
 

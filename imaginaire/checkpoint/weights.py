@@ -17,10 +17,10 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from imaginaire import distributed
 from imaginaire.checkpoint.layout import CheckpointSet, require_unchanged, set_of_weights
 from imaginaire.checkpoint.weight_files import LazyTensors, latest, load_pt, open_address, shape_of
-from imaginaire.distributed.parallel import copy_shard, is_dtensor, to_local
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import copy_shard, is_dtensor
 from imaginaire.errors import CheckpointError, ConfigError, listed, near
 
 __all__ = ["load_pt"]  # used as weights.load_pt by other packages
@@ -177,27 +177,6 @@ def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Te
     return renamed(source, rename)
 
 
-@torch.no_grad()
-def not_finite(tensors: Mapping[str, Tensor], *, on_any_rank: bool = False) -> tuple[str, ...]:
-    """The names of tensors with a NaN or an infinite number; of a DTensor this rank's part.
-
-    ``on_any_rank``: the same answer on all ranks (a collective). The smallest and largest value alone are looked at,
-    where a NaN shows too: a tenth of the time of ``isfinite``.
-    """
-    is_fine = {}
-    for name, tensor in tensors.items():
-        local = to_local(tensor)
-        if local.is_floating_point():
-            values = local.float() if local.itemsize == 1 else local
-            ends = torch.stack(torch.aminmax(values)) if values.numel() else values
-            is_fine[name] = ends.isfinite().all()
-    if not is_fine:
-        return ()
-    flags = torch.stack([flag.float().cpu() for flag in is_fine.values()])
-    flags = distributed.all_reduce_(flags, "min") if on_any_rank else flags
-    return tuple(name for name, flag in zip(is_fine, flags.tolist(), strict=True) if not flag)
-
-
 def refuse_not_finite(names: tuple[str, ...], source: str) -> None:
     if names:
         raise CheckpointError(
@@ -249,7 +228,7 @@ def load_into(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, co
             _copy(name, target, source[name])
         matched.append(name)
     missing = [name for name in targets if name not in source]
-    bad = not_finite({name: targets[name] for name in matched}) if copies else ()
+    bad = parallel.not_finite({name: targets[name] for name in matched}) if copies else ()
     return LoadReport(tuple(matched), tuple(missing), tuple(unexpected), tuple(wrong), tuple(shapes), bad)
 
 

@@ -10,7 +10,7 @@ buffers) comes from rank 0.
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -397,6 +397,27 @@ def checksum(tensor: Tensor) -> int:
     for part in bits.split(_CHECKSUM_NUMEL):
         total = total * 1_000_003 + (part.to(torch.int64) * weights[: part.numel()]).sum()
     return hash((*tensor.shape, tensor.element_size(), int(total)))
+
+
+@torch.no_grad()
+def not_finite(tensors: Mapping[str, Tensor], *, on_any_rank: bool = False) -> tuple[str, ...]:
+    """The names of tensors with a NaN or an infinite number; of a DTensor this rank's part.
+
+    ``on_any_rank``: the same answer on all ranks (a collective). The smallest and largest value alone are looked at,
+    where a NaN shows too: a tenth of the time of ``isfinite``.
+    """
+    is_fine = {}
+    for name, tensor in tensors.items():
+        local = to_local(tensor)
+        if local.is_floating_point():
+            values = local.float() if local.itemsize == 1 else local
+            ends = torch.stack(torch.aminmax(values)) if values.numel() else values
+            is_fine[name] = ends.isfinite().all()
+    if not is_fine:
+        return ()
+    flags = torch.stack([flag.float().cpu() for flag in is_fine.values()])
+    flags = distributed.all_reduce_(flags, "min") if on_any_rank else flags
+    return tuple(name for name, flag in zip(is_fine, flags.tolist(), strict=True) if not flag)
 
 
 def _has_plain_data(tensor: Tensor) -> bool:

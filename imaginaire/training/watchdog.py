@@ -16,7 +16,7 @@ from typing import Any
 
 from imaginaire import distributed
 from imaginaire.distributed import places
-from imaginaire.progress import duration
+from imaginaire.log import duration
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from imaginaire import progress
-from imaginaire.progress import Pace, Progress, duration, tracked
+from imaginaire import log as progress
+from imaginaire.log import Pace, Progress, duration, tracked
 from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.watchdog import Watchdog
 from tests.programs import HANG_S

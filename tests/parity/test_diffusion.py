@@ -15,7 +15,7 @@ from cosmos_predict2.diffusion.rectified_flow import (
     rectified_flow_weight,
 )
 from cosmos_predict2.diffusion.solvers import Step, flow_sigmas, karras_sigmas, sample
-from imaginaire.optim.ema import PowerEMA, power_ema_exponent
+from imaginaire.training.model import PowerEMA, power_ema_exponent
 from tests.goldens import Golden, Value
 
 AREA = "video2world"

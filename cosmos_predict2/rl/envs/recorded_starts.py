@@ -32,7 +32,7 @@ from cosmos_predict2.data.views import stretched
 from cosmos_predict2.rl.envs.starts import FirstFrames, Recorded
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, read_arrays
-from imaginaire.checkpoint.weights import not_finite
+from imaginaire.distributed.parallel import not_finite
 from imaginaire.errors import ConfigError, DataError, disk_fault, near
 
 log = logging.getLogger(__name__)

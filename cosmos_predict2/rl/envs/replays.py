@@ -21,7 +21,7 @@ from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire.errors import DataError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 
 BATCH = 32  # episodes that are imagined together
 

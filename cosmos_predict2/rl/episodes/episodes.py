@@ -29,7 +29,7 @@ from cosmos_predict2.rl.interfaces import (
 )
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError, near
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 
 BAR = "Generating Rollout Epochs"  # as the public trainer calls it; here it counts episodes
 Mode = Literal["sample", "greedy"]

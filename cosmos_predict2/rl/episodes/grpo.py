@@ -70,7 +70,7 @@ from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.optim import schedules
-from imaginaire.optim.parts import PartsOptimizer, PartsScheduler
+from imaginaire.optim.schedules import PartsOptimizer, PartsScheduler
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, VecEnv, completed
 from imaginaire import distributed
 from imaginaire.distributed.parallel import is_dtensor
 from imaginaire.errors import ConfigError, TrainingError, UserError, missing_package
-from imaginaire.progress import LINES_S, Progress
+from imaginaire.log import LINES_S, Progress
 
 log = logging.getLogger(__name__)
 

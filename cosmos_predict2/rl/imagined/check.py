@@ -46,7 +46,7 @@ from imaginaire import foreign_json
 from imaginaire.buildable import resolve
 from imaginaire.checkpoint.weight_files import latest
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.progress import tracked
+from imaginaire.log import tracked
 from imaginaire.random import derive_seed
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from cosmos_predict2.toy_world.episodes import Mix, make_episodes
 from cosmos_predict2.toy_world.physics import REWARD_RANGE
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.errors import DataError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 from imaginaire.random import derive_seed
 
 LEAST_HELD_OUT = 2  # episodes: one half calibrates, the other measures

@@ -30,7 +30,7 @@ from cosmos_predict2.rl.interfaces import Observation
 from imaginaire import random
 from imaginaire.buildable import made, resolve
 from imaginaire.errors import ConfigError, DataError, TrainingError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 from imaginaire.random import generator
 
 log = logging.getLogger(__name__)

@@ -41,9 +41,8 @@ from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.findings import CheckContext, Finding
 from imaginaire.optim import schedules
-from imaginaire.optim.ema import PowerEMA
 from imaginaire.training.callbacks import Callback
-from imaginaire.training.model import ImaginaireModel
+from imaginaire.training.model import ImaginaireModel, PowerEMA
 
 log = logging.getLogger(__name__)
 

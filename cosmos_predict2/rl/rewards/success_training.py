@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as binary_cross
 
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, to_unit
 from imaginaire.errors import DataError, TrainingError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 from imaginaire.random import generator
 
 _AT_ONCE = 256

@@ -33,7 +33,7 @@ from cosmos_predict2.text.embeddings.folder import (
 from cosmos_predict2.text.embeddings.pickles import trimmed
 from imaginaire import storage
 from imaginaire.errors import DataError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 
 Item = TypeVar("Item")
 

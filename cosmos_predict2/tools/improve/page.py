@@ -26,7 +26,7 @@ from cosmos_predict2.tools.improve.way import (
     phases_of,
 )
 from imaginaire import foreign_json, storage
-from imaginaire.progress import duration
+from imaginaire.log import duration
 
 VERDICT = "verdict.json"
 MOST_CLIPS, MOST_REASONS = 4, 2

@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, TrainingError
-from imaginaire.progress import FIRST_LINE_S, LINES_S, duration
+from imaginaire.log import FIRST_LINE_S, LINES_S, duration
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ EXIT_INTERRUPTED = 75
 _ROOT, _TRAIN = "IMAGINAIRE_OUTPUT_ROOT", "scripts.train"  # where runs go, and the program that reads it
 _WHOLE = 1 << 20  # bytes of a file that is read whole for its digest
 _ENDS = 1 << 16  # of a larger one: the beginning and the end
-_LEFT = re.compile(r"\b(\d+) (s|min|h|days)(?: (\d+) (min|h))? left\b")  # as `imaginaire.progress.duration` writes it
+_LEFT = re.compile(r"\b(\d+) (s|min|h|days)(?: (\d+) (min|h))? left\b")  # as `imaginaire.log.duration` writes it
 _ERROR = re.compile(r"(error|\w+Error): ")  # how our programs say what a user can mend
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "days": 86400}
 LEAST_MEASURED_S = 60.0  # of steps that are done, before their speed predicts that of the others

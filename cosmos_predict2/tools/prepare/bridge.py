@@ -22,7 +22,7 @@ from cosmos_predict2.tools.prepare.records import RECORD, read_record, require_o
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked
 from imaginaire import storage
 from imaginaire.errors import DataError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from imaginaire import storage
 from imaginaire.errors import DataError, UserError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 from imaginaire.storage import hub
 
 log = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from cosmos_predict2.tools.jobs import Outcome
 from imaginaire import storage
 from imaginaire.data.workers import load
 from imaginaire.errors import ConfigError, DataError, UserError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 
 log = logging.getLogger(__name__)
 

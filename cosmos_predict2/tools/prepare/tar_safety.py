@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from imaginaire import storage
 from imaginaire.errors import DataError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 
 COPY_BYTES = 2**20
 

@@ -28,7 +28,7 @@ from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.physics import BOX_X, CLOSED, COLUMNS, GRIPPER, HELD, PUCK_X, STATE_SIZE
 from imaginaire import storage
 from imaginaire.errors import ConfigError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 
 FORM_NAMES = ("video", "bridge", "lerobot", "states")  # of FORMS
 EPISODES_AT_ONCE = 256

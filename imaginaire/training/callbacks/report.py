@@ -20,7 +20,7 @@ from imaginaire.data.foreign_loader import length
 from imaginaire.data.stream import WEIGHT_KEY
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
-from imaginaire.progress import Progress
+from imaginaire.log import Progress
 from imaginaire.training.callbacks.base import Callback, EveryN, SideChannel
 
 log = logging.getLogger(__name__)

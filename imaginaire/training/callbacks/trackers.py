@@ -26,7 +26,7 @@ from torch import Tensor
 
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, near
-from imaginaire.progress import Pace, duration, percent
+from imaginaire.log import Pace, duration, percent
 from imaginaire.training.callbacks.base import SideChannel
 
 log = logging.getLogger(__name__)

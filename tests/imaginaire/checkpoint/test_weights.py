@@ -24,10 +24,10 @@ from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.checkpointer import StandardCheckpointer
 from imaginaire.checkpoint.dcp import _ALLOWED, DcpTensors, SafeFileSystemReader, SafeLoadPlanner, dcp_writer
 from imaginaire.config.schema import CheckpointConfig
+from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError, TrainingError, UserError
-from imaginaire.optim.ema import PowerEMA
 from imaginaire.training.callbacks import CallbackGroup
-from imaginaire.training.model import ImaginaireModel
+from imaginaire.training.model import ImaginaireModel, PowerEMA
 from tests.multiprocess import run_distributed
 from tests.s3_server import no_credentials, s3_bucket, s3_server
 
@@ -692,4 +692,4 @@ def test_every_floating_dtype_is_looked_at(dtype: torch.dtype) -> None:
     fine = torch.linspace(-3, 3, 7).to(dtype)
     broken = torch.tensor([1.0, math.nan, 2.0]).to(dtype)
     found = {"fine": fine, "broken": broken, "whole": torch.tensor([1, 2]), "empty": fine[:0]}
-    assert weights.not_finite(found) == ("broken",) and weights.not_finite({}) == ()
+    assert parallel.not_finite(found) == ("broken",) and weights.not_finite({}) == ()

@@ -27,8 +27,8 @@ from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import GradientAverager, ParallelDims
 from imaginaire.errors import ConfigError
 from imaginaire.optim.adamw import adamw, fused_adamw
-from imaginaire.optim.ema import PowerEMA
 from imaginaire.optim.muon import muon
+from imaginaire.training.model import PowerEMA
 from tests.models.parts import make_model
 from tests.multiprocess import run_distributed
 

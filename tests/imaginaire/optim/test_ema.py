@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing import assert_close
 
 from imaginaire.errors import ConfigError
-from imaginaire.optim.ema import PowerEMA, power_ema_exponent
+from imaginaire.training.model import PowerEMA, power_ema_exponent
 from tests.multiprocess import run_distributed
 
 

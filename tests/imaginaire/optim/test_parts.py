@@ -8,8 +8,7 @@ from torch import nn
 
 from imaginaire.optim.adamw import adamw
 from imaginaire.optim.muon import muon
-from imaginaire.optim.parts import PartsOptimizer, PartsScheduler
-from imaginaire.optim.schedules import Repeated, constant, lambda_linear
+from imaginaire.optim.schedules import PartsOptimizer, PartsScheduler, Repeated, constant, lambda_linear
 from imaginaire.optim.state import load_named_state, named_state
 from tests.training import difference
 

@@ -14,6 +14,7 @@ from cosmos_predict2.rl.rewards.judges import qwen_video
 from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE
 from cosmos_predict2.text import pretrained
 from imaginaire.checkpoint import weights
+from imaginaire.distributed import parallel
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Reason1Reward:
         config = pretrained.config_of(package.AutoConfig, model_path)
         kind = package.Qwen2_5_VLForConditionalGeneration
         model = pretrained.from_folder(kind, model_path, config=config, dtype=chosen)
-        weights.refuse_not_finite(weights.not_finite(dict(model.named_parameters())), model_path)
+        weights.refuse_not_finite(parallel.not_finite(dict(model.named_parameters())), model_path)
         self.model = model.to(self.device).eval()
         self.system = Path(system_prompt_path).read_text(encoding="utf-8").strip() if system_prompt_path else SYSTEM
         self.question = question
