@@ -14,16 +14,26 @@ import copy
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from imaginaire import random
-from imaginaire.data import foreign_loader, workers
+from imaginaire.data import workers
 from imaginaire.data.workers import Indices, close_readers
 from imaginaire.distributed.parallel import ParallelDims, current_dims
 from imaginaire.errors import DataError
@@ -44,6 +54,8 @@ log = logging.getLogger(__name__)
 
 POSITION_KEY = "sample_position"  # of a training batch: each sample's place in the stream
 WEIGHT_KEY = "sample_weight"  # of a validation batch: 0 for samples that are in the pass a second time
+_UNDIVIDED = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+_END = object()
 
 
 class ResumableLoader:
@@ -145,11 +157,11 @@ class DataStream:
         self.samples_in_epoch = state.get("samples_in_epoch") or 0
         self._identity = {
             "seed": seed,
-            "dataset_size": foreign_loader.length(getattr(loader, "dataset", None)),
-            "batch_size": foreign_loader.batch_size(loader),
+            "dataset_size": length(getattr(loader, "dataset", None)),
+            "batch_size": _batch_size(loader),
         }
         _check_not_empty(loader)
-        foreign_loader.check_ranks(loader, dims)
+        _check_ranks(loader, dims)
         _note_changes(state, self._identity)
 
     def state_dict(self) -> dict[str, int | None]:
@@ -164,7 +176,7 @@ class DataStream:
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.loader, ResumableLoader):
             batches = self._own()
-        elif foreign_loader.is_map_style(self.loader):
+        elif _is_map_style(self.loader):
             batches = self._foreign()
         else:
             batches = self._opaque()
@@ -201,7 +213,7 @@ class DataStream:
                 if used:
                     log.info("resuming %s: epoch %d, skipping %d samples by index", type(loader).__name__, epoch, used)
                 seen, empty = 0, True
-                for indices in foreign_loader.epoch_of(loader, self._seed, epoch):
+                for indices in _epoch_of(loader, self._seed, epoch):
                     empty = False
                     first, seen = seen, seen + len(indices) * dp_size
                     if seen <= used:
@@ -248,8 +260,8 @@ class DataStream:
         purpose = f"loader of rank {self._dims.dp_rank}"
         while True:
             seen = 0
-            foreign_loader.start_epoch(self.loader, self._seed, self.epoch)
-            for batch in foreign_loader.drawn_apart(self.loader, self._seed, self.epoch, purpose):
+            _start_epoch(self.loader, self._seed, self.epoch)
+            for batch in _drawn_apart(self.loader, self._seed, self.epoch, purpose):
                 size, first = _batch_length(batch), self.samples_seen + self._dims.dp_rank
                 count = size * self._dims.dp_size
                 seen += count
@@ -321,10 +333,10 @@ def with_positions(batch: Any, indices: Indices, end: int | None = None) -> Any:
 
 
 def _check_not_empty(loader: Any) -> None:
-    if isinstance(loader, ResumableLoader) or foreign_loader.length(loader) != 0:
+    if isinstance(loader, ResumableLoader) or length(loader) != 0:
         return
     raise DataError(
-        f"dataloader_train gives no batch: the data set has {foreign_loader.length(getattr(loader, 'dataset', None))}"
+        f"dataloader_train gives no batch: the data set has {length(getattr(loader, 'dataset', None))}"
         f" samples for this rank's batch_size={getattr(loader, 'batch_size', None)}. Lower dataloader_train.batch_size"
         " or add data."
     )
@@ -375,3 +387,107 @@ def move_to(batch: Any, device: torch.device) -> Any:
                 object.__setattr__(moved, field.name, move_to(getattr(batch, field.name), device))
         return moved
     return batch
+
+
+# --- loaders that are not ours: their order, epoch by epoch, and the ranks that read each part of it
+
+
+def _is_map_style(loader: Any) -> bool:
+    """True if its sampler and its data set alone define its batches."""
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ is DataLoader.__iter__  # a subclass may change them
+        and not isinstance(loader.dataset, IterableDataset)
+        and loader.batch_sampler is not None
+    )
+
+
+def _epoch_of(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[list[int]]:
+    """The index batches of one epoch; samplers that draw from the global generators are seeded by (seed, epoch)."""
+    _start_epoch(loader, seed, epoch)
+    sampler: Any = loader.batch_sampler
+    if length(sampler) is None:  # it may be endless
+        yield from (list(batch) for batch in _drawn_apart(sampler, seed, epoch, "sampler"))
+        return
+    with random.preserved():
+        random.seed_all(seed, epoch, "sampler")
+        batches = [list(batch) for batch in sampler]
+    yield from batches
+
+
+def _start_epoch(loader: Any, seed: int, epoch: int) -> None:
+    """Set the epoch of the parts of a loader; those that have a torch generator get it seeded by (seed, epoch)."""
+    parts = [*_samplers(loader), loader]
+    if not _is_map_style(loader):
+        parts.append(getattr(loader, "dataset", None))
+    for part in parts:
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+        if isinstance(getattr(part, "generator", None), torch.Generator):
+            part.generator.manual_seed(random.derive_seed(seed, epoch, "sampler"))
+
+
+def _drawn_apart(items: Iterable[Any], seed: int, position: int, purpose: str) -> Iterator[Any]:
+    """One pass over the items, whose draws go on from one to the next and never mix with those of the model."""
+    with random.preserved():
+        random.seed_all(seed, position, purpose)
+        reader = iter(items)
+        state = random.get_rng_state()
+    while True:
+        with random.preserved():
+            random.set_rng_state(state)
+            item = next(reader, _END)
+            state = random.get_rng_state()
+        if item is _END:
+            return
+        yield item
+
+
+def length(items: Any) -> int | None:
+    """The number of items, or None; torch's wrappers have a ``__len__`` even where what they wrap has none."""
+    try:
+        return len(items)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _batch_size(loader: Any) -> int | None:
+    """Samples of one rank's batch; None where the loader does not state it."""
+    found = getattr(loader, "batch_size", None)
+    if found is None:
+        found = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return found if isinstance(found, int) else None
+
+
+def _check_ranks(loader: Any, dims: ParallelDims) -> None:
+    """Refuse a torch DataLoader that gives several ranks the same samples, or divides them among other ranks."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return
+    cure = (
+        "Give it a DistributedSampler with num_replicas=dp_size and rank=dp_rank of imaginaire.distributed.parallel"
+        ".current_dims(), or use imaginaire.data.stream.ResumableLoader, which divides the samples itself."
+    )
+    samplers = _samplers(loader)
+    for sampler in samplers:
+        own, other = length(loader.dataset), length(getattr(sampler, "dataset", None))
+        if isinstance(sampler, DistributedSampler) and own != other:
+            raise DataError(
+                f"dataloader_train: its data set has {own} samples, but its {type(sampler).__name__} is for one of"
+                f" {other}. Override dataloader_train.sampler.dataset like dataloader_train.dataset."
+            )
+        replicas, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", dims.dp_rank)
+        if replicas is not None and (replicas, rank) != (dims.dp_size, dims.dp_rank):
+            raise DataError(
+                f"dataloader_train: its {type(sampler).__name__} is for rank {rank} of {replicas}, but this is "
+                f"data-parallel rank {dims.dp_rank} of {dims.dp_size}. {cure}"
+            )
+    if dims.dp_size > 1 and _is_map_style(loader) and all(type(sampler) in _UNDIVIDED for sampler in samplers):
+        names = " with ".join(type(sampler).__name__ for sampler in samplers)
+        raise DataError(f"dataloader_train: all {dims.dp_size} ranks read the same samples by {names}. {cure}")
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """The samplers of a torch DataLoader, each once: of batches, of their indices, of samples."""
+    of_batches = getattr(loader, "batch_sampler", None)
+    found = (of_batches, getattr(of_batches, "sampler", None), getattr(loader, "sampler", None))
+    return list({id(sampler): sampler for sampler in found if sampler is not None}.values())

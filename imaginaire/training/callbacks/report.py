@@ -16,8 +16,7 @@ from torch import Tensor
 
 from imaginaire import distributed, storage
 from imaginaire.config.schema import NEVER
-from imaginaire.data.foreign_loader import length
-from imaginaire.data.stream import WEIGHT_KEY
+from imaginaire.data.stream import WEIGHT_KEY, length
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.log import Progress

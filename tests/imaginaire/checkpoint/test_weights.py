@@ -692,4 +692,4 @@ def test_every_floating_dtype_is_looked_at(dtype: torch.dtype) -> None:
     fine = torch.linspace(-3, 3, 7).to(dtype)
     broken = torch.tensor([1.0, math.nan, 2.0]).to(dtype)
     found = {"fine": fine, "broken": broken, "whole": torch.tensor([1, 2]), "empty": fine[:0]}
-    assert parallel.not_finite(found) == ("broken",) and weights.not_finite({}) == ()
+    assert parallel.not_finite(found) == ("broken",) and parallel.not_finite({}) == ()
