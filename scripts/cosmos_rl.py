@@ -17,7 +17,7 @@ from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
 from cosmos_predict2.compat.cosmos_rl.world_models import translate_wfm
 from cosmos_predict2.compat.fields import Translation
 from imaginaire import command_line
-from imaginaire.config.files import load_toml
+from imaginaire.config.registry import load_toml
 from imaginaire.errors import ConfigError, near
 from scripts import train
 

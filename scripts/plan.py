@@ -26,8 +26,8 @@ from cosmos_predict2.world_model.options import UNGUIDED
 from imaginaire import command_line
 from imaginaire.buildable import describe, path_of, target_of
 from imaginaire.config.compose import compose
-from imaginaire.config.files import load_toml
 from imaginaire.config.nodes import as_config
+from imaginaire.config.registry import load_toml
 from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError
 from imaginaire.training.model import weight_dtype

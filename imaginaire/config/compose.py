@@ -31,11 +31,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from imaginaire.buildable import describe, takes, target_of
-from imaginaire.config.checks import check_sections, check_tree, check_values, resolve
-from imaginaire.config.files import find_config_file, import_all_modules_from_package, load_config, no_collections
 from imaginaire.config.lazy_config import load_yaml
 from imaginaire.config.nodes import (
     OBJECTS,
+    check_sections,
+    check_tree,
+    check_values,
     default_of,
     everything,
     explained,
@@ -43,6 +44,7 @@ from imaginaire.config.nodes import (
     is_config_class,
     join,
     raw,
+    resolve,
     to_object,
     typed_class,
     unknown,
@@ -54,8 +56,12 @@ from imaginaire.config.registry import (
     clears,
     entries,
     entry_of,
+    find_config_file,
     forgiving_store,
     groups,
+    import_all_modules_from_package,
+    load_config,
+    no_collections,
     package_of,
     prepare_store,
     register_experiment,

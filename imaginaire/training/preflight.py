@@ -21,8 +21,8 @@ from imaginaire.buildable import arguments_of, target_of
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.checkpointer import check_type
 from imaginaire.checkpoint.weight_files import POINTER
-from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config, registry
+from imaginaire.config import nodes as config_nodes
 from imaginaire.config.schema import Config
 from imaginaire.data.facts import facts_of
 from imaginaire.distributed import parallel
@@ -117,7 +117,7 @@ def notes(config: Config) -> list[str]:
     found = [f"needs a multiple of {size} processes (model_parallel.context_parallel_size)"] if size > 1 else []
     if config.dataloader_train is None:
         found.append("dataloader_train is not set: this composes, but cannot train")
-    found += [f"{key}: {fault}" for key, fault in config_checks.faults(config)]
+    found += [f"{key}: {fault}" for key, fault in config_nodes.faults(config)]
     try:
         found += map(str, findings(config))
     except UserError as error:
@@ -128,7 +128,7 @@ def notes(config: Config) -> list[str]:
 def findings(config: Config, world_size: int | None = None) -> list[Finding]:
     """Everything that the checks report, each once; ``world_size`` None: it is not known yet."""
     sections = [name for name in _SECTIONS if name != "dataloader_val" or config.trainer.run_validation]
-    nodes = {name: dict(config_checks.nodes(getattr(config, name), name)) for name in sections}
+    nodes = {name: dict(config_nodes.nodes(getattr(config, name), name)) for name in sections}
     context = CheckContext(
         config=config,
         world_size=world_size,
@@ -196,7 +196,7 @@ def _calls(nodes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def data_sets(section: Any) -> list[dict[str, Any]]:
     """The arguments of every lazy node of a loader's section, each with its class as ``_target_``."""
-    return [call for call in _calls(dict(config_checks.nodes(section))).values() if call["_target_"] is not None]
+    return [call for call in _calls(dict(config_nodes.nodes(section))).values() if call["_target_"] is not None]
 
 
 def _kind_of_validation(config: Config) -> Iterator[Finding]:

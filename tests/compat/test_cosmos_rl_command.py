@@ -12,7 +12,7 @@ import pytest
 from cosmos_predict2.compat import launch
 from cosmos_predict2.compat.fields import Translation
 from cosmos_predict2.data.video_folder import list_captioned
-from imaginaire.config.files import load_toml
+from imaginaire.config.registry import load_toml
 from scripts import cosmos_rl
 from tests.compat.recipes import ROOT
 

@@ -12,7 +12,7 @@ import pytest
 from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
-from imaginaire.config.files import load_toml
+from imaginaire.config.registry import load_toml
 from scripts import cosmos_rl
 from tests.compat.recipes import edited
 from tests.guides import ROOT, follow, linked

@@ -13,7 +13,7 @@ from cosmos_predict2.compat.fields import Translation
 from cosmos_predict2.configs.rl.experiment import policy_simulators
 from imaginaire.config import registry
 from imaginaire.config.compose import compose, experiment_names
-from imaginaire.config.files import load_toml
+from imaginaire.config.registry import load_toml
 from imaginaire.errors import ConfigError
 from scripts import evaluate_policy
 from scripts.cosmos_rl import translate

@@ -14,7 +14,7 @@ from cosmos_predict2.compat.cosmos_rl.world_models import translate_wfm
 from cosmos_predict2.compat.fields import Table, read_fields
 from cosmos_predict2.compat.rlinf import fields as rlinf_fields
 from imaginaire.config.compose import compose
-from imaginaire.config.files import load_toml
+from imaginaire.config.registry import load_toml
 from imaginaire.errors import ConfigError
 from scripts.cosmos_rl import translate
 from tests.compat.recipes import BASE, ROOT, edited, value_of

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from cosmos_predict2.tokenizers.sizes import pixel_frames
-from imaginaire.config import checks as config_checks
+from imaginaire.config import nodes as config_nodes
 from imaginaire.config.compose import compose, experiment_names
 from imaginaire.config.schema import Config
 from imaginaire.training import preflight
@@ -197,7 +197,7 @@ ABSENT = re.compile(
 
 def found_wrong(config: Config) -> Iterator[str]:
     """The faults of an experiment itself, wherever it runs and whatever that machine lacks."""
-    yield from (f"{key}: {text}" for key, text in config_checks.faults(config))
+    yield from (f"{key}: {text}" for key, text in config_nodes.faults(config))
     with_validation = attrs.evolve(config.trainer, run_validation=True)
     members = {field.name: getattr(config, field.name) for field in attrs.fields(Config)}
     for finding in preflight.findings(Config(**{**members, "trainer": with_validation}), world_size=32):

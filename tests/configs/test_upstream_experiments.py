@@ -12,7 +12,6 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 import cosmos_predict2.configs.base.experiment as experiment_folder
-from imaginaire.config import files as config_files
 from imaginaire.config import registry
 from imaginaire.config.compose import compose, experiment_names
 from imaginaire.config.lazy_config import save_yaml, to_yaml
@@ -171,7 +170,7 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
 
     yield write
     store.repo |= kept
-    config_files.broken_modules.clear()
+    registry.broken_modules.clear()
     for name in sorted(set(sys.modules) - modules, reverse=True):
         if name.startswith(experiment_folder.__name__):
             parent, _, own = name.rpartition(".")

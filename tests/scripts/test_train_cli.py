@@ -17,8 +17,8 @@ import pytest
 
 from imaginaire import log as logs
 from imaginaire.config import compose, registry
-from imaginaire.config.files import find_config_file, load_config
 from imaginaire.config.lazy_config import save_yaml, to_yaml
+from imaginaire.config.registry import find_config_file, load_config
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.training import trainer
 from scripts import train

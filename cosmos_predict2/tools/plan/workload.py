@@ -21,8 +21,8 @@ from cosmos_predict2.world_model.assembly import embedders_begin_anew, network_o
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.parallelize import checked_policy
 from imaginaire.buildable import target_of
-from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config
+from imaginaire.config import nodes as config_nodes
 from imaginaire.config.schema import NEVER, Config
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext
@@ -178,7 +178,7 @@ def optimizer_of(node: Any) -> tuple[str, bool]:
 def _of_data(config: Config, name: str) -> list[Any]:
     """Values of this argument in the classes that the training data name, for those that take it."""
     found = []
-    for key, node in config_checks.nodes(config.dataloader_train, "dataloader_train"):
+    for key, node in config_nodes.nodes(config.dataloader_train, "dataloader_train"):
         if (target := target_of(node, key)) is None:
             continue
         parameter = lazy_config.signature(target).get(name)
@@ -190,7 +190,7 @@ def _of_data(config: Config, name: str) -> list[Any]:
 
 def _clip_size(config: Config, resolution: str) -> tuple[int, int]:
     """(height, width) of the largest clips of the data, or of cached latents by their record, else the resolution's."""
-    nodes = [node for _, node in config_checks.nodes(config.dataloader_train, "dataloader_train")]
+    nodes = [node for _, node in config_nodes.nodes(config.dataloader_train, "dataloader_train")]
     num_views = max((len(views_of_data(node)) for node in nodes), default=1)
     sizes = [(num_views * int(size[0]), int(size[1])) for size in _of_data(config, "video_size")]
     sizes += [(int(size), int(size)) for size in _of_data(config, "size")]
@@ -208,7 +208,7 @@ def _batch_size(loader: Any) -> int:
 
 
 def _tokenizer(config: Config, node: Any) -> str:
-    data = config_checks.nodes(config.dataloader_train, "dataloader_train")
+    data = config_nodes.nodes(config.dataloader_train, "dataloader_train")
     if node is None or any("LatentDataset" in str(child.get("_target_")) for _, child in data):
         return "none"
     return "wan" if "WanTokenizer" in str(node["_target_"]) else "tiny"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from imaginaire.config import files, lazy_config, registry
+from imaginaire.config import lazy_config, registry
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import save_yaml
 
@@ -147,8 +147,7 @@ def clean_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     state = ConfigStore.instance().repo
     ConfigStore.instance().repo = {k: v for k, v in state.items() if k in ("hydra", "_dummy_empty_config_.yaml")}
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(files, "broken_modules", {})
-    monkeypatch.setattr(registry, "broken_modules", files.broken_modules)
+    monkeypatch.setattr(registry, "broken_modules", {})
     monkeypatch.setattr(lazy_config, "_import_folders", [])
     path, modules = list(sys.path), set(sys.modules)
     yield

@@ -17,7 +17,7 @@ from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Pred
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.world_model.config import EMAConfig, FlowConfig, SolverConfig, Video2WorldPipelineConfig
-from imaginaire.config import checks as config_checks
+from imaginaire.config import nodes as config_nodes
 from imaginaire.config.schema import TrainerConfig
 from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError
@@ -86,7 +86,7 @@ def checked(target: str, **values: Any) -> None:
         OmegaConf.update(tree, key, value)
     for name in MEMBERS:
         OmegaConf.update(tree, f"{name}._target_", tree[name].get("_target_", target))
-    config_checks.check_values(tree, MEMBERS)
+    config_nodes.check_values(tree, MEMBERS)
 
 
 MEMBERS = ("model", "optimizer", "dataloader_train", "dataloader_val")
@@ -103,7 +103,7 @@ def test_a_configuration_refuses_them(key: str) -> None:
 @pytest.mark.parametrize(("name", "value"), [("shuffle", "no"), ("num_workers", "two"), ("batch_size", "2**3")])
 def test_text_is_refused_where_a_number_or_bool_is_declared(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}='{re.escape(value)}' is text"):
-        list(config_checks._check_call("", OmegaConf.create({name: value}), ResumableLoader))
+        list(config_nodes._check_call("", OmegaConf.create({name: value}), ResumableLoader))
 
 
 def test_what_may_be_meant_is_accepted() -> None:

@@ -18,7 +18,7 @@ from attrs import validators
 
 from cosmos_predict2.rl.rewards.local import path_of
 from cosmos_predict2.rl.rewards.service.queue import Limits
-from imaginaire.config.files import load_toml
+from imaginaire.config.registry import load_toml
 from imaginaire.errors import ConfigError, near
 
 log = logging.getLogger(__name__)

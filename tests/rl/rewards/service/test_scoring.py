@@ -31,7 +31,7 @@ from cosmos_predict2.rl.rewards.service.settings import (
 from cosmos_predict2.rl.rewards.verifiable import Agreement
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire import command_line
-from imaginaire.config.files import load_toml
+from imaginaire.config.registry import load_toml
 from imaginaire.errors import ConfigError
 from scripts import reward_service
 from tests.rl.rewards.doubles import ROOT, Pixels, body, in_threads, mean
