@@ -76,15 +76,12 @@ def body(*prompts: str, reward: str = "mean", value: float = 1.0, request_id: st
 
 
 class Served:
-    """A service in a process of its own, which may open ``files``."""
+    """A service in a process of its own."""
 
-    def __init__(
-        self, folder: Path, *arguments: str, config: str = "", files: int | None = None, **environment: str
-    ) -> None:
+    def __init__(self, folder: Path, *arguments: str, config: str = "", **environment: str) -> None:
         self.folder = folder
         self.port = free_port()
         self.arguments = list(arguments)
-        self.before = [] if files is None else ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
         self.environment = environment
         self.process: subprocess.Popen[bytes] | None = None
         if config:
@@ -92,7 +89,7 @@ class Served:
             self.arguments += ["--config", str(folder / "service.toml")]
 
     def start(self, is_ready: bool = True) -> "Served":
-        command = [*self.before, sys.executable, "-m", "scripts.reward_service", "--port", str(self.port)]
+        command = [sys.executable, "-m", "scripts.reward_service", "--port", str(self.port)]
         if "--queue" not in self.arguments:
             command += ["--queue", str(self.folder / "queue.sqlite3")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}

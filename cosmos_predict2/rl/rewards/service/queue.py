@@ -6,8 +6,8 @@ renewed; a lease that ran out is given to another worker, and what its first wor
 is lost with no process, and its result is written once.
 
 Only a worker's own death, which its supervisor reports, speaks against its jobs. Each of them is a suspect then, which
-is leased alone; one that was there at ``max_attempts`` deaths fails. A server or a machine that is lost proves nothing,
-but a job that was leased very often without a result is a suspect, too, and fails in the end.
+is leased before the others and alone; one that was there at ``max_attempts`` deaths fails. A server or a machine that
+is lost proves nothing.
 
 A result has the version of the reward that gave it. A request that is asked again takes what is there of the present
 version; what failed, was forgotten or has another version is scored anew.
@@ -24,7 +24,6 @@ from typing import Protocol
 from imaginaire.errors import DataError
 
 STATES = ("queued", "running", "done", "failed", "expired")
-OFTEN, MOST_LEASES = 4, 50  # leases without a result after which a job is a suspect, and fails
 _TICKETS = uuid.UUID("6a0f4f1c-52f1-4f0e-9a43-9d0c6f7e2b11")
 
 
@@ -34,8 +33,6 @@ class QueueFull(Exception):
 
 class QueueUnusable(Exception):
     """The queue cannot be read or written."""
-
-    is_full = False  # its disk, or its memory
 
 
 class OtherBody(DataError):
@@ -60,7 +57,7 @@ class Job:
     reward: str
     attempt: int
     body: bytes = field(repr=False)
-    is_suspect: bool = False  # it may end its worker, and is leased alone
+    is_suspect: bool = False  # a worker died of it, perhaps
 
 
 @dataclass(frozen=True)
@@ -87,11 +84,8 @@ class Queue(Protocol):
     def put(self, ticket: str, rewards: Mapping[str, str], body: bytes, digest: str, num_clips: int) -> bool:
         """Accept a request of rewards in their present versions; False where nothing of it is to be scored anew."""
 
-    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspect_first: bool = False) -> list[Job]:
-        """Up to ``limit`` jobs, oldest first, or one suspect, where there is nothing else or it is to be first.
-
-        A worker that holds a job gets no suspect.
-        """
+    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspects: bool = True) -> list[Job]:
+        """One suspect, unless they are excluded; else up to ``limit`` jobs, oldest first."""
 
     def renew(self, jobs: Sequence[Job], worker: str, seconds: float) -> None:
         """Keep these jobs, as far as the worker has them still."""
@@ -102,7 +96,7 @@ class Queue(Protocol):
     def fail(self, job: Job, worker: str, reason: str) -> bool:
         """Write that the job failed for good; False as for finish."""
 
-    def release(self, worker: str, reason: str, has_died: bool) -> int:
+    def release(self, reward: str, worker: str, reason: str, has_died: bool) -> int:
         """Give back what a worker has leased, of which it may have died."""
 
     def look(self, ticket: str, reward: str) -> Status | None: ...
@@ -113,7 +107,7 @@ class Queue(Protocol):
     def depth(self) -> dict[str, Depth]: ...
 
     def fault(self) -> str:
-        """The reason that it cannot be used; empty while none is known."""
+        """The reason that it cannot be written, as far as that is known; else empty."""
 
     def purge(self) -> int:
         """Forget results that are older than their time to live; jobs are ``expired`` for as long again."""
@@ -141,6 +135,3 @@ def now() -> float:
 
 def death_reason(deaths: int, reason: str) -> str:
     return f"the worker died {deaths} times while it scored this request: {reason}"
-
-
-LOST_REASON = f"no worker lived to finish this request: it was leased {MOST_LEASES} times"

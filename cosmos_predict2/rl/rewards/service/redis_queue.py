@@ -10,8 +10,17 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from cosmos_predict2.rl.rewards.service import queue
-from cosmos_predict2.rl.rewards.service.queue import Depth, Job, Limits, OtherBody, QueueFull, QueueUnusable, Status
+from cosmos_predict2.rl.rewards.service.queue import (
+    STATES,
+    Depth,
+    Job,
+    Limits,
+    OtherBody,
+    QueueFull,
+    QueueUnusable,
+    Status,
+    death_reason,
+)
 from imaginaire.errors import ConfigError, missing_package
 
 log = logging.getLogger(__name__)
@@ -20,27 +29,17 @@ _JITTER = random.Random()  # of its own: a retry must not move the random state 
 _PREFIX = "cosmos_rewards"
 _WAIT_S = 60.0  # for a Redis that restarts
 
-# Keys: request:TICKET (hash), body:TICKET, job:TICKET:REWARD (hash), waiting:REWARD, suspects:REWARD and running:REWARD
-# (sorted sets of tickets, by number and the last by the end of the lease), settled (sorted set of TICKET:REWARD by
-# time), worker:NAME (set of TICKET:REWARD), rewards (set), number, bytes, open (counters).
+# Keys: request:TICKET (hash), body:TICKET, job:TICKET:REWARD (hash), waiting:REWARD (sorted set of tickets by number,
+# that of a suspect negative), running:REWARD (by the end of the lease), settled (sorted set of TICKET:REWARD by time),
+# rewards (set), number, bytes, open (counters).
+_FIRST = -(2**52)  # plus its number: a suspect's place among those that wait
 _COMMON = f"""
 local p = KEYS[1]
 local time = redis.call('TIME')  -- of Redis: the machines' clocks may differ
 local now = time[1] + time[2] / 1000000
 local function job_key(ticket, reward) return p .. ':job:' .. ticket .. ':' .. reward end
-local function is_suspect(key)
-  local found = redis.call('HMGET', key, 'deaths', 'attempt')
-  return tonumber(found[1] or 0) > 0 or tonumber(found[2] or 0) >= {queue.OFTEN}
-end
-local function unlease(ticket, reward)
-  local key = job_key(ticket, reward)
-  local worker = redis.call('HGET', key, 'worker')
-  if worker then redis.call('SREM', p .. ':worker:' .. worker, ticket .. ':' .. reward) end
-  redis.call('HDEL', key, 'worker')
-  for _, set in ipairs({{':waiting:', ':suspects:', ':running:'}}) do redis.call('ZREM', p .. set .. reward, ticket) end
-end
 local function settle(ticket, reward, state, field, text)
-  unlease(ticket, reward)
+  redis.call('ZREM', p .. ':running:' .. reward, ticket)
   redis.call('HSET', job_key(ticket, reward), 'state', state, field, text, 'settled', now)
   redis.call('ZADD', p .. ':settled', now, ticket .. ':' .. reward)
   redis.call('DECR', p .. ':open')
@@ -53,14 +52,10 @@ local function retry(ticket, reward, reason, has_died, most)
   local key = job_key(ticket, reward)
   local deaths = redis.call('HINCRBY', key, 'deaths', has_died)
   if deaths >= most then settle(ticket, reward, 'failed', 'died', reason) return end
-  if tonumber(redis.call('HGET', key, 'attempt')) >= {queue.MOST_LEASES} then
-    settle(ticket, reward, 'failed', 'error', '{queue.LOST_REASON}')
-    return
-  end
-  unlease(ticket, reward)
+  redis.call('ZREM', p .. ':running:' .. reward, ticket)
   redis.call('HSET', key, 'state', 'queued')
-  local set = is_suspect(key) and ':suspects:' or ':waiting:'
-  redis.call('ZADD', p .. set .. reward, redis.call('HGET', key, 'number'), ticket)
+  local place = redis.call('HGET', key, 'number') + (deaths > 0 and {_FIRST} or 0)
+  redis.call('ZADD', p .. ':waiting:' .. reward, place, ticket)
 end
 """
 _SCRIPTS = {
@@ -97,27 +92,20 @@ return 'new'
 """,
     "lease": """
 local reward, worker, limit, seconds, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local waiting = p .. ':waiting:' .. reward
 for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', p .. ':running:' .. reward, '-inf', '(' .. now)) do
   retry(ticket, reward, '', 0, most)
 end
-local suspects = {}
-if redis.call('SCARD', p .. ':worker:' .. worker) == 0 then
-  suspects = redis.call('ZRANGE', p .. ':suspects:' .. reward, 0, 0)
-end
-local tickets = suspects
-if ARGV[6] == '0' or #suspects == 0 then
-  tickets = redis.call('ZRANGE', p .. ':waiting:' .. reward, 0, limit - 1)
-  if #tickets == 0 then tickets = suspects end
-end
+local tickets = redis.call('ZRANGEBYSCORE', waiting, '-inf', '(0', 'LIMIT', 0, tonumber(ARGV[6]))
+local is_suspect = #tickets
+if #tickets == 0 then tickets = redis.call('ZRANGEBYSCORE', waiting, 0, '+inf', 'LIMIT', 0, limit) end
 local found = {}
 for _, ticket in ipairs(tickets) do
   local key = job_key(ticket, reward)
-  local suspect = is_suspect(key) and 1 or 0
-  unlease(ticket, reward)
+  redis.call('ZREM', waiting, ticket)
   redis.call('HSET', key, 'state', 'running', 'worker', worker)
   redis.call('ZADD', p .. ':running:' .. reward, now + seconds, ticket)
-  redis.call('SADD', p .. ':worker:' .. worker, ticket .. ':' .. reward)
-  for _, one in ipairs({ticket, redis.call('HINCRBY', key, 'attempt', 1), suspect}) do found[#found + 1] = one end
+  for _, one in ipairs({ticket, redis.call('HINCRBY', key, 'attempt', 1), is_suspect}) do found[#found + 1] = one end
 end
 return found
 """,
@@ -139,13 +127,14 @@ settle(ticket, reward, ARGV[5], ARGV[6], ARGV[7])
 return 1
 """,
     "release": """
-local jobs = redis.call('SMEMBERS', p .. ':worker:' .. ARGV[1])
-for _, job in ipairs(jobs) do
-  local ticket, reward = string.match(job, '^([^:]+):(.*)$')
-  retry(ticket, reward, ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]))
+local number = 0
+for _, ticket in ipairs(redis.call('ZRANGE', p .. ':running:' .. ARGV[1], 0, -1)) do
+  if redis.call('HGET', job_key(ticket, ARGV[1]), 'worker') == ARGV[2] then
+    retry(ticket, ARGV[1], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]))
+    number = number + 1
+  end
 end
-redis.call('DEL', p .. ':worker:' .. ARGV[1])
-return #jobs
+return number
 """,
     "purge": """
 local old = redis.call('ZRANGEBYSCORE', p .. ':settled', '-inf', '(' .. now - tonumber(ARGV[1]))
@@ -175,8 +164,7 @@ class RedisQueue:
             raise missing_package("redis", "reward") from error
         self.limits = limits
         self.prefix = prefix
-        self._refused, self._full = redis.ResponseError, redis.exceptions.OutOfMemoryError
-        self._failure = ""  # of the last change
+        self._refused = redis.ResponseError
         self._gone = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError)
         try:
             self._redis: Any = redis.Redis.from_url(url, socket_timeout=30, socket_connect_timeout=5)
@@ -199,8 +187,8 @@ class RedisQueue:
             raise QueueFull("the limit of waiting jobs or bytes is reached.")
         return bool(answer == b"new")
 
-    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspect_first: bool = False) -> list[Job]:
-        found = self._run("lease", reward, worker, limit, seconds, self.limits.max_attempts, int(suspect_first))
+    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspects: bool = True) -> list[Job]:
+        found = self._run("lease", reward, worker, limit, seconds, self.limits.max_attempts, int(suspects))
         jobs = []
         for ticket, attempt, is_suspect in zip(found[::3], found[1::3], found[2::3]):
             body = self._call("get", self._key("body", ticket.decode()))
@@ -216,8 +204,8 @@ class RedisQueue:
     def fail(self, job: Job, worker: str, reason: str) -> bool:
         return bool(self._run("settle", job.ticket, job.reward, worker, job.attempt, "failed", "error", reason, ""))
 
-    def release(self, worker: str, reason: str, has_died: bool) -> int:
-        return int(self._run("release", worker, reason, int(has_died), self.limits.max_attempts))
+    def release(self, reward: str, worker: str, reason: str, has_died: bool) -> int:
+        return int(self._run("release", reward, worker, reason, int(has_died), self.limits.max_attempts))
 
     def look(self, ticket: str, reward: str) -> Status | None:
         fields = ("state", "result", "error", "died", "deaths")
@@ -227,7 +215,7 @@ class RedisQueue:
             return None
         clips = self._call("hget", self._key("request", ticket), "clips")
         if died is not None:
-            error = queue.death_reason(int(deaths or 0), died)
+            error = death_reason(int(deaths or 0), died)
         return Status(state, result, error, int(clips or 0))
 
     def settled(self, waiting: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -246,29 +234,25 @@ class RedisQueue:
         found = {}
         seconds, millionths = self._asked(self._redis.time)
         for reward in sorted(name.decode() for name in self._call("smembers", self._key("rewards"))):
-            counts = dict.fromkeys(queue.STATES, 0)
-            oldest = 0.0
-            for name, state in dict(waiting="queued", suspects="queued", running="running").items():
-                key = self._key(name, reward)
-                counts[state] += self._call("zcard", key)
-                last = -1 if state == "running" else 0  # those are by the end of their lease, not by age
-                for ticket in self._call("zrange", key, 0, last):
-                    accepted = self._call("hget", self._key("job", ticket.decode(), reward), "accepted")
-                    if accepted is not None:
-                        oldest = max(oldest, seconds + millionths / 1e6 - float(accepted))
+            counts = dict.fromkeys(STATES, 0)
+            pipe = self._redis.pipeline(transaction=False)
+            for name, state in dict(waiting="queued", running="running").items():
+                tickets = self._call("zrange", self._key(name, reward), 0, -1)
+                counts[state] = len(tickets)
+                for ticket in tickets:
+                    pipe.hget(self._key("job", ticket.decode(), reward), "accepted")
+            accepted = [float(one) for one in self._asked(pipe.execute) if one is not None]
+            oldest = seconds + millionths / 1e6 - min(accepted) if accepted else 0.0
             found[reward] = Depth(counts, oldest)
         return found
 
     def fault(self) -> str:
         try:
-            self._redis.ping()
-            if self._failure:  # does it still refuse?
-                self._redis.set(self._key("trial"), "x", ex=1)
-                self._failure = ""
+            self._redis.set(self._key("trial"), "x", ex=1)
         except self._gone as error:
             return f"Redis does not answer: {error}"
-        except self._refused:
-            return self._failure
+        except self._refused as error:
+            return f"Redis refused a change: {error}"
         return ""
 
     def purge(self) -> int:
@@ -296,11 +280,8 @@ class RedisQueue:
         while True:
             try:
                 return ask()
-            except self._refused as error:
-                unusable = QueueUnusable(f"Redis refused a change: {error}")
-                unusable.is_full = isinstance(error, self._full) or "MISCONF" in str(error)  # its memory, or its disk
-                self._failure = str(unusable)
-                raise unusable from error
+            except self._refused as error:  # its memory or its disk is full, or it is a replica
+                raise QueueUnusable(f"Redis refused a change: {error}") from error
             except self._gone as error:
                 if time.monotonic() - began > _WAIT_S:
                     raise QueueUnusable(f"Redis does not answer: {error}") from error

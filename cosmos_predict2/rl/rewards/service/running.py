@@ -9,7 +9,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 from cosmos_predict2.rl.rewards.service.queue import ticket_of
 from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
@@ -32,12 +30,6 @@ def serve(settings: ServiceSettings) -> int:
     try:
         import uvicorn
 
-        from cosmos_predict2.rl.rewards.service.connections import (
-            Connections,
-            GuardedProtocol,
-            keep_alive,
-            room_for_connections,
-        )
         from cosmos_predict2.rl.rewards.service.server import Service, create_app
     except ImportError as error:
         raise missing_package(str(error.name), "reward") from error
@@ -46,31 +38,26 @@ def serve(settings: ServiceSettings) -> int:
         queue = open_queue(settings.queue, settings.limits())
         if waiting := queue.recover():
             log.info("%d jobs of the service before wait again", waiting)
-        metrics = Metrics()
-        supervisor = Supervisor(settings, queue, metrics)
-        service = Service(settings, queue, supervisor, metrics)
+        supervisor = Supervisor(settings, queue)
+        service = Service(settings, queue, supervisor)
 
         class Server(uvicorn.Server):
             should_exit: bool
 
             def handle_exit(self, sig: int, frame: Any) -> None:
                 """Without the base's note of the signal, which would end this process before its workers are done."""
-                service.drain()
+                service.is_draining = True
                 self.force_exit = self.should_exit
                 self.should_exit = True
 
-        keep_alive(listener)
-        connections = Connections(settings.idle_s, room_for_connections())
         options = uvicorn.Config(
             create_app(service),
-            http=partial(GuardedProtocol, connections=connections),  # type: ignore[arg-type]
             ws="none",
             proxy_headers=False,
             log_config=None,
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=5,
-            limit_concurrency=connections.most,
             server_header=False,
         )
         supervisor.start()
@@ -80,7 +67,7 @@ def serve(settings: ServiceSettings) -> int:
             with contextlib.suppress(KeyboardInterrupt):
                 Server(options).run(sockets=[listener])
         finally:
-            service.drain()
+            service.is_draining = True
             supervisor.stop()
             queue.close()
         log.info("the reward service has stopped; what waits is kept in the queue")
@@ -107,7 +94,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def sole_owner(queue: str, patience_s: float = 10.0) -> Iterator[None]:
+def sole_owner(queue: str) -> Iterator[None]:
     """Only one service at a time has a queue on disk."""
     if "://" in queue:
         yield
@@ -115,18 +102,13 @@ def sole_owner(queue: str, patience_s: float = 10.0) -> Iterator[None]:
     path = Path(f"{queue}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        ends = time.monotonic() + patience_s
-        while True:  # a service that is being stopped lets go soon
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if time.monotonic() > ends:
-                    raise ConfigError(
-                        f"Another service has the queue {queue}. Stop it, or give --queue another file; "
-                        "services on several machines share a redis:// queue."
-                    ) from error
-                time.sleep(0.2)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"Another service has the queue {queue}. Stop it, or give --queue another file; "
+                "services on several machines share a redis:// queue."
+            ) from error
         yield
 
 
@@ -139,7 +121,7 @@ def try_rewards(settings: ServiceSettings) -> int:
     with tempfile.TemporaryDirectory() as folder:
         settings.queue = str(Path(folder) / "queue.sqlite3")
         queue = open_queue(settings.queue, settings.limits())
-        supervisor = Supervisor(settings, queue, Metrics())
+        supervisor = Supervisor(settings, queue)
         supervisor.start()
         failures = 0
         try:

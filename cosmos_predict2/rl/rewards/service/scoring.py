@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies to results, inside a worker: parse, decode where pixels are needed, score in portions, split again."""
 
-import fcntl
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -25,7 +20,6 @@ from imaginaire.errors import ConfigError, DataError, UserError
 log = logging.getLogger(__name__)
 
 NUM_CONDITIONAL = "num_conditional_frames"
-KEPT_S, KEPT_BYTES = 600.0, 4 << 30  # of decoded clips
 
 
 @dataclass
@@ -47,54 +41,6 @@ class Sample:
         return (self.fps, *clips, *sizes)
 
 
-class Decoded:
-    """Decoded clips that the workers of one machine share: the first that needs one decodes it, the others read it.
-
-    Files in ``folder``, named by a digest of the latents and of ``decoding``, how they are decoded.
-    """
-
-    def __init__(self, folder: Path, decoding: str) -> None:
-        self.folder = folder
-        self.decoding = decoding
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def get(self, latent: Tensor, decode: Callable[[], Tensor]) -> Tensor:
-        """uint8 pixels of a latent, which one worker at a time decodes; without the folder's help where that fails."""
-        numbers = latent.contiguous().view(torch.uint8).numpy().tobytes()
-        form = f"{self.decoding} {latent.dtype} {tuple(latent.shape)} ".encode()
-        path = self.folder / f"{hashlib.blake2b(form + numbers, digest_size=16).hexdigest()}.npy"
-        pixels: Tensor | None = None
-        try:
-            with path.open("a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # the end of a process ends it, too
-                file.seek(0)
-                try:
-                    return torch.from_numpy(numpy.load(file, allow_pickle=False))
-                except (ValueError, EOFError):  # a new file, or one that was cut short
-                    file.truncate(0)
-                pixels = decode()
-                numpy.save(file, pixels.numpy(), allow_pickle=False)
-            self._purge()
-        except OSError as error:  # a full disk, or a folder that is gone
-            log.warning("decoded clips cannot be shared in %s: %s", self.folder, error)
-        return decode() if pixels is None else pixels
-
-    def _purge(self) -> None:
-        """Remove what is old, and the oldest while there is too much."""
-        files = []
-        for path in self.folder.glob("*.npy"):
-            try:
-                facts = path.stat()
-            except OSError:  # another worker has just removed it
-                continue
-            files.append((facts.st_mtime, facts.st_size, path))
-        kept = 0
-        for changed, size, path in sorted(files, reverse=True):
-            kept += size
-            if changed < time.time() - KEPT_S or kept > KEPT_BYTES:
-                path.unlink(missing_ok=True)
-
-
 class Scorer:
     """A reward as a worker asks it: bytes of requests in, results or errors out."""
 
@@ -105,14 +51,12 @@ class Scorer:
         decoder: Callable[[], VideoTokenizer],
         max_clips: int = 8,
         progress: Callable[[], None] = lambda: None,  # called before each step: a clip decoded, a portion scored
-        decoded: Decoded | None = None,  # where clips of requests for several rewards are shared
     ) -> None:
         self.name = name
         self.function = function
         self.needs_pixels = bool(getattr(function, "needs_pixels", False))
         self.max_clips = max_clips
         self.progress = progress
-        self.decoded = decoded
         self._make_decoder = decoder
         self._decoder: VideoTokenizer | None = None
 
@@ -167,12 +111,11 @@ class Scorer:
         context = dict(request.context)
         context.setdefault(NUM_CONDITIONAL, [1] * len(request.prompts))
         if self.needs_pixels:
-            decoded = self.decoded if len(request.rewards) > 1 else None
             if video is None:
                 assert latents is not None
-                video = self._decode(latents, decoded)
+                video = self._decode(latents)
             if "true_latents" in context and "true_video" not in context:
-                context["true_video"] = self._decode(context["true_latents"], decoded)
+                context["true_video"] = self._decode(context["true_latents"])
         return [
             Sample(
                 prompt,
@@ -184,21 +127,16 @@ class Scorer:
             for i, prompt in enumerate(request.prompts)
         ]
 
-    def _decode(self, latents_B_C_T_H_W: Tensor, decoded: Decoded | None) -> Tensor:
+    def _decode(self, latents_B_C_T_H_W: Tensor) -> Tensor:
         """uint8 video; one clip at a time, which bounds the memory."""
-        clips = []
-        for latent in latents_B_C_T_H_W.split(1):
-            self.progress()
-            pixels = partial(self._pixels, latent)
-            clips.append(pixels() if decoded is None else decoded.get(latent, pixels))
-        return torch.cat(clips)
-
-    def _pixels(self, latent_1_C_T_H_W: Tensor) -> Tensor:
-        self.progress()  # another worker may have been waited for
         if self._decoder is None:
             self._decoder = self._make_decoder()
-        pixels = self._decoder.decode(latent_1_C_T_H_W.to(self._decoder.dtype)).float().clamp(-1, 1)
-        return ((pixels + 1) * 127.5).nan_to_num().round().to(torch.uint8).cpu()
+        clips = []
+        for latent_1_C_T_H_W in latents_B_C_T_H_W.split(1):
+            self.progress()
+            pixels = self._decoder.decode(latent_1_C_T_H_W.to(self._decoder.dtype)).float().clamp(-1, 1)
+            clips.append(((pixels + 1) * 127.5).nan_to_num().round().to(torch.uint8).cpu())
+        return torch.cat(clips)
 
     def _ask(self, samples: Sequence[Sample]) -> None:
         latents = [one.latent for one in samples if one.latent is not None]

@@ -8,12 +8,11 @@ answers: 202 while the job waits, 404 for an unknown ticket, 410 for one whose r
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import json
 import logging
 import math
 import os
-import time
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qs
@@ -21,48 +20,68 @@ from urllib.parse import parse_qs
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.service.connections import Access
-from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.queue import Depth, OtherBody, Queue, QueueFull, QueueUnusable, ticket_of
 from cosmos_predict2.rl.rewards.service.scoring import failed_result
 from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
-from cosmos_predict2.rl.rewards.service.supervisor import Supervisor
+from cosmos_predict2.rl.rewards.service.supervisor import Metrics, Supervisor
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
 
 VERSION = "1"
+OPEN_PATHS = {"/health", "/healthz", "/readyz"}  # they read and write nothing of anybody
 LARGEST_FORM = 1 << 16
 RETRY_AFTER_S = 2
 PURGE_S = 30.0
-FAULTS_S = 0.5
-UPLOAD_S, SLOWEST_UPLOAD = 60.0, 200_000  # seconds for a body, and bytes of it for which there is one second more
 UPLOAD_WAIT_S = 10.0  # for a place among the bodies that are received
 LOOK_S = 0.02  # between two looks at the queue, for all pulls that wait
+
+
+class Access:
+    """ASGI middleware: 401 without the token on every path but those of health, before the body is read."""
+
+    def __init__(self, app: ASGIApp, token: str, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+        self._digest = hashlib.sha256(token.encode()).digest() if token else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_known(scope):
+            await self.app(scope, receive, send)
+            return
+        self.metrics.count("reward_rejects_total", reason="token")
+        headers = {
+            "WWW-Authenticate": 'Bearer realm="rewards"',
+            "Connection": "close",  # the body that was not read must not be taken for the next request
+        }
+        refusal = JSONResponse({"message": "The bearer token is missing or wrong."}, 401, headers)
+        await refusal(scope, receive, send)
+
+    def _is_known(self, scope: Scope) -> bool:
+        if self._digest is None:
+            return True
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        kind, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        is_same = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest)
+        return kind.lower() == b"bearer" and is_same
 
 
 class Service:
     """The state that the handlers share."""
 
-    def __init__(self, settings: ServiceSettings, queue: Queue, supervisor: Supervisor, metrics: Metrics) -> None:
+    def __init__(self, settings: ServiceSettings, queue: Queue, supervisor: Supervisor) -> None:
         self.settings = settings
         self.queue = queue
         self.supervisor = supervisor
-        self.metrics = metrics
-        self.waiting = Waiting(queue)
+        self.metrics = supervisor.metrics
         self.timeouts = {reward.reward_type: reward.timeout_s for reward in settings.rewards}
         self.names = [*self.timeouts]
-        self.is_draining = False
+        self.is_draining = False  # no more requests are taken, and pulls that wait are answered
         self._uploads = asyncio.Semaphore(settings.max_uploads)
-        self._looking = asyncio.Lock()
-        self._seen_faults: tuple[float, list[str]] = (-math.inf, [])
-
-    def drain(self) -> None:
-        """Take no more requests, and answer the pulls that wait."""
-        self.is_draining = True
-        self.waiting.close()
+        self._waiting: dict[tuple[str, str], asyncio.Event] = {}  # jobs that pulls wait for
 
     async def enqueue(self, request: Request) -> Response:
         """JSON on one line, a newline, a .npy array; gives the ticket of the request as ``uuid``."""
@@ -118,7 +137,9 @@ class Service:
         wait = self._wait(fields.get("wait"))
         status = await asyncio.to_thread(self.queue.look, ticket, reward)
         if wait and status is not None and status.state in ("queued", "running"):
-            await self.waiting.wait(ticket, reward, wait)
+            settled = self._waiting.setdefault((ticket, reward), asyncio.Event())
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(settled.wait(), wait)
             status = await asyncio.to_thread(self.queue.look, ticket, reward)
         if status is None:
             return JSONResponse({"status": "unknown", "message": f"There is no request {ticket} for {reward}."}, 404)
@@ -146,29 +167,22 @@ class Service:
         return min(seconds, self.settings.max_wait_s)
 
     async def _body(self, request: Request, limit: int) -> bytes:
-        """The body, unless it is longer than the limit, by its header or in fact."""
-        declared = request.headers.get("content-length", "0")
-        if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:
-            raise self._too_long(limit)
+        """The body, unless it is longer than the limit or comes to a halt."""
         body = bytearray()
-        began = time.monotonic()
         stream = aiter(request.stream())
         while True:
-            left = began + UPLOAD_S + len(body) / SLOWEST_UPLOAD - time.monotonic()
             try:
-                body += await asyncio.wait_for(anext(stream), min(self.settings.idle_s, max(0.0, left)))
+                body += await asyncio.wait_for(anext(stream), self.settings.idle_s)
             except StopAsyncIteration:
                 return bytes(body)
             except ClientDisconnect:  # nobody reads this answer
                 raise self._rejected(400, "disconnected", "The connection was closed before the body's end.") from None
             except (asyncio.TimeoutError, TimeoutError):
-                text = f"The body came to a halt after {len(body)} bytes, or is slower than {SLOWEST_UPLOAD} a second."
+                text = f"The body came to a halt after {len(body)} bytes."
                 raise self._rejected(408, "slow_upload", text, headers={"Connection": "close"}) from None
             if len(body) > limit:
-                raise self._too_long(limit)
-
-    def _too_long(self, limit: int) -> HTTPException:
-        return self._rejected(413, "too_long", f"A body has at most {limit} bytes.", headers={"Connection": "close"})
+                text = f"A body has at most {limit} bytes."
+                raise self._rejected(413, "too_long", text, headers={"Connection": "close"})
 
     def _rejected(
         self, status: int, reason: str, message: str, again: bool = False, headers: dict[str, str] | None = None
@@ -176,13 +190,6 @@ class Service:
         self.metrics.count("reward_rejects_total", reason=reason)
         more = {"Retry-After": str(RETRY_AFTER_S)} if again else {}
         return HTTPException(status, message, headers={**more, **(headers or {})})
-
-    async def recent_faults(self) -> list[str]:
-        """Those of the last half second: anybody may ask, and each look counts the jobs of the queue."""
-        async with self._looking:
-            if time.monotonic() > self._seen_faults[0] + FAULTS_S:
-                self._seen_faults = (time.monotonic(), await asyncio.to_thread(self.faults))
-        return self._seen_faults[1]
 
     def faults(self) -> list[str]:
         """The reasons that the service is not ready; empty when it is."""
@@ -224,6 +231,7 @@ class Service:
         )  # fmt: skip
 
     async def keep_house(self) -> None:
+        """Forget old results, for as long as the service runs."""
         while True:
             await asyncio.sleep(min(PURGE_S, self.settings.result_ttl_s / 2))
             try:
@@ -231,49 +239,19 @@ class Service:
             except Exception:  # the next time may succeed
                 log.exception("old results could not be purged")
 
-
-class Waiting:
-    """Pulls that wait for their jobs to be settled: one look at the queue for all of them at a time."""
-
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
-        self._woken: dict[tuple[str, str], list[asyncio.Event]] = defaultdict(list)
-        self._is_closing = False
-
-    async def wait(self, ticket: str, reward: str, seconds: float) -> None:
-        """Until the job is settled, ``seconds`` are over, or the service stops."""
-        if self._is_closing:
-            return
-        event, key = asyncio.Event(), (ticket, reward)
-        self._woken[key].append(event)
-        try:
-            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(event.wait(), seconds)
-        finally:
-            self._woken[key].remove(event)
-            if not self._woken[key]:
-                del self._woken[key]
-
-    def close(self) -> None:
-        """Answer all that wait, now."""
-        self._is_closing = True
-        for events in list(self._woken.values()):
-            for event in events:
-                event.set()
-
     async def watch(self) -> None:
-        """For as long as the service runs."""
+        """Wake the pulls whose jobs are settled, by one look at the queue for all of them, or all at the end."""
         while True:
             await asyncio.sleep(LOOK_S)
-            if not self._woken:
-                continue
+            waiting = [*self._waiting]
             try:
-                for key in await asyncio.to_thread(self.queue.settled, list(self._woken)):
-                    for event in self._woken.get(key, ()):
-                        event.set()
+                if waiting and not self.is_draining:
+                    waiting = await asyncio.to_thread(self.queue.settled, waiting)
             except Exception:  # the next look may succeed; until then pulls wait to their end
                 log.exception("the queue could not be looked at")
-                await asyncio.sleep(1.0)
+                waiting = []
+            for key in waiting:
+                self._waiting.pop(key).set()
 
 
 def create_app(service: Service) -> FastAPI:
@@ -281,12 +259,12 @@ def create_app(service: Service) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(service.waiting.watch()), asyncio.create_task(service.keep_house())]
+        tasks = [asyncio.create_task(service.watch()), asyncio.create_task(service.keep_house())]
         yield
         for task in tasks:
             task.cancel()
 
-    app = FastAPI(title="Reward service", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Reward service", version=VERSION, lifespan=lifespan, openapi_url=None)
     app.add_middleware(Access, token=service.settings.token, metrics=service.metrics)  # type: ignore[arg-type]
 
     @app.exception_handler(HTTPException)
@@ -297,14 +275,12 @@ def create_app(service: Service) -> FastAPI:
     async def say_unusable(request: Request, error: QueueUnusable) -> JSONResponse:
         log.error("%s", error)
         service.metrics.count("reward_rejects_total", reason="queue_unusable")
-        status = 507 if error.is_full else 503
-        return JSONResponse({"message": str(error)}, status, headers={"Retry-After": str(RETRY_AFTER_S)})
+        return JSONResponse({"message": str(error)}, 503, headers={"Retry-After": str(RETRY_AFTER_S)})
 
-    enqueue, pull = _body_of("application/octet-stream"), _form("uuid", "type", "wait")
-    app.post("/api/reward/enqueue", openapi_extra=enqueue, responses=_ENQUEUE)(service.enqueue)
-    app.post("/api/reward/pull", openapi_extra=pull, responses=_PULL)(service.pull)
+    app.post("/api/reward/enqueue")(service.enqueue)
+    app.post("/api/reward/pull")(service.pull)
 
-    @app.post("/api/reward/ping", openapi_extra=_form("info_data"), responses=_PING)
+    @app.post("/api/reward/ping")
     async def ping(request: Request) -> dict[str, str]:
         await service._body(request, LARGEST_FORM)
         return {"message": "Ping request received"}
@@ -322,38 +298,12 @@ def create_app(service: Service) -> FastAPI:
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/readyz", responses={503: {"description": "Not ready"}})
+    @app.get("/readyz")
     async def readyz() -> JSONResponse:
-        faults = await service.recent_faults()
+        faults = await asyncio.to_thread(service.faults)
         return JSONResponse({"ready": not faults, "faults": faults}, 503 if faults else 200)
 
     return app
-
-
-def _body_of(media_type: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
-    content = {media_type: {"schema": schema or {"type": "string", "format": "binary"}}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def _form(*names: str) -> dict[str, Any]:
-    properties = {name: {"type": "string"} for name in names}
-    return _body_of("application/x-www-form-urlencoded", {"type": "object", "properties": properties})
-
-
-def _described(**texts: str) -> dict[int | str, dict[str, Any]]:
-    return {int(code[1:]): {"description": text} for code, text in texts.items()}
-
-
-_ENQUEUE = _described(
-    _400="malformed, or a reward that is not served", _401="token", _408="slow", _409="the id has another body",
-    _413="too long", _429="full; see Retry-After", _503="stopping, the reward is out of order, or the queue is gone",
-    _507="the disk or the memory of the queue is full",
-)  # fmt: skip
-_PULL = _described(
-    _202="not ready, of a pull with wait", _400="malformed; not ready, of a pull without wait", _401="token",
-    _404="unknown", _408="slow", _410="forgotten", _413="too long", _503="the queue is gone",
-)  # fmt: skip
-_PING = _described(_401="token", _408="slow", _413="too long")
 
 
 def _fields(body: bytes, request: Request) -> dict[str, str]:

@@ -8,8 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +24,18 @@ log = logging.getLogger(__name__)
 
 TOKEN_VARIABLES = ("WFM_REWARD_TOKEN", "REMOTE_REWARD_TOKEN")
 DEFAULT_QUEUE = f"{os.environ.get('IMAGINAIRE_OUTPUT_ROOT', 'checkpoints')}/reward_service/queue.sqlite3"
-MOST_FILES = 10_000  # of a path, that a version looks at
-SMALL = 1 << 20  # it reads files up to this size; of larger ones size and time of change count
 
-# Published fields that mean nothing here, by table, with the reason.
+# Published fields that mean nothing here, with the reason.
 _IGNORED = {
-    "": {
-        "redis_host": "use queue = 'redis://HOST:PORT'",
-        "redis_port": "use queue = 'redis://HOST:PORT'",
-        "no_latent_decoder": "latents are decoded where a reward needs pixels",
-    },
-    "decode_args": {
-        "chunk_duration": "a clip is decoded in windows of temporal_window",
-        "load_mean_std": "mean and deviation of the latents are those of the tokenizer",
-        "wan2pt2_model_path": "Wan2.2 latents are not decoded",
-        "wan2pt2_credential_path": "Wan2.2 latents are not decoded",
-    },
-    "reward_args": {
-        "download_path": "models come from the hub's cache or from model_path",
-        "setup_script": "nothing is run; install what the reward needs, and name its interpreter as venv_python",
-        "work_dir": "nothing is written",
-        "tmp_dir": "nothing is written",
-        "endpoint_url": "no reward here asks another endpoint",
-        "endpoint_api_key": "no reward here asks another endpoint",
-    },
+    **dict.fromkeys(("redis_host", "redis_port"), "use queue = 'redis://HOST:PORT'"),
+    "no_latent_decoder": "latents are decoded where a reward needs pixels",
+    "chunk_duration": "a clip is decoded in windows of temporal_window",
+    "load_mean_std": "mean and deviation of the latents are those of the tokenizer",
+    **dict.fromkeys(("wan2pt2_model_path", "wan2pt2_credential_path"), "Wan2.2 latents are not decoded"),
+    "download_path": "models come from the hub's cache or from model_path",
+    "setup_script": "nothing is run; install what the reward needs, and name its interpreter as venv_python",
+    **dict.fromkeys(("work_dir", "tmp_dir"), "nothing is written"),
+    **dict.fromkeys(("endpoint_url", "endpoint_api_key"), "no reward here asks another endpoint"),
 }
 
 
@@ -67,7 +54,7 @@ class RewardSettings:
     """One reward: what computes it, where, and in which portions."""
 
     reward_type: str
-    make: str = ""  # module:Class, of a reward that has no name here
+    make: str = ""  # module:Class; that of its name, where it has one here
     arguments: dict[str, Any] = attrs.field(factory=dict)  # of the class
     model_path: str = ""
     dtype: str = ""
@@ -77,13 +64,9 @@ class RewardSettings:
     max_wait_s: float = attrs.field(default=0.02, validator=validators.ge(0))  # how long a portion waits for more
     timeout_s: float = attrs.field(default=120.0, validator=validators.gt(0))  # to decode a clip, or score a portion
     enable: bool = True
-    path: str = attrs.field(init=False, default="")
 
     def __attrs_post_init__(self) -> None:
-        self.reward_type, self.path = path_of(f"{self.reward_type}={self.make}" if self.make else self.reward_type)
-
-    def devices(self) -> list[str]:
-        return [self.device] if isinstance(self.device, str) else list(self.device)
+        self.reward_type, self.make = path_of(f"{self.reward_type}={self.make}" if self.make else self.reward_type)
 
 
 @attrs.define(kw_only=True)
@@ -169,8 +152,8 @@ def _made(cls: type, values: Any, table: str) -> Any:
     fields = {one.name: one for one in attrs.fields(cls) if one.init}
     given = {}
     for name, value in values.items():
-        if name in _IGNORED[table]:
-            log.info("%s: '%s' is ignored: %s", where, name, _IGNORED[table][name])
+        if name in _IGNORED:
+            log.info("%s: '%s' is ignored: %s", where, name, _IGNORED[name])
         elif name not in fields:
             raise ConfigError(f"{where} has the unknown field '{name}'.{near(name, fields)}")
         else:
@@ -184,70 +167,34 @@ def _made(cls: type, values: Any, table: str) -> Any:
 
 
 def _of_type(value: Any, field: Any, where: str) -> Any:
-    wanted = field.type
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+    if field.type is float and type(value) is int:
         return float(value)
-    is_text_or_list = wanted == (str | list[str])
-    if is_text_or_list:
-        good = isinstance(value, str) or (isinstance(value, list) and value and all(isinstance(v, str) for v in value))
+    if field.type == (str | list[str]):
+        values = value if isinstance(value, list) and value else [value]
+        good = all(isinstance(one, str) for one in values)
     else:
-        plain = {int: int, float: float, str: str, bool: bool}.get(wanted, dict)
-        good = type(value) is plain
+        good = type(value) is {int: int, float: float, str: str, bool: bool}.get(field.type, dict)
     if not good:
-        raise ConfigError(f"{where}: {field.name} = {value!r} has the wrong type: expected {wanted}.")
+        raise ConfigError(f"{where}: {field.name} = {value!r} has the wrong type: expected {field.type}.")
     return value
 
 
 def version_of(reward: RewardSettings, decode: DecodeSettings) -> str:
-    """A digest of all that a reward's results follow from, as far as its files show it.
+    """A digest of what a reward's results follow from: class, arguments, weights, dtype, and how latents are decoded.
 
-    That is its class and the file with its code, arguments, weights, dtype, and how latents are decoded. A path among
-    them counts by what is there. Code that a reward imports and models of the hub, which are known by their names, do
-    not count.
+    Files among them, and the one with its code, count by size and time. Code that a reward imports and models of the
+    hub, which are known by their names, do not.
     """
-    try:
-        found = importlib.util.find_spec(reward.path.partition(":")[0])  # it is not imported
-    except (ImportError, ValueError, AttributeError):  # the worker names it as unfit
-        found = None
-    parts = [reward.path, reward.arguments, reward.model_path, reward.dtype, attrs.asdict(decode)]
-    return _digest(parts, (found.origin or "") if found is not None else "")
-
-
-def decoding_of(decode: DecodeSettings) -> str:
-    """The version of how latents are decoded."""
-    return _digest(attrs.asdict(decode))
-
-
-def _digest(parts: Any, *files: str) -> str:
+    parts = [reward.make, reward.arguments, reward.model_path, reward.dtype, attrs.asdict(decode)]
     digest = hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=16)
-    for path in (*files, *_texts(parts)):
-        for file in islice(_files(path), MOST_FILES):
-            try:
-                facts = file.stat()
-                seen = file.read_bytes() if facts.st_size <= SMALL else f"{facts.st_size} {facts.st_mtime_ns}".encode()
-            except OSError:  # it may vanish, or belong to another user
-                seen = b""
-            name = str(file).encode(errors="surrogateescape")
-            digest.update(name + b"\0" + hashlib.blake2b(seen, digest_size=16).digest())
-    return digest.hexdigest()
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (list, dict)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inner)
-
-
-def _files(path: str) -> Iterator[Path]:
-    """The file at a path, or all below it; none where there is no such thing."""
     try:
-        if path and os.path.isfile(path):
-            yield Path(path)
-        elif path and os.path.isdir(path):
-            for folder, folders, names in os.walk(path):
-                folders.sort()
-                yield from (Path(folder, name) for name in sorted(names))
-    except ValueError:  # a text with a zero byte
-        return
+        found = importlib.util.find_spec(reward.make.partition(":")[0])  # it is not imported
+    except (ImportError, ValueError):  # the worker names it as unfit
+        found = None
+    texts = [found and found.origin, reward.model_path, decode.model_path, *reward.arguments.values()]
+    for place in (Path(text) for text in texts if isinstance(text, str) and text):
+        for file in sorted([place, *place.glob("*"), *place.glob("*/*")]):
+            if file.is_file():
+                facts = file.stat()
+                digest.update(f"{file} {facts.st_size} {facts.st_mtime_ns}".encode(errors="surrogateescape"))
+    return digest.hexdigest()

@@ -11,35 +11,67 @@ import contextlib
 import json
 import logging
 import os
-import random
-import shutil
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import attrs
 
-from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.queue import Queue, worker_name
-from cosmos_predict2.rl.rewards.service.settings import (
-    DEFAULT_QUEUE,
-    RewardSettings,
-    ServiceSettings,
-    decoding_of,
-    version_of,
-)
-from cosmos_predict2.rl.rewards.service.worker import UNFIT, WorkerSettings
+from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings, version_of
+from cosmos_predict2.rl.rewards.service.worker import UNFIT, message
 
 log = logging.getLogger(__name__)
-_JITTER = random.Random()  # of its own: a retry must not move the random state of a training run
 
 STARTING, READY, WAITING, BROKEN, STOPPED = "starting", "ready", "waiting", "broken", "stopped"
 ROOT = Path(__file__).resolve().parents[4]
+
+
+Labels = tuple[tuple[str, str], ...]
+HELP = {
+    "reward_requests_total": "requests accepted, by whether they were new",
+    "reward_rejects_total": "requests rejected, by reason",
+    "reward_clips_total": "clips scored",
+    "reward_jobs_total": "jobs scored by the workers of this service, by outcome",
+    "reward_portions_total": "portions of jobs that were scored together",
+    "reward_score_seconds_total": "seconds of the portions in their workers, by part",
+    "reward_worker_starts_total": "starts of worker processes",
+    "reward_jobs": "jobs in the queue, by state",
+    "reward_oldest_job_seconds": "how long the oldest waiting or running job has been there",
+    "reward_workers": "worker processes, by state",
+}
+
+
+class Metrics:
+    """The numbers of one service, in the text format of Prometheus; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counters: dict[str, dict[Labels, float]] = defaultdict(lambda: defaultdict(float))
+
+    def count(self, name: str, by: float = 1.0, **labels: str) -> None:
+        with self._lock:
+            self._counters[name][tuple(sorted(labels.items()))] += by
+
+    def text(self, gauges: Mapping[str, Iterable[tuple[Mapping[str, str], float]]]) -> str:
+        """Everything, with gauges that are measured now. Labels are names of rewards or our own: none needs quotes."""
+        with self._lock:
+            found = {name: ("counter", sorted(rows.items())) for name, rows in self._counters.items()}
+        for name, measured in gauges.items():
+            found[name] = "gauge", [(tuple(sorted(labels.items())), value) for labels, value in measured]
+        lines: list[str] = []
+        for name, (kind, rows) in found.items():
+            lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} {kind}"]
+            for labels, value in rows:
+                words = ",".join(f'{label}="{text}"' for label, text in labels)
+                lines.append(f"{name}{{{words}}} {value:g}")
+        return "\n".join(lines) + "\n"
 
 
 @attrs.define(kw_only=True)
@@ -108,16 +140,15 @@ class Slot:
                 self.state = WAITING
                 log.warning("the worker of %s died (%s); it is started again", self.reward.reward_type, reason)
                 times = min(self._deaths + self._deaths_with_jobs, 20)
-                wait = min(patience.longest_wait_s, patience.first_wait_s * 2 ** (times - 1))
-                self.of.stopping.wait(wait * _JITTER.uniform(0.8, 1.2))
+                self.of.stopping.wait(min(patience.longest_wait_s, patience.first_wait_s * 2 ** (times - 1)))
         self.state = STOPPED
 
     def _live(self) -> tuple[str, bool]:
         """Run one process to its end; why it ended, and whether another start is pointless."""
         self.state, self._busy_until = STARTING, None
         self.version = version_of(self.reward, self.of.settings.decode)  # its files may have changed
-        settings = self.of.worker_settings(self)
-        command = [self.reward.venv_python or sys.executable, "-m", WorkerSettings.__module__]
+        kind, name = self.reward.reward_type, worker_name(self.reward.reward_type)
+        command = [self.reward.venv_python or sys.executable, "-m", message.__module__]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
@@ -125,7 +156,7 @@ class Slot:
         self.process = process
         if self.of.stopping.is_set():
             process.kill()
-        self.of.metrics.count("reward_worker_starts_total", reward=self.reward.reward_type)
+        self.of.metrics.count("reward_worker_starts_total", reward=kind)
         events: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         reader = threading.Thread(target=_read_events, args=(process, events), daemon=True)
         reader.start()
@@ -134,7 +165,8 @@ class Slot:
         try:
             with contextlib.suppress(BrokenPipeError):
                 assert process.stdin is not None
-                process.stdin.write(settings.to_json() + "\n")
+                told = message(self.of.settings, self.reward, name=name, version=self.version, device=self.device)
+                process.stdin.write(told + "\n")
                 process.stdin.flush()
             while True:
                 try:
@@ -160,10 +192,10 @@ class Slot:
             ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
             reason = reason or f"its process {ended}"
             is_drained = self.of.stopping.is_set()
-            given_back = self.of.queue.release(settings.name, reason, has_died=not is_drained)
+            given_back = self.of.queue.release(kind, name, reason, has_died=not is_drained)
             if given_back:
                 self._died_with_jobs = True
-                log.warning("%d jobs of %s wait again: %s", given_back, self.reward.reward_type, reason)
+                log.warning("%d jobs of %s wait again: %s", given_back, kind, reason)
         return reason, is_unfit or code == UNFIT
 
     def _overdue(self, load_ends: float) -> str:
@@ -184,32 +216,29 @@ class Slot:
         elif event["event"] == "scored":
             self._busy_until, self._deaths, self._deaths_with_jobs = None, 0, 0
             metrics.count("reward_clips_total", event["clips"], reward=name)
-            outcomes = dict(done=event["jobs"] - event["failed"] - event["late"], failed=event["failed"])
-            for outcome, number in {**outcomes, "late": event["late"]}.items():
-                metrics.count("reward_jobs_total", max(0, number), reward=name, outcome=outcome)
+            metrics.count("reward_portions_total", reward=name)
+            for outcome in ("done", "failed"):
+                metrics.count("reward_jobs_total", event[outcome], reward=name, outcome=outcome)
             for part in ("total", "decode", "score"):
-                metrics.observe("reward_score_seconds", event[f"{part}_s"], reward=name, part=part)
-            metrics.observe("reward_batch_jobs", event["jobs"], reward=name)
+                metrics.count("reward_score_seconds_total", event[f"{part}_s"], reward=name, part=part)
 
 
 class Supervisor:
     """All workers of a service."""
 
-    def __init__(
-        self, settings: ServiceSettings, queue: Queue, metrics: Metrics, patience: Patience | None = None
-    ) -> None:
+    def __init__(self, settings: ServiceSettings, queue: Queue, patience: Patience | None = None) -> None:
         self.settings = settings
         self.queue = queue
-        self.metrics = metrics
+        self.metrics = Metrics()
         self.patience = patience or Patience()
         self.stopping = threading.Event()
-        self.decoded = (
-            f"{DEFAULT_QUEUE}.{settings.port}.decoded" if "://" in settings.queue else f"{settings.queue}.decoded"
-        )
-        self.slots = [Slot(self, reward, device) for reward in settings.rewards for device in reward.devices()]
+        self.slots = [
+            Slot(self, reward, device)
+            for reward in settings.rewards
+            for device in ([reward.device] if isinstance(reward.device, str) else reward.device)
+        ]
 
     def start(self) -> None:
-        shutil.rmtree(self.decoded, ignore_errors=True)  # of a service that was killed
         for slot in self.slots:
             slot.thread.start()
 
@@ -226,7 +255,6 @@ class Supervisor:
                 log.warning("a worker of %s did not finish in time and is ended", slot.reward.reward_type)
                 slot.kill()
                 slot.thread.join(timeout=10)
-        shutil.rmtree(self.decoded, ignore_errors=True)
 
     def is_broken(self, reward: str) -> bool:
         return all(slot.state == BROKEN for slot in self._of(reward))
@@ -249,27 +277,6 @@ class Supervisor:
 
     def needs_pixels(self, reward: str) -> bool | None:
         return next((slot.needs_pixels for slot in self._of(reward) if slot.needs_pixels is not None), None)
-
-    def worker_settings(self, slot: Slot) -> WorkerSettings:
-        reward = slot.reward
-        return WorkerSettings(
-            name=worker_name(reward.reward_type),
-            reward=reward.reward_type,
-            path=reward.path,
-            queue=self.settings.queue,
-            version=slot.version,
-            arguments=reward.arguments,
-            model_path=reward.model_path,
-            dtype=reward.dtype,
-            device=slot.device,
-            max_batch=reward.max_batch,
-            max_wait_s=reward.max_wait_s,
-            lease_s=self.settings.lease_s,
-            decode=attrs.asdict(self.settings.decode),
-            decoded=self.decoded if len(self.settings.rewards) > 1 else "",
-            decoding=decoding_of(self.settings.decode),
-            limits=asdict(self.settings.limits()),
-        )
 
     def _of(self, reward: str) -> list[Slot]:
         return [slot for slot in self.slots if slot.reward.reward_type == reward]

@@ -2,7 +2,7 @@
 """The process of one reward: leases jobs from the queue, scores them in portions, writes the results.
 
 The server starts it as ``python -m cosmos_predict2.rl.rewards.service.worker``. Standard input brings one line of JSON
-(`WorkerSettings`), later perhaps "drain"; its end is the server's end, after which a worker stops at once. Events go to
+(`message`), later perhaps "drain"; its end is the server's end, after which a worker stops at once. Events go to
 standard output, one line of JSON each; whatever libraries print goes to standard error.
 """
 
@@ -13,15 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
+
+import attrs
 
 from cosmos_predict2.rl.rewards.local import build
 from cosmos_predict2.rl.rewards.service.open_queue import open_queue
-from cosmos_predict2.rl.rewards.service.queue import Job, Limits, Queue
-from cosmos_predict2.rl.rewards.service.scoring import Decoded, Scorer, build_decoder
-from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
+from cosmos_predict2.rl.rewards.service.queue import Job, Queue
+from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
 from imaginaire import log as logs
 from imaginaire.errors import UserError
 
@@ -31,46 +31,29 @@ SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.01, 0.1  # between two looks at an empty que
 OUTAGE_WAIT_S = 1.0  # after one that failed
 UNFIT = 3  # the exit code of a worker whose reward cannot be built, whatever is tried again
 
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """The configuration of a worker."""
-
-    name: str
-    reward: str
-    path: str
-    queue: str
-    version: str = ""  # of the reward, which its results have
-    arguments: dict[str, Any] = field(default_factory=dict)
-    model_path: str = ""
-    dtype: str = ""
-    device: str = ""
-    max_batch: int = 8
-    max_wait_s: float = 0.02
-    lease_s: float = 30.0
-    decode: dict[str, Any] = field(default_factory=dict)
-    decoded: str = ""  # a folder in which the workers share what they decode
-    decoding: str = ""  # the version of how latents are decoded
-    limits: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
 Report = Callable[[dict[str, Any]], None]
 
 
-class Worker:
-    """Scores the jobs of one reward until a signal stops it."""
+def message(settings: ServiceSettings, reward: RewardSettings, **worker: str) -> str:
+    """The configuration of a worker, of its ``name``, ``device`` and the ``version`` of its reward."""
+    return json.dumps(worker | {"settings": attrs.asdict(attrs.evolve(settings, rewards=[reward], token=""))})
 
-    def __init__(self, settings: WorkerSettings, queue: Queue, scorer: Scorer, report: Report) -> None:
-        self.settings = settings
+
+class Worker:
+    """Scores the jobs of one reward until ``draining`` is set."""
+
+    def __init__(
+        self, name: str, version: str, settings: ServiceSettings, queue: Queue, scorer: Scorer, report: Report
+    ) -> None:
+        self.name = name
+        self.version = version  # of the reward, which its results have
+        (self.reward,) = settings.rewards
+        self.lease_s = settings.lease_s
         self.queue = queue
         self.scorer = scorer
         self.report = report
         self.draining = threading.Event()
         self._held: list[Job] = []
-        self._suspect_first = False  # in turn: a worker that died of one begins with the others
 
     def run(self) -> None:
         """Until ``draining`` is set; what is leased by then is finished."""
@@ -80,7 +63,7 @@ class Worker:
             try:
                 jobs = self._next_portion()
             except Exception:  # of the queue, which may answer again; lost leases end by themselves
-                log.exception("the queue of %s does not answer, asking again", self.settings.reward)
+                log.exception("the queue of %s does not answer, asking again", self.reward.reward_type)
                 self._held = []
                 self.draining.wait(OUTAGE_WAIT_S)
                 continue
@@ -92,19 +75,16 @@ class Worker:
                 wait = min(2 * wait, LONGEST_WAIT_S)
 
     def _next_portion(self) -> list[Job]:
-        """Waiting jobs, at most a batch; where there are some, after a short wait for more."""
-        jobs = self._lease(self.settings.max_batch)
-        ends = time.monotonic() + self.settings.max_wait_s
-        is_suspect = any(job.is_suspect for job in jobs)
-        while jobs and not is_suspect and len(jobs) < self.settings.max_batch and time.monotonic() < ends:
-            time.sleep(min(SHORTEST_WAIT_S, self.settings.max_wait_s))
-            jobs += self._lease(self.settings.max_batch - len(jobs))
-        self._suspect_first = not is_suspect
+        """Waiting jobs, at most a batch; where there are some, after a short wait for more. A suspect stays alone."""
+        most, ends = self.reward.max_batch, time.monotonic() + self.reward.max_wait_s
+        jobs = self._lease(most, suspects=True)
+        while jobs and not jobs[0].is_suspect and len(jobs) < most and time.monotonic() < ends:
+            time.sleep(min(SHORTEST_WAIT_S, self.reward.max_wait_s))
+            jobs += self._lease(most - len(jobs), suspects=False)
         return jobs
 
-    def _lease(self, limit: int) -> list[Job]:
-        settings = self.settings
-        jobs = self.queue.lease(settings.reward, settings.name, limit, settings.lease_s, self._suspect_first)
+    def _lease(self, limit: int, suspects: bool) -> list[Job]:
+        jobs = self.queue.lease(self.reward.reward_type, self.name, limit, self.lease_s, suspects)
         self._held = [*self._held, *jobs]
         return jobs
 
@@ -112,62 +92,62 @@ class Worker:
         self.report({"event": "alive"})
         began = time.monotonic()
         results = self.scorer.score([job.body for job in jobs])
-        num_clips, late = 0, 0
-        decode_s = score_s = 0.0
-        failures = 0
         for job, result in zip(jobs, results, strict=True):
-            late += not self._write(job, result)
-            if isinstance(result, Exception):
-                failures += 1
-            else:
-                num_clips += len(result["valid"])
-                score_s += float(result["duration"])
-                decode_s += float(result["decoded_duration"]) if self.scorer.needs_pixels else 0.0
+            self._write(job, result)
         self._held = []
-        took = time.monotonic() - began
+        good = [one for one in results if not isinstance(one, Exception)]
         self.report(
-            dict(event="scored", jobs=len(jobs), clips=num_clips, failed=failures, late=late, total_s=took,
-                 decode_s=decode_s, score_s=score_s)
-        )  # fmt: skip
+            dict(
+                event="scored",
+                clips=sum(len(one["valid"]) for one in good),
+                done=len(good),
+                failed=len(jobs) - len(good),
+                total_s=time.monotonic() - began,
+                decode_s=sum(float(one["decoded_duration"]) for one in good) if self.scorer.needs_pixels else 0.0,
+                score_s=sum(float(one["duration"]) for one in good),
+            )
+        )
 
-    def _write(self, job: Job, result: dict[str, Any] | Exception) -> bool:
-        """True if the result is written; where the queue does not answer, the job is scored again."""
+    def _write(self, job: Job, result: dict[str, Any] | Exception) -> None:
+        """Write a result; where the queue does not answer, the job is scored again."""
         try:
             if isinstance(result, Exception):
                 reason = str(result) if isinstance(result, UserError) else f"{type(result).__name__}: {result}"
-                return self.queue.fail(job, self.settings.name, reason)
-            text = json.dumps(result, allow_nan=False)
-            return self.queue.finish(job, self.settings.name, text, self.settings.version)
+                self.queue.fail(job, self.name, reason)
+            else:
+                self.queue.finish(job, self.name, json.dumps(result, allow_nan=False), self.version)
         except Exception:
-            log.exception("a result of %s could not be written; it is scored again", self.settings.reward)
-            return False
+            log.exception("a result of %s could not be written; it is scored again", self.reward.reward_type)
 
     def _keep_leases(self) -> None:
         while True:
-            time.sleep(self.settings.lease_s / 3)
-            held = self._held
-            if held:
+            time.sleep(self.lease_s / 3)
+            if held := self._held:
                 try:
-                    self.queue.renew(held, self.settings.name, self.settings.lease_s)
-                except Exception:  # tried again; when it stays so, the leases end and others score the jobs
-                    log.exception("the leases of %d jobs could not be renewed", len(held))
+                    self.queue.renew(held, self.name, self.lease_s)
+                except Exception:  # the next time may succeed; else the lease ends
+                    log.exception("leases of %s could not be renewed", self.reward.reward_type)
 
 
-def build_worker(settings: WorkerSettings, report: Report) -> Worker:
-    """Open the queue, build the reward."""
-    queue = open_queue(settings.queue, Limits(**settings.limits))
-    optional = dict(model_path=settings.model_path, dtype=settings.dtype, device=settings.device)
-    function = build(settings.path, settings.arguments, **optional)
-    decode = DecodeSettings(**settings.decode)
+def build_worker(told: dict[str, Any], report: Report) -> Worker:
+    """The worker of a `message`; UserError where its reward cannot be built."""
+    given = told["settings"]
+    (reward,) = given["rewards"] = [RewardSettings(**given["rewards"][0])]
+    given["decode"] = decode = DecodeSettings(**given["decode"])
+    settings = ServiceSettings(**given)
+    device = told["device"]
+    optional = dict(model_path=reward.model_path, dtype=reward.dtype, device=device)
+    function = build(reward.make, reward.arguments, **optional)
     scorer = Scorer(
-        settings.reward,
+        reward.reward_type,
         function,
-        lambda: build_decoder(decode, settings.device),
-        settings.max_batch,
+        lambda: build_decoder(decode, device),
+        reward.max_batch,
         lambda: report({"event": "alive"}),
-        Decoded(Path(settings.decoded), settings.decoding) if settings.decoded else None,
     )
-    return Worker(settings, queue, scorer, report)
+    return Worker(
+        told["name"], told["version"], settings, open_queue(settings.queue, settings.limits()), scorer, report
+    )
 
 
 def main() -> int:
@@ -181,7 +161,7 @@ def main() -> int:
             events.flush()
 
     logs.setup()
-    settings = WorkerSettings(**json.loads(sys.stdin.readline()))
+    told = json.loads(sys.stdin.readline())
     draining = threading.Event()
 
     def listen() -> None:
@@ -192,7 +172,7 @@ def main() -> int:
 
     threading.Thread(target=listen, daemon=True).start()
     try:
-        worker = build_worker(settings, report)
+        worker = build_worker(told, report)
     except UserError as error:
         report({"event": "unfit", "reason": str(error)})
         return UNFIT

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.rl.rewards.service.metrics import Metrics
+import attrs
+
 from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.server import Service
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import READY, Supervisor
-from cosmos_predict2.rl.rewards.service.worker import Worker, WorkerSettings
+from cosmos_predict2.rl.rewards.service.worker import Worker
 from tests.rl.rewards.doubles import HERE, mean
 
 
@@ -33,15 +34,15 @@ class Here:
         ]
         self.settings = ServiceSettings(queue=str(folder / "queue.sqlite3"), rewards=rewards, **options)
         self.queue = open_queue(self.settings.queue, self.settings.limits())
-        self.supervisor = Supervisor(self.settings, self.queue, Metrics())
+        self.supervisor = Supervisor(self.settings, self.queue)
         for slot in self.supervisor.slots:
             slot.state = READY
-        self.service = Service(self.settings, self.queue, self.supervisor, self.supervisor.metrics)
+        self.service = Service(self.settings, self.queue, self.supervisor)
         version = self.supervisor.version(names[0])
-        told = WorkerSettings("w", names[0], "", self.settings.queue, version, max_wait_s=0.0)
         self.reports: list[dict[str, Any]] = []
         scorer = Scorer(names[0], function, lambda: build_decoder(decode or DecodeSettings(), "cpu"))
-        self.worker = Worker(told, self.queue, scorer, self.reports.append)
+        own = attrs.evolve(self.settings, rewards=[attrs.evolve(rewards[0], max_wait_s=0.0)])
+        self.worker = Worker("w", version, own, self.queue, scorer, self.reports.append)
         self.thread = threading.Thread(target=self.worker.run)
 
     def work(self) -> None:

@@ -12,17 +12,7 @@ import pytest
 
 from cosmos_predict2.rl.rewards.service import redis_queue, sqlite_queue
 from cosmos_predict2.rl.rewards.service.open_queue import open_queue
-from cosmos_predict2.rl.rewards.service.queue import (
-    LOST_REASON,
-    MOST_LEASES,
-    OFTEN,
-    Job,
-    Limits,
-    OtherBody,
-    QueueFull,
-    Status,
-    death_reason,
-)
+from cosmos_predict2.rl.rewards.service.queue import Job, Limits, OtherBody, QueueFull, Status, death_reason
 
 REWARDS, WORKERS = ("a", "b"), ("w0", "w1", "w2")
 BODIES = {f"t{k}": b"x" * (5 + 4 * k) for k in range(6)}
@@ -48,10 +38,6 @@ class Row:
     @property
     def is_open(self) -> bool:
         return self.state in ("queued", "running")
-
-    @property
-    def is_suspect(self) -> bool:
-        return self.deaths > 0 or self.attempt >= OFTEN
 
 
 class Reference:
@@ -89,20 +75,18 @@ class Reference:
             self.rows[ticket, reward] = Row(self.number, self.clock())
         return True
 
-    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspect_first: bool) -> list[Job]:
+    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspects: bool) -> list[Job]:
         own = {key: row for key, row in self.rows.items() if key[1] == reward}
         for row in own.values():
             if row.state == "running" and row.ends < self.clock():
                 self._retry(row, "", False)
-        is_busy = any(row.state == "running" and row.worker == worker for row in self.rows.values())
         waiting = sorted((row.number, key) for key, row in own.items() if row.state == "queued")
-        suspects = [key for _, key in waiting if own[key].is_suspect and not is_busy][:1]
-        fresh = [key for _, key in waiting if not own[key].is_suspect][:limit]
+        alone = [key for _, key in waiting if own[key].deaths][:suspects]
         jobs = []
-        for key in suspects if suspect_first and suspects else fresh or suspects:
-            row, is_suspect = own[key], own[key].is_suspect
+        for key in alone or [key for _, key in waiting if not own[key].deaths][:limit]:
+            row = own[key]
             row.state, row.worker, row.ends, row.attempt = "running", worker, self.clock() + seconds, row.attempt + 1
-            jobs.append(Job(*key, row.attempt, BODIES[key[0]], is_suspect))
+            jobs.append(Job(*key, row.attempt, BODIES[key[0]], row.deaths > 0))
         return jobs
 
     def renew(self, jobs: Sequence[Job], worker: str, seconds: float) -> None:
@@ -117,8 +101,9 @@ class Reference:
     def fail(self, job: Job, worker: str, reason: str) -> bool:
         return self._settle(job, worker, state="failed", error=reason)
 
-    def release(self, worker: str, reason: str, has_died: bool) -> int:
-        held = [row for row in self.rows.values() if row.state == "running" and row.worker == worker]
+    def release(self, reward: str, worker: str, reason: str, has_died: bool) -> int:
+        own = [row for key, row in self.rows.items() if key[1] == reward]
+        held = [row for row in own if row.state == "running" and row.worker == worker]
         for row in held:
             self._retry(row, reason, has_died)
         return len(held)
@@ -155,11 +140,9 @@ class Reference:
 
     def _retry(self, row: Row, reason: str, has_died: bool) -> None:
         row.deaths += has_died
-        is_guilty = row.deaths >= self.limits.max_attempts
         row.state, row.worker = "queued", ""
-        if is_guilty or row.attempt >= MOST_LEASES:
-            row.state, row.settled = "failed", self.clock()
-            row.error = death_reason(row.deaths, reason) if is_guilty else LOST_REASON
+        if row.deaths >= self.limits.max_attempts:
+            row.state, row.settled, row.error = "failed", self.clock(), death_reason(row.deaths, reason)
 
 
 class OfSQLite:
@@ -176,12 +159,12 @@ class OfSQLite:
 
     def kept(self, queue: Any) -> Any:
         """Bytes that count, tickets of bodies, and of expired jobs."""
-        (size,) = queue._db().execute("SELECT COALESCE(SUM(bytes), 0) FROM requests").fetchone()
-        expired = queue._db().execute("SELECT ticket, reward FROM jobs WHERE state = 'expired'")
-        return size, {ticket for (ticket,) in queue._db().execute("SELECT ticket FROM bodies")}, {*expired}
+        (size,) = queue._db.execute("SELECT COALESCE(SUM(bytes), 0) FROM requests").fetchone()
+        expired = queue._db.execute("SELECT ticket, reward FROM jobs WHERE state = 'expired'")
+        return size, {ticket for (ticket,) in queue._db.execute("SELECT ticket FROM bodies")}, {*expired}
 
     def is_empty(self, queue: Any) -> bool:
-        return not any(queue._db().execute(f"SELECT 1 FROM {name}").fetchone() for name in ("jobs", "requests"))
+        return not any(queue._db.execute(f"SELECT 1 FROM {name}").fetchone() for name in ("jobs", "requests"))
 
 
 class OfRedis:
@@ -292,7 +275,7 @@ def test_the_queue_does_what_its_contract_says(limits: Limits, clock_and_place: 
         elif kind == "lease":
             leased += both("lease", reward, worker, draw.randint(1, 3), draw.choice((5.0, 50.0)), draw.random() < 0.5)
         elif kind == "release":
-            both("release", worker, f"signal {step}", draw.random() < 0.5)
+            both("release", reward, worker, f"signal {step}", draw.random() < 0.5)
         elif kind == "purge":
             clock[0] += draw.choice((0.0, 60.0, 150.0))
             both("purge")
@@ -308,7 +291,7 @@ def test_the_queue_does_what_its_contract_says(limits: Limits, clock_and_place: 
             else:
                 both(kind, job, name, *((f'"{step}"', draw.choice(("v1", "v2"))) if kind == "finish" else ("torn",)))
     clock[0] += 60.0  # every lease has ended
-    while jobs := [job for reward in REWARDS for job in both("lease", reward, "last", 9, 1e9, False)]:
+    while jobs := [job for reward in REWARDS for job in both("lease", reward, "last", 9, 1e9, True)]:
         for job in jobs:
             both("finish", job, "last", "{}", "v1")
     for _ in range(2):

@@ -12,7 +12,6 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from cosmos_predict2.rl.rewards.service import running
-from cosmos_predict2.rl.rewards.service.connections import GuardedProtocol
 from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 from cosmos_predict2.rl.rewards.service.queue import Status
 from cosmos_predict2.rl.rewards.service.running import listening, serve, sole_owner
@@ -27,7 +26,7 @@ def settings_in(folder: Path) -> ServiceSettings:
 
 
 def test_a_service_takes_over_its_queue_and_a_signal_drains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, begun, kept_alive = settings_in(tmp_path), [], []
+    settings, begun = settings_in(tmp_path), []
     before = open_queue(settings.queue, settings.limits())
     before.put("t", {"mean": "v"}, b"body", "d", 1)
     before.lease("mean", "of a service that was killed", 1, 900.0)
@@ -42,10 +41,8 @@ def test_a_service_takes_over_its_queue_and_a_signal_drains_it(tmp_path: Path, m
     def run(server: Any, sockets: Any) -> None:
         assert before.depth()["mean"].counts == {"queued": 1}
         config = server.config
-        assert (config.proxy_headers, config.limit_concurrency, config.access_log) == (False, 4096, False)
-        assert config.http.func is GuardedProtocol and config.http.keywords["connections"].idle_s == settings.idle_s
-        assert kept_alive == sockets
-        with pytest.raises(ConfigError, match="Another service has the queue"), sole_owner(settings.queue, 0.0):
+        assert (config.proxy_headers, config.access_log) == (False, False)
+        with pytest.raises(ConfigError, match="Another service has the queue"), sole_owner(settings.queue):
             pass
         with TestClient(config.app) as client:
             headers = {"Authorization": "Bearer secret"}
@@ -59,14 +56,14 @@ def test_a_service_takes_over_its_queue_and_a_signal_drains_it(tmp_path: Path, m
         raise KeyboardInterrupt
 
     monkeypatch.setattr(running, "Supervisor", Supervised)
-    monkeypatch.setattr("cosmos_predict2.rl.rewards.service.connections.keep_alive", kept_alive.append)
-    monkeypatch.setattr("cosmos_predict2.rl.rewards.service.connections.room_for_connections", lambda: 4096)
     monkeypatch.setattr(uvicorn.Server, "run", run)
     assert serve(settings) == 0
     assert begun == ["start", "stop"]
-    with sole_owner(settings.queue, 0.0):
+    with sole_owner(settings.queue):
         assert before.depth()["mean"].counts == {"queued": 2}
     before.close()
+    with sole_owner("redis://host"), sole_owner("redis://host"):  # services on several machines share it
+        pass
 
 
 def test_a_port_has_one_listener() -> None:
@@ -79,24 +76,6 @@ def test_a_port_has_one_listener() -> None:
     with listening("127.0.0.1", port):  # at once, though the kernel still remembers a connection of it
         pass
     with pytest.raises(ConfigError, match="no address of this machine"), listening("no.such.host.invalid", 0):
-        pass
-
-
-def test_a_service_that_lets_go_of_its_queue_soon_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue, slept = str(tmp_path / "queue.sqlite3"), []
-    first = sole_owner(queue)
-    first.__enter__()
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        first.__exit__(None, None, None)
-
-    monkeypatch.setattr(running, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
-    with sole_owner(queue):
-        assert len(slept) == 1
-    with sole_owner("redis://host"), sole_owner("redis://host"):  # services on several machines share it
         pass
 
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens inside a worker: portions, decoding, faulty requests, and the settings of a service."""
 
-import os
-import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +15,8 @@ from torch import Tensor
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.service import scoring
-from cosmos_predict2.rl.rewards.service import settings as service_settings
 from cosmos_predict2.rl.rewards.service.queue import Limits
-from cosmos_predict2.rl.rewards.service.scoring import Decoded, Scorer, build_decoder
+from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.settings import (
     DecodeSettings,
     RewardSettings,
@@ -34,7 +30,7 @@ from imaginaire import command_line
 from imaginaire.config.registry import load_toml
 from imaginaire.errors import ConfigError
 from scripts import reward_service
-from tests.rl.rewards.doubles import ROOT, Pixels, body, in_threads, mean
+from tests.rl.rewards.doubles import ROOT, Pixels, body, mean
 
 TINY = DecodeSettings(model_path="tiny")
 
@@ -140,7 +136,7 @@ def test_a_result_says_what_was_scored_and_how_long_it_took(monkeypatch: pytest.
 def test_pixels_are_rounded_and_never_wrap() -> None:
     levels = torch.tensor([-1.5, -1.0, -0.999, 0.0, 0.5, 0.9999, 1.0, 1.5, float("nan")])
     decoder = SimpleNamespace(dtype=torch.float16, decode=lambda latent: levels.to(latent.dtype))
-    pixels = Scorer("x", mean, lambda: decoder)._pixels(torch.ones(1, 16, 1, 2, 2))  # type: ignore[arg-type, return-value]
+    pixels = Scorer("x", mean, lambda: decoder)._decode(torch.ones(1, 16, 1, 2, 2))  # type: ignore[arg-type, return-value]
     assert pixels.tolist() == [0, 0, 0, 128, 191, 255, 255, 255, 0]
     one, two = (build_decoder(attrs.evolve(TINY, device=name), "meta") for name in ("cpu", ""))
     assert (one.device.type, two.device.type) == ("cpu", "meta")
@@ -192,66 +188,6 @@ def test_latents_are_decoded_where_pixels_are_needed() -> None:
     assert isinstance(seen, dict) and seen["decoded_duration"] == "N/A"
 
 
-def test_rewards_of_one_request_decode_a_clip_once(tmp_path: Path) -> None:
-    latents = TinyTokenizer().encode(torch.rand(2, 3, 5, 16, 24) * 2 - 1)
-    context = {"true_latents": latents.roll(1, 0), "num_conditional_frames": torch.tensor([1, 1])}
-    clips = Clips(latents, None, ["a", "b"], 16.0)
-    both = wire.encode(clips, {"x": 1.0, "y": 1.0}, media="latent", context=context)
-    alone = wire.encode(clips, {"x": 1.0}, media="latent", context=context)
-    decoded: list[int] = []
-
-    def counted() -> Any:
-        decoder = build_decoder(TINY, "cpu")
-        real = decoder.decode
-        decoder.decode = lambda latent: decoded.append(1) or real(latent)  # type: ignore[method-assign]
-        return decoder
-
-    def scores(body: bytes, decoding: str = "v1") -> Any:
-        (found,) = Scorer("x", Pixels(), counted, 8, lambda: None, Decoded(tmp_path, decoding)).score([body])
-        assert isinstance(found, dict)
-        return found["scores"]
-
-    expected = scores(alone)
-    assert len(decoded) == 4 and not [*tmp_path.iterdir()]  # clips and truth; nobody else needs them
-    decoded.clear()
-    assert scores(both) == expected == scores(both)
-    assert len(decoded) == 2  # the truth is the same two latents
-    (cut, whole) = sorted(tmp_path.iterdir())
-    cut.write_bytes(whole.read_bytes()[:-10])
-    assert scores(both) == expected and len(decoded) == 3
-    assert scores(both, "v2") == expected and len(decoded) == 5
-
-
-def test_shared_clips_are_decoded_by_one_worker_at_a_time_and_kept_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    latent = torch.ones(1, 16, 1, 2, 2)
-    decoded: list[int] = []
-
-    def decode() -> Tensor:
-        decoded.append(1)
-        time.sleep(0.1)
-        return torch.full((1, 3, 1, 16, 16), 7, dtype=torch.uint8)
-
-    found = in_threads(4, lambda _: Decoded(tmp_path, "v").get(latent, decode))
-    assert len(decoded) == 1 and all(torch.equal(one, found[0]) for one in found)
-    for limit in ("KEPT_S", "KEPT_BYTES"):
-        with monkeypatch.context() as patch:
-            patch.setattr(scoring, limit, -1)
-            Decoded(tmp_path, limit).get(latent, decode)
-        assert not [*tmp_path.iterdir()]
-    with monkeypatch.context() as patch:
-        patch.setattr(scoring, "KEPT_BYTES", 1000)  # of one clip, of 896 bytes
-        Decoded(tmp_path, "v").get(latent, decode)
-        (old,) = tmp_path.iterdir()
-        os.utime(old, (time.time() - 100,) * 2)
-        Decoded(tmp_path, "v").get(2 * latent, decode)
-        assert old not in (kept := [*tmp_path.iterdir()]) and len(kept) == 1
-    shared = Decoded(tmp_path, "v")
-    shutil.rmtree(tmp_path)  # under it
-    assert torch.equal(shared.get(latent, decode), found[0])
-
-
 def test_the_true_future_travels_as_latents_or_as_video() -> None:
     tokenizer = TinyTokenizer()
     latents = tokenizer.encode(torch.rand(2, 3, 9, 16, 24) * 2 - 1)
@@ -294,51 +230,13 @@ def test_a_version_is_of_all_that_a_result_follows_from(tmp_path: Path, monkeypa
         version(DecodeSettings(model_path="tiny", dtype="float16")),
         version(arguments={"scale": 1.0, "prompt": str(weights / "a.json")}),
     ]
-    (weights / "a.json").write_text("2")
+    (weights / "a.json").write_text("22")
     others.append(version())
     others.append(version(arguments={"scale": 1.0, "prompt": str(weights / "a.json")}))
-    (tmp_path / "judge_of_mine.py").write_text("def judge(clips, context): return 2")
+    (tmp_path / "judge_of_mine.py").write_text("def judge(clips, context): return 22")
     others.append(version())
     assert len({first, *others}) == len(others) + 1
     assert version(make="no.such.module:judge", model_path="a/hub-name")
-
-
-def test_a_version_does_not_depend_on_an_order_and_tells_large_files_by_their_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def version(**arguments: Any) -> str:
-        return version_of(RewardSettings(reward_type="x", make="no.such:thing", arguments=arguments), TINY)
-
-    assert version(a=1, b=2) == version(b=2, a=1)
-    folder = tmp_path / "weights"
-    (folder / "inner").mkdir(parents=True)
-    for name in ("b", "a", "inner/c"):
-        (folder / name).write_text(name)
-    found = [version(inner={"paths": [str(folder)]})]
-    (folder / "inner" / "c").write_text("d")
-    os.utime(folder / "inner" / "c", (1, 1))
-    found.append(version(inner={"paths": [str(folder)]}))
-    os.utime(folder / "inner" / "c", (2, 2))
-    assert version(inner={"paths": [str(folder)]}) == found[-1]  # a small file counts by its content
-    walk = os.walk
-    backwards = lambda path: ((one, folders[::-1], names[::-1]) for one, folders, names in walk(path))  # noqa: E731
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "walk", backwards)
-        assert version(inner={"paths": [str(folder)]}) == found[-1]
-    monkeypatch.setattr(service_settings, "SMALL", 0)
-    for seconds in (1, 2):
-        os.utime(folder / "inner" / "c", (seconds, seconds))
-        found.append(version(inner={"paths": [str(folder)]}))
-    assert len({*found}) == 4
-
-
-def test_shared_clips_are_told_apart_by_form_and_type(tmp_path: Path) -> None:
-    numbers = torch.arange(64, dtype=torch.float16).reshape(1, 16, 1, 2, 2)
-    others = [numbers.reshape(1, 16, 1, 4, 1), numbers.view(torch.bfloat16), numbers.permute(0, 1, 2, 4, 3)]
-    shared = Decoded(tmp_path, "v")
-    for k, latent in enumerate([numbers, *others]):
-        found = shared.get(latent, lambda k=k: torch.full((1,), k, dtype=torch.uint8))  # type: ignore[misc]
-        assert found.tolist() == [k]
 
 
 SERVICE_TOML = """
@@ -370,11 +268,11 @@ def test_the_published_file_is_read_and_what_does_nothing_is_noted(
         found = read_settings(str(path), port=9000)
     assert (found.host, found.port, found.decode.dtype) == ("localhost", 9000, "float16")
     assert [reward.reward_type for reward in found.rewards] == ["smoothness"]
-    assert found.rewards[0].devices() == ["cpu", "cpu"]
+    assert found.rewards[0].device == ["cpu", "cpu"]
     for name in ("redis_host", "chunk_duration", "download_path"):
         assert name in caplog.text
     assert [one.reward_type for one in read_settings(str(path), ["agreement"]).rewards] == ["agreement"]
-    assert read_settings(str(path), ["smoothness"], port=0).rewards[0].devices() == ["cpu", "cpu"]
+    assert read_settings(str(path), ["smoothness"], port=0).rewards[0].device == ["cpu", "cpu"]
     assert read_settings(str(path), port=0).port == 0
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from cosmos_predict2.rl.rewards.service import supervisor as supervisors
-from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import (
@@ -32,27 +31,26 @@ from tests.programs import HANG_S
 # Without torch, so that a start takes a moment: the lease, the turns and the events are those of a worker.
 WORKER = """
 import json, os, sys, threading, time
-from cosmos_predict2.rl.rewards.service.queue import Limits
 from cosmos_predict2.rl.rewards.service.open_queue import open_queue
+from cosmos_predict2.rl.rewards.service.queue import Limits
 
 told = json.loads(sys.stdin.readline())
 threading.Thread(target=lambda: (sys.stdin.readline(), os._exit(0)), daemon=True).start()
-queue = open_queue(told["queue"], Limits(**told["limits"]))
+reward = told["settings"]["rewards"][0]["reward_type"]
+queue = open_queue(told["settings"]["queue"], Limits())
 def report(**event): print(json.dumps(event), flush=True)
-if told["reward"] == "torn": os._exit(1)
+if reward == "torn": os._exit(1)
 report(event="ready", needs_pixels=False)
-suspect_first = False
 while True:
-    jobs = queue.lease(told["reward"], told["name"], 4, 30.0, suspect_first)
+    jobs = queue.lease(reward, told["name"], 4, 30.0)
     if not jobs:
         time.sleep(0.01)
         continue
-    suspect_first = not any(job.is_suspect for job in jobs)
     report(event="alive")
     if any(job.body == b"die" for job in jobs): os.kill(os.getpid(), 9)
     if any(job.body == b"hang" for job in jobs): time.sleep(1000)
     for job in jobs: queue.finish(job, told["name"], "{}", told["version"])
-    report(event="scored", jobs=len(jobs), clips=len(jobs), failed=0, late=0, total_s=0, decode_s=0, score_s=0)
+    report(event="scored", clips=len(jobs), done=len(jobs), failed=0, total_s=0, decode_s=0, score_s=0)
 """
 
 
@@ -82,7 +80,7 @@ def alone(tmp_path: Path) -> Iterator[Callable[..., Supervisor]]:
         kept: dict[str, Any] = dict(lease_s=9.0, max_attempts=4, grace_s=0.05, decode=DecodeSettings(model_path="tiny"))
         settings = ServiceSettings(queue=str(tmp_path / "queue.sqlite3"), rewards=[reward], **kept)
         queue = open_queue(settings.queue, settings.limits())
-        made.append(Supervisor(settings, queue, Metrics(), Patience(**patience)))
+        made.append(Supervisor(settings, queue, Patience(**patience)))
         return made[-1]
 
     yield make
@@ -90,7 +88,7 @@ def alone(tmp_path: Path) -> Iterator[Callable[..., Supervisor]]:
         supervisor.queue.close()
 
 
-SCORED = dict(event="scored", jobs=1, clips=1, failed=0, late=0, total_s=1, decode_s=0, score_s=1)
+SCORED = dict(event="scored", clips=1, done=1, failed=0, total_s=1, decode_s=0, score_s=1)
 
 
 def test_a_worker_is_started_again_later_each_time_until_its_reward_is_broken(
@@ -98,7 +96,6 @@ def test_a_worker_is_started_again_later_each_time_until_its_reward_is_broken(
 ) -> None:
     supervisor = alone(first_wait_s=0.5, longest_wait_s=3.0, deaths=3, pause_s=60.0)
     (slot,) = supervisor.slots
-    monkeypatch.setattr(supervisors, "_JITTER", SimpleNamespace(uniform=lambda low, high: 1.0))
     # why a process ended: with jobs, without, as one that is watched no more, unfit, and after a portion
     lives = [*["jobs"] * 4, "scored", "alone", "torn", "alone", "alone", "scored", "jobs", "unfit", "end"]
     seen: list[Any] = []
@@ -137,7 +134,7 @@ def test_a_process_is_told_its_settings_and_what_it_says_is_taken(
 ) -> None:
     supervisor, calls, released = alone("cpu", "cuda:1"), [], []
     slot = supervisor.slots[1]
-    scored = dict(event="scored", jobs=9, clips=20, failed=2, late=3, total_s=1, decode_s=2, score_s=3)
+    scored = dict(event="scored", clips=20, done=4, failed=2, total_s=1, decode_s=2, score_s=3)
     events = [dict(event="ready", needs_pixels=True), dict(event="alive"), scored]
     process = Process(["no JSON", *map(json.dumps, events)], code)
     popen = lambda *words, **named: calls.append((words, named)) or process  # noqa: E731
@@ -154,22 +151,22 @@ def test_a_process_is_told_its_settings_and_what_it_says_is_taken(
         0: ("its process ended with code 0", False),
     }[code]
     sent = json.loads(process.stdin.getvalue())
-    assert released == [((sent["name"], reason), dict(has_died=not is_stopping))] and slot._died_with_jobs
+    assert released == [(("mine", sent["name"], reason), dict(has_died=not is_stopping))] and slot._died_with_jobs
     assert process.kills == 1 + is_stopping
     assert calls[0][0][0] == [sys.executable, "-m", "cosmos_predict2.rl.rewards.service.worker"]
     assert calls[0][1]["env"]["PYTHONPATH"].startswith(f"{supervisors.ROOT}:") and calls[0][1]["start_new_session"]
     assert (slot.state, slot.reason, slot.needs_pixels, slot._busy_until) == (READY, "", True, None)
-    del sent["name"], sent["version"], sent["decoding"], sent["decode"]
-    assert sent == dict(
-        **dict(reward="mine", path="no:thing", queue=supervisor.settings.queue, arguments={"k": 1}, model_path="m"),
-        **dict(dtype="float16", device="cuda:1", max_batch=3, max_wait_s=0.5, lease_s=9.0, decoded=""),
-        limits=dict(max_jobs=10_000, max_bytes=20 * 10**9, result_ttl_s=3600.0, max_attempts=4),
-    )
+    told, (reward,) = sent["settings"], sent["settings"]["rewards"]
+    assert sent["device"] == "cuda:1" and sent["version"] == slot.version and told["token"] == ""
+    assert told["queue"] == supervisor.settings.queue and told["decode"]["model_path"] == "tiny"
+    assert dict(lease_s=9.0, max_attempts=4).items() <= told.items()
+    kept = dict(reward_type="mine", make="no:thing", arguments={"k": 1}, model_path="m", dtype="float16", max_batch=3)
+    assert kept.items() <= reward.items()
     text = supervisor.metrics.text({})
-    lines = ['clips_total{reward="mine"} 20', 'worker_starts_total{reward="mine"} 1', 'batch_jobs_sum{reward="mine"} 9']
-    lines += [f'jobs_total{{outcome="{kind}",reward="mine"}} {n}' for kind, n in dict(done=4, failed=2, late=3).items()]
+    lines = [f'{name}_total{{reward="mine"}} {n}' for name, n in dict(clips=20, worker_starts=1, portions=1).items()]
+    lines += [f'jobs_total{{outcome="{kind}",reward="mine"}} {n}' for kind, n in dict(done=4, failed=2).items()]
     spent = dict(total=1, decode=2, score=3)
-    lines += [f'score_seconds_sum{{part="{part}",reward="mine"}} {seconds}' for part, seconds in spent.items()]
+    lines += [f'score_seconds_total{{part="{part}",reward="mine"}} {seconds}' for part, seconds in spent.items()]
     assert {f"reward_{line}" for line in lines} <= {*text.splitlines()}
 
 
@@ -190,7 +187,7 @@ def test_a_process_has_a_time_to_load_and_a_time_for_each_step(alone: Any, monke
     assert slot._overdue(100.0) == ""
 
 
-def test_a_stop_drains_who_works_and_ends_who_loads_or_takes_long(alone: Any, tmp_path: Path) -> None:
+def test_a_stop_drains_who_works_and_ends_who_loads_or_takes_long(alone: Any) -> None:
     supervisor = alone("cpu", "cpu", "cpu")
     threads = [threading.Thread(target=lambda: None), threading.Thread(target=lambda: None)]
     for thread in threads:
@@ -202,12 +199,9 @@ def test_a_stop_drains_who_works_and_ends_who_loads_or_takes_long(alone: Any, tm
         slot.process, slot.thread, slot.state = Process(), thread, state  # type: ignore[assignment]
     processes: Any = [slot.process for slot in supervisor.slots]
     processes[2].kill = is_ended.set
-    for folder in (Path(supervisor.decoded), tmp_path / "other"):
-        folder.mkdir()
     supervisor.stop()
     assert [one.stdin.getvalue() for one in processes] == ["drain\n", "", "drain\n"]
     assert [one.kills for one in processes] == [0, 1, 0] and is_ended.is_set() and supervisor.stopping.is_set()
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["other"]
 
 
 def test_a_reward_of_several_workers_is_ready_by_one_and_broken_by_all(alone: Any) -> None:
@@ -224,24 +218,6 @@ def test_a_reward_of_several_workers_is_ready_by_one_and_broken_by_all(alone: An
         assert supervisor.states() == {"mine": [*states]}
     second.reason, second.needs_pixels = "torn", False
     assert (supervisor.why_broken("mine"), supervisor.needs_pixels("mine")) == ("torn", False)
-    for slot in supervisor.slots:
-        slot.thread = threading.Thread(target=lambda: None)
-    (left := Path(supervisor.decoded) / "of a service that was killed").mkdir(parents=True)
-    supervisor.start()
-    assert not left.exists()
-
-
-def test_clips_are_shared_among_rewards_and_not_among_services(tmp_path: Path) -> None:
-    supervisor = supervised(tmp_path, "a", "b")
-    told = [supervisor.worker_settings(slot) for slot in supervisor.slots]
-    assert {one.decoded for one in told} == {f"{supervisor.settings.queue}.decoded"}
-    assert told[0].decoding == told[1].decoding
-    folders = set()
-    for port in (1, 2):
-        supervisor.settings.port, supervisor.settings.queue = port, "redis://host"
-        folders.add(Supervisor(supervisor.settings, supervisor.queue, Metrics()).decoded)
-    assert len(folders) == 2 and not any("://" in folder for folder in folders)
-    supervisor.queue.close()
 
 
 def supervised(folder: Path, *names: str, timeout_s: float = 1.0) -> Supervisor:
@@ -254,7 +230,7 @@ def supervised(folder: Path, *names: str, timeout_s: float = 1.0) -> Supervisor:
     settings = ServiceSettings(queue=str(folder / "queue.sqlite3"), rewards=rewards)
     queue = open_queue(settings.queue, settings.limits())
     patience = Patience(first_wait_s=0.01, longest_wait_s=0.05, deaths=3, pause_s=900.0)
-    return Supervisor(settings, queue, Metrics(), patience)
+    return Supervisor(settings, queue, patience)
 
 
 @contextmanager

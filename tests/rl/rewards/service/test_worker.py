@@ -6,7 +6,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from cosmos_predict2.rl.rewards.service import sqlite_queue
 from cosmos_predict2.rl.rewards.service import worker as workers
 from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 from cosmos_predict2.rl.rewards.service.queue import Job, Limits
-from cosmos_predict2.rl.rewards.service.worker import WorkerSettings
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
 from tests.programs import HANG_S, warm_python
 from tests.rl.rewards.doubles import ROOT, body, mean
 from tests.rl.rewards.service.here import Here
@@ -55,7 +54,8 @@ def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(tmp_pa
     made, job = Here(tmp_path), Job("t", "mean", 1, body("a"))
     lease = leases([[], [], [job], *[[]] * 5, OSError("gone"), [job], OSError("gone"), [job], []])
     held: list[list[Job]] = []
-    made.worker.settings = replace(made.worker.settings, max_batch=2, max_wait_s=0.0)
+    made.worker.reward.max_batch = 2
+    made.worker.reward.max_wait_s = 0.0
     made.worker.queue = SimpleNamespace(lease=lease, finish=lambda *_: True)  # type: ignore[assignment]
     steps = Steps(10)
     made.worker.draining = steps  # type: ignore[assignment]
@@ -70,7 +70,8 @@ def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(tmp_pa
 def test_an_outage_amid_a_portion_gives_up_its_leases(tmp_path: Path) -> None:
     made = Here(tmp_path)
     lease = leases([[Job("t", "mean", 1, body("a"))], OSError("gone")])
-    made.worker.settings = replace(made.worker.settings, max_batch=2, max_wait_s=HANG_S)
+    made.worker.reward.max_batch = 2
+    made.worker.reward.max_wait_s = HANG_S
     made.worker.queue = SimpleNamespace(lease=lease)  # type: ignore[assignment]
     made.worker.draining = Steps(1)  # type: ignore[assignment]
     made.worker.run()
@@ -83,14 +84,16 @@ def test_a_portion_is_filled_and_not_overfilled(tmp_path: Path) -> None:
     jobs = [Job(f"t{k}", "mean", 1, b"") for k in range(3)]
     left = [jobs[:1], [], jobs[1:]]
 
-    def lease(reward: str, worker: str, limit: int, seconds: float, suspect_first: bool) -> list[Job]:
-        asked.append((reward, worker, limit, seconds, suspect_first))
+    def lease(reward: str, worker: str, limit: int, seconds: float, suspects: bool) -> list[Job]:
+        asked.append((reward, worker, limit, seconds, suspects))
         return left.pop(0)
 
-    made.worker.settings = replace(made.worker.settings, max_batch=3, max_wait_s=HANG_S, lease_s=7.0)
+    made.worker.reward.max_batch = 3
+    made.worker.reward.max_wait_s = HANG_S
+    made.worker.lease_s = 7.0
     made.worker.queue = SimpleNamespace(lease=lease)  # type: ignore[assignment]
     assert made.worker._next_portion() == jobs == made.worker._held
-    assert asked == [("mean", "w", limit, 7.0, False) for limit in (3, 2, 2)]
+    assert asked == [("mean", "w", limit, 7.0, k == 0) for k, limit in enumerate((3, 2, 2))]
     made.queue.close()
 
 
@@ -100,7 +103,7 @@ def test_results_and_reasons_are_written_and_reported(tmp_path: Path) -> None:
     queue, worker = made.queue, made.worker
     for k in range(5):
         queue.put(f"t{k}", {"mean": "v1"}, b"body", "d", 2)
-    worker.settings = replace(worker.settings, version="v1", max_batch=5)
+    worker.version, worker.reward.max_batch = "v1", 5
     good = {"valid": [True, False], "duration": "0.50", "decoded_duration": "0.25", "scores": {"mean": [1.0, None]}}
     results: list[Any] = [good, ArithmeticError("torn"), good, good, {**good, "scores": float("nan")}]
     worker.scorer = SimpleNamespace(needs_pixels=True, score=lambda bodies: results)  # type: ignore[assignment]
@@ -108,7 +111,7 @@ def test_results_and_reasons_are_written_and_reported(tmp_path: Path) -> None:
     queue.fail(jobs[2], "w", "another has it")
     worker._score(jobs)
     assert worker._held == []
-    facts = dict(jobs=5, clips=8, failed=1, late=2, decode_s=1.0, score_s=2.0)
+    facts = dict(clips=8, done=4, failed=1, decode_s=1.0, score_s=2.0)
     assert made.reports == [{"event": "alive"}, dict(event="scored", total_s=made.reports[1]["total_s"], **facts)]
     worker.scorer.needs_pixels = False
     done, failed = queue.look("t0", "mean"), queue.look("t1", "mean")
@@ -157,10 +160,13 @@ class Told:
         return clips.video_B_C_F_H_W.float().mean(dim=(1, 2, 3, 4))
 
 
-def told(folder: Path, path: str = f"{__name__}:Told") -> WorkerSettings:
-    words = dict(arguments={"scale": 2.0}, dtype="float16", device="cpu", model_path="a/b", max_batch=3)
-    kept = dict(decode={"model_path": "tiny"}, decoded=str(folder / "decoded"), decoding="d1")
-    return WorkerSettings("w", "mean", path, str(folder / "q"), "v1", **words, **kept, limits={"max_attempts": 7})  # type: ignore
+def told(folder: Path, make: str = f"{__name__}:Told") -> dict[str, Any]:
+    words = dict(arguments={"scale": 2.0}, dtype="float16", model_path="a/b", max_batch=3)
+    reward = RewardSettings(reward_type="mean", make=make, **words)  # type: ignore[arg-type]
+    settings = ServiceSettings(queue=str(folder / "q"), decode=DecodeSettings(model_path="tiny"), max_attempts=7)
+    found = json.loads(workers.message(settings, reward, name="w", version="v1", device="cpu"))
+    assert isinstance(found, dict)
+    return found
 
 
 def test_a_worker_is_made_as_it_was_told(tmp_path: Path) -> None:
@@ -168,13 +174,9 @@ def test_a_worker_is_made_as_it_was_told(tmp_path: Path) -> None:
     worker = workers.build_worker(told(tmp_path), reports.append)
     assert worker.scorer.function.told == (2.0, "float16", "cpu", "a/b")  # type: ignore[union-attr]
     assert (worker.scorer.name, worker.scorer.max_clips, worker.queue.limits.max_attempts) == ("mean", 3, 7)
-    assert worker.scorer.decoded is not None and worker.scorer.decoded.decoding == "d1"
     (found,) = worker.scorer.score([body("a")])
-    assert isinstance(found, dict) and reports == [{"event": "alive"}] * 3  # before, and where it decodes and scores
+    assert isinstance(found, dict) and reports == [{"event": "alive"}] * 2  # where it decodes and scores
     worker.queue.close()
-    alone = workers.build_worker(replace(told(tmp_path), decoded=""), reports.append)
-    assert alone.scorer.decoded is None
-    alone.queue.close()
 
 
 @pytest.mark.slow
@@ -185,14 +187,14 @@ def test_the_process_of_a_worker_speaks_to_its_server_and_ends_with_it(tmp_path:
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     worker, unfit = (subprocess.Popen(command, **pipes) for _ in range(2))  # type: ignore[call-overload]
     for process, path in ((worker, f"{__name__}:Told"), (unfit, "no.such:thing")):
-        process.stdin.write(told(tmp_path, path).to_json() + "\n")
+        process.stdin.write(json.dumps(told(tmp_path, path)) + "\n")
         process.stdin.flush()
     event = json.loads(unfit.stdout.readline())
     assert event["event"] == "unfit" and "no.such" in event["reason"]
     assert unfit.wait(LONGEST_S) == workers.UNFIT
-    events = [json.loads(worker.stdout.readline()) for _ in range(6)]
+    events = [json.loads(worker.stdout.readline()) for _ in range(5)]
     assert events[0] == {"event": "ready", "needs_pixels": True}
-    assert [one["event"] for one in events[1:]] == [*["alive"] * 4, "scored"]
+    assert [one["event"] for one in events[1:]] == [*["alive"] * 3, "scored"]
     queue.put("u", {"mean": "v1"}, body("sleep"), "d", 1)
     while json.loads(worker.stdout.readline())["event"] != "alive":
         pass
@@ -205,7 +207,7 @@ def test_the_process_of_a_worker_speaks_to_its_server_and_ends_with_it(tmp_path:
 def test_a_portion_keeps_its_leases_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a lease is always left over for a worker that is held up."""
     made, clock, stolen, is_asked, is_over = Here(tmp_path), [0.0], [], threading.Event(), threading.Event()
-    lease_s, others = made.worker.settings.lease_s, threading.enumerate()  # which may keep leases, too
+    lease_s, others = made.worker.lease_s, threading.enumerate()  # which may keep leases, too
 
     def nap(seconds: float) -> None:
         if threading.current_thread() in others:
@@ -250,7 +252,9 @@ def test_all_jobs_of_a_portion_keep_their_leases_also_those_that_were_leased_fir
     made.worker.queue = SimpleNamespace(  # type: ignore[assignment]
         lease=lambda *_: left.pop(0) if left else [], renew=renew, finish=lambda *_: True
     )
-    made.worker.settings = replace(made.worker.settings, max_batch=2, max_wait_s=LONGEST_S, lease_s=0.3)
+    made.worker.reward.max_batch = 2
+    made.worker.reward.max_wait_s = LONGEST_S
+    made.worker.lease_s = 0.3
     made.worker.scorer.function = slow
     made.work()
     assert renewed.wait(LONGEST_S)
@@ -258,16 +262,16 @@ def test_all_jobs_of_a_portion_keep_their_leases_also_those_that_were_leased_fir
     assert found[0] == ["first", "second"]
 
 
-def test_a_suspect_is_scored_alone_and_in_turn_with_the_others(tmp_path: Path) -> None:
+def test_a_suspect_is_scored_first_and_alone(tmp_path: Path) -> None:
     made = Here(tmp_path)
     queue, worker = made.queue, made.worker
-    worker.settings = replace(worker.settings, max_batch=2, max_wait_s=0.05, lease_s=LONGEST_S)
-    for ticket in ("s0", "s1", "t0", "t1", "t2", "t3"):
+    worker.reward.max_batch, worker.reward.max_wait_s, worker.lease_s = 2, 0.05, LONGEST_S
+    for ticket in ("s0", "s1", "t0", "t1", "t2"):
         queue.put(ticket, {"mean": "v"}, b"body", ticket, 1)
         if ticket == "s1":
             queue.lease("mean", "dead", 2, LONGEST_S)
-            queue.release("dead", "signal 9", has_died=True)
-    for expected in (["t0", "t1"], ["s0"], ["t2", "t3"], ["s1"]):
+            queue.release("mean", "dead", "signal 9", has_died=True)
+    for expected in (["s0"], ["s1"], ["t0", "t1"], ["t2"]):
         jobs = worker._next_portion()
         assert [job.ticket for job in jobs] == expected
         assert all(queue.finish(job, "w", "{}", "v") for job in jobs)
