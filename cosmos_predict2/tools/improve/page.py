@@ -12,19 +12,9 @@ from typing import Any
 from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, Points
 from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, read_records
 from cosmos_predict2.rl.imagined.verdict import lines_of, table
+from cosmos_predict2.tools.improve import way
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
-from cosmos_predict2.tools.improve.way import (
-    CHOSEN,
-    GATE,
-    RANKING,
-    WORLD_MODEL,
-    Clone,
-    Options,
-    Phase,
-    chosen,
-    clones_of,
-    phases_of,
-)
+from cosmos_predict2.tools.improve.way import Clone, Options, Phase, chosen, clones_of, phases_of
 from imaginaire import foreign_json, storage
 from imaginaire.log import duration
 
@@ -83,12 +73,9 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
     if not done:
         reasons = "; ".join(figures.card(refused[-1])["reasons"][:MOST_REASONS])  # the worst first; all are below
         sentence = f"The gate says no, and nothing was trained in imagination: {reasons}.{_choice(options, figures)}"
-        more = (
-            f". --phases {options.phases + 1} records 100 of this policy and goes the way again"
-            if options.suite
-            else ""
-        )
-        return Verdict("refused", sentence, figures.card(refused[-1])["next_step"] + more)
+        again = f". --phases {options.phases + 1} records 100 of this policy and goes the way again"
+        next_step = figures.card(refused[-1])["next_step"] + (again if options.suite else "")
+        return Verdict("refused", sentence, next_step)
     checked = f"the gate says {figures.card(done[-1])['verdict']}"
     for phase in refused:
         checked += f", and no to phase {phase.number}"
@@ -114,7 +101,7 @@ def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def _truth_of(clone: Clone, options: Options) -> str:
     """The name of the step that measures the clone that learns."""
-    return "before" if clone == clones_of(options)[0] else CHOSEN
+    return "before" if clone == clones_of(options)[0] else way.CHOSEN
 
 
 def _choice(options: Options, figures: Figures) -> str:
@@ -123,23 +110,18 @@ def _choice(options: Options, figures: Figures) -> str:
     if not others:
         return ""
     text = f" Imagination ranks {chosen(options).title}, first of {1 + len(others)} clones"
-    one, best = figures.success("before"), figures.success(CHOSEN)
+    one, best = figures.success("before"), figures.success(way.CHOSEN)
     if chosen(options) == first or not one or not best:
         return f"{text}."
-    return (
-        f"{text}: its true success is {best['rate']:.3f}, that of {first.title}, {one['rate']:.3f}"
-        f" ({_change(one, best)})."
-    )
+    rates = f"its true success is {best['rate']:.3f}, that of {first.title}, {one['rate']:.3f}"
+    return f"{text}: {rates} ({_change(one, best)})."
 
 
 def refusals(options: Options, runner: Runner, figures: Figures) -> list[Phase]:
     """The phases that the gate refuses, of what there is now, unless that is overruled."""
     steps = {step.name: step for step in runner.steps}
-    return [
-        phase
-        for phase in ([] if options.allow_unchecked else phases_of(options))
-        if not runner.why(steps[f"{GATE}{phase.end}"]) and figures.card(phase)["verdict"] == "no"
-    ]
+    asked = [phase for phase in phases_of(options) if not runner.why(steps[f"{way.GATE}{phase.end}"])]
+    return [phase for phase in asked if figures.card(phase)["verdict"] == "no" and not options.allow_unchecked]
 
 
 def without(options: Options, runner: Runner, refused: Sequence[Phase]) -> set[str]:
@@ -147,9 +129,9 @@ def without(options: Options, runner: Runner, refused: Sequence[Phase]) -> set[s
     names = {f"{name}{phase.end}" for phase in refused for name in ("learning", "export", "after")}
     if refused and refused[-1] == phases_of(options)[-1]:
         steps = [step.name for step in runner.steps]
-        names |= set(steps[steps.index(f"{GATE}{refused[-1].end}") + 1 :])
-    is_chosen_measured = CHOSEN in {step.name for step in runner.steps}  # what the choice brought is known also then
-    return names - {"before", CHOSEN} if is_chosen_measured else names
+        names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
+    is_chosen_measured = any(step.name == way.CHOSEN for step in runner.steps)  # then what the choice brought is known
+    return names - {"before", way.CHOSEN} if is_chosen_measured else names
 
 
 _SAID = {
@@ -181,12 +163,8 @@ def _ladder(options: Options, figures: Figures) -> Iterator[tuple[str, str, str,
         yield "recordings", str(len(split["outcomes"])), f"{sum(known)} succeed, {len(known) - sum(known)} fail", ""
     if found := figures.read("tokenizer.json"):
         kind = {"good": "good", "bad": "bad"}.get(found["verdict"], "")
-        yield (
-            "tokenizer",
-            f"{found['psnr']:.1f} dB",
-            f"{found['verdict']}; the shipped one {found['psnr_of_shipped']:.1f}",
-            kind,
-        )
+        verdict = f"{found['verdict']}; the shipped one {found['psnr_of_shipped']:.1f}"
+        yield "tokenizer", f"{found['psnr']:.1f} dB", verdict, kind
     if found := figures.read("imagined/figures.json"):
         word = found["verdict"]["word"]
         yield "world model", word, "its actions", {"follows": "good", "ignores": "bad"}.get(word, "")
@@ -212,18 +190,16 @@ def _recordings(page: Page, options: Options, figures: Figures, found: dict[str,
 
 
 def _tokenizer(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
-    page.heading(
-        "2. Tokenizer",
-        f"Fitted to these pictures, it is {found['verdict']}: {found['psnr']:.1f} dB on held-out ones, where the"
-        f" tokenizer that ships has {found['psnr_of_shipped']:.1f}.",
-    )
+    here, shipped = f"{found['psnr']:.1f} dB", f"{found['psnr_of_shipped']:.1f}"
+    figures_of = f"{here} on held-out ones, where the tokenizer that ships has {shipped}"
+    page.heading("2. Tokenizer", f"Fitted to these pictures, it is {found['verdict']}: {figures_of}.")
     page.findings(found["reasons"])
     page.clips(_illustrations(figures, "tokenizer"))
 
 
 def _world_model(page: Page, options: Options, figures: Figures, rule: dict[str, Any]) -> None:
     page.heading("3. World model", rule["text"])
-    page.plots(_plots(options.out / WORLD_MODEL, LOOKS), "iteration")
+    page.plots(_plots(options.out / way.WORLD_MODEL, LOOKS), "iteration")
     if found := figures.read("imagined/figures.json"):
         page.verdict(f"It {found['verdict']['sentence']}.")
         page.clips(_clips(options.out, "imagined", "clip_*.mp4"))
@@ -252,19 +228,13 @@ def _clone(page: Page, options: Options, figures: Figures) -> None:
         if content
     }
     page.plots({"Held-out loss": losses}, "iteration")
-    if len(found) > 1 and (ranking := figures.read(RANKING)):
+    if len(found) > 1 and (ranking := figures.read(way.RANKING)):
         rows = [(Path(row["policy"]).parent.name.replace("_", " "), row["value"]) for row in ranking["policies"]]
         columns = ("value", "low", "high")
         page.table("imagined", columns, [(name, [_number(value[key]) for key in columns]) for name, value in rows])
         page.verdict(f"{chosen(options).title}, learns: it has the highest imagined value.")
     name = _truth_of(chosen(options), options)
-    if truth := figures.success(name):
-        page.verdict(
-            f"It truly succeeds on {truth['rate']:.3f} of {truth['episodes']} episodes"
-            f" ({truth['low']:.3f} to {truth['high']:.3f})."
-        )
-        page.clips(_clips(options.out, name, "*.mp4"))
-        page.note("Left as it truly goes, right what is imagined of the same actions.")
+    _truth(page, options, name, figures.success(name))
 
 
 def _gate(page: Page, phase: Phase, card: dict[str, Any]) -> None:
@@ -278,18 +248,24 @@ def _gate(page: Page, phase: Phase, card: dict[str, Any]) -> None:
 
 
 def _policy(page: Page, options: Options, phase: Phase, after: dict[str, Any]) -> None:
-    known = f" It truly succeeds on {after['rate']:.3f} of {after['episodes']} episodes." if after else ""
-    page.heading(f"7. Policy{phase.title}", f"It learnt in what the world model imagines.{known}")
+    page.heading(f"7. Policy{phase.title}", "It learnt in what the world model imagines.")
     page.plots(_plots(phase.learnt, LEARNING), "iteration")
-    page.clips(_clips(options.out, f"after{phase.end}", "*.mp4"))
-    if after:
+    _truth(page, options, f"after{phase.end}", after)
+
+
+def _truth(page: Page, options: Options, name: str, found: dict[str, Any]) -> None:
+    """The success and the episodes of an evaluation, where there is one."""
+    if found:
+        interval = f"({found['low']:.3f} to {found['high']:.3f})"
+        page.verdict(f"It truly succeeds on {found['rate']:.3f} of {found['episodes']} episodes {interval}.")
+        page.clips(_clips(options.out, name, "*.mp4"))
         page.note("Left as it truly goes, right what is imagined of the same actions.")
 
 
 _RUNGS = {  # what each is made of
     "recordings.json": _recordings,
     "tokenizer.json": _tokenizer,
-    f"{WORLD_MODEL}/stop_rule.json": _world_model,
+    f"{way.WORLD_MODEL}/stop_rule.json": _world_model,
     "reward/quality.json": _reward,
 }
 
@@ -297,9 +273,8 @@ _RUNGS = {  # what each is made of
 def _clips(out: Path, folder: str, pattern: str) -> list[Clip]:
     """The first videos of a step, named as their files are, true ones before imagined ones."""
     files = sorted((out / folder).glob(pattern), key=lambda file: file.stem.replace("_imagined", "_with"))
-    return [
-        Clip(file.stem.replace("_", " ").replace("--", ", "), f"{folder}/{file.name}") for file in files[:MOST_CLIPS]
-    ]
+    names = {file: file.stem.replace("_", " ").replace("--", ", ") for file in files[:MOST_CLIPS]}
+    return [Clip(name, f"{folder}/{file.name}") for file, name in names.items()]
 
 
 def _illustrations(figures: Figures, name: str) -> list[Clip]:
@@ -321,11 +296,8 @@ def write_page(options: Options, runner: Runner, figures: Figures) -> Path:
     found = verdict_of(options, runner, figures)
     title = f"From {options.data.name} to a policy" + (f", {options.suite}" if options.suite else "")
     markers = [(step.title, runner.marker(step)) for step in runner.steps]
-    costs = [
-        (title, [marker["seconds"] / 60, marker["processor_seconds"] / 60])
-        for title, marker in markers
-        if marker.get("state") == DONE
-    ]
+    done = [(title, marker) for title, marker in markers if marker.get("state") == DONE]
+    costs = [(title, [marker["seconds"] / 60, marker["processor_seconds"] / 60]) for title, marker in done]
     minutes, used = (sum(cost[k] for _, cost in costs) for k in range(2))
     facts = [
         f"{len(costs)} of {len(markers)} steps done, in {duration(60 * minutes)}; {used:.1f} processor minutes",

@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.views import cameras_in
@@ -134,23 +135,24 @@ def steps_of(options: Options, recorded: Recorded) -> list[Step]:
     return steps
 
 
-@dataclass(frozen=True)
+@dataclass
 class Phase:
     """The paths of a phase: the first is of the recordings, each later one also of the policy's own episodes."""
 
     number: int  # from 1
     end: str  # of the names of steps and runs
-    title: str
     folder: Path
     data: Path
     policy: Path  # that learns
-    world_model: Path
-    learnt: Path  # the run in which it does
-    split: Path
-    reward: Path
-    starts: Path
-    card: Path
-    result: Path  # the policy as a folder that can be given away
+    out: Path  # of all phases
+
+    def __post_init__(self) -> None:
+        self.title = "" if self.number == 1 else f", phase {self.number}"
+        self.world_model = self.out / f"{WORLD_MODEL}{self.end}"
+        self.learnt = self.out / f"{REINFORCED}{self.end}"  # the run in which the policy does
+        self.split, self.card = self.folder / "split.json", self.folder / CARD
+        self.reward, self.starts = self.folder / "reward", self.folder / "starts"
+        self.result = self.folder / "policy"  # as a folder that can be given away
 
 
 def phases_of(options: Options) -> list[Phase]:
@@ -159,23 +161,9 @@ def phases_of(options: Options) -> list[Phase]:
     for number in range(1, 2 + (options.phases if options.suite else 0)):
         end = f"_{number}" if found else ""
         folder = options.out / f"phase{end}" if found else options.out
-        found.append(
-            Phase(
-                number=number,
-                end=end,
-                title=f", phase {number}" if found else "",
-                folder=folder,
-                data=folder / "data" if found else options.data,
-                policy=found[-1].result if found else chosen(options).folder(options) / "policy",
-                world_model=options.out / f"{WORLD_MODEL}{end}",
-                learnt=options.out / f"{REINFORCED}{end}",
-                split=folder / "split.json",
-                reward=folder / "reward",
-                starts=folder / "starts",
-                card=folder / CARD,
-                result=folder / "policy",
-            )
-        )
+        data = folder / "data" if found else options.data
+        policy = found[-1].result if found else chosen(options).folder(options) / "policy"
+        found.append(Phase(number, end, folder, data, policy, options.out))
     return found
 
 
@@ -293,15 +281,8 @@ class _Way:
         words += (*self.imports, *self.suite, *self.camera, *self.seed)
         words += _flags(success_column=self.options.success_column, out=phase.card)
         reads = (phase.data, phase.split, phase.world_model / "checkpoints", phase.reward, phase.policy)
-        return Step(
-            f"{GATE}{phase.end}",
-            f"gate{phase.title}",
-            words,
-            (*reads, *self.modules),
-            (phase.card,),
-            guess_s=60 * self.area,
-            codes=(0, 1),  # 1 is its no
-        )
+        how: dict[str, Any] = dict(guess_s=60 * self.area, codes=(0, 1))  # 1 is its no
+        return Step(f"{GATE}{phase.end}", f"gate{phase.title}", words, (*reads, *self.modules), (phase.card,), **how)
 
     def learning(self, phase: Phase) -> Step:
         given = {
