@@ -7,19 +7,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
 import torch
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
-from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.steps import Step
 from cosmos_predict2.tools.improve.way import Options, Recorded, chosen, steps_of
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.programs import warm_python
 from tests.test_documentation import ROOT
+from tests.tools.improve.test_way import rate, writing
 
 PAGE = (ROOT / "documentations/your_robot.md").read_text()
 SHORT = {
@@ -93,9 +94,8 @@ def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
     with pytest.raises(DataError, match="longest episode has 5 frames, and a world model learns from windows of 13"):
         ways.improve(options("short", 1))
     far, near = options("far", 200), options("near", 1)
-    with pytest.raises(
-        ConfigError, match=r"those from 0 to 512 .* -200 to 200.*'gym:Dot-v0\?repeat=2&actions=native'; else"
-    ):
+    native = r"those from 0 to 512 .* -200 to 200.*'gym:Dot-v0\?repeat=2&actions=native'; else"
+    with pytest.raises(ConfigError, match=native):
         ways.require_unit(far, [0.0, 0.0], [512.0, 512.0])
     ways.require_unit(far, [-1.0, -1.0], [1.0, 1.0])
     assert not caplog.messages
@@ -108,31 +108,25 @@ def test_what_follows_the_choice_is_of_the_clone_that_was_chosen(
 ) -> None:
     """The clone is known only once the ranking is there; what learnt before is not compared with another clone."""
     options = Options(data=tmp_path / "data", out=tmp_path / "out", suite="gym:any")
-    code = "import sys; from pathlib import Path; p = Path(sys.argv[1]); p.parent.mkdir(exist_ok=True);"
-    code += "p.write_text(sys.argv[2])"
     rates = {"before": 40, "chosen": 120, "after": 60}
 
     def plan(options: Options, recorded: Recorded) -> list[Step]:
         learns = chosen(options).name
-        contents = {
-            "choice": ("ranking.json", json.dumps({"policies": [{"policy": "RUN/clone_2/policy", "value": VALUE}]})),
-            "gate": ("card.json", json.dumps({"verdict": "go", "reasons": [], "figures": {}, "next_step": "learn"})),
+        contents: dict[str, tuple[str, Any]] = {
+            "choice": ("ranking.json", {"policies": [{"policy": "RUN/clone_2/policy", "value": VALUE}]}),
+            "gate": ("card.json", {"verdict": "go", "reasons": [], "figures": {}, "next_step": "learn"}),
             "learning": ("learnt", learns),
         }
         for name, count in rates.items():
             if name != "chosen" or learns == "clone_2":
-                success = json.dumps({"success": Rate(count, 200).as_dict()})
-                contents[name] = (f"{name}/evaluation.json", success)
-        return [
-            Step(name, name, ("-c", code, str(options.out / file), content), makes=(options.out / file,))
-            for name, (file, content) in contents.items()
-        ]
+                contents[name] = (f"{name}/evaluation.json", rate(count))
+        return writing(options.out, contents)
 
     monkeypatch.setattr(ways, "steps_of", plan)
     monkeypatch.setattr(ways, "look", lambda _: Recorded((64, 64), 64, "top", 2, 24, 10.0))
     monkeypatch.setattr(ways, "require_suite", lambda *_: None)
     found = ways.improve(options)
-    assert (options.out / "learnt").read_text() == "clone_2"
+    assert (options.out / "learnt").read_text() == '"clone_2"'
     assert found.word == "worse" and "0.600 before, 0.300 after" in found.sentence
     assert "its true success is 0.600, that of clone, pi05, seed 0, 0.200" in found.sentence
 

@@ -94,15 +94,7 @@ def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"which camera\? Set it to one of"):
         look(options)
     found = look(replace(options, camera="a"))
-    assert found == Recorded(
-        size=(32, 64),
-        height=96,
-        camera="observation.images.a",
-        action_dim=2,
-        num_actions=4,
-        fps=10.0,
-        sentences=("a task",),
-    )
+    assert found == Recorded((32, 64), 96, "observation.images.a", 2, 4, 10.0, ("a task",))
     with pytest.raises(DataError):
         look(replace(options, data=tmp_path))
     both = look(replace(options, camera="a+b"))
@@ -111,6 +103,18 @@ def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> 
     assert look(larger).size == (80, 128) and look(replace(larger, picture_size=90)).size == (48, 80)
     words = [step.words for step in steps_of(larger, look(larger)) if step.name in ("tokenizer", "world_model")]
     assert all("[80,128]" in " ".join(of_step) or "80 128" in " ".join(of_step) for of_step in words)
+
+
+WRITE = "import sys; from pathlib import Path; p = Path(sys.argv[1]); p.parent.mkdir(exist_ok=True);"
+WRITE += "p.write_text(sys.argv[2])"
+
+
+def writing(folder: Path, contents: Mapping[str, tuple[str, Any]]) -> list[Step]:
+    """Steps by name, each of which writes one file."""
+    return [
+        Step(name, name, ("-c", WRITE, str(folder / file), json.dumps(content)), makes=(folder / file,))
+        for name, (file, content) in contents.items()
+    ]
 
 
 def rate(successes: int) -> Mapping[str, Any]:
@@ -132,22 +136,16 @@ def rate(successes: int) -> Mapping[str, Any]:
 def test_the_verdict_follows_from_what_was_measured(
     tmp_path: Path, verdict: str, before: int, after: int | None, word: str
 ) -> None:
-    card = _card(verdict, "its reason")
-    contents = {"card.json": card, "learnt": "", "before/evaluation.json": rate(before)}
-    if after is not None:
-        contents["after/evaluation.json"] = rate(after)
-    code = "import sys; from pathlib import Path; p = Path(sys.argv[1]); p.parent.mkdir(exist_ok=True);"
-    code += "p.write_text(sys.argv[2])"
-    names = ("card.json", "learnt", "before/evaluation.json", "after/evaluation.json")
-    options = replace(OPTIONS, out=tmp_path)
-    steps = [
-        Step(title, title, ("-c", code, str(tmp_path / name), json.dumps(contents.get(name))), makes=(tmp_path / name,))
-        for title, name in zip(("gate", "learning", "before", "after"), names)
-    ]
+    contents: dict[str, tuple[str, Any]] = dict(
+        gate=("card.json", _card(verdict, "its reason")), learning=("learnt", "")
+    )
+    contents["before"] = "before/evaluation.json", rate(before)
+    contents["after"] = "after/evaluation.json", after and rate(after)
+    options, steps = replace(OPTIONS, out=tmp_path), writing(tmp_path, contents)
     figures = Figures(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
-        for step, name in zip(steps, names):
-            if name in contents and step.name not in without(options, runner, refusals(options, runner, figures)):
+        for step in steps if after is not None else steps[:-1]:
+            if step.name not in without(options, runner, refusals(options, runner, figures)):
                 runner.run(step)
         found = verdict_of(options, runner, figures)
         page = write_page(options, runner, figures)
@@ -168,12 +166,7 @@ def test_a_refused_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path) 
         "chosen": ("chosen/evaluation.json", rate(90)),
         "after": ("after/evaluation.json", rate(90)),
     }
-    code = "import sys; from pathlib import Path; p = Path(sys.argv[1]); p.parent.mkdir(exist_ok=True);"
-    code += "p.write_text(sys.argv[2])"
-    steps = [
-        Step(name, name, ("-c", code, str(tmp_path / file), json.dumps(content)), makes=(tmp_path / file,))
-        for name, (file, content) in contents.items()
-    ]
+    steps = writing(tmp_path, contents)
     figures = Figures(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
         for step in steps:
@@ -195,31 +188,14 @@ def test_a_refused_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path) 
 def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: str | None, word: str) -> None:
     """Its own true episodes are what a policy lacks that imagination is too kind to."""
     options = replace(OPTIONS, out=tmp_path, suite="gym:any", phases=1)
-    folders = [phase.folder.relative_to(tmp_path) for phase in phases_of(options)]
-    contents: dict[str, tuple[Path, Any]] = {"gate": (folders[0] / "card.json", _card("no", "the first"))}
-    names = [
-        "gate",
-        "learning",
-        "export",
-        "before",
-        "after",
-        "collect_2",
-        "gate_2",
-        "learning_2",
-        "export_2",
-        "after_2",
-    ]
+    first, later = (phase.folder.relative_to(tmp_path) for phase in phases_of(options))
+    names = "gate learning export before after collect_2 gate_2 learning_2 export_2 after_2".split()
+    contents: dict[str, tuple[str, Any]] = {name: (f"{name}.txt", "") for name in names}
+    contents["gate"] = f"{first}/card.json", _card("no", "the first")
     if second is not None:
-        contents["gate_2"] = folders[1] / "card.json", _card(second, "the second")
-    contents |= {name: (Path(f"{name}/evaluation.json"), rate(n)) for name, n in (("before", 40), ("after_2", 70))}
-    code = "import sys; from pathlib import Path; p = Path(sys.argv[1]); p.parent.mkdir(exist_ok=True);"
-    code += "p.write_text(sys.argv[2])"
-    steps = []
-    for name in names:
-        place, content = contents.get(name, (Path(f"{name}.txt"), ""))
-        steps.append(
-            Step(name, name, ("-c", code, str(tmp_path / place), json.dumps(content)), makes=(tmp_path / place,))
-        )
+        contents["gate_2"] = f"{later}/card.json", _card(second, "the second")
+    contents |= {name: (f"{name}/evaluation.json", rate(n)) for name, n in (("before", 40), ("after_2", 70))}
+    steps = writing(tmp_path, contents)
     figures = Figures(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
         for step in steps[: 6 if second is None else None]:
