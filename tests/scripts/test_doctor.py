@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,12 +28,8 @@ CPU = torch.device("cpu")
 Usage = namedtuple("Usage", "total used free")
 
 
-def _name(finding: Finding) -> str:
-    return finding.key.partition("/")[2]
-
-
-def level_of(findings: list[Finding], name: str) -> str:
-    return next(finding.level for finding in findings if _name(finding) == name)
+def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
+    return {finding.key.partition("/")[2]: finding for finding in findings}
 
 
 # --- findings
@@ -91,7 +88,7 @@ def test_a_core_package_that_is_missing_or_old_is_a_fault(monkeypatch: pytest.Mo
     old = {"torch": "2.5.1+cu121", "hydra-core": "1.4.0", "einops": None}
     version = provenance.version_of
     monkeypatch.setattr(provenance, "version_of", lambda name: old.get(name, version(name)))
-    found = {_name(finding): finding for finding in machine.required()}
+    found = by_name(machine.required())
     assert {name for name, finding in found.items() if finding.level == "error"} == set(old)
     assert "2.5.1+cu121, but torch>=2.6 is needed" in found["torch"].text
     assert "pip install" in found["einops"].cure
@@ -141,30 +138,26 @@ def test_a_full_or_read_only_disk_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     name = "disk of runs (runs)"
     for free, level in ((0.5e9, "error"), (40e9, "warning"), (100e9, "note")):
         monkeypatch.setattr(machine.storage, "free_bytes", lambda path, free=free: int(free))
-        assert level_of(list(machine.disks()), name) == level
+        assert by_name(machine.disks())[name].level == level
     monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
-    assert level_of(list(machine.disks()), name) == "error"
+    assert by_name(machine.disks())[name].level == "error"
     monkeypatch.undo()
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "s3://bucket/runs")
-    assert level_of(list(machine.disks()), "disk of s3://bucket/runs (runs)") == "note"
+    assert by_name(machine.disks())["disk of s3://bucket/runs (runs)"].level == "note"
 
 
 def test_variables_that_slow_a_run_are_noted_and_secrets_are_not_shown() -> None:
     variables = {"NCCL_P2P_DISABLE": "1", "NCCL_SOCKET_IFNAME": "eth0", "HF_TOKEN": "hf_secret", "HOME": "/root"}
-    found = {_name(finding): finding for finding in machine.environment(variables)}
-    assert {name: finding.level for name, finding in found.items()} == {
-        "NCCL_P2P_DISABLE": "warning",
-        "NCCL_SOCKET_IFNAME": "note",
-        "HF_TOKEN": "note",
-    }
-    assert "hf_secret" not in str(found)
+    levels = {name: finding.level for name, finding in by_name(machine.environment(variables)).items()}
+    assert levels == {"NCCL_P2P_DISABLE": "warning", "NCCL_SOCKET_IFNAME": "note", "HF_TOKEN": "note"}
+    assert "hf_secret" not in str([*machine.environment(variables)])
 
 
 # --- this project
 
 
 def test_attention_is_chosen_and_compared() -> None:
-    found = {_name(finding): finding for finding in released.attention(CPU)}
+    found = by_name(released.attention(CPU))
     assert found["auto"].text.startswith("takes torch in float32 on cpu")
     assert found["torch"].level == found["math"].level == "note" and "agrees" in found["torch"].text
     assert found["flash, flash2, flash3, transformer_engine"].text == "need a GPU"
@@ -173,24 +166,19 @@ def test_attention_is_chosen_and_compared() -> None:
 def test_videos_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worst(released.videos()) == "note"
     monkeypatch.setattr(released.media, "read_video", lambda path: (torch.zeros(3, 5, 64, 64, dtype=torch.uint8), 16.0))
-    found = {_name(finding): finding for finding in released.videos()}
-    assert found["a clip written and read"].level == "error"
+    assert by_name(released.videos())["a clip written and read"].level == "error"
 
 
 def test_released_weights_are_looked_for_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COSMOS_PREDICT2_ARGS", f"--checkpoints {tmp_path}")
-    (found,) = released.weights()
-    assert (
-        found.level == "warning" and "2B Video2World 720p 16 fps" in found.text and "download_checkpoints" in found.cure
-    )
+    (found,), name = released.weights(), "2B Video2World 720p 16 fps"
+    assert found.level == "warning" and name in found.text and "download_checkpoints" in found.cure
     file = tmp_path / "nvidia" / "Cosmos-Predict2-2B-Video2World" / "model-720p-16fps.pt"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"cut off")
-    found_by_name = {_name(finding): finding for finding in released.weights()}
-    assert found_by_name["2B Video2World 720p 16 fps"].level == "error"
+    assert by_name(released.weights())[name].level == "error"
     torch.save({"net.x": torch.zeros(1)}, file)
-    found_by_name = {_name(finding): finding for finding in released.weights()}
-    assert found_by_name["2B Video2World 720p 16 fps"].level == "note"
+    assert by_name(released.weights())[name].level == "note"
 
 
 # --- processes
@@ -224,12 +212,12 @@ def test_two_processes_talk_and_wrong_numbers_are_found() -> None:
     results = run_distributed(_examined, 2)
     for well, ill in results:
         assert worst(well) == "note", well
-        by_name = {_name(finding): finding for finding in ill}
-        assert by_name["all-gather"].level == "error" and "wrong numbers at 4 KiB" in by_name["all-gather"].text
-        assert by_name["all-to-all"].level == "note"
-    names = {_name(finding) for finding in results[0][0]}
-    assert {"barrier", *collectives.OPERATIONS} <= names
-    speeds = next(finding.text for finding in results[0][0] if _name(finding) == "all-reduce")
+        gather = by_name(ill)["all-gather"]
+        assert gather.level == "error" and "wrong numbers at 4 KiB" in gather.text
+        assert by_name(ill)["all-to-all"].level == "note"
+    found = by_name(results[0][0])
+    assert {"barrier", *collectives.OPERATIONS} <= set(found)
+    speeds = found["all-reduce"].text
     assert "4 KiB" in speeds and "1 MiB" in speeds and "GB/s" in speeds
 
 

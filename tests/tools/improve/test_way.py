@@ -189,7 +189,18 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
     """Its own true episodes are what a policy lacks that imagination is too kind to."""
     options = replace(OPTIONS, out=tmp_path, suite="gym:any", phases=1)
     first, later = (phase.folder.relative_to(tmp_path) for phase in phases_of(options))
-    names = "gate learning export before after collect_2 gate_2 learning_2 export_2 after_2".split()
+    names = [
+        "gate",
+        "learning",
+        "export",
+        "before",
+        "after",
+        "collect_2",
+        "gate_2",
+        "learning_2",
+        "export_2",
+        "after_2",
+    ]
     contents: dict[str, tuple[str, Any]] = {name: (f"{name}.txt", "") for name in names}
     contents["gate"] = f"{first}/card.json", _card("no", "the first")
     if second is not None:

@@ -102,29 +102,30 @@ CASES = [(mode, rank, dtype) for mode in POLICIES for rank in (None, 4) for dtyp
 FAST = [case for case in CASES if case[1:] == (None, torch.float32) or case[0] in ("none", "predict2_2b_720")]
 
 
+OTHERS: list[tuple[dict[str, Any], float]] = [
+    *((dict(mode=mode, **size), 0.04) for size in SIZES.values() for mode in ("none", "mm_only", "predict2_2b_720")),
+    (dict(mode="block_wise", every_n_blocks=2), 0.06),
+    (dict(lora_rank=4, lora_targets=("q_proj",)), 0.06),
+]
+
+
 @AS_ON_GPUS
 @pytest.mark.parametrize(
-    ("mode", "lora_rank", "dtype"),
-    [pytest.param(*case, marks=[] if case in FAST else [pytest.mark.long]) for case in CASES],
-)
-def test_what_is_kept_is_what_is_measured(mode: str, lora_rank: int | None, dtype: torch.dtype) -> None:
-    work = workload(mode=mode, lora_rank=lora_rank, precision=dtype)
-    assert activations(work).kept == pytest.approx(measured(work), rel=TOLERANCE.get(mode, 0.04))
-
-
-@AS_ON_GPUS
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("mode", ["none", "mm_only", "predict2_2b_720"])
-def test_other_sizes_too(mode: str, size: str) -> None:
-    work = workload(mode=mode, **SIZES[size])
-    assert activations(work).kept == pytest.approx(measured(work), rel=0.04)
-
-
-@AS_ON_GPUS
-def test_every_second_block_and_some_adapters() -> None:
-    for changes in (dict(mode="block_wise", every_n_blocks=2), dict(lora_rank=4, lora_targets=("q_proj",))):
-        work = workload(**changes)
-        assert activations(work).kept == pytest.approx(measured(work), rel=0.06)
+    ("changes", "tolerance"),
+    [
+        *(
+            pytest.param(
+                dict(mode=case[0], lora_rank=case[1], precision=case[2]), TOLERANCE.get(case[0], 0.04),
+                marks=[] if case in FAST else [pytest.mark.long],
+            )
+            for case in CASES
+        ),
+        *OTHERS,
+    ],
+)  # fmt: skip
+def test_what_is_kept_is_what_is_measured(changes: dict[str, Any], tolerance: float) -> None:
+    work = workload(**changes)
+    assert activations(work).kept == pytest.approx(measured(work), rel=tolerance)
 
 
 @AS_ON_GPUS
