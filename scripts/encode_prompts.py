@@ -30,9 +30,8 @@ examples:
   python -m scripts.encode_prompts --prompt "push the red puck" --text_encoder bytes --out tiny.safetensors
 """
 
-parser = command_line.parser(
-    "scripts.encode_prompts", __doc__, _EPILOG, {"--output": "--out", "--width": "--text_width"}
-)
+_OLDER = {"--output": "--out", "--width": "--text_width"}
+parser = command_line.parser("scripts.encode_prompts", __doc__, _EPILOG, _OLDER)
 add = parser.add_argument
 add("--prompt", action="append", default=[], help="a prompt; may be given several times")
 add("--prompts_file", metavar="FILE", help="a text file, one prompt a line; '-' is stdin")
@@ -104,24 +103,14 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--out {args.out}: the file is a safetensors file, so its name ends in .safetensors.")
     check_writable(args.out, (".safetensors",), flag="--out")
     prompts = prompts_of(args)
-    negative = args.negative_prompt
-    if negative is None:
-        negative = "" if args.text_encoder == "bytes" else DEFAULT_NEGATIVE_PROMPT
-    if args.no_negative_prompt:
-        negative = None
+    default = "" if args.text_encoder == "bytes" else DEFAULT_NEGATIVE_PROMPT
+    given = default if args.negative_prompt is None else args.negative_prompt
+    negative = None if args.no_negative_prompt else given
     encoder = make_encoder(args)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
     written = write_prompt_embeddings(args.out, encoder, prompts, negative, dtype)
-    log.info(
-        "wrote %d prompt%s%s by %s, %d x %d, to %s",
-        len(written.prompts),
-        "s" * (len(written.prompts) != 1),
-        "" if negative is None else " and the negative prompt",
-        written.name,
-        written.num_tokens,
-        written.width,
-        args.out,
-    )
+    size, more = f"{written.num_tokens} x {written.width}", "" if negative is None else " and the negative prompt"
+    log.info("wrote prompts: %d%s by %s, %s, to %s", len(written.prompts), more, written.name, size, args.out)
 
 
 def _lines(text: str) -> list[str]:

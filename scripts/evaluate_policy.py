@@ -73,13 +73,8 @@ add("--fps", type=command_line.above_zero, default=None, help="of the videos (de
 def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.world_model import require_inputs
-    from cosmos_predict2.rl.episodes.policy_evaluation import (
-        draws_of,
-        evaluate,
-        held_out_starts,
-        imagined_along,
-        played_along,
-    )
+    from cosmos_predict2.rl.episodes import policy_evaluation
+    from cosmos_predict2.rl.episodes.policy_evaluation import evaluate
     from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.world_model.assembly import device_of
 
@@ -111,10 +106,9 @@ def run(args: argparse.Namespace) -> None:
     if args.execute is None and (execute := card.about.get("execute")):
         args.execute = execute
         print(f"--execute {execute}, as the policy's run had it")
-    args.draws = draws_of(policy, args.mode, args.draws)
-    starts = held_out_starts(
-        args.episodes, len(args.tasks), args.seed, args.first, in_blocks=place.in_blocks, draws=args.draws
-    )
+    args.draws = policy_evaluation.draws_of(policy, args.mode, args.draws)
+    how = dict(in_blocks=place.in_blocks, draws=args.draws)
+    starts = policy_evaluation.held_out_starts(args.episodes, len(args.tasks), args.seed, args.first, **how)
     size = min(args.batch_size or args.workers or place.at_once, len(starts))
     imagination = None if args.world_model is None else _imagination(args, policy.action_dim)
     env = place.env(size, policy)
@@ -129,8 +123,8 @@ def run(args: argparse.Namespace) -> None:
     if imagined is not None:
         closed = evaluate(policy, imagined, starts, args.tasks, args.mode, args.execute)
         comparisons = {
-            "actions_chosen_in_the_simulator": imagined_along(found, imagined, args.execute),
-            "actions_chosen_in_imagination": played_along(closed, env, args.execute),
+            "actions_chosen_in_the_simulator": policy_evaluation.imagined_along(found, imagined, args.execute),
+            "actions_chosen_in_imagination": policy_evaluation.played_along(closed, env, args.execute),
         }
         for name, comparison in comparisons.items():
             print(f"{name.replace('_', ' ')}: {comparison.as_text()}")
@@ -184,15 +178,9 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: An
     else:
         starts = SimulatedStarts(env, len(args.tasks), fit_of(args.world_model), len(imagination.views))
         reward = read_reward(args.reward)
-    return WorldModelEnv(
-        imagination,
-        starts,
-        reward,
-        size,
-        env.metadata["max_steps"],
-        scoring=Scoring(judge="last", reward_on="last"),
-        sampling=replace(ONE_EVALUATION, num_steps=args.num_steps),
-    )
+    scoring, sampling = Scoring(judge="last", reward_on="last"), replace(ONE_EVALUATION, num_steps=args.num_steps)
+    how: dict[str, Any] = dict(scoring=scoring, sampling=sampling)
+    return WorldModelEnv(imagination, starts, reward, size, env.metadata["max_steps"], **how)
 
 
 def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, imagination: Any | None) -> list[str]:

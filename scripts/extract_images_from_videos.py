@@ -25,12 +25,8 @@ example:
       --data datasets/cosmos_nemo_assets_images
 """
 
-parser = command_line.parser(
-    "scripts.extract_images_from_videos",
-    __doc__,
-    _EPILOG,
-    {"--input_dataset_dir": "--data", "--output_dataset_dir": "--out"},
-)
+_OLDER = {"--input_dataset_dir": "--data", "--output_dataset_dir": "--out"}
+parser = command_line.parser("scripts.extract_images_from_videos", __doc__, _EPILOG, _OLDER)
 add = parser.add_argument
 add("--data", required=True, metavar="IN", help="data set with videos/")
 add("--out", required=True, type=command_line.local_output, metavar="OUT", help="data set that gets images/")
@@ -51,11 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.copy_captions:
         log.info("next: %s", encode_commands(out))
     elif (source / "metas").is_dir() and not (out / "metas").is_dir():
-        log.info(
-            "the pictures have no captions yet: with --copy_captions they get those of their clips (delete %s first);"
-            " get_t5_embeddings_from_cosmos_nemo_assets --is_image gives all of them the same one",
-            out,
-        )
+        log.info("the pictures have no captions: delete %s, and give --copy_captions for those of their clips", out)
     return outcome.report("clips")
 
 

@@ -14,13 +14,8 @@ from cosmos_predict2.data.dataset_forms import split_folders
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.folder import FORMS
-from cosmos_predict2.tools.prepare.caption_embeddings import (
-    Captions,
-    captions_of_metas,
-    compare_with_clips,
-    embed_dataset,
-    write_metas,
-)
+from cosmos_predict2.tools.prepare import caption_embeddings
+from cosmos_predict2.tools.prepare.caption_embeddings import Captions, captions_of_metas
 from imaginaire import command_line
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from scripts.encode_prompts import encoder_of
@@ -83,17 +78,18 @@ def run_with(
     except DataError as error:
         log.error("nothing was written: %s", error)
         return 1
-    compare_with_clips(dataset, captions)
+    caption_embeddings.compare_with_clips(dataset, captions)
     if not captions.results:
         captions.report("captions")
         log.error("nothing was written: %s has no caption that can be used", dataset)
         return 1
     if not has_metas and not args.dry_run:
-        write_metas(dataset, captions)
+        caption_embeddings.write_metas(dataset, captions)
     if args.text_encoder == "none":
         return captions.report("captions")
     options = command_line.options_of(embed_captions, args, kind=args.text_encoder)
-    counts = embed_dataset(dataset, captions, make() if args.text_encoder == "bytes" else make, **options)
+    encoder = make() if args.text_encoder == "bytes" else make
+    counts = caption_embeddings.embed_dataset(dataset, captions, encoder, **options)
     if args.dry_run and counts.written:
         check_weights(args)
     return captions.report("captions")

@@ -5,6 +5,7 @@ import argparse
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
@@ -12,15 +13,8 @@ from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episo
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import PARTS, split_of
 from cosmos_predict2.data.views import views_of
-from cosmos_predict2.rl.envs.recorded_starts import (
-    BEFORE,
-    FILE,
-    GRIPPER,
-    RecordedStarts,
-    facts_of,
-    starts_of,
-    write_starts,
-)
+from cosmos_predict2.rl.envs import recorded_starts
+from cosmos_predict2.rl.envs.recorded_starts import FILE, GRIPPER, RecordedStarts
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
@@ -59,7 +53,8 @@ add("--action_keys", nargs="+", metavar="COLUMN", help="what makes an action of 
 add("--gripper_dim", type=int, default=-1, metavar="N", help="which number of an action is the gripper's")
 places = f"starts in mid-episode: '{GRIPPER}' where it opens or closes, or a fraction (default: none)"
 add("--keyframes", type=_keyframes, metavar="WHERE", help=places)
-add("--before", type=command_line.at_least(0), default=BEFORE, metavar="N", help="frames from a keyframe to there")
+before = recorded_starts.BEFORE
+add("--before", type=command_line.at_least(0), default=before, metavar="N", help="frames from a keyframe to there")
 add("--split", default="", metavar="FILE", help="of a LeRobot data set: training gets starts of its part train alone")
 add("--overwrite", action="store_true", help="replace starts that are there")
 add("--num", type=command_line.at_least(1), metavar="N", help="so many episodes, evenly taken (default: all)")
@@ -79,8 +74,9 @@ def run(args: argparse.Namespace) -> int:
         source = LeRobotSource.open(dataset)
         split = split_of(args.split, source)
         digest, parts = split.digest, {source.name(i): part for part in PARTS for i in split.of(part)}
-    found = starts_of(chosen, args.keyframes, args.before, parts)
-    count = write_starts(path, found, recorded=facts_of(chosen), split=digest, views=views_of(args.camera))
+    found = recorded_starts.starts_of(chosen, args.keyframes, args.before, parts)
+    about: dict[str, Any] = dict(recorded=recorded_starts.facts_of(chosen), split=digest, views=views_of(args.camera))
+    count = recorded_starts.write_starts(path, found, **about)
     starts = RecordedStarts(str(path))
     keyframes = count - len(RecordedStarts(str(path), keyframes=False))
     log.info("%s: %d starts of %d tasks, %d of them keyframes", path, count, starts.num_tasks, keyframes)

@@ -70,13 +70,8 @@ def run(args: argparse.Namespace) -> None:
     except ValueError as error:  # a number out of its range
         raise ConfigError(f"--{error.args[0] if error.args else error}".replace("'", "")) from error
     counts = write_folder(args.out, settings, overwrite=args.overwrite, command=parser.command())["counts"]
-    log.info(
-        "wrote episodes to %s: %d for training, %d for validation; %d end with the task done",
-        args.out,
-        counts["train"],
-        counts["val"],
-        counts["success"],
-    )
+    numbers = [counts[part] for part in ("train", "val", "success")]
+    log.info("wrote to %s: %d for training, %d for validation; %d end with the task done", args.out, *numbers)
 
 
 if __name__ == "__main__":

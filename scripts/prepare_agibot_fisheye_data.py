@@ -5,6 +5,7 @@ import argparse
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
@@ -34,9 +35,7 @@ add("--repo_id", default=episodes.REPOSITORY, help="repository on the hub")
 add("--keep_tar", action="store_true", help="keep the archives after they are unpacked")
 add("--camera", default=episodes.CAMERA, help="the camera that is kept")
 mode = parser.add_mutually_exclusive_group()
-mode.add_argument(
-    "--delete_only", action="store_true", help="delete everything but the camera's video of each episode here"
-)
+mode.add_argument("--delete_only", action="store_true", help="delete all but the camera's video of each episode")
 mode.add_argument("--split_only", action="store_true", help="cut the episodes here into windows, beside --source")
 add("--val_episode_ids", nargs="+", default=[], metavar="ID", help="episodes for validation (with --split_only)")
 add("--window_size", type=float, default=windows.WINDOW_SIZE, metavar="S", help="seconds in a window")
@@ -48,17 +47,12 @@ add("--dry_run", action="store_true", help="log what would be fetched, deleted o
 
 def run(args: argparse.Namespace) -> int:
     source = episodes.AgibotSource(args.source, tuple(args.task_ids), args.camera)
-    how = dict(workers=args.workers, dry_run=args.dry_run)
+    how: dict[str, Any] = dict(workers=args.workers, dry_run=args.dry_run)
     if args.val_episode_ids and not args.split_only:
         raise ConfigError("--val_episode_ids belongs to the split: give it with --split_only.")
     if args.split_only:
-        outcome = windows.split(
-            source,
-            val_episode_ids=args.val_episode_ids,
-            window_size=args.window_size,
-            min_last=args.min_last_window,
-            **how,
-        )
+        how |= dict(val_episode_ids=args.val_episode_ids, window_size=args.window_size, min_last=args.min_last_window)
+        outcome = windows.split(source, **how)
         faults = outcome.faults
         if not args.dry_run:
             faults = faults + captions.write_captions(source)

@@ -29,9 +29,8 @@ example:
   python examples/video2world.py --batch_input_json pictures/batch.json
 """
 
-parser = command_line.parser(
-    "scripts.prepare_batch_input_json", __doc__, _EPILOG, {"--dataset_path": "--data", "--output_path": "--out"}
-)
+_OLDER = {"--dataset_path": "--data", "--output_path": "--out"}
+parser = command_line.parser("scripts.prepare_batch_input_json", __doc__, _EPILOG, _OLDER)
 add = parser.add_argument
 add("--data", required=True, metavar="DIR", help="folder of the pictures and their prompts")
 add("--save_path", required=True, metavar="DIR", help="folder that the videos will be written to")

@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
     for fault in contents.faults[:10]:
         log.error("%s", fault)
     if contents.faults:
-        log.error(
-            "%d recordings have faults; training with skip_bad_samples=True passes them over", len(contents.faults)
-        )
+        log.error("%d recordings have faults; skip_bad_samples=True of training passes them over", len(contents.faults))
     return int(bool(contents.faults))
 
 

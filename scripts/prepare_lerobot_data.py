@@ -72,16 +72,9 @@ def _look_at(root: Path, camera: str | None) -> int:
     """Log what the data set has; 1 if files of its index are missing."""
     source = LeRobotSource.open(root)
     info, lengths = source.info, source.episodes.lengths
-    log.info(
-        "%s: version %s, %d episodes of %d to %d frames at %g frames per second, %d tasks",
-        root,
-        info.version,
-        len(source),
-        lengths.min(),
-        lengths.max(),
-        info.fps,
-        len(source.tasks) or len(source.episodes.texts),
-    )
+    frames = f"{lengths.min()} to {lengths.max()} frames at {info.fps:g} frames per second"
+    num_tasks = len(source.tasks) or len(source.episodes.texts)
+    log.info("%s: version %s, %d episodes of %s, %d tasks", root, info.version, len(source), frames, num_tasks)
     for note in filter(None, (source.rate_note(), source.episodes.several_tasks())):
         log.warning("%s", note)
     log.info("cameras: %s", ", ".join(info.cameras) or "none")

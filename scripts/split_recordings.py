@@ -11,18 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
+from cosmos_predict2.data import split as splits
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.split import (
-    HELD_OUT,
-    PARTS,
-    SUCCESS_COLUMN,
-    Split,
-    make_split,
-    read_split,
-    recorded_outcomes,
-    require_usable,
-    write_split,
-)
+from cosmos_predict2.data.split import PARTS, SUCCESS_COLUMN, Split
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 from imaginaire.log import tracked
@@ -51,7 +42,7 @@ add("--judge", choices=("any", LAST), default="any", help="the frames of the col
 add("--classifier", default="", metavar="FILE", help="judge the last pictures with this reward model instead")
 add("--camera", metavar="NAME", help="of several, the one to look at")
 add("--action_keys", nargs="+", metavar="COLUMN", help="what makes an action (default: action)")
-add("--held_out", type=float, default=HELD_OUT, metavar="SHARE", help="half of it calibrates, half measures")
+add("--held_out", type=float, default=splits.HELD_OUT, metavar="SHARE", help="half of it calibrates, half measures")
 add("--seed", type=command_line.at_least(0), default=0, help="of the draw")
 add("--extend", default="", metavar="FILE", help="keep the parts of this split's episodes, which come first in DATA")
 add("--overwrite", action="store_true", help="replace a split that is there")
@@ -64,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     if not 0 < args.held_out < 1:
         raise ConfigError(f"--held_out {args.held_out}: a share above 0 and below 1.")
     source = LeRobotSource.open(args.data)
-    require_usable(source, args.camera, args.action_keys)
+    splits.require_usable(source, args.camera, args.action_keys)
     outcomes: list[bool | None]
     if args.classifier:
         from cosmos_predict2.rl.rewards.resnet import ResnetReward
@@ -75,17 +66,11 @@ def run(args: argparse.Namespace) -> None:
             outcomes.append(bool(reward.judge(last.permute(1, 2, 3, 0)[None], {}).success_E_F[0, 0]))
         judged_by = f"{Path(args.classifier).name}, last picture"
     else:
-        outcomes = recorded_outcomes(source, args.success_column, last=args.judge == LAST)
+        outcomes = splits.recorded_outcomes(source, args.success_column, last=args.judge == LAST)
         judged_by = f"{args.success_column}, {args.judge} frame"
-    split = make_split(
-        args.data,
-        held_out=args.held_out,
-        seed=args.seed,
-        outcomes=outcomes,
-        judged_by=judged_by,
-        before=read_split(args.extend) if args.extend else None,
-    )
-    write_split(out, split)
+    how = dict(seed=args.seed, before=splits.read_split(args.extend) if args.extend else None)
+    split = splits.make_split(args.data, held_out=args.held_out, outcomes=outcomes, judged_by=judged_by, **how)
+    splits.write_split(out, split)
     print(_verdict(split))
     print(f"split: {out} ({split.digest})")
 

@@ -78,15 +78,10 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from cosmos_predict2.evaluation.reports.evaluation_page import drawn_file
+    from cosmos_predict2.rl.rewards import success_training
     from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
     from cosmos_predict2.rl.rewards.success_quality import measure, measure_ends
-    from cosmos_predict2.rl.rewards.success_training import (
-        LabelledPictures,
-        TrainingOptions,
-        middle_threshold,
-        scale_to,
-        train,
-    )
+    from cosmos_predict2.rl.rewards.success_training import LabelledPictures
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire import random
     from imaginaire.training.provenance import run_record
@@ -114,31 +109,23 @@ def run(args: argparse.Namespace) -> None:
             part.require_both("at the ends of held-out episodes, which are compared,")
     pictures = LabelledPictures.joined(shown.learnt)
     log.info("%d pictures to learn from, %d with success", len(pictures), int(pictures.success_N.sum()))
-    options = TrainingOptions(args.steps, args.lr, args.batch_size, mirror=is_toy)
-    losses = train(model, pictures, options, args.seed, device)
-    scales = scale_to(model, LabelledPictures.joined(list(shown.calibrating.values())))
+    options = success_training.TrainingOptions(args.steps, args.lr, args.batch_size, mirror=is_toy)
+    losses = success_training.train(model, pictures, options, args.seed, device)
+    scales = success_training.scale_to(model, LabelledPictures.joined(list(shown.calibrating.values())))
     kinds = [*shown.calibrating.values(), *shown.calibrating_ends]
-    threshold = middle_threshold(model, kinds, args.precision, args.least_recall)
+    threshold = success_training.middle_threshold(model, kinds, args.precision, args.least_recall)
     if not threshold.is_precise:
-        log.warning(
-            "no threshold reaches --precision %g and --least_recall %g on held-out pictures: one is taken that tells"
-            " success and failure apart nearly best",
-            args.precision,
-            args.least_recall,
-        )
+        asked = f"--precision {args.precision:g} and --least_recall {args.least_recall:g}"
+        log.warning("no threshold reaches %s on held-out pictures: one of the best there are is taken", asked)
     qualities = {name: measure(model, part, threshold.value) for name, part in shown.measured.items()}
     ends = {name: measure_ends(model, part, threshold.value) for name, part in shown.ends.items()}
     judged: list[tuple[str, Any]] = [*qualities.items(), *ends.items()]
     print("\n".join(f"{name}: {found.as_text()}" for name, found in judged))
     about: dict[str, Any] = dict(
         **{name: getattr(args, name) for name in ("data", "policy", "world_model", "seed", "steps")},
-        threshold=threshold.value,
-        threshold_range=[threshold.low, threshold.high],
-        outputs=["success", "progress"][: len(model.heads)],
-        precision_asked=args.precision,
-        loss=sum(losses[-50:]) / len(losses[-50:]),
-        scale=scales[0][0],
-        offset=scales[0][1],
+        **dict(threshold=threshold.value, threshold_range=[threshold.low, threshold.high]),
+        **dict(outputs=["success", "progress"][: len(model.heads)], precision_asked=args.precision),
+        **dict(loss=sum(losses[-50:]) / len(losses[-50:]), scale=scales[0][0], offset=scales[0][1]),
         command=parser.command(),
         **shown.about,
     )

@@ -105,17 +105,10 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
         options: dict[str, Any] = dict(scoring=Scoring(judge="last"), clip_actions="recorded" if recorded else True)
         options["sampling"] = replace(ONE_EVALUATION, num_steps=args.num_steps)
         env = WorldModelEnv(imagination, starts, reward, 1, ENDLESS, **options)
-        yield Drive(
-            env,
-            Controls.of(recorded, dim, first.names() if first else ()),
-            policy,
-            card.about.get("execute") if card else None,
-            simulator,
-            fit,
-            first.familiar(env.chunk) if first else None,
-            has_reward=bool(args.reward),
-            actions=args.actions,
-            first_action=first.first_action if first and starts is first else None,
-            out=Path(args.out) if args.out else None,
-            fps=args.fps or float(imagination.config.fps),
-        )
+        controls = Controls.of(recorded, dim, first.names() if first else ())
+        execute = card.about.get("execute") if card else None
+        how: dict[str, Any] = dict(has_reward=bool(args.reward), actions=args.actions)
+        how |= dict(out=Path(args.out) if args.out else None, fps=args.fps or float(imagination.config.fps))
+        how["first_action"] = first.first_action if first and starts is first else None
+        familiar = first.familiar(env.chunk) if first else None
+        yield Drive(env, controls, policy, execute, simulator, fit, familiar, **how)

@@ -196,13 +196,6 @@ def _shorter_clips(work: Workload) -> Iterator[Change]:
             yield Change(shorter, overrides, 40 + 5 * i, f"clips of {shorter.pixel_frames} frames")
 
 
-_SAME_TRAINING: tuple[Kind, ...] = (
-    _sharding,
-    _batches,
-    _waiting_clips,
-    _stronger_policies,
-    _splits,
-    _cached_latents,
-    _averages,
-)
+_SPREADING: tuple[Kind, ...] = (_sharding, _batches, _waiting_clips)
+_SAME_TRAINING = (*_SPREADING, _stronger_policies, _splits, _cached_latents, _averages)
 _OTHER_TRAINING: tuple[Kind, ...] = (_one_text, _adapters, _shorter_clips)

@@ -44,6 +44,9 @@ class Estimate:
     def fits(self, memory: float) -> bool:
         return self.total <= memory * GB
 
+    def values(self, memory: float, **time: Any) -> dict[str, Any]:
+        return {"fits": self.fits(memory), "total": self.total, **self.parts, **time}
+
     def verdict(self, memory: float) -> str:
         return f"{self.total / GB:>6.1f} GB   {'fits' if self.fits(memory) else 'DOES NOT FIT'}"
 
@@ -121,11 +124,9 @@ class SimulatedRun(PolicyRun):
     @property
     def forms(self) -> dict[str, str]:
         """The ways to train it, of which the first two are alternatives, and to play."""
-        return {
-            **({"sharded": "all weights, sharded over the GPUs"} if self.shards > 1 else {}),
-            "whole": "all weights on each GPU",
-            **({"playing": "a GPU that plays alone"} if self.players else {}),
-        }
+        sharded = {"sharded": "all weights, sharded over the GPUs"} if self.shards > 1 else {}
+        playing = {"playing": "a GPU that plays alone"} if self.players else {}
+        return {**sharded, "whole": "all weights on each GPU", **playing}
 
     def fits(self, found: Estimates, memory: float) -> bool:
         needed = {*list(found)[:1], *(["playing"] if self.players else [])}
@@ -183,11 +184,8 @@ class SimulatedRun(PolicyRun):
         return "\n".join([*lines, SIMULATED, *([OF_BEHAVIOR] if self.simulator == "b1k" else [])])
 
     def as_values(self, gpu_name: str, memory: float, found: Estimates) -> dict[str, Any]:
-        forms = {
-            form: {"fits": one.fits(memory), "total": one.total, **one.parts, "seconds": one.seconds}
-            for form, one in found.items()
-        }
-        return {"gpu": gpu_name, "gpus": self.gpus, "players": self.players, "policy": self.policy, "forms": forms}
+        about = {"gpu": gpu_name, "gpus": self.gpus, "players": self.players, "policy": self.policy}
+        return {**about, "forms": {form: one.values(memory, seconds=one.seconds) for form, one in found.items()}}
 
 
 # --- in a world model
@@ -214,11 +212,8 @@ class EmbodiedRun(PolicyRun):
     @property
     def forms(self) -> dict[str, str]:
         """How the policy may be trained."""
-        return {
-            **({"sharded": "all, sharded over the GPUs"} if self.gpus > 1 else {}),
-            "whole": "all, on each GPU",
-            "adapters": "adapters of rank 32",
-        }
+        sharded = {"sharded": "all, sharded over the GPUs"} if self.gpus > 1 else {}
+        return {**sharded, "whole": "all, on each GPU", "adapters": "adapters of rank 32"}
 
     def fits(self, found: Estimates, memory: float) -> bool:
         return any(one.fits(memory) for one in found.values())
@@ -287,8 +282,5 @@ class EmbodiedRun(PolicyRun):
         return "\n".join([*lines, f"an epoch: {times}", "", "An estimate: memory within a fifth, time within a half."])
 
     def as_values(self, gpu_name: str, memory: float, found: Estimates) -> dict[str, Any]:
-        forms = {
-            form: {"fits": one.fits(memory), "total": one.total, **one.parts, "hours_per_epoch": one.hours}
-            for form, one in found.items()
-        }
-        return {"gpu": gpu_name, "gpus": self.gpus, "policy": self.policy, "forms": forms}
+        about = {"gpu": gpu_name, "gpus": self.gpus, "policy": self.policy}
+        return {**about, "forms": {form: one.values(memory, hours_per_epoch=one.hours) for form, one in found.items()}}

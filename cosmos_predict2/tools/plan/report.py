@@ -51,19 +51,12 @@ class Plan:
 def make_plan(work: Workload, gpu_name: str, gpu: GPU, gpu_memory: float) -> Plan:
     """Memory, time and advice for a run on GPUs with that many GB."""
     limit, memory = gpu_memory * GB, predict_memory(work)
-    fits = memory.total <= limit
+    fits, speed = memory.total <= limit, predict_speed(work, gpu)
     nearest = None if fits else nearest_that_fits(work, gpu, limit)
     changes_training = not fits and (nearest is None or bool(nearest.remark))
-    return Plan(
-        work=work,
-        gpu_name=gpu_name,
-        limit=limit,
-        memory=memory,
-        speed=predict_speed(work, gpu),
-        nearest=nearest,
-        more_gpus=more_gpus_that_fit(work, gpu, limit) if changes_training else None,
-        faster=faster_that_fits(work, gpu, (1 - MARGIN) * limit) if fits else None,
-    )
+    more_gpus = more_gpus_that_fit(work, gpu, limit) if changes_training else None
+    faster = faster_that_fits(work, gpu, (1 - MARGIN) * limit) if fits else None
+    return Plan(work, gpu_name, limit, memory, speed, nearest, more_gpus, faster)
 
 
 def as_text(plan: Plan) -> str:
@@ -111,13 +104,11 @@ def _memory(plan: Plan) -> list[str]:
 
 def _time(plan: Plan) -> list[str]:
     speed = plan.speed
-    line = (
-        f"time        {_seconds(speed.seconds)} an iteration, {speed.clips_per_hour:,.0f} clips an hour "
-        f"({speed.utilisation:.0%} of the GPU's peak)"
-    )
-    if speed.hours is None:
-        return ["", line]
-    return ["", line, f"            {_hours(speed.hours)} for trainer.max_iter={plan.work.max_iter}"]
+    rate = f"{speed.clips_per_hour:,.0f} clips an hour ({speed.utilisation:.0%} of the GPU's peak)"
+    lines = ["", f"time        {_seconds(speed.seconds)} an iteration, {rate}"]
+    if speed.hours is not None:
+        lines.append(f"            {_hours(speed.hours)} for trainer.max_iter={plan.work.max_iter}")
+    return lines
 
 
 def _advice(plan: Plan) -> Iterator[str]:
@@ -150,7 +141,7 @@ def cards_text(found: Mapping[int, tuple[Prediction, bool]]) -> str:
 def as_values(plan: Plan) -> dict[str, Any]:
     """The plan for JSON, in bytes and seconds."""
 
-    def values(found: Prediction | None) -> dict[str, Any] | None:
+    def values(found: Any) -> dict[str, Any] | None:
         return None if found is None else asdict(found)
 
     return {
@@ -160,7 +151,7 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "gpu_memory_bytes": int(plan.limit),
         "tokens": plan.work.tokens,
         "clips_per_step": plan.work.clips_per_step,
-        "passes": None if plan.work.passes is None else asdict(plan.work.passes),
+        "passes": values(plan.work.passes),
         "memory_bytes": plan.memory.as_dict(),
         "seconds_per_iteration": plan.speed.seconds,
         "hours": plan.speed.hours,
