@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         parser().parse_args(arguments[:1])  # before the slow imports
-    from imaginaire.config import compose
+    from imaginaire.config import compose, registry
 
     flags, overrides = compose.split_arguments(arguments)
     args, unknown = parser().parse_known_args(flags)
@@ -118,7 +118,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("--long is an option of --list: python -m scripts.train --list --long")
     if args.list:
         names = compose.experiment_names(args.config)
-        sys.stdout.write("".join(f"{name}  {compose.summary(name)}\n" if args.long else f"{name}\n" for name in names))
+        sys.stdout.write("".join(f"{name}  {registry.summary(name)}\n" if args.long else f"{name}\n" for name in names))
         if not names:
             print(f"no experiments in {args.config}", file=sys.stderr)
         return 0

@@ -74,9 +74,7 @@ class ActionFollowing(Callback):
         self._num_ignored = 0  # looks in a row
         self._explained: set[str] = set()
 
-    def on_training_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         is_due = iteration == self.first or (self.every_n > 0 and iteration % self.every_n == 0)
         if is_due and takes_actions(model):
             self._look(model, lambda: clips_of_step(batch, model, self.num_clips), nullcontext, "train", iteration)

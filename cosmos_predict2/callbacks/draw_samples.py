@@ -111,9 +111,7 @@ class DrawSamples(EveryN):
                 f" clean_clips). Switch it off: trainer.callbacks.{self.name}=null."
             )
 
-    def every_n_impl(
-        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
-    ) -> None:
+    def every_n_impl(self, trainer: Any, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int) -> None:
         if trainer.interrupted:
             log.info("no samples at iteration %d: the run was asked to stop", iteration)
             return

@@ -31,49 +31,15 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from imaginaire.buildable import describe, takes, target_of
+from imaginaire.config import nodes, registry
 from imaginaire.config.lazy_config import load_yaml
-from imaginaire.config.nodes import (
-    OBJECTS,
-    check_sections,
-    check_tree,
-    check_values,
-    default_of,
-    everything,
-    explained,
-    fields_of,
-    is_config_class,
-    join,
-    raw,
-    resolve,
-    to_object,
-    typed_class,
-    unknown,
-)
-from imaginaire.config.registry import (
-    LAZY_MEMBERS,
-    RENAMED,
-    cleared_choice,
-    clears,
-    entries,
-    entry_of,
-    find_config_file,
-    forgiving_store,
-    groups,
-    import_all_modules_from_package,
-    load_config,
-    no_collections,
-    package_of,
-    prepare_store,
-    register_experiment,
-    summary,
-    unknown_entry,
-)
+from imaginaire.config.nodes import OBJECTS, join, typed_class
+from imaginaire.config.registry import LAZY_MEMBERS, RENAMED, import_all_modules_from_package, register_experiment
 from imaginaire.config.schema import Config, freeze
 from imaginaire.errors import ConfigError, near
 from imaginaire.renamed import KEYS
 
-__all__ = ["compose", "experiment_names", "import_all_modules_from_package", "register_experiment", "summary"]
-__all__ += ["with_job_name"]
+__all__ = ["compose", "experiment_names", "import_all_modules_from_package", "register_experiment", "with_job_name"]
 
 log = logging.getLogger(__name__)
 
@@ -89,19 +55,19 @@ _QUOTING = (
 )
 
 
-@no_collections()
+@registry.no_collections()
 def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
     """The frozen, validated Config of a config file and an override list.
 
     Lazy members are read-only nodes. Each process resolves interpolations such as ``${now:...}`` for itself:
     use ``with_job_name`` to take over another's.
     """
-    path = find_config_file(config_path)
-    with forgiving_store():
+    path = registry.find_config_file(config_path)
+    with registry.forgiving_store():
         if path.suffix == ".py":
-            root: Any = load_config(path)
-            prepare_store(root)
-            items = parse(overrides, entries("experiment"))
+            root: Any = registry.load_config(path)
+            registry.prepare_store(root)
+            items = parse(overrides, registry.entries("experiment"))
             root = DictConfig(root, flags=dict(OBJECTS))
             OmegaConf.set_struct(root.trainer.grad_scaler_args, False)  # arguments: any name that GradScaler takes
         else:
@@ -113,12 +79,12 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
     for key in cleared:
         OmegaConf.update(tree, key, None, merge=False, force_add=True)
     _copy_context_parallel_size(tree)
-    check_tree(tree)
-    resolve(tree)
-    check_values(tree, LAZY_MEMBERS)
-    composed: Config = to_object(tree, keep_nodes=True)
+    nodes.check_tree(tree)
+    nodes.resolve(tree)
+    nodes.check_values(tree, LAZY_MEMBERS)
+    composed: Config = nodes.to_object(tree, keep_nodes=True)
     composed.defaults = []
-    check_sections(composed)
+    nodes.check_sections(composed)
     freeze(composed)
     return composed
 
@@ -133,12 +99,12 @@ def with_job_name(config: Config, name: str) -> Config:
 
 def experiment_names(config_path: str) -> list[str]:
     """The names that ``experiment=`` takes with this config file, sorted."""
-    path = find_config_file(config_path)
+    path = registry.find_config_file(config_path)
     if path.suffix != ".py":
         raise ConfigError(f"{config_path} is a saved configuration without experiments. Give a Python file.")
-    with forgiving_store():
-        load_config(path)
-    return entries("experiment")
+    with registry.forgiving_store():
+        registry.load_config(path)
+    return registry.entries("experiment")
 
 
 def _load_saved(path: Path, shown: str) -> DictConfig:
@@ -229,23 +195,23 @@ def _sort_overrides(items: Sequence[Override], root: Any) -> tuple[dict[str, Ove
         names = value if isinstance(value, list) else [value]
         if value is None and group in {*listed, *LAZY_MEMBERS} and not item.is_add():
             root.defaults = [{group: None} if _group(entry) == group else entry for entry in root.defaults]
-            cleared += [package_of(group)] if group != "experiment" else []
+            cleared += [registry.package_of(group)] if group != "experiment" else []
         elif group in listed and not isinstance(value, dict) and all(isinstance(name, str | int) for name in names):
             if item.is_add() or item.is_delete() or group in choices:
                 raise ConfigError(f"{item.input_line}: '{group}' is a group. Choose once, with {group}=NAME.")
             for name in names:
-                if entry_of(group, str(name)) is None:
-                    raise unknown_entry(group, str(name))
+                if registry.entry_of(group, str(name)) is None:
+                    raise registry.unknown_entry(group, str(name))
             choices[group] = item
         else:
             others.append(item)
     experiment = str(choices["experiment"].value()) if "experiment" in choices else ""
-    if group := next((group for group in choices if clears(experiment, group)), ""):
+    if group := next((group for group in choices if registry.clears(experiment, group)), ""):
         raise ConfigError(
             f"{choices[group].input_line}: experiment '{experiment}' clears this group (/clear/{group}) and has its own"
             f" {group}. Set single values of it, {group}.KEY=VALUE."
         )
-    if found := cleared_choice(experiment):
+    if found := registry.cleared_choice(experiment):
         child, group = found
         raise ConfigError(
             f"experiment={experiment}: '{child}' chooses 'override /{group}', which its parent clears (/clear/{group})."
@@ -265,13 +231,13 @@ def _merge_groups(root: DictConfig, choices: Mapping[str, Override]) -> DictConf
         return _composed([str(item.input_line).lstrip("+") for item in choices.values()])
     except MissingConfigException as error:  # of the defaults list of a file or of an entry
         group, _, name = str(error.missing_cfg_file).strip("/").rpartition("/")
-        raise unknown_entry(group, name) from error
+        raise registry.unknown_entry(group, name) from error
     except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:  # the last: into a typed null
         place = f"experiment '{choices['experiment'].value()}': " if "experiment" in choices else ""
         cause: BaseException | None = error
         while cause is not None and not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
             cause = cause.__cause__ or cause.__context__
-        why = explained(cause) if isinstance(cause, OmegaConfBaseException) else str(error).splitlines()[0]
+        why = nodes.explained(cause) if isinstance(cause, OmegaConfBaseException) else str(error).splitlines()[0]
         raise ConfigError(f"{place}{why}") from error
 
 
@@ -298,7 +264,7 @@ def _set(tree: DictConfig, item: Override) -> None:
     try:
         OmegaConf.update(tree, key, item.value(), merge=True, force_add=not is_there)
     except OmegaConfBaseException as error:
-        raise explained(error) from error
+        raise nodes.explained(error) from error
     except (AttributeError, AssertionError, ValueError, IndexError) as error:  # into a typed null, or a place in a list
         why = f"{key} cannot be set here: {str(error).splitlines()[0]}. Give what holds it whole, in an experiment."
         raise _unknown_key(tree, key) or ConfigError(why) from error
@@ -315,11 +281,11 @@ def _remove(tree: DictConfig, item: Override) -> None:
         raise problem
     parent: Any = OmegaConf.select(tree, where) if where else tree
     if (cls := typed_class(parent)) is not None:
-        usual = default_of(fields_of(cls)[name])
-        shown = "" if is_config_class(type(usual)) or usual == "???" else f", its default is {usual}"
+        usual = nodes.default_of(nodes.fields_of(cls)[name])
+        shown = "" if nodes.is_config_class(type(usual)) or usual == "???" else f", its default is {usual}"
         raise ConfigError(f"~{key}: a field of {cls.__qualname__} cannot be removed. Set it: {key}=VALUE{shown}.")
-    if item.value() not in (None, raw(parent, name)):
-        raise ConfigError(f"{item.input_line}: the value is {raw(parent, name)}. Remove it by ~{key} alone.")
+    if item.value() not in (None, nodes.raw(parent, name)):
+        raise ConfigError(f"{item.input_line}: the value is {nodes.raw(parent, name)}. Remove it by ~{key} alone.")
     with open_dict(parent):
         del parent[name]
 
@@ -330,35 +296,37 @@ def _unknown_key(tree: DictConfig, key: str) -> ConfigError | None:
     where = ""
     for part in key.split("."):
         if not isinstance(node, DictConfig):
-            names = "|".join(entries(where)[:6]) or "an experiment that sets it"
+            names = "|".join(registry.entries(where)[:6]) or "an experiment that sets it"
             kind = f"null here: choose {where}={names}" if node is None else "a value, not a section"
             kind = "a list: give it whole" if isinstance(node, ListConfig) else kind
             return ConfigError(f"Unknown key {key}: {where} is {kind}.")
         if part not in map(str, node):
             return _unknown_name(tree, node, key, where, part)
-        node, where = raw(node, part), join(where, part)
+        node, where = nodes.raw(node, part), join(where, part)
     return None
 
 
 def _unknown_name(tree: DictConfig, node: DictConfig, key: str, where: str, part: str) -> ConfigError:
     """The error for a name that a section does not have: with near names, full keys that end so, or how to add it."""
-    if not where and part in groups():
+    if not where and part in registry.groups():
         return ConfigError(
             f"{key}: '{part}' is a group, but this configuration lists no such group. Set single values."
         )
     owner, known, is_open = where, [str(name) for name in node if not str(name).startswith("_")], True
     if (cls := typed_class(node)) is not None:
-        owner, known, is_open = cls.__qualname__, [*fields_of(cls), *([] if where else groups())], False
+        owner, known, is_open = cls.__qualname__, [*nodes.fields_of(cls), *([] if where else registry.groups())], False
     elif "_target_" in node:
         target = target_of(node, where)
         taken, is_open = takes(target) if callable(target) else ([], True)
         owner, known = describe(target), [*known, *taken]
     cure = f" To add it write +{key}=VALUE." if is_open or part in known else ""
     if not where or "Did you mean" not in near(part, known):
-        found = sorted((at for at, _ in everything(tree) if at.endswith(f".{part}")), key=lambda at: at.count("."))
+        found = sorted(
+            (at for at, _ in nodes.everything(tree) if at.endswith(f".{part}")), key=lambda at: at.count(".")
+        )
         if found:
             known, cure = [], f" Did you mean {' or '.join(found[:4])}?"
-    return unknown(join(where, part), owner, known, cure)
+    return nodes.unknown(join(where, part), owner, known, cure)
 
 
 def _copy_context_parallel_size(tree: DictConfig) -> None:

@@ -28,20 +28,8 @@ from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from imaginaire.buildable import describe, locate, name_of, signature, target_of
-from imaginaire.config.nodes import (
-    OBJECTS,
-    default_of,
-    explained,
-    fields_of,
-    full_key,
-    is_config_class,
-    is_empty,
-    join,
-    move_keys,
-    to_object,
-    typed_class,
-    unchecked,
-)
+from imaginaire.config import nodes
+from imaginaire.config.nodes import OBJECTS, fields_of, full_key, is_config_class, is_empty, join, typed_class
 from imaginaire.config.schema import Config, declared_class
 from imaginaire.errors import ConfigError, UserError
 
@@ -115,7 +103,7 @@ def _instantiate(cfg: Any, key: str, args: tuple[Any, ...] = (), kwargs: Mapping
     if isinstance(cfg, DictConfig):
         key = full_key(cfg) or key
         if typed_class(cfg) is not None:
-            return to_object(cfg, key)
+            return nodes.to_object(cfg, key)
     if not isinstance(cfg, Mapping) or "_target_" not in cfg:
         return cfg
     return _call(cfg, key, args, dict(kwargs or {}))
@@ -259,14 +247,14 @@ def from_yaml(text: str, source: str = "this YAML text", declared: type | None =
     if isinstance(data, dict):
         for folder in data.pop(FOLDERS, None) or ():
             add_import_folder(Path(str(folder)))
-        move_keys(data)
+        nodes.move_keys(data)
     try:
         value = from_data(data, declared=declared)
         if isinstance(value, dict) or is_config_class(type(value)):
             return DictConfig(value, flags=dict(OBJECTS))
         return ListConfig(value, flags=dict(OBJECTS)) if isinstance(value, list) else value
     except (ConfigError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{source}: {error if isinstance(error, ConfigError) else explained(error)}") from error
+        raise ConfigError(f"{source}: {error if isinstance(error, ConfigError) else nodes.explained(error)}") from error
 
 
 # --- objects to data ------------------------------------------------------------------------------------------------
@@ -373,13 +361,13 @@ def _typed(cls: Any, data: Mapping[Any, Any], key: str) -> Any:
         for name, value in data.items()
     }
     for name, field in fields.items():
-        if name not in values and is_config_class(field.type) and default_of(field) == "???":
-            values[name] = unchecked(field.type, {}, join(key, name))
-    made = unchecked(cls, values, key)
+        if name not in values and is_config_class(field.type) and nodes.default_of(field) == "???":
+            values[name] = nodes.unchecked(field.type, {}, join(key, name))
+    made = nodes.unchecked(cls, values, key)
     try:
         DictConfig(made, flags=dict(OBJECTS))  # here the key is known
     except OmegaConfBaseException as error:
-        raise explained(error, key) from error
+        raise nodes.explained(error, key) from error
     return made
 
 

@@ -20,41 +20,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data as torch_data
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from imaginaire import random
 from imaginaire.data import workers
-from imaginaire.data.workers import Indices, close_readers
+from imaginaire.data.workers import Indices
 from imaginaire.distributed.parallel import ParallelDims, current_dims
 from imaginaire.errors import DataError
 from imaginaire.training.model import ImaginaireModel
-
-__all__ = [
-    "WEIGHT_KEY",
-    "DataStream",
-    "ResumableLoader",
-    "close_readers",
-    "data_sets",
-    "move_to",
-    "open_pass",
-    "without_end",
-]
 
 log = logging.getLogger(__name__)
 
 POSITION_KEY = "sample_position"  # of a training batch: each sample's place in the stream
 WEIGHT_KEY = "sample_weight"  # of a validation batch: 0 for samples that are in the pass a second time
-_UNDIVIDED = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+_UNDIVIDED = (
+    *(torch_data.BatchSampler, torch_data.RandomSampler, torch_data.SequentialSampler),
+    *(torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler),
+)
 _END = object()
 
 
@@ -276,7 +259,7 @@ class DataStream:
 
 
 def open_pass(loader: Any) -> Iterator[Any]:
-    """One pass over a loader of any kind, as for validation, with workers that `close_readers` can end."""
+    """One pass over a loader of any kind, as for validation, with workers that `workers.close_readers` can end."""
     workers.leave_signals_alone(loader)
     return iter(loader)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW in float32, whatever the precision of the parameters, and optimizer state by parameter name.
+"""AdamW in float32, whatever the precision of the parameters.
 
 For weight w, gradient g and step t (from 1)::
 
@@ -23,20 +23,6 @@ from torch.optim.adamw import adamw as torch_adamw
 
 from imaginaire.distributed.parallel import in_runs, is_dtensor, to_local
 from imaginaire.errors import ConfigError, near
-from imaginaire.optim.schedules import build_scheduler, constant, lambda_cosine, lambda_linear
-from imaginaire.optim.state import load_named_state, named_state
-
-__all__ = [
-    "FusedAdamW",
-    "adamw",
-    "build_scheduler",
-    "constant",
-    "fused_adamw",
-    "lambda_cosine",
-    "lambda_linear",
-    "load_named_state",
-    "named_state",
-]
 
 log = logging.getLogger(__name__)
 

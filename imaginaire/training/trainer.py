@@ -71,7 +71,7 @@ def launch(config: Config) -> int:
     finally:
         if trainer is not None:
             trainer.close()
-        data.close_readers()
+        workers.close_readers()
         if is_ours:
             distributed.shutdown()
 

@@ -22,7 +22,8 @@ from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
-from imaginaire.data.stream import DataStream, ResumableLoader, close_readers
+from imaginaire.data.stream import DataStream, ResumableLoader
+from imaginaire.data.workers import close_readers
 from imaginaire.distributed.parallel import ParallelDims
 
 MEGABYTE = 2**20

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from imaginaire.optim.adamw import lambda_cosine, lambda_linear
+from imaginaire.optim.schedules import lambda_cosine, lambda_linear
 from tests.goldens import Value
 
 AREA = "training"

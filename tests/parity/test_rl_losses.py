@@ -13,7 +13,7 @@ from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.clips.rollout import Forward, Losses
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
 from cosmos_predict2.rl.objectives import OBJECTIVES, FreshNoise, RatioStep
-from imaginaire.optim.adamw import lambda_linear
+from imaginaire.optim.schedules import lambda_linear
 from imaginaire.training.model import PowerEMA
 from tests.goldens import Golden, Value
 

@@ -56,14 +56,10 @@ class Callback:
     def on_training_step_batch_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None: ...
-    def on_training_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None: ...
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None: ...
     def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None: ...
     def on_validation_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None: ...
-    def on_validation_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None: ...
+    def on_validation_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None: ...
     def on_validation_end(self, model: Any, iteration: int = 0) -> None: ...
     def on_load_checkpoint_start(self, model: Any) -> None: ...
     def on_load_checkpoint(self, model: Any, state: dict[str, Any]) -> None: ...
@@ -117,17 +113,13 @@ class EveryN(Callback):
             return False
         return (iteration == 1 and self.run_at_start) or (iteration // self.step_size) % every_n == 0
 
-    def on_training_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         if self.fires_at(iteration):
             self.every_n_impl(self.trainer, model, batch, output, loss, iteration)
             if self.barrier_after_run:
                 distributed.barrier(f"{self.name} at iteration {iteration}")
 
-    def every_n_impl(
-        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
-    ) -> None:
+    def every_n_impl(self, trainer: Any, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int) -> None:
         raise NotImplementedError(f"{type(self).__name__} must define every_n_impl")
 
 

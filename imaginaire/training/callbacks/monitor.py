@@ -42,9 +42,7 @@ class DeviceMonitor(EveryN):
         self._next_table = 0.0
         self._channel = SideChannel("device monitor")
 
-    def every_n_impl(
-        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
-    ) -> None:
+    def every_n_impl(self, trainer: Any, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int) -> None:
         figures: dict[str, float] = {}
         with self._channel.attempt():
             figures = {"cpu_mem_gb": tree_rss_bytes() / _GB, "host_available_gb": host_memory_available() / _GB}
@@ -148,9 +146,7 @@ class Profiler(Callback):
             profile.start()
             self._profile = profile
 
-    def on_training_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         if self._profile is not None:
             self._iteration = iteration
             with self._channel.attempt():
@@ -195,9 +191,7 @@ class MemorySnapshot(Callback):
             torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)  # type: ignore[attr-defined]
             self._is_recording = True
 
-    def on_training_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         self._iteration = iteration
         if self._is_recording and iteration % self.config.trainer.profiling.profile_freq == 0:
             self._write(f"iteration_{iteration}")

@@ -113,9 +113,7 @@ class LossLog(Callback):
                 self._rates[f"optim/lr_{index}"] = float(group["lr"])
                 self._rates[f"optim/weight_decay_{index}"] = float(group.get("weight_decay", 0.0))
 
-    def on_training_step_batch_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_training_step_batch_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         _add_all(self._train, self._with_kind(batch, output, loss), loss)
         self._micro += 1
         if self._micro < self.config.trainer.grad_accum_iter:
@@ -135,9 +133,7 @@ class LossLog(Callback):
     def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
         self._validation = {}
 
-    def on_validation_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_validation_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         weight = batch.get(WEIGHT_KEY) if isinstance(batch, Mapping) else None
         size = next((int(tensor.shape[0]) for _, tensor in named_tensors(batch) if tensor.ndim), 1)
         num_counted = size if weight is None else float(weight.sum())
@@ -254,9 +250,7 @@ class IterSpeed(EveryN):
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         self._last_step = time.perf_counter()
 
-    def on_training_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         if self._hits < self.hit_thres:
             self._hits += 1
             if loss.is_cuda:
@@ -277,9 +271,7 @@ class IterSpeed(EveryN):
         else:
             super().on_training_step_end(model, batch, output, loss, iteration)
 
-    def every_n_impl(
-        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
-    ) -> None:
+    def every_n_impl(self, trainer: Any, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int) -> None:
         steps = iteration - self._mark_iteration
         if self._mark is None or steps <= 0:
             self._restart(iteration)
@@ -328,9 +320,7 @@ class HeartBeat(EveryN):
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         self._beat("training", iteration)
 
-    def every_n_impl(
-        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
-    ) -> None:
+    def every_n_impl(self, trainer: Any, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int) -> None:
         if time.monotonic() - self._last >= self.interval_s:
             self._beat("training", iteration)
 
@@ -379,9 +369,7 @@ class ProgressBar(Callback):
         max_iter = self.config.trainer.max_iter
         self._open("training", max_iter if max_iter < NEVER else None, iteration)
 
-    def on_training_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         if (training := self._shown.get("training")) is not None:
             training.set(iteration)
 
@@ -390,9 +378,7 @@ class ProgressBar(Callback):
         known = [n for n in (limit, length(dataloader)) if n is not None]
         self._open("validation", min(known) if known else None)
 
-    def on_validation_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_validation_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         if (validation := self._shown.get("validation")) is not None:
             validation.update()
 

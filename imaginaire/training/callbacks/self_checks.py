@@ -85,9 +85,7 @@ class SelfChecks(Callback):
             self._check_idle_adapters(model)
         self._facts.append(f"the gradient reaches {len(trained) - len(lost)} of {len(trained)} trained parameters")
 
-    def on_training_step_batch_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_training_step_batch_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         if self._is_over or not self._is_fresh:
             return
         expected = model.expected_first_loss(output)
@@ -95,9 +93,7 @@ class SelfChecks(Callback):
             for i, value in enumerate((float(loss.detach()), *expected)):
                 self._losses[i] += value
 
-    def on_training_step_end(
-        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
-    ) -> None:
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
         if not self._is_over:
             self._is_over = True
             self._check_loss()

@@ -72,9 +72,7 @@ class ManualGarbageCollection(EveryN):
         self._hits = 0
         self._is_active = False
 
-    def every_n_impl(
-        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
-    ) -> None:
+    def every_n_impl(self, trainer: Any, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int) -> None:
         self._hits += 1
         if self._is_active:
             gc.collect(1)

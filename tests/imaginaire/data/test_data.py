@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, get_worker_info
 
-from imaginaire.data.stream import WEIGHT_KEY, DataStream, ResumableLoader, close_readers, move_to, open_pass
+from imaginaire.data.stream import WEIGHT_KEY, DataStream, ResumableLoader, move_to, open_pass
+from imaginaire.data.workers import close_readers
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import DataError

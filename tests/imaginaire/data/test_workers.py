@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 
 from examples.minimal.data import Waves
 from imaginaire.data import workers
-from imaginaire.data.stream import DataStream, ResumableLoader, close_readers
+from imaginaire.data.stream import DataStream, ResumableLoader
+from imaginaire.data.workers import close_readers
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import DataError
 from tests.programs import HANG_S

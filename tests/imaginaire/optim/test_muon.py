@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from imaginaire.errors import ConfigError
-from imaginaire.optim.adamw import fused_adamw, load_named_state, named_state
+from imaginaire.optim.adamw import fused_adamw
 from imaginaire.optim.muon import COEFFICIENTS, Muon, muon, orthogonal
+from imaginaire.optim.state import load_named_state, named_state
 
 
 class Net(nn.Module):

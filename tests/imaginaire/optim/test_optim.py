@@ -18,20 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.testing import assert_close
 
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.optim.adamw import (
-    FusedAdamW,
-    _put_lr_on,
-    _UpdateWithApex,
-    adamw,
-    build_scheduler,
-    constant,
-    fused_adamw,
-    lambda_cosine,
-    lambda_linear,
-    load_named_state,
-    named_state,
-)
-from imaginaire.optim.state import reset_masters
+from imaginaire.optim.adamw import FusedAdamW, _put_lr_on, _UpdateWithApex, adamw, fused_adamw
+from imaginaire.optim.schedules import build_scheduler, constant, lambda_cosine, lambda_linear
+from imaginaire.optim.state import load_named_state, named_state, reset_masters
 from tests.multiprocess import run_distributed
 
 

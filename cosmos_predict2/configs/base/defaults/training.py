@@ -8,8 +8,9 @@ from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from imaginaire.checkpoint.checkpointer import DistributedCheckpointer, DummyCheckpointer, StandardCheckpointer
 from imaginaire.config import PLACEHOLDER, L, register_group
-from imaginaire.optim.adamw import adamw, constant, fused_adamw, lambda_cosine, lambda_linear
+from imaginaire.optim.adamw import adamw, fused_adamw
 from imaginaire.optim.muon import muon
+from imaginaire.optim.schedules import constant, lambda_cosine, lambda_linear
 from imaginaire.training.callbacks.monitor import DeviceMonitor
 from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
 from imaginaire.training.callbacks.self_checks import SelfChecks
