@@ -115,7 +115,7 @@ def main() -> int:
     judges = {mix: ActionJudge(base, windows[mix]) for mix in MIXES}
     rows = {mix: measure(base, windows[mix], judges[mix]) for mix in MIXES}
     for mix in MIXES:
-        report(f"base, {mix}", 0.0, rows[mix], rows[mix])
+        machine.report_row(f"base, {mix}", 0.0, rows[mix], rows[mix], [])
     runs = [(path, path, 0.0) for path in arguments.checkpoint] or [
         (f"{experiment} seed {seed}", *train(experiment, seed, arguments.output, arguments.overrides))
         for experiment in arguments.experiment
@@ -124,14 +124,9 @@ def main() -> int:
     for name, path, seconds in runs:
         world = weights(path, "net_ema")
         for mix in MIXES:
-            report(f"{name}, {mix}", seconds, measure(world, windows[mix], judges[mix]), rows[mix])
+            row, base_row = measure(world, windows[mix], judges[mix]), rows[mix]
+            machine.report_row(f"{name}, {mix}", seconds, row, base_row, missed(row, base_row))
     return 0
-
-
-def report(name: str, seconds: float, row: Mapping[str, float], base: Mapping[str, float]) -> None:
-    cells = "  ".join(f"{key} {value:.3f} ({value - base[key]:+.3f})" for key, value in row.items())
-    short = "" if row is base else f"  misses: {', '.join(missed(row, base)) or 'nothing'}"
-    print(f"{name:50} {seconds:5.0f} core-s  {cells}{short}", flush=True)
 
 
 if __name__ == "__main__":

@@ -152,14 +152,19 @@ def main() -> int:
     arguments = machine.parse(parser)
     clips, root = held_out(), arguments.output
     overrides = [*(CHECKS if arguments.curve else ()), *arguments.overrides]
-    report("base", 0, 0.0, base := measure(tiny_video2world_path(), "auto", clips), base)
+    base = measure(tiny_video2world_path(), "auto", clips)
+
+    def report(name: str, seconds: float, row: Mapping[str, float]) -> None:
+        machine.report_row(name, seconds, row, base, missed(row, base, name.partition(" ")[0]))
+
+    report("base", 0.0, base)
     for path in arguments.checkpoint:
-        report(path, 0, 0.0, measure(path, "net_ema", clips), base)
+        report(path, 0.0, measure(path, "net_ema", clips))
     for experiment in arguments.experiment if not arguments.checkpoint else ():
         for seed in arguments.seeds:
             path, seconds = train(experiment, seed, root, overrides)
             for which in ("net", "net_ema"):
-                report(f"{experiment} {which}", seed, seconds, measure(path, which, clips), base)
+                report(f"{experiment} {which}, seed {seed}", seconds, measure(path, which, clips))
             if arguments.pictures:
                 few = {key: value[:SHOWN] for key, value in clips.items()}
                 before, after = generated(tiny_video2world_path(), "auto", few), generated(path, "net_ema", few)
@@ -172,13 +177,6 @@ def main() -> int:
         panes = {label: {name: gains(root, name, key) for name in names} for key, label in labels.items()}
         machine.draw(arguments.curve, "iteration", panes)
     return 0
-
-
-def report(name: str, seed: int, seconds: float, row: Mapping[str, float], base: Mapping[str, float]) -> None:
-    cells = "  ".join(f"{key} {value:.3f} ({value - base[key]:+.3f})" for key, value in row.items())
-    lacks = missed(row, base, name.partition(" ")[0])
-    verdict = "" if row == base else f"  misses: {', '.join(lacks) or 'nothing'}"
-    print(f"{name:40} seed {seed}  {seconds:5.0f} core-s  {cells}{verdict}", flush=True)
 
 
 if __name__ == "__main__":

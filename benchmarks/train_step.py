@@ -127,18 +127,25 @@ def work(config: Config, shapes: dict[str, tuple[int, ...]]) -> tuple[int, float
     model: Any = config.model["config"]
     net = network_of(model["pipe_config"]["net"])
     batch_size, _, _, height, width = shapes["video"]
-    latent_shape = (model["pipe_config"]["state_t"], height // 8, width // 8)
-    forward = forward_flops(
-        net,
-        latent_shape,
-        text_tokens=shapes["t5_text_embeddings"][1],
-        timestep_rows=latent_shape[0],
-        batch_size=batch_size,
-    ).total
-    t, h, w = latent_shape
+    latent_shape = t, h, w = (model["pipe_config"]["state_t"], height // 8, width // 8)
+    text_tokens = shapes["t5_text_embeddings"][1]
+    forward = forward_flops(net, latent_shape, text_tokens=text_tokens, timestep_rows=t, batch_size=batch_size).total
     tokens = batch_size * t * h * w // (net.patch_temporal * net.patch_spatial**2)
     # adapters: the gradients of the weights are not computed
     return tokens, forward * (2.0 if model["train_architecture"] == "lora" else 3.0)
+
+
+def measured(what: str, arguments: argparse.Namespace, added: list[str]) -> StepCosts | None:
+    """The step of the experiment with these overrides; None where memory runs out, which is printed."""
+    try:
+        return measure(what, [*experiment(arguments), *settings(arguments), *added])
+    except TrainingError as error:
+        if not str(error).startswith("Out of memory"):
+            raise
+        print(f"  {what}: {str(error).splitlines()[0]}", flush=True)
+        return None
+    finally:
+        gc.collect()  # what the exception held is free now
 
 
 def first_that_fits(arguments: argparse.Namespace) -> tuple[StepCosts, list[str]]:
@@ -146,13 +153,8 @@ def first_that_fits(arguments: argparse.Namespace) -> tuple[StepCosts, list[str]
     added: list[str] = []
     for what, overrides in FALLBACKS:
         added += overrides
-        try:
-            return measure(what, [*experiment(arguments), *settings(arguments), *added]), added
-        except TrainingError as error:
-            if not str(error).startswith("Out of memory"):
-                raise
-            print(f"  {what}: {str(error).splitlines()[0]}", flush=True)
-        gc.collect()  # what the exception held is free now
+        if (found := measured(what, arguments, added)) is not None:
+            return found, added
     raise SystemExit("Even adapters alone do not fit into this device.")
 
 
@@ -161,15 +163,8 @@ def largest_batch(arguments: argparse.Namespace) -> tuple[StepCosts, list[str]]:
     best: tuple[StepCosts, list[str]] | None = None
     for size in arguments.batch_sizes or BATCH_SIZES[arguments.model_size]:
         added = [f"dataloader_train.batch_size={size}"]
-        try:
-            found = measure(f"batch {size}", [*experiment(arguments), *settings(arguments), *added])
-        except TrainingError as error:
-            if not str(error).startswith("Out of memory"):
-                raise
-            print(f"  batch {size}: {str(error).splitlines()[0]}", flush=True)
+        if (found := measured(f"batch {size}", arguments, added)) is None:
             break
-        finally:
-            gc.collect()
         best = found, added
         rate = f"{size / found.seconds:.2f} clips/s, {found.flops / found.seconds / 1e12:.4g} TFLOP/s"
         print(f"  batch {size}: {found.seconds:.3f} s, {rate}, {found.reserved / 1e9:.1f} GB taken", flush=True)
@@ -209,7 +204,7 @@ def report(arguments: argparse.Namespace, found: StepCosts, plan: dict[str, Any]
     size = "" if arguments.model_size == "tiny" else f" {arguments.resolution}p {arguments.fps} fps"
     size = " with actions" if arguments.action else size
     print(f"{arguments.model_size}{size}, {found.what}: loss {found.loss:.3f}, first step {found.first_seconds:.1f} s")
-    memory = plan.get("memory_bytes", {})
+    memory, mfu = plan.get("memory_bytes", {}), plan.get("model_flops_utilisation")
     total, overhead = memory.get("total"), memory.get("overhead")
     planned_use = None if total is None or overhead is None else (total - overhead) / 1e9
     planned_tokens = plan["tokens"] * plan["clips_per_step"] if "tokens" in plan else None
@@ -219,11 +214,7 @@ def report(arguments: argparse.Namespace, found: StepCosts, plan: dict[str, Any]
         ("seconds a step", f"{found.seconds:.3f}", predicted(plan.get("seconds_per_iteration"), "{:.3f}")),
         ("TFLOP/s", f"{rate / 1e12:.4g}", ""),
         ("share of the ceiling", f"{rate / peak:.1%}", ""),
-        (
-            "share of the data sheet (MFU)",
-            machine.of_data_sheet(rate),
-            predicted(plan.get("model_flops_utilisation"), "{:.1%}"),
-        ),
+        ("share of the data sheet (MFU)", machine.of_data_sheet(rate), predicted(mfu, "{:.1%}")),
         ("peak GB in use", f"{found.allocated / 1e9:.2f}", predicted(planned_use, "{:.2f}")),
         ("peak GB taken", f"{found.reserved / 1e9:.2f}", predicted(total and total / 1e9, "{:.2f}")),
     ]

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of mixed skill of a public simulator's robot, as a team of operators leaves them.
 
-    python -m benchmarks.robots.record reach my_data --episodes 300 [--drivers novices] [--replays 0.5]
-        [--wrist gripperPOV]
+    python -m benchmarks.robots.record reach my_data --episodes 300 [--replays 0.5] [--wrist gripperPOV]
 
-Each episode has a driver of his own: he sees the object and the goal at places that are wrong by some centimetres, his
-hand trembles, and he is more or less quick. Of trained drivers, many failures are near misses; novices tremble more and
-are slower, and one of four of their episodes succeeds. One in ten drivers moves at random. Nobody drives a replay: the
-actions of an episode that succeeded, from another start. Starts are numbers from 1,000,000 on, that no evaluation has.
+Each episode has a driver of his own: he sees the object and the goal at places that are wrong by some centimetres,
+his hand trembles, and he is more or less quick. Many failures are near misses. One in ten drivers moves at random.
+Nobody drives a replay: the actions of an episode that succeeded, from another start. Starts are numbers from
+1,000,000 on, that no evaluation has.
 """
 
 import argparse
@@ -32,21 +31,16 @@ STEPS, HELD = 24, 4
 # The largest deviation of a place in metres and share of a draw that is held for four actions, of which a driver's own
 # are a part by the square of a uniform draw, and his least speed. The drawer takes most of an episode to open.
 FAULTS = {"reach": (0.08, 0.4, 0.6), "drawer": (0.02, 0.2, 0.9), "maze": (0.8, 0.4, 0.6)}
-NOVICES = (0.04, 0.9, 0.2)
 AIMLESS = 0.1  # the share of episodes that move at random
 NOISE = 0.05
 
-Actor = Callable[
-    [Any, Any, NDArray[Any]], NDArray[Any]
-]  # of observation, environment, errors of object and goal [2, 3]
+Actor = Callable[[Any, Any, NDArray[Any]], NDArray[Any]]  # of observation, environment, errors [2, 3]
 
 parser = command_line.parser("benchmarks.robots.record", __doc__, "")
 parser.add_argument("robot", choices=tuple(SUITES))
 parser.add_argument("out", type=command_line.local_output, metavar="DIR")
 parser.add_argument("--episodes", type=command_line.at_least(1), default=300)
-parser.add_argument("--picture_size", type=command_line.at_least(16), default=0, help="in place of the suite's")
 parser.add_argument("--wrist", default="", metavar="CAMERA", help="recorded besides, as observation.images.wrist")
-parser.add_argument("--drivers", choices=("trained", "novices"), default="trained")
 parser.add_argument("--replays", type=float, default=0.0, metavar="SHARE", help="of the episodes, the last ones")
 parser.add_argument("--seed", type=command_line.at_least(0), default=0, help="of drivers; starts are the same")
 
@@ -54,8 +48,8 @@ parser.add_argument("--seed", type=command_line.at_least(0), default=0, help="of
 def run(args: argparse.Namespace) -> None:
     if not 0 <= args.replays < 1:
         raise ConfigError(f"--replays {args.replays} is a share of the episodes: at least 0 and less than 1")
-    task, actor = made(args.robot, args.picture_size, args.wrist)
-    faults = NOVICES if args.drivers == "novices" else FAULTS.get(args.robot, FAULTS["reach"])
+    task, actor = made(args.robot, args.wrist)
+    faults = FAULTS.get(args.robot, FAULTS["reach"])
     rng = numpy.random.default_rng(args.seed)
     writer, successes = Writer(Path(args.out), fps=10, robot=args.robot), 0
     to_replay: list[NDArray[Any]] = []
@@ -79,11 +73,11 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.out}: {args.episodes} episodes of {args.robot}, {successes} with success")
 
 
-def made(robot: str, picture_size: int = 0, wrist: str = "") -> tuple[GymTask, Actor]:
+def made(robot: str, wrist: str = "") -> tuple[GymTask, Actor]:
     """The environment as the suite's address has it, and an expert who sees its state."""
     address, _, words = SUITES[robot].removeprefix("gym:").partition("?")
     settings: dict[str, Any] = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", words)}
-    settings |= {"image_size": picture_size or settings["image_size"], "wrist": [wrist] if wrist else []}
+    settings["wrist"] = [wrist] if wrist else []
     if robot not in METAWORLD:
         return GymTask(address, **settings), {"push": pusher, "touch": toucher, "maze": roller}[robot]
     from metaworld.policies import ENV_POLICY_MAP
