@@ -37,9 +37,7 @@ class RewardConfig(Section):
 
     make: Any = None
     weight: float = 1.0
-    deadline: float = attrs.field(
-        default=300.0, validator=above(0)
-    )  # seconds for all scores of a rollout, once it is over
+    deadline: float = attrs.field(default=300.0, validator=above(0))  # seconds for all scores of a rollout that is over
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -140,10 +138,8 @@ class RLConfig(LearnerConfig):
         if (high := self.clip_ratio_high) is not None and self.objective in UNCLIPPED:
             yield "clip_ratio_high", f"{high}, but {self.objective} clips no ratios: set it to null"
         if objective_of(self.objective).imitates:
-            text = (
-                f"{self.objective} chooses an episode of a policy; of clips advantage.norm=sft teaches the best alone"
-            )
-            yield "objective", text
+            text = f"{self.objective} chooses an episode of a policy; of clips advantage.norm=sft teaches the best"
+            yield "objective", f"{text} alone"
         if self.is_ratio:
             yield from self._ratio_problems()
         elif self.num_timesteps > self.sample_steps:
@@ -192,17 +188,14 @@ def reward_configs(rl: RLConfig) -> dict[str, RewardConfig]:
     for name, value in dict(rl.rewards or {}).items():
         if value is None:
             continue
+        place, known = f"{KEY}.rewards.{name}", fields_of(RewardConfig)
         if not isinstance(value, RewardConfig):
-            cure = (
-                f" Arguments of the reward are those of its make: {KEY}.rewards.{name}.make={{_target_: CLASS, ...}}."
-            )
-            for key in set(value) - set(known := fields_of(RewardConfig)):
-                raise unknown(f"{KEY}.rewards.{name}.{key}", RewardConfig.__qualname__, known, cure)
+            for key in set(value) - set(known):
+                cure = f" Arguments of the reward are those of its make: {place}.make={{_target_: CLASS, ...}}."
+                raise unknown(f"{place}.{key}", RewardConfig.__qualname__, known, cure)
         one = value if isinstance(value, RewardConfig) else RewardConfig(**dict(value))
         if one.make is None:
-            raise ConfigError(
-                f"{KEY}.rewards.{name}.make: null, but it must be a lazy call of a reward's class, or module:function."
-            )
+            raise ConfigError(f"{place}.make: null, but it must be a lazy call of a reward's class or module:function.")
         if one.weight:
             found[name] = one
     return found
@@ -240,23 +233,17 @@ def check_steps(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
     members = rl.num_rollout // rl.ranks_per_group
     samples = batch_size * members
     if samples % rl.rollout_batch:
-        text = (
-            f"{rl.rollout_batch} does not divide the {samples} samples of a rollout: {batch_size} conditions with"
-            f" {members} each on this rank"
-        )
-        yield error(f"{KEY}.rollout_batch", text)
+        text = f"{rl.rollout_batch} does not divide the {samples} samples of a rollout: {batch_size} conditions with"
+        yield error(f"{KEY}.rollout_batch", f"{text} {members} each on this rank")
         return
     chunks = samples // rl.rollout_batch
     if chunks % rl.minibatches:
         text = f"{rl.minibatches} does not divide the {chunks} batches of rollout_batch={rl.rollout_batch} samples"
         yield error(f"{KEY}.minibatches", text)
         return
-    wanted = chunks // rl.minibatches * rl.num_trained
-    if run.trainer.grad_accum_iter != wanted:
-        text = (
-            f"{run.trainer.grad_accum_iter}, but an update has {wanted} micro-batches: {rl.num_trained} trained steps"
-            f" of {chunks // rl.minibatches} batches"
-        )
+    batches, found = chunks // rl.minibatches, run.trainer.grad_accum_iter
+    if found != (wanted := batches * rl.num_trained):
+        text = f"{found}, but an update has {wanted} micro-batches: {rl.num_trained} trained steps of {batches} batches"
         yield error("trainer.grad_accum_iter", text, f"Set trainer.grad_accum_iter={wanted}")
     updates = rl.updates * rl.minibatches
     if run.trainer.max_iter % updates:

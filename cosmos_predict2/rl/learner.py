@@ -164,15 +164,15 @@ class RLModel(ImaginaireModel, ABC):
             if (chosen := more.teaches_G.nonzero().flatten()).numel():  # the first rollout has enough of the others
                 parts.append(more.groups(chosen))
         if len(parts) > 1:  # first those that teach something; every rank has equally many
-            order = torch.argsort((~torch.cat([part.teaches_G for part in parts])).long(), stable=True)
-            order, kept = order[:wanted].sort().values, []
+            is_idle = torch.cat([~part.teaches_G for part in parts])
+            order, kept = torch.argsort(is_idle.long(), stable=True)[:wanted].sort().values, []
             for part in parts:  # one after the other: pictures are large
                 count = len(part.advantage_G_M)
                 kept.append(part.groups(order[(order >= 0) & (order < count)]))
                 order = order - count
-            advantage = torch.cat([part.advantage_G_M for part in kept])
             found.record = kept[0].record.with_others([part.record for part in kept[1:]])
-            found.advantage_G_M, found.teaches_G = advantage, torch.cat([part.teaches_G for part in kept])
+            found.advantage_G_M = torch.cat([part.advantage_G_M for part in kept])
+            found.teaches_G = torch.cat([part.teaches_G for part in kept])
         found.num_rollouts = num
         return found
 
@@ -233,17 +233,12 @@ class RLModel(ImaginaireModel, ABC):
         most = self.rl.max_failed_rollouts
         if not self.on_all_ranks(self._failed_rollouts < most):
             where = " on a rank" if distributed.world_size() > 1 else ""
-            raise TrainingError(
-                f"No {what} was valid in {most} rollouts in a row{where}, so nothing can be learnt. The log has the"
-                " error of each; see that environments and rewards run, or raise"
-                f" {self.rl_key}.max_failed_rollouts={most}."
-            )
+            cure = f"The log has the errors. Mend them, or raise {self.rl_key}.max_failed_rollouts={most}."
+            raise TrainingError(f"No {what} was valid in {most} rollouts in a row{where}. {cure}")
 
 
 def require_ratio_one(away: float, tolerance: float, why: str) -> None:
     """Raise where ratios before the first update, which are 1 by definition, are this far from it."""
     if not away <= tolerance:
-        raise TrainingError(
-            f"Before the first update the ratio of new to old probability is 1 by definition, but it differs by"
-            f" {away:.3g} (model.config.rl.ratio_tolerance={tolerance}): {why}"
-        )
+        found = f"it differs by {away:.3g} (model.config.rl.ratio_tolerance={tolerance})"
+        raise TrainingError(f"Before the first update new and old probability have a ratio of 1, but {found}: {why}")

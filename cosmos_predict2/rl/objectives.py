@@ -101,8 +101,8 @@ def group_advantages(
         worst_N_1 = rewards_N_G.masked_fill(~is_valid_N_G, torch.inf).argmin(dim=1, keepdim=True)
         best_N_1 = ranked_N_G.argmax(dim=1, keepdim=True)
         centred = torch.zeros_like(rewards).scatter(1, best_N_1, 1.0).scatter(1, worst_N_1, -1.0)
-    elif norm != "none":
-        raise ValueError(f"There is no normalisation '{norm}' of advantages; there are {', '.join(NORMS)}.")
+    else:
+        assert norm == "none", norm
     return torch.where(counts, centred, 0.0)
 
 
@@ -359,9 +359,8 @@ def old_policy_decay(kind: int, updates: int) -> float:
         return 0.0
     if kind == 1:
         return min(0.001 * updates, 0.5)
-    if kind == 2:
-        return 0.0 if updates < 75 else min(0.0075 * (updates - 75), 0.999)
-    raise ValueError(f"There is no decay type {kind} of the sampling policy; there are 0, 1 and 2.")
+    assert kind == 2, kind
+    return 0.0 if updates < 75 else min(0.0075 * (updates - 75), 0.999)
 
 
 def exponential_advantage(advantage: Tensor) -> Tensor:
@@ -392,8 +391,7 @@ def at_level(
     log_prob_B_K_1 = log_prob_B_K_N.sum(dim=2, keepdim=True)
     if level == "action":
         return log_prob_B_K_1, rows_B_K_1
-    if level != "chunk":
-        raise ConfigError(f"ratio_level={level!r}, but it must be one of: {', '.join(RATIO_LEVELS)}.")
+    assert level == "chunk", level
     counted = log_prob_B_K_1 if sums_unexecuted else torch.where(rows_B_K_1, log_prob_B_K_1, 0.0)
     return counted.sum(dim=1, keepdim=True), rows_B_K_1.any(dim=1, keepdim=True)
 
@@ -424,8 +422,6 @@ def aggregate(
         return element_mean(value_B_K_N, mask_B_K_1)
     if how == "token-mean":
         return token_mean(value_B_K_N, mask_B_K_1)
-    if how not in OF_EPISODES:
-        raise ConfigError(f"aggregation={how!r}, but it must be one of: {', '.join(AGGREGATIONS)}.")
     counted = torch.where(mask_B_K_1, value_B_K_N, 0.0)
     if episode_sum_B is None or num_episodes is None:
         raise ConfigError(f"aggregation={how} needs episode_sum_B and num_episodes.")
@@ -450,10 +446,9 @@ def kl_estimate(d: Tensor, kind: str) -> Tensor:
         return -d
     if kind == "k2":
         return 0.5 * d.square()
-    if kind == "k3":
-        near = d.clamp(-LARGEST_D, LARGEST_D)
-        return (near.exp() - near - 1).clamp(max=LARGEST_K3)
-    raise ConfigError(f"kl_kind={kind!r}, but it must be one of: {', '.join(KL_KINDS)}.")
+    assert kind == "k3", kind
+    near = d.clamp(-LARGEST_D, LARGEST_D)
+    return (near.exp() - near - 1).clamp(max=LARGEST_K3)
 
 
 # --- by name

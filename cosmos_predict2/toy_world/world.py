@@ -21,7 +21,6 @@ from cosmos_predict2.toy_world.physics import (
     lay_table,
     reward,
     success,
-    uses_grip,
 )
 from cosmos_predict2.toy_world.rendering import PAD, Picture, draw_things, table
 
@@ -29,8 +28,7 @@ from cosmos_predict2.toy_world.rendering import PAD, Picture, draw_things, table
 class ToyWorld:
     """``num_envs`` tables. Observations are uint8 [N, H, W, 3]; what happens follows from seeds and actions alone.
 
-    An episode ends by time (``done``); stepping on is allowed, and `reset` begins the next one. ``active_dims`` are the
-    action entries that a policy for these tasks uses; the others may hold anything and do nothing.
+    An episode ends by time (``done``); stepping on is allowed, and `reset` begins the next one.
     """
 
     def __init__(
@@ -49,8 +47,7 @@ class ToyWorld:
         self.num_steps = self.setting.num_steps if num_steps is None else num_steps
         self.seed = seed
         self._choices = find_tasks(tasks)
-        dims = action_layout(action_dim)
-        self.active_dims = tuple(dims if uses_grip(self._choices) else dims[:2])
+        action_layout(action_dim)  # raises for another robot's
         self._next_seed = 0
         self.tasks: list[Task] = []
         self.states: Floats = numpy.empty((num_envs, STATE_SIZE))

@@ -130,10 +130,8 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         size = len(batch["fps"])
         self._num_groups = self._num_groups or size
         if size != self._num_groups:
-            raise DataError(
-                f"A batch has {size} conditions and others {self._num_groups}, but every update has"
-                " trainer.grad_accum_iter micro-batches: set drop_last=True of the loader, or take a ResumableLoader."
-            )
+            found = f"A batch has {size} conditions and others {self._num_groups}, but all updates are equally large"
+            raise DataError(f"{found}: set drop_last=True of the loader, or take a ResumableLoader.")
         batch = move_to(batch, self.world.device)
         draws = RowDraws(batch, self.seed, self.groups.members, None if first is None else first.draws.first)
         with self.phase("rollout"), self.autocast(self.world.device):  # as training_step has it
@@ -153,10 +151,8 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         low, high = rl.min_num_conditional_frames, rl.max_num_conditional_frames
         numbers = generators.integers(low, high + 1, "given_frames")
         if TRUE_FRAMES_KEY in batch and (least := int(min(batch[TRUE_FRAMES_KEY]))) < int(numbers.max()):
-            raise DataError(
-                f"The samples have {least} true frames, but {int(numbers.max())} are to condition them:"
-                f" set {KEY}.max_num_conditional_frames={least}, and the smallest number too."
-            )
+            found = f"The samples have {least} true frames, but {int(numbers.max())} are to condition them"
+            raise DataError(f"{found}: set {KEY}.max_num_conditional_frames={least}, and the smallest number too.")
         batch = {**self._cut(batch, generators), "num_conditional_frames": numbers}
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
         keep = self.world.conditioner.draw_keep(generators.each("condition"))  # of the data term, as in training
@@ -166,9 +162,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
             text, negative = condition.crossattn_emb_B_S_E, batch.get(NEGATIVE_TEXT_KEY)
             other = torch.zeros_like(text) if negative is None else with_tokens(negative.to(text), text.shape[1])
             unconditional = replace(condition, crossattn_emb_B_S_E=other)
-        steps = self._trained_steps(draws)
-        window = tuple(steps) if rl.noise_on_trained_steps_only else None
-        rows = draws.rows
+        steps, rows = self._trained_steps(draws), draws.rows
         conditions = Conditions(condition, unconditional, rows)
         context = self._reward_context(batch, x0, numbers)
         if self.scoring.needs_probe:
@@ -178,7 +172,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         with self.sampling_policy():
             for chunk in self._chunks(len(rows)):
                 self.progress(f"rollout, clip {chunk.start + 1} of {len(rows)}")
-                part = self._roll_out(conditions, chunk, steps, window, draws)
+                part = self._roll_out(conditions, chunk, steps, draws)
                 tickets += self._submit(part, rows[chunk], batch, context)
                 parts.append(self._kept_at(part))
         return joined(parts), (x0, data_condition), tickets
@@ -192,14 +186,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         teaches_N_1 = (advantage != 0).any(dim=1, keepdim=True)
         return self.groups.own(advantage), self.groups.own(teaches_N_1.expand_as(advantage))[:, 0], facts
 
-    def _roll_out(
-        self,
-        conditions: Conditions,
-        chunk: slice,
-        steps: Sequence[int],
-        window: tuple[int, ...] | None,
-        draws: RowDraws,
-    ) -> Samples:
+    def _roll_out(self, conditions: Conditions, chunk: slice, steps: Sequence[int], draws: RowDraws) -> Samples:
         given = conditions.condition.gt_frames_B_C_T_H_W
         assert given is not None
         shape, world = tuple(given.shape[1:]), self.world
@@ -211,6 +198,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
             noise = draws.normal(shape, rows, members, f"step{k}")
             return world.context.split_frames(noise.to(given, non_blocking=True))
 
+        window = tuple(steps) if self.rl.noise_on_trained_steps_only else None
         path = chain_path(world, self.rl, *conditions.of(chunk), noise, window)
         levels = list(path.chain.levels[: path.chain.num_steps])
         if self.rl.transition != "churn":  # they are flow times
@@ -241,8 +229,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         """Latents for the conditions ``rows``, of one frame rate, as rewards take them, with their context."""
         video = to_uint8(self.world.decode(latents)).cpu() if self.scoring.needs_pixels else None
         texts = batch.get("ai_caption") or [""] * len(batch["fps"])
-        prompts = [texts[i] for i in rows.tolist()]
-        clips = Clips(latents.cpu(), video, prompts, float(batch["fps"][int(rows[0])]))
+        clips = Clips(latents.cpu(), video, [texts[i] for i in rows.tolist()], float(batch["fps"][int(rows[0])]))
         of_rows = {key: value[rows] if isinstance(value, Tensor) else value for key, value in context.items()}
         return clips, of_rows
 
@@ -290,18 +277,15 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
 
     def _noised(self, samples: Samples, draws: RowDraws) -> dict[int, Forward]:
         """The clips with fresh noise at the sampler's levels, or at some of them."""
-        found = {}
-        rows, members = draws.rows, draws.members
-        if self.rl.use_same_forward_noise:
-            members = torch.zeros_like(members)
+        found, final = {}, samples.final
+        members = torch.zeros_like(draws.members) if self.rl.use_same_forward_noise else draws.members
         drawn = draws.permutation(self.rl.sample_steps, "levels")[: self.rl.num_timesteps or self.rl.sample_steps]
         for k in sorted(drawn):
             t = samples.levels[k] / (1 + samples.levels[k])
             t = min(max(t, SMALLEST_TIME), 1 - SMALLEST_TIME)
-            t_B = torch.full((len(samples),), t, device=samples.final.device).to(samples.final.dtype)
-            noise = draws.normal(tuple(samples.final.shape[1:]), rows, members, f"forward{k}")
-            epsilon = noise.to(samples.final, non_blocking=True)
-            found[k] = Forward(samples.final, epsilon, t_B)
+            t_B = torch.full((len(samples),), t, device=final.device).to(final.dtype)
+            noise = draws.normal(tuple(final.shape[1:]), draws.rows, members, f"forward{k}")
+            found[k] = Forward(final, noise.to(final, non_blocking=True), t_B)
         return found
 
     def _velocities(self, samples: Samples, forward: Forward) -> Tensor:
@@ -371,8 +355,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         if rl.use_rl_sigma_and_noise:
             epsilon, sigma_B = samples.noise[rows].to(x0), torch.full((len(x0),), samples.levels[k])
         else:
-            noise = draws.normal(tuple(x0.shape[1:]), of_rows, members, f"data{k}")
-            epsilon = noise.to(x0, non_blocking=True)
+            epsilon = draws.normal(tuple(x0.shape[1:]), of_rows, members, f"data{k}").to(x0, non_blocking=True)
             uniform = draws.uniform(3, of_rows, members, f"data_sigma{k}")
             sigma_B = self.config.draw_sigma(uniform, is_image=False)
         return Data(x0, epsilon, sigma_B[:, None].to(x0, non_blocking=True), rollout.data_condition.rows(of_rows))

@@ -96,7 +96,7 @@ class QualityAlarm(EveryN):
     def on_save_checkpoint_start(self, model: Any, iteration: int = 0) -> None:
         if self.trainer.save_wanted:
             found = dict(measured=self._measured_at, values=self._values, reward=self._reward)
-            self._saved.append({"iteration": iteration, **found})
+            self._saved.append(dict(iteration=iteration, **found))
 
     def on_training_step_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
@@ -140,10 +140,7 @@ class QualityAlarm(EveryN):
         best = self._best[name][1]
         kept = [one for one in self._saved if one["measured"] <= best]
         if not kept:
-            raise TrainingError(
-                f"There is no checkpoint of iteration {best:.0f} or before to go back to: on_alarm=rollback keeps them"
-                f" from its first iteration on. {CURE}"
-            )
+            raise TrainingError(f"No checkpoint of iteration {best:.0f} or before was kept to go back to. {CURE}")
         good = kept[-1]
         target = good["iteration"]
         self.trainer.checkpointer.restore_weights(model, target)
@@ -155,12 +152,8 @@ class QualityAlarm(EveryN):
         self._num_back += 1
         self._slow_down()
         self.trainer.metrics.log({"quality/rolled_back_to": float(target)}, iteration)
-        log.warning(
-            "back to the weights of iteration %d, at 1/%d of the configured learning rate. If it happens again: %s",
-            target,
-            2**self._num_back,
-            CURE,
-        )
+        text = "back to the weights of iteration %d, at 1/%d of the configured learning rate. If it happens again: %s"
+        log.warning(text, target, 2**self._num_back, CURE)
 
     def _slow_down(self) -> None:
         """The configured learning rates, halved as often as the run has gone back."""

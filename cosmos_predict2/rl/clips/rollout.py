@@ -10,13 +10,12 @@ Under context parallelism a rank has its frames alone; ratios and errors are tho
 """
 
 import copy
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial, reduce
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from cosmos_predict2.diffusion.transitions import FLOW_KINDS, Chain, ChurnChain,
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.config import ANY, KEY, RLConfig
 from cosmos_predict2.rl.learner import require_ratio_one
-from cosmos_predict2.rl.objectives import FreshNoise, RatioStep, WithoutRatio, objective_of
+from cosmos_predict2.rl.objectives import Clipped, FreshNoise, RatioStep, WithoutRatio, objective_of
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, Objective
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
@@ -78,9 +77,7 @@ class Conditions:
     """
 
     def __init__(self, condition: Condition, unconditional: Condition | None, rows_B: Tensor) -> None:
-        self.condition = condition
-        self.unconditional = unconditional
-        self.rows_B = rows_B
+        self.condition, self.unconditional, self.rows_B = condition, unconditional, rows_B
 
     def of(self, samples: slice) -> tuple[Condition, Condition | None]:
         """Those of some of the samples."""
@@ -123,12 +120,11 @@ class Samples:
     def rows(self, rows: Tensor) -> "Samples":
         """Some of the samples."""
         kept, of = mapped(self, lambda tensor: tensor[rows.to(tensor.device)]), self.conditions
-        return dataclasses.replace(kept, conditions=Conditions(of.condition, of.unconditional, of.rows_B[rows]))
+        return replace(kept, conditions=Conditions(of.condition, of.unconditional, of.rows_B[rows]))
 
     def on_host(self) -> "Samples":
         """The same with what is kept of the trained steps or levels in the host's memory."""
-        kept, forwards = mapped(self.kept, Tensor.cpu), mapped(self.forwards, Tensor.cpu)
-        return dataclasses.replace(self, kept=kept, forwards=forwards)
+        return replace(self, kept=mapped(self.kept, Tensor.cpu), forwards=mapped(self.forwards, Tensor.cpu))
 
 
 class RowDraws:
@@ -176,8 +172,7 @@ class RowDraws:
     def permutation(self, count: int, purpose: str) -> list[int]:
         """The same for the batches of all ranks and for all rollouts of an experience: it follows from ``first``."""
         generator = random.generator(self.seed, self.first, f"rl/{purpose}")
-        drawn: list[int] = torch.randperm(count, generator=generator).tolist()
-        return drawn
+        return torch.randperm(count, generator=generator).tolist()  # type: ignore[no-any-return]
 
     def shuffled(self, steps: list[int], update: int) -> list[int]:
         """The steps in the order of one update."""
@@ -196,17 +191,15 @@ class Rollout:
 
     def rows(self, rows: Tensor) -> "Rollout":
         """Some of the samples, with the conditions of all."""
-        return dataclasses.replace(self, samples=self.samples.rows(rows), draws=self.draws.of(rows))
+        return replace(self, samples=self.samples.rows(rows), draws=self.draws.of(rows))
 
     def with_others(self, others: Sequence["Rollout"]) -> "Rollout":
         """The samples of several rollouts at the same steps, one after the other."""
         parts = [self, *others]
         lengths = {part.data_condition.crossattn_emb_B_S_E.shape[1] for part in parts}
         if len(lengths) > 1:
-            raise DataError(
-                f"max_rollouts joins groups of several batches, but their texts have {sorted(lengths)} tokens: give all"
-                " embeddings one length."
-            )
+            found = f"max_rollouts joins several batches, but their texts have {sorted(lengths)} tokens"
+            raise DataError(f"{found}: give all embeddings one length.")
         draws = self.draws.with_others([part.draws for part in others])
         conditions = [part.samples.conditions for part in parts]
         unconditional = [one.unconditional for one in conditions if one.unconditional is not None]
@@ -231,10 +224,9 @@ def joined(parts: Sequence[Any], done: dict[int, Tensor] | None = None) -> Any:
         if id(first) not in done:
             done[id(first)] = torch.cat(list(parts))
         return done[id(first)]
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        names = [one.name for one in dataclasses.fields(first)]
-        found = {name: joined([getattr(part, name) for part in parts], done) for name in names}
-        return dataclasses.replace(first, **found)
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [one.name for one in fields(first)]
+        return replace(first, **{name: joined([getattr(part, name) for part in parts], done) for name in names})
     if isinstance(first, dict):
         return {key: joined([part[key] for part in parts], done) for key in first}
     return first
@@ -250,9 +242,9 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Tenso
         return done[id(value)]
     if isinstance(value, dict):
         return {key: mapped(one, change, done) for key, one in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [one.name for one in dataclasses.fields(value)]
-        return dataclasses.replace(value, **{name: mapped(getattr(value, name), change, done) for name in names})
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [one.name for one in fields(value)]
+        return replace(value, **{name: mapped(getattr(value, name), change, done) for name in names})
     return value
 
 
@@ -320,10 +312,8 @@ def chain_path(
 
 def check_chain(objective: Objective, rl: RLConfig) -> None:
     """Raise for steps that are too coarse for their noise, or trained and without any, before there is a network."""
-    solver, no_condition = _solver(objective, rl), cast(Condition, None)
-    path = objective.sampling_path(
-        lambda predict: lambda x, level: x, no_condition, torch.zeros(1), solver, rl.sample_steps
-    )
+    solver, nothing = _solver(objective, rl), (cast(Condition, None), torch.zeros(1))
+    path = objective.sampling_path(lambda predict: lambda x, level: x, *nothing, solver, rl.sample_steps)
     chain = _chain(rl, solver, path.sigmas)
     may_train = range(rl.sample_steps - 1) if ANY in rl.train_on else rl.train_on
     if rl.is_ratio and (still := [k for k in may_train if not chain.is_stochastic(k)]):
@@ -340,15 +330,8 @@ def _solver(objective: Objective, rl: RLConfig) -> str:
 
 def _chain(rl: RLConfig, solver: str, sigmas: Tensor, window: Collection[int] | None = None) -> Chain:
     if rl.transition not in FLOW_KINDS:
-        return ChurnChain(
-            sigmas.tolist(),
-            rl.s_churn,
-            "1euler" if rl.solver_option == "1euler" else "2ab",
-            noise_scale=rl.s_noise,
-            sigma_min=rl.s_t_min,
-            sigma_max=rl.s_t_max,
-            window=window,
-        )
+        order = cast(Literal["1euler", "2ab"], rl.solver_option)
+        return ChurnChain(sigmas.tolist(), rl.s_churn, order, rl.s_noise, rl.s_t_min, rl.s_t_max, window)
     times = sigmas if solver == FLOW_SOLVER else flow_time(sigmas)
     try:
         return FlowChain(times.tolist(), rl.transition, rl.noise_level, window)
@@ -391,9 +374,9 @@ def _check_deviation(chain: Chain, k: int, x_next: Tensor, x0: Tensor) -> None:
     if not math.isfinite(found) or 1 / LARGEST_DEVIATION <= found / wanted <= LARGEST_DEVIATION:
         return  # training handles numbers that are not finite
     raise TrainingError(
-        f"After step {k} of a rollout's {chain.num_steps} its states have a deviation of {found:.3g}, but at this level"
-        f" of noise it is {wanted:.3g}: such steps are too coarse for their noise, and what they end in is no clip of"
-        f" the model. Raise {KEY}.sample_steps, lower {KEY}.noise_level, or take {KEY}.transition=cps."
+        f"After step {k} of a rollout's {chain.num_steps} its states have a deviation of {found:.3g}, but this level of"
+        f" noise has {wanted:.3g}: such steps are too coarse for their noise. Raise {KEY}.sample_steps, lower"
+        f" {KEY}.noise_level, or take {KEY}.transition=cps."
     )
 
 
@@ -416,9 +399,7 @@ class Losses:
     """The losses of a run's micro-batches."""
 
     def __init__(self, world: WorldModel, rl: RLConfig) -> None:
-        self.world = world
-        self.rl = rl
-        self.objective = objective_of(rl.objective)
+        self.world, self.rl, self.objective = world, rl, objective_of(rl.objective)
 
     def of(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         """Numbers to log, and the loss."""
@@ -440,9 +421,9 @@ class Losses:
         return (objectives.noised(self._part(x0), self._part(epsilon), t_B) - predicted) / t
 
     def _ratio_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
-        rl, kept = self.rl, part.kept
+        rl, kept, conditions = self.rl, part.kept, (part.condition, part.unconditional)
         assert kept is not None
-        path = self._path(part)
+        path = chain_path(self.world, rl, *conditions, part.noise_B_C_T_H_W, part.window)
         step, _ = judge(path, kept)
         mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
         std = step.std if rl.ratio_normalisation == "gaussian" else None
@@ -452,8 +433,7 @@ class Losses:
         if rl.exp_reward:
             largest = rl.advantage.adv_clip_max
             advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
-        dt = path.chain.length(kept.k)
-        limits = (rl.clip_ratio, dt, rl.clip_ratio_high, rl.dual_clip)
+        limits = (rl.clip_ratio, path.chain.length(kept.k), rl.clip_ratio_high, rl.dual_clip)
         policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, *limits))
         loss = policy.loss_B.mean()
         output = self._watched(part, policy, log_ratio_B, loss)
@@ -464,12 +444,10 @@ class Losses:
             loss = loss + rl.kl_beta * kl
         return output, loss
 
-    def _watched(
-        self, part: MicroBatch, policy: objectives.Clipped, log_ratio_B: Tensor, loss: Tensor
-    ) -> dict[str, Any]:
+    def _watched(self, part: MicroBatch, policy: Clipped, log_ratio_B: Tensor, loss: Tensor) -> dict[str, Any]:
         ratio_B, k = policy.ratio_B.detach(), None if part.kept is None else part.kept.k
         if part.is_before_update and self.rl.on_policy:
-            off = float((log_ratio_B.detach()).abs().max())
+            off = float(log_ratio_B.detach().abs().max())
             at = "" if k is None else f" at step {k}"
             if math.isnan(off):
                 raise TrainingError(
@@ -479,11 +457,12 @@ class Losses:
             why = f"training does not compute what the rollout did{at}. Use the same precision and attention for both."
             require_ratio_one(off, self.rl.ratio_tolerance, why)
         std = ratio_B.std(correction=0)
+        of_step = {} if k is None or part.is_before_update else {f"ratio_std_step{k}": std}  # once ratios move
         return {
             "policy_loss": loss.detach(),
             "log_prob_ratio": ratio_B.mean(),
             "ratio_std": std,
-            **({} if k is None or part.is_before_update else {f"ratio_std_step{k}": std}),  # once ratios move
+            **of_step,
             "clip_fraction_above": policy.is_above_B.float().mean(),
             "clip_fraction_below": policy.is_below_B.float().mean(),
             "approx_kl": objectives.approximate_kl(log_ratio_B.detach()),
@@ -509,10 +488,6 @@ class Losses:
             output["kl_loss"] = kl.detach()
             loss = loss + rl.kl_beta * kl
         return output, loss
-
-    def _path(self, part: MicroBatch) -> ChainPath:
-        noise = part.noise_B_C_T_H_W
-        return chain_path(self.world, self.rl, part.condition, part.unconditional, noise, part.window)
 
     def _clean(self, x0: Tensor, epsilon: Tensor, sigma_B_1: Tensor, condition: Condition) -> Tensor:
         """Clean latents of this rank's frames. Context parallelism stays on, as recomputation must meet it again."""

@@ -75,8 +75,7 @@ class Scoring:
 
     def fetch(self, tickets: list[dict[str, Ticket]], members: int) -> dict[str, Scores]:
         """The scores of all parts [N, members], a group in each row; a reward's deadline is one for all of them."""
-        found = {}
-        began = time.monotonic()
+        found, began = {}, time.monotonic()
         for name, reward in self.rewards.items():
             ends = began + self.options[name].deadline
             scores = [reward.fetch(part[name], ends - time.monotonic()) for part in tickets]
@@ -92,13 +91,11 @@ class Scoring:
         valid = torch.stack([one.is_valid_B for one in scores.values()]).all(dim=0)
         total = torch.zeros(valid.shape)
         for name, one in scores.items():
-            weight = self.options[name].weight
-            value = one.value_B
-            total += weight * (self.advantage.of(value, valid) if self.advantage.each_reward else value)
-            facts |= _facts(name, value, one.is_valid_B)
-            for part, of_part in one.parts.items():
-                if one.is_valid_B.any():
-                    facts[f"{name}_{part}"] = float(of_part[one.is_valid_B].float().mean())
+            value = self.advantage.of(one.value_B, valid) if self.advantage.each_reward else one.value_B
+            total += self.options[name].weight * value
+            facts |= _facts(name, one.value_B, one.is_valid_B)
+            if one.is_valid_B.any():
+                facts |= {f"{name}_{p}": float(part[one.is_valid_B].float().mean()) for p, part in one.parts.items()}
         if not self.advantage.each_reward:
             total = self.advantage.of(total, valid)
         advantage = self.advantage.limited(torch.where(valid, total, 0.0))
@@ -175,9 +172,7 @@ class OneRank:
     """
 
     def __init__(self, reward: Reward, group: dist.ProcessGroup | None = None, margin_s: float = MARGIN_S) -> None:
-        self.reward = reward
-        self.group = group
-        self.margin_s = margin_s
+        self.reward, self.group, self.margin_s = reward, group, margin_s
         self.needs_pixels = reward.needs_pixels
         self._is_on = dist.is_available() and dist.is_initialized()
         self._first = dist.get_global_rank(group, 0) if self._is_on and group is not None else 0
@@ -216,9 +211,7 @@ class OneRank:
         """The bytes of the rank that talks, on every rank."""
         size = torch.tensor([len(packed)])
         self._broadcast(size, place, limit_s)
-        data = torch.frombuffer(bytearray(packed), dtype=torch.uint8) if packed else torch.empty(0, dtype=torch.uint8)
-        if not self._talks:
-            data = torch.empty(int(size), dtype=torch.uint8)
+        data = torch.tensor(list(packed) if self._talks else [0] * int(size), dtype=torch.uint8)
         if len(data):
             self._broadcast(data, place, limit_s)
         return data.numpy().tobytes()
@@ -229,9 +222,8 @@ class OneRank:
             assert work is not None
             work.wait(timedelta(seconds=limit_s))
         except RuntimeError as error:
-            raise RuntimeError(
-                f"rank {dist.get_rank()} waited in vain for the {place} (limit: {limit_s:g} s): {error}"
-            ) from error
+            found = f"rank {dist.get_rank()} waited in vain for the {place} (limit: {limit_s:g} s)"
+            raise RuntimeError(f"{found}: {error}") from error
 
 
 # --- before anything is built
@@ -250,11 +242,8 @@ def check_data(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
         required = getattr(resolve(reward.make, "reward"), "requires", ())
         for key, data in context.training.items():
             for missing in (one for one in required if lacks(data, one)):
-                yield error(
-                    f"{KEY}.rewards.{name}",
-                    f"it compares with '{missing}', which {target_of(data).__name__} ({key}) does not have",
-                    "Choose a reward that judges the clip alone, or data that have it",
-                )
+                text = f"it compares with '{missing}', which {target_of(data).__name__} ({key}) does not have"
+                yield error(f"{KEY}.rewards.{name}", text, "Choose a reward of the clip alone, or data with it")
     for key, data in context.training.items():
         true_frames = facts_of(data).num_true_frames
         if true_frames is not None and rl.max_num_conditional_frames > true_frames:

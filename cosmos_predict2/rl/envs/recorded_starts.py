@@ -156,10 +156,8 @@ class RecordedStarts:
         shapes = {tuple(pictures.shape[1:3]): self.names[i] for i, (pictures, _, _) in distinct.items()}
         if len(shapes) > 1:
             (one, first), (other, second) = [*shapes.items()][:2]
-            raise DataError(
-                f"{self.path}: the pictures of {first} are {_size(one)}, those of {second} {_size(other)}: give the"
-                " size that they are stretched to (starts.size)."
-            )
+            found = f"{self.path}: the pictures of {first} are {_size(one)}, those of {second} {_size(other)}"
+            raise DataError(f"{found}: give the size that they are stretched to (starts.size).")
         pictures, actions, contexts = zip(*(distinct[i] for i in numbers), strict=True)
         known = next((rows for rows in actions if rows is not None), None)
         return FirstFrames(
@@ -191,19 +189,15 @@ class RecordedStarts:
         try:
             return None if text is None else Recorded(**foreign_json.loads(text))
         except (ValueError, TypeError) as error:
-            raise DataError(
-                f"{self.path}: its facts of the recordings are damaged: {error!r}. Write it again."
-            ) from error
+            raise DataError(f"{self.path}: its facts of the recordings are damaged: {error!r}.") from error
 
     def _of_part(self, rows: list[tuple[int, dict[str, Any]]], part: str) -> list[tuple[int, dict[str, Any]]]:
         if part not in ANY_PART:
             raise ConfigError(f"part='{part}' of recorded starts.{near(part, ANY_PART)}")
         wanted = ("calibrate", "test") if part == "held_out" else (part,)
         if not (chosen := [(i, row) for i, row in rows if row["part"] in wanted]):
-            raise DataError(
-                f"{self.path} has no starts of the part '{part}'. Write them with a split: python -m"
-                " scripts.make_reset_states --split FILE."
-            )
+            cure = "Write them with a split: python -m scripts.make_reset_states --split FILE."
+            raise DataError(f"{self.path} has no starts of the part '{part}'. {cure}")
         return chosen
 
     def _known_of_all(self) -> list[str]:
@@ -231,19 +225,15 @@ class RecordedStarts:
             keys = ("name", "task", "is_keyframe")
             return [{**{key: row[key] for key in keys}, "part": row.get("part", "")} for row in rows]
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{self.path}: its list of starts is damaged: {error!r}. Write the starts again."
-            ) from error
+            raise DataError(f"{self.path}: its list of starts is damaged: {error!r}. Write it again.") from error
 
     def _start(self, i: int) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """Pictures [F, H, W, 3], the actions between them and what else is known; only this start is read."""
         with safe_open(self.path, framework="pt") as file:
-            names, of_context = set(file.keys()), f"{i}.context."
+            names, own = set(file.keys()), f"{i}.context."
             pictures: Tensor = file.get_tensor(f"{i}.pictures")
             actions = file.get_tensor(f"{i}.actions") if f"{i}.actions" in names else None
-            context = {
-                name.removeprefix(of_context): file.get_tensor(name) for name in names if name.startswith(of_context)
-            }
+            context = {name.removeprefix(own): file.get_tensor(name) for name in names if name.startswith(own)}
         if self.history == 1:
             pictures, actions = pictures[-1:], None
         elif len(pictures) == 1:
@@ -274,10 +264,8 @@ def _file_of(path: Path, cache_dir: Path | None) -> Path:
     if not published:
         if (path / FILE).is_file():
             return path / FILE
-        raise DataError(
-            f"{path} holds neither {FILE} nor published .npy files. Of recordings they are written by"
-            " python -m scripts.make_reset_states --dataset RECORDINGS --out STARTS."
-        )
+        cure = "Write them of recordings: python -m scripts.make_reset_states --dataset RECORDINGS --out STARTS."
+        raise DataError(f"{path} holds neither {FILE} nor published .npy files. {cure}")
     sources = {file.name: file.stat().st_size for file in published}
     place = (cache_dir or path) / FILE
     if place.is_file() and foreign_json.loads(_metadata(place).get("sources", "{}")) in (sources, {}):
@@ -368,9 +356,7 @@ def read_published(path: Path) -> RecordedStart:
     try:
         items = _items(path.read_bytes())
     except (OSError, ValueError, TypeError, LookupError, RecursionError, Refused) as error:
-        raise DataError(
-            f"{path} is no published reset state (an array of dictionaries), or is damaged: {error}"
-        ) from error
+        raise DataError(f"{path} is no published reset state, an array of dictionaries: {error}") from error
     is_keyframe = KEYFRAME_MARK in path.stem
     if is_keyframe and len(items) < NUM_LAST + 1:
         raise DataError(f"{path} has {len(items)} frames: a keyframe start needs the first one and {NUM_LAST} last.")
@@ -378,15 +364,11 @@ def read_published(path: Path) -> RecordedStart:
     pictures = [_picture(path, i, item) for i, item in enumerate(chosen)]
     if len({picture.shape for picture in pictures}) > 1:
         raise DataError(f"{path}: its pictures have different sizes, {sorted({p.shape for p in pictures})}.")
-    actions = [_numbers(item, "delta_action", "abs_action") for item in chosen]
-    first = actions[0]
-    if is_keyframe and any(row is None or first is None or row.shape != first.shape for row in actions):
+    found = [_numbers(item, "delta_action", "abs_action") for item in chosen]
+    actions = [row for row in found if row is not None]
+    if is_keyframe and (len(actions) < len(found) or len({row.shape for row in actions}) > 1):
         raise DataError(f"{path}: each frame of a keyframe start needs delta_action or abs_action, all of one size.")
-    between: NDArray[numpy.float32] | None
-    if is_keyframe:
-        between = numpy.stack([row for row in actions[1:] if row is not None])
-    else:
-        between = None if first is None else numpy.empty((0, first.size), dtype=numpy.float32)
+    between = numpy.stack(actions)[1:] if actions else None  # of another start [0, D]
     pose = _numbers(items[0], "init_ee_pose", "abs_action")
     context = {} if pose is None else {"init_ee_pose": pose}
     return RecordedStart(path.stem, _task(path, items[0]), numpy.stack(pictures), between, context)

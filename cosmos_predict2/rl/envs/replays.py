@@ -61,10 +61,8 @@ def require_actions_of(source: LeRobotSource, imagination: Imagination) -> None:
     parts = source.action_parts(None)
     found, wanted = source.width(parts), imagination.transform.dim
     if found != wanted:
-        raise DataError(
-            f"{source.info.root}: its actions have {found} numbers, but those of the world model have {wanted}: it is"
-            " of another robot. Give one that was trained on these recordings (--world_model)."
-        )
+        wrong = f"{source.info.root}: its actions have {found} numbers, but those of the world model have {wanted}"
+        raise DataError(f"{wrong}. Give a world model that was trained on these recordings (--world_model).")
     what, cure = f"{source.info.root} has", "give one that was trained on each row of these recordings, without stride."
     imagination.transform.contract.require(source.action_contract(parts), "The world model", what, cure)
     imagination.config.require_conditioning(1)
@@ -86,20 +84,11 @@ def replayed(
     """
     size, length = actions_E_L_D.shape[:2]
     if not len(pictures_E_H_W_C) == len(seeds) == size > 0 or not length:
-        raise DataError(
-            f"{len(pictures_E_H_W_C)} first pictures, {size} sequences of {length} actions and {len(seeds)} seeds: one"
-            " of each is expected for every episode, of at least one action."
-        )
-    env = WorldModelEnv(
-        imagination,
-        GivenStarts(pictures_E_H_W_C),
-        Unjudged(),
-        min(batch_size, size),
-        length,
-        sampling=replace(ONE_EVALUATION, num_steps=num_steps),
-        clip_actions=False,  # they have the units of the recordings
-        keep_frames=True,
-    )
+        found = f"{len(pictures_E_H_W_C)} first pictures, {size} sequences of {length} actions and {len(seeds)} seeds"
+        raise DataError(f"{found}: one of each is expected for every episode, of at least one action.")
+    given = (imagination, GivenStarts(pictures_E_H_W_C), Unjudged(), min(batch_size, size), length)
+    sampling = replace(ONE_EVALUATION, num_steps=num_steps)
+    env = WorldModelEnv(*given, sampling=sampling, clip_actions=False, keep_frames=True)  # in the recordings' units
     video_E_F_H_W_C = torch.empty(size, 1 + length, *pictures_E_H_W_C.shape[1:], dtype=torch.uint8)
     with Progress("recorded actions, imagined", size, unit="episode", leave=False) as progress:
         for numbers in torch.arange(size).split(env.num_envs):

@@ -82,9 +82,7 @@ class Book:
             return numpy.arange(self.num_envs)
         ids = numpy.asarray(env_ids, dtype=numpy.int64).reshape(-1)
         if len(ids) == 0 or ids.min() < 0 or ids.max() >= self.num_envs or len(set(ids.tolist())) < len(ids):
-            raise DataError(
-                f"env_ids={ids.tolist()}: different numbers from 0 to {self.num_envs - 1} are expected, one at least."
-            )
+            raise DataError(f"env_ids={ids.tolist()}: different numbers from 0 to {self.num_envs - 1}, one at least.")
         return ids
 
     def begin(self, seed: int | None, options: Mapping[str, Any] | None) -> Ids:
@@ -184,10 +182,8 @@ class Book:
         expected = {"format": _FORMAT, **json.loads(json.dumps(about))}
         for key in {**expected, **saved}:
             if saved.get(key) != expected.get(key):
-                raise CheckpointError(
-                    f"The state is of an environment with {key}={saved.get(key)!r}, but this one has"
-                    f" {expected.get(key)!r}."
-                )
+                found = f"The state is of an environment with {key}={saved.get(key)!r}"
+                raise CheckpointError(f"{found}, but this one has {expected.get(key)!r}.")
         for name, values in rows.items():
             getattr(self, name)[:] = values
         return content
@@ -243,9 +239,7 @@ def merged(judgement: Judgement, num_noises: int) -> tuple[Any, Any, Any]:
     """Value [E, F] and success [E, F] of judgements of noise after noise, the worst of them; and who disagrees."""
     value, success = (tensor.detach().cpu() for tensor in (judgement.value_E_F, judgement.success_E_F))
     if value.shape != success.shape or value.ndim != 2 or value.shape[0] % num_noises:
-        raise DataError(
-            f"A reward judged pictures by value {list(value.shape)} and success {list(success.shape)}: [E, F] each."
-        )
+        raise DataError(f"A reward gave value {list(value.shape)} and success {list(success.shape)}: [E, F] each.")
     value_N_E_F = value.float().numpy().reshape(num_noises, -1, value.shape[1])
     success_N_E_F = success.bool().numpy().reshape(value_N_E_F.shape)
     if not numpy.isfinite(value_N_E_F).all():
@@ -269,12 +263,10 @@ def score(
         value_E_F = numpy.stack([value_E_F[:, max(0, k - scoring.mean_of) : k].mean(1) for k in ends], axis=1)
     if scoring.success_threshold is not None:
         success_E_F = value_E_F >= scoring.success_threshold
-    size = len(counts_E)
-    reward = numpy.zeros((size, num_actions), dtype=numpy.float32)
-    previous, streak = previous_E.copy(), streak_E.copy()
-    is_success, ever = numpy.zeros(size, dtype=bool), numpy.zeros(size, dtype=bool)
-    values = numpy.zeros_like(reward)
-    value, differs = numpy.zeros(size, dtype=numpy.float32), numpy.zeros(size, dtype=bool)
+    size, previous, streak = len(counts_E), previous_E.copy(), streak_E.copy()
+    reward, values = numpy.zeros((2, size, num_actions), dtype=numpy.float32)
+    is_success, ever, differs = numpy.zeros((3, size), dtype=bool)
+    value = numpy.zeros(size, dtype=numpy.float32)
     for k in range(value_E_F.shape[1]):
         column = counts_E - 1 if scoring.judge == "last" else numpy.full(size, k)
         seen = column < counts_E
@@ -290,12 +282,5 @@ def score(
         ever |= is_success
         value = numpy.where(seen, value_E_F[:, k], value)
         differs = numpy.where(seen, differs_E_F[:, k], differs)
-    return Scored(
-        reward,
-        ever if scoring.terminate_on_success else is_success,
-        value.astype(numpy.float32),
-        values,
-        differs,
-        previous.astype(numpy.float32),
-        streak,
-    )
+    success, last = ever if scoring.terminate_on_success else is_success, value.astype(numpy.float32)
+    return Scored(reward, success, last, values, differs, previous.astype(numpy.float32), streak)

@@ -59,10 +59,8 @@ def whole_pictures(observation: Observation, num_views: int, fit: Callable[[Tens
     wrists = observation["wrist_image"].unbind(1)[: num_views - 1] if num_views > 1 else ()
     views = [observation["full_image"], *wrists]
     if len(views) < num_views:
-        raise ConfigError(
-            f"The world model has {num_views} views, but the environment shows {len(views)}: one with a wrist camera is"
-            " needed (of gym:ID ?wrist=CAMERA)."
-        )
+        found = f"The world model has {num_views} views, but the environment shows {len(views)}"
+        raise ConfigError(f"{found}: one with a wrist camera is needed (of gym:ID ?wrist=CAMERA).")
     pictures = [view.permute(3, 0, 1, 2) for view in views]
     return stacked([picture if fit is None else fit(picture) for picture in pictures]).permute(1, 2, 3, 0).contiguous()
 

@@ -104,8 +104,8 @@ def _libero(
 
     names = [task.name for task in libero.chosen_tasks(suite, tasks)]
     make = partial(libero.LiberoTask, suite, tasks=names)
-    settings: dict[str, Any] = {"image_size": image_size, "max_steps": max_steps}
-    return _simulated(names, libero.TRIALS, make, render, **settings, num_steps_wait=num_steps_wait)
+    settings: Any = dict(image_size=image_size, max_steps=max_steps, num_steps_wait=num_steps_wait)
+    return _simulated(names, libero.TRIALS, make, render, **settings)
 
 
 for _name in LIBERO:
@@ -121,21 +121,17 @@ def _gym(text: str, tasks: list[str], render: str = "auto", **settings: Any) -> 
     if tasks and tasks != [env_id]:
         raise ConfigError(f"--tasks {' '.join(tasks)}: {GYM}{env_id} is one task.")
     own = {key: plain_data(value, f"--suite {GYM}{text}: {key}") for key, _, value in words}
-    is_mujoco = importlib.util.find_spec("mujoco") is not None
+    drawn_by = render if importlib.util.find_spec("mujoco") else None
     make = partial(gym.GymTask, gym.for_workers(env_id), **own)
-    return _simulated(
-        [env_id], OWN_EPISODES, make, render if is_mujoco else None, is_named="sentence" in own, **settings
-    )
+    return _simulated([env_id], OWN_EPISODES, make, drawn_by, is_named="sentence" in own, **settings)
 
 
 def _own(cls: type, tasks: list[str]) -> Place:
     """A class that is called with the number of environments and keeps `VecEnv`, or one of a `TaskEnv`."""
     name = cls.__name__
     if any(base.__module__.startswith("gymnasium.") for base in cls.__mro__):
-        raise ConfigError(
-            f"{name} is a class of gymnasium: register it in {cls.__module__} (gymnasium.register), and name it"
-            f" {GYM}{cls.__module__}:ID."
-        )
+        cure = f"register it in {cls.__module__} (gymnasium.register), and name it {GYM}{cls.__module__}:ID"
+        raise ConfigError(f"{name} is a class of gymnasium: {cure}.")
     names = tasks or [name]
 
     def env(num_envs: int, policy: Any) -> VecEnv:
@@ -143,14 +139,10 @@ def _own(cls: type, tasks: list[str]) -> Place:
         _require_action_dim(found, policy, name)
         if len(names) > (num_tasks := found.metadata.get("num_tasks", len(names))):
             found.close()
-            raise ConfigError(
-                f"--tasks names {len(names)}, but {name} has {num_tasks}: a name for each, in their order."
-            )
+            raise ConfigError(f"--tasks names {len(names)}, but {name} has {num_tasks}: a name for each, in order.")
         if len(names) < num_tasks:
-            log.warning(
-                "played: %d of the %d tasks of %s; --tasks with a name for each, in their order, plays all",
-                *(len(names), num_tasks, name),
-            )
+            text = "played: %d of the %d tasks of %s; --tasks with a name for each, in their order, plays all"
+            log.warning(text, len(names), num_tasks, name)
         return found
 
     num_trials = getattr(cls, "num_trials", None)  # more would be the same starts again

@@ -27,7 +27,6 @@ from cosmos_predict2.toy_world.physics import (
     random_spot,
     reward,
     success,
-    uses_grip,
 )
 from cosmos_predict2.toy_world.rendering import render
 from imaginaire.errors import ConfigError, near
@@ -44,8 +43,7 @@ class ToyEnv(EnvDefaults):
     every step. info also has ``distance`` (pixels that are left) and ``states`` [E, 10]. With ``keep_frames`` it has
     ``frames`` [E, A, H, W, 3], the pictures after each action, and ``moved`` [E, A], the actions that moved an object.
     A world model learns from these frames: in the share ``ring_elsewhere`` of the episodes they show the ring at
-    another place than the policy saw, since physics knows no ring. ``active_dims`` are the action entries that a policy
-    for these tasks uses.
+    another place than the policy saw, since physics knows no ring.
     """
 
     def __init__(
@@ -73,19 +71,12 @@ class ToyEnv(EnvDefaults):
             num_envs, num_tasks=len(self.tables.tasks), num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed
         )
         try:
-            dims = action_layout(action_dim)
+            action_layout(action_dim)
         except ValueError as error:
             raise ConfigError(f"action_dim={action_dim}: {error}") from error
-        self.active_dims = tuple(dims if uses_grip(self.tables.tasks) else dims[:2])
-        self.num_envs = num_envs
-        self.action_dim = action_dim
-        self.metadata: Mapping[str, Any] = dict(
-            suite="toy",
-            action_dim=action_dim,
-            chunk=min(CHUNK, max_steps),
-            max_steps=max_steps,
-            num_tasks=self._book.num_tasks,
-        )
+        self.num_envs, self.action_dim = num_envs, action_dim
+        sizes = dict(action_dim=action_dim, chunk=min(CHUNK, max_steps), max_steps=max_steps)
+        self.metadata: Mapping[str, Any] = dict(suite="toy", **sizes, num_tasks=self._book.num_tasks)
         self.terminate_on_success, self.reward_on, self.keep_frames = terminate_on_success, reward_on, keep_frames
         self.ring_elsewhere, self.sparse = ring_elsewhere, sparse
         self._states = numpy.zeros((num_envs, STATE_SIZE))
@@ -105,18 +96,16 @@ class ToyEnv(EnvDefaults):
         book, ids = self._book, self._book.ids(env_ids)
         checked, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute)
         actions, chunk = checked.numpy(), Chunk.empty(len(ids), checked.shape[1])
-        path: list[Floats] | None = [] if self.keep_frames else None
-        before = self._states[ids].copy()
+        path: list[Floats] = [self._states[ids].copy()]
         for k in range(count):
             rows = numpy.flatnonzero(~book.is_over[ids])
             if rows.size:
                 self._step(ids[rows], actions[rows, k], chunk, rows, k)
-            if path is not None:
-                path.append(self._states[ids].copy())
+            path.append(self._states[ids].copy())
         info = self._info(ids, chunk)
-        if path is not None:
+        if self.keep_frames:
             path += path[-1:] * (checked.shape[1] - count)
-            info["frames"], info["moved"] = self._film(ids, path), _moved(before, path)
+            info["frames"], info["moved"] = self._film(ids, path[1:]), _moved(path)
         return self._observation(ids), chunk.reward_E_A, chunk.terminated_E_A, chunk.truncated_E_A, info
 
     def _step(self, ids: Ids, actions: Any, chunk: Chunk, rows: Ids, k: int) -> None:
@@ -176,8 +165,8 @@ class ToyEnv(EnvDefaults):
         """Nothing is held."""
 
 
-def _moved(before: Floats, path: Sequence[Floats]) -> Tensor:
-    """True for successive states that differ from the one before in the place of an object, bool [E, A]."""
-    states = numpy.stack([before, *path], axis=1)
+def _moved(path: Sequence[Floats]) -> Tensor:
+    """True for states that differ from the one before in the place of an object, bool [E, A]."""
+    states = numpy.stack(path, axis=1)
     places = numpy.concatenate([states[..., object_position(k)] for k in range(len(OBJECTS))], axis=-1)
     return torch.from_numpy((numpy.diff(places, axis=1) != 0).any(axis=-1))

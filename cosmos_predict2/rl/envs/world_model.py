@@ -66,9 +66,8 @@ def require_inputs(env: Any, policy: Policy) -> None:
         return
     if not env.state_size:
         raise ConfigError(
-            f"{name} reads the robot's state, of which a world model knows nothing: set policy.use_proprio=False of"
-            " OpenVLA or policy.discrete_state_input=False of PI0.5 where the weights can do without, or choose N zeros"
-            " in its place, env.state_size=N."
+            f"{name} reads the robot's state, which no world model shows: set policy.use_proprio=False of OpenVLA or"
+            " policy.discrete_state_input=False of PI0.5, or choose N zeros in its place, env.state_size=N."
         )
     log.warning("%s reads the robot's state: in imagination it is shown %d zeros (state_size)", name, env.state_size)
 
@@ -147,9 +146,7 @@ class WorldModelEnv(EnvDefaults):
         self.chunk = chunk or imagination.config.chunk_size
         self.new_frames = self.chunk - (starts.history - 1)
         if self.new_frames < 1:
-            raise ConfigError(
-                f"starts.history={starts.history} pictures leave none of a chunk of {self.chunk} actions."
-            )
+            raise ConfigError(f"starts.history={starts.history} pictures leave no new one of {self.chunk} actions.")
         if keep_first and starts.history == 1:
             raise ConfigError("keep_first keeps the first picture beside the last four: starts.history must be 5.")
         self.action_dim = imagination.transform.dim
@@ -159,15 +156,10 @@ class WorldModelEnv(EnvDefaults):
         elif not isinstance(clip_actions, bool):
             raise ConfigError(f"clip_actions={clip_actions!r}: true, false or 'recorded'.")
         self.num_envs = num_envs
-        self.metadata: Mapping[str, Any] = dict(
-            suite="world_model",
-            action_dim=self.action_dim,
-            chunk=min(self.new_frames, max_steps),
-            max_steps=max_steps,
-            num_tasks=starts.num_tasks,
-        )
+        sizes = dict(action_dim=self.action_dim, chunk=min(self.new_frames, max_steps), max_steps=max_steps)
+        self.metadata: dict[str, Any] = dict(suite="world_model", **sizes, num_tasks=starts.num_tasks)
         if clip_actions == "recorded" and self.bounds is not None:
-            self.metadata = {**self.metadata, "action_low": self.bounds[0], "action_high": self.bounds[1]}
+            self.metadata |= {"action_low": self.bounds[0], "action_high": self.bounds[1]}
         self._book = Book(num_envs, num_tasks=starts.num_tasks, num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed)
         self._previous = numpy.zeros(num_envs, dtype=numpy.float32)
         self._streak = numpy.zeros(num_envs, dtype=numpy.int64)
@@ -201,10 +193,8 @@ class WorldModelEnv(EnvDefaults):
         book, ids = self._book, self._book.ids(env_ids)
         actions, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute, bounds=self.bounds)
         if count > self.new_frames:
-            raise DataError(
-                f"{count} actions are to be executed, but this world model imagines {self.new_frames} at once: give"
-                " shorter chunks, or execute fewer."
-            )
+            found = f"{count} actions are to be executed, but this world model imagines {self.new_frames} at once"
+            raise DataError(f"{found}: give shorter chunks, or execute fewer.")
         chunk = Chunk.empty(len(ids), actions.shape[1])
         info: dict[str, Any] = {
             "value": torch.zeros(len(ids)),
@@ -241,24 +231,18 @@ class WorldModelEnv(EnvDefaults):
             self._actions = torch.zeros(self.num_envs, history - 1, self.action_dim)
         if pictures.shape[1:] != self._frames.shape[2:]:
             found, before = list(pictures.shape[3:]), list(self._frames.shape[4:])
-            raise DataError(
-                f"These starts have pictures {found}, but those before {before} (height, width): give the size that"
-                " they are stretched to (starts.size)."
-            )
+            wrong = f"These starts have pictures {found}, but those before {before} (height, width)"
+            raise DataError(f"{wrong}: give the size that they are stretched to (starts.size).")
         where = self._on_device(ids)
         self._frames[:, where], self._first[where] = pictures, pictures[:, :, :1]
         if history > 1:
             if (rows := first.actions_E_A_D) is not None and rows.shape[2] != self.action_dim:
-                raise DataError(
-                    f"Starts with actions of {rows.shape[2]} numbers, but the model's have {self.action_dim}."
-                )
+                raise DataError(f"Starts' actions have {rows.shape[2]} numbers, the model's {self.action_dim}.")
             self._actions[ids] = 0.0 if rows is None else rows.float()
         known = {*first.context, _DESCRIPTION}
         if differs := sorted(known ^ self._context.keys()) if self._context else []:
-            raise DataError(
-                f"These starts and those before do not have the same context ({', '.join(differs)} is only in some),"
-                " which a reward would take from other episodes: give it to all starts, or to none."
-            )
+            wrong = f"Not all starts have the same context ({', '.join(differs)} is only in some)"
+            raise DataError(f"{wrong}, which a reward would take from other episodes: give it to all, or to none.")
         self._context.setdefault(_DESCRIPTION, [""] * self.num_envs)
         for i, sentence in zip(ids, first.task_description, strict=True):
             self._context[_DESCRIPTION][i] = sentence
@@ -303,16 +287,8 @@ class WorldModelEnv(EnvDefaults):
         self, first: Tensor, actions: Tensor, seeds: Sequence[int], text: Tensor | None, frames: range
     ) -> Tensor:
         """Some frames of the clips, [B, C, F, H, W]."""
-        return self.imagination.generate_actions(
-            first,
-            actions,
-            seeds,
-            self.sampling,
-            text_B_S_E=text,
-            as_float=self.hand_over == "float",
-            batch_size=self.batch_size,
-            frames=frames,
-        )
+        options: Any = dict(as_float=self.hand_over == "float", batch_size=self.batch_size, frames=frames)
+        return self.imagination.generate_actions(first, actions, seeds, self.sampling, text_B_S_E=text, **options)
 
     def _to_bytes(self, video: Tensor) -> Tensor:
         return video if video.dtype == torch.uint8 else to_uint8(video)
@@ -342,14 +318,8 @@ class WorldModelEnv(EnvDefaults):
             for name, value in self._context.items()
         }
         judgement = self.reward.judge(self._as_judged(shown).flatten(0, 1).permute(0, 2, 3, 4, 1), context)
-        return score(
-            self.scoring,
-            merged(judgement, self.num_noises),
-            counts,
-            num_actions,
-            self._previous[ids],
-            self._streak[ids],
-        )
+        judged = merged(judgement, self.num_noises)
+        return score(self.scoring, judged, counts, num_actions, self._previous[ids], self._streak[ids])
 
     def _end(self, ids: Ids, rows: Ids, counts: NDArray[numpy.int64], scored: Scored, chunk: Chunk) -> None:
         book = self._book
@@ -423,14 +393,8 @@ class WorldModelEnv(EnvDefaults):
 
     @property
     def _about(self) -> dict[str, Any]:
-        return {
-            "kind": "world_model",
-            "num_envs": self.num_envs,
-            "history": self.starts.history,
-            "num_noises": self.num_noises,
-            "hand_over": self.hand_over,
-            **self.metadata,
-        }
+        own = dict(num_envs=self.num_envs, num_noises=self.num_noises, hand_over=self.hand_over)
+        return {"kind": "world_model", "history": self.starts.history, **own, **self.metadata}
 
     def get_state(self) -> bytes:
         arrays: dict[str, Any] = {"previous": self._previous, "streak": self._streak}
@@ -451,12 +415,10 @@ class WorldModelEnv(EnvDefaults):
                 self._actions = torch.from_numpy(arrays["actions"])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"The state is not one of a world model's environment: {error}") from error
-        context = {
-            name.removeprefix("context."): array for name, array in arrays.items() if name.startswith("context.")
-        }
         self._context = {
-            name: array.tolist() if array.dtype.kind == "U" else torch.from_numpy(array)
-            for name, array in context.items()
+            name.removeprefix("context."): array.tolist() if array.dtype.kind == "U" else torch.from_numpy(array)
+            for name, array in arrays.items()
+            if name.startswith("context.")
         }
 
     def close(self) -> None:
@@ -468,10 +430,8 @@ def _settled_steps(max_steps: int | None, recorded: Recorded | None) -> int:
     if max_steps is not None:
         return max_steps
     if recorded is None:
-        raise ConfigError(
-            "env.max_steps=null is the length of recorded episodes, which these starts do not record: set the number of"
-            " actions, or write the starts anew: python -m scripts.make_reset_states."
-        )
+        cure = "set the number of actions, or write the starts anew: python -m scripts.make_reset_states"
+        raise ConfigError(f"env.max_steps=null is the length of recordings, which these starts do not record: {cure}.")
     return recorded.num_actions
 
 
@@ -481,10 +441,7 @@ def _recorded_bounds(recorded: Recorded | None, action_dim: int) -> Bounds | Non
         log.warning("the starts do not record the range of actions: none is clipped (clip_actions=recorded)")
         return None
     if len(recorded.low) != action_dim:
-        raise DataError(
-            f"The starts are of recordings with actions of {len(recorded.low)} numbers, but the model's have"
-            f" {action_dim}."
-        )
+        raise DataError(f"The starts' actions have {len(recorded.low)} numbers, but the model's have {action_dim}.")
     return recorded.low, recorded.high
 
 

@@ -36,9 +36,7 @@ class PolicyLossConfig(Section):
 
     def __attrs_post_init__(self) -> None:
         if self.aggregation == "token-mean-of-steps" and self.max_episode_steps is None:
-            raise ConfigError(
-                "max_episode_steps=null, but aggregation=token-mean-of-steps divides by it: set an episode's steps."
-            )
+            raise ConfigError("max_episode_steps=null, but aggregation=token-mean-of-steps divides by it: set it.")
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -102,10 +100,8 @@ class RefinementConfig(Section):
 
     def __attrs_post_init__(self) -> None:
         if not self.temperatures or not all(0 <= value < math.inf for value in self.temperatures):
-            raise ConfigError(
-                f"model.config.refinement.temperatures={list(self.temperatures)}: one number at least, none below 0"
-                " (0 is greedy)."
-            )
+            found = f"model.config.refinement.temperatures={list(self.temperatures)}"
+            raise ConfigError(f"{found}: one number at least, none below 0 (0 is greedy).")
         if self.keep < (of_phase := self.episodes * self.windows):
             raise ConfigError(
                 f"model.config.refinement.keep={self.keep}, but a phase has up to episodes={self.episodes} times"

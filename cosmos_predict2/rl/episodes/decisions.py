@@ -42,6 +42,7 @@ from cosmos_predict2.rl.objectives import (
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError, TrainingError
 
+RULES = "check_policy of cosmos_predict2.rl.policies.contract"
 # objectives that take no step where no group has an advantage
 BY_ADVANTAGE = ("grpo", "guard", "dppo", "nft", "awm", "best_of_n", "random_of_n")
 
@@ -67,12 +68,9 @@ def misfits(policy: Any, rl: VLARLConfig) -> Iterator[tuple[str, str]]:
     is_class = isinstance(policy, type)
     if completed(policy, PolicyDefaults).velocities is None or not (is_class or policy.flow_times):
         name = policy.__name__ if is_class else type(policy).__name__
-        text = (
-            f"{rl.objective} learns from velocities at fresh noise, which {name} does not give; PI0.5 does, but not"
-            " with noise_method=flow_noise. Take grpo or dppo, or define velocities and flow_times of"
-            " cosmos_predict2.rl.interfaces.Policy"
-        )
-        yield "objective", text
+        text = f"{rl.objective} learns from velocities at fresh noise, which {name} does not give; PI0.5 does, but not"
+        cure = "Take grpo or dppo, or define velocities and flow_times of cosmos_predict2.rl.interfaces.Policy"
+        yield "objective", f"{text} with noise_method=flow_noise. {cure}"
     elif not is_class and rl.num_timesteps > (most := len(policy.flow_times)):
         yield "num_timesteps", f"{rl.num_timesteps}, but the policy decides in {most} steps (0: all of them)"
 
@@ -117,6 +115,7 @@ def judged_at(
 
     v_old = v.detach() if fresh.v_old_B_L_K_N is None else fresh.v_old_B_L_K_N
     largest = LARGEST_ADVANTAGE if rl.advantage.adv_clip_max is None else rl.advantage.adv_clip_max
+    numbers = (rl.clip_ratio, rl.nft_beta, largest, of_decision, rl.clip_ratio_high, rl.dual_clip)  # as of clips
     given = FreshNoise(
         counted(found.x0_B_K_N[:, None]),
         counted(found.noise_B_L_K_N),
@@ -124,12 +123,7 @@ def judged_at(
         counted(v),
         counted(v_old),
         advantage_B.to(v).repeat_interleave(v.shape[1]),
-        limit=rl.clip_ratio,
-        beta=rl.nft_beta,
-        largest_advantage=largest,
-        of_clip=of_decision,
-        limit_high=rl.clip_ratio_high,
-        dual_clip=rl.dual_clip,
+        *numbers,
     )
     terms: Clipped | WithoutRatio = objective_of(rl.objective).function(given)
     if fresh.v_reference_B_L_K_N is None:
@@ -209,26 +203,20 @@ def require_drawn(drawn_M_E_K_N: Tensor | None, whole: Decisions, rows: Tensor, 
     """How far the log-probabilities of decisions are from those that they were drawn with, in nats an element on
     average; raises where that is no rounding."""
     if drawn_M_E_K_N is None:
-        raise TrainingError(
-            "The policy's act gives no log-probability of what it draws: return Decision(actions, record, log_prob),"
-            " taken where it draws and not by log_prob, with which it is compared. check_policy of"
-            " cosmos_predict2.rl.policies.contract checks the rest."
-        )
+        found = "The policy's act gives no log-probability of what it draws: return Decision(actions, record, log_prob)"
+        raise TrainingError(f"{found}, taken where it draws. {RULES} checks the rest.")
     assert whole.old_log_prob_B_K_N is not None
     rows = rows[whole.mask_B_A.any(dim=1)[rows]]
     drawn, computed = drawn_M_E_K_N.flatten(0, 1)[rows], whole.old_log_prob_B_K_N[rows]
     away = difference(drawn, computed) if len(rows) else 0.0
     if not away <= tolerance:
-        found = (
-            f"{away:.3g} nats an element"
-            if drawn.shape == computed.shape
-            else (f"shape {list(drawn.shape[1:])} and {list(computed.shape[1:])} of a decision")
-        )
+        found = f"{away:.3g} nats an element"
+        if drawn.shape != computed.shape:
+            found = f"shape {list(drawn.shape[1:])} and {list(computed.shape[1:])} of a decision"
         raise TrainingError(
-            f"What decisions were drawn with and what log_prob computes of their records differ by {found}; rounding is"
-            f" at most model.config.rl.draw_tolerance={tolerance:g}. The policy's log_prob has another order, noise,"
-            " temperature or weights than its act, or the record lacks something. check_policy of"
-            " cosmos_predict2.rl.policies.contract names the rule that is broken."
+            f"What decisions were drawn with and what log_prob computes of their records differ by {found} (at most"
+            f" model.config.rl.draw_tolerance={tolerance:g}): log_prob has another order, noise, temperature or weights"
+            f" than act, or the record lacks something. {RULES} names the rule that is broken."
         )
     return away
 
@@ -241,12 +229,13 @@ def log_probs(
 
     Of ``size`` decisions at a time on the device, as training computes them: all at once may not fit.
     """
-    num, found = len(next(iter(record.values()))), []
+    num, found, means = len(next(iter(record.values()))), [], []
     for some in rows.split(size):
         part = policy.log_prob({key: value[some].to(device) for key, value in record.items()})
-        found.append((part.log_prob_B_K_N.cpu(), None if part.step is None else part.step.mean_B_K_N.cpu()))
-    log_prob, means = zip(*found, strict=True)
-    return _in_rows(rows, log_prob, num), None if means[0] is None else _in_rows(rows, means, num)
+        found.append(part.log_prob_B_K_N.cpu())
+        if part.step is not None:
+            means.append(part.step.mean_B_K_N.cpu())
+    return _in_rows(rows, found, num), _in_rows(rows, means, num) if means else None
 
 
 @torch.no_grad()
@@ -379,9 +368,9 @@ def policy_loss(
     if objective.needs_step:
         if (drawn := log_prob.step) is None or old_mean_B_K_N is None:
             raise ConfigError(
-                f"objective={rl.objective} weighs decisions by the step of a sampler that drew them, which log_prob of"
-                " this policy does not give. That of PI0.5 does with noise_method=flow_sde, joint_logprob=False and"
-                " safe_get_logprob=False; else take grpo or dppo."
+                f"objective={rl.objective} needs a sampler's step, which this policy's log_prob does not give. That of"
+                " PI0.5 does with noise_method=flow_sde, joint_logprob=False and safe_get_logprob=False; else take grpo"
+                " or dppo."
             )
         moved_B_K_N = (drawn.mean_B_K_N - old_mean_B_K_N).square()
         moved, _ = at_level(moved_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)

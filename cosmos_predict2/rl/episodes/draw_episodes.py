@@ -42,9 +42,8 @@ class DrawEpisodes(Callback):
         self.true_env = completed(self.true_env, EnvDefaults) or model.true_env
         if model.env.imagination is None or self.true_env is None:
             raise ConfigError(
-                f"trainer.callbacks.{self.name} shows imagined beside true episodes of the same starts: it needs an"
-                f" environment that imagines (model.config.world_model, or env.imagination) and true_env, there or of"
-                f" its own. Switch it off: trainer.callbacks.{self.name}=null."
+                f"trainer.callbacks.{self.name} needs an environment that imagines (model.config.world_model, or"
+                f" env.imagination) and true_env, there or of its own: else set trainer.callbacks.{self.name}=null."
             )
 
     def on_validation_step_end(

@@ -49,13 +49,11 @@ class RecordedEpisodeStarts(EpisodeStarts):
         if part not in PARTS:
             raise ConfigError(f"part '{part}' of starts.{near(part, PARTS)}")
         self.numbers: Sequence[int] = range(num or 0) if starts is None else starts.numbers(part)[:num]
-        if not self.numbers:
-            raise DataError(
-                "RecordedEpisodeStarts(starts=null) needs num, the number of starts of the environment."
-                if starts is None
-                else f"{starts.path}: none of its {len(starts)} starts is of the part '{part}'. Without a split every"
-                f" {HELD_OUT_EVERY}th recording is held out, so that {HELD_OUT_EVERY} are needed at least."
-            )
+        if not self.numbers and starts is None:
+            raise DataError("RecordedEpisodeStarts(starts=null) needs num, the number of starts of the environment.")
+        if not self.numbers and starts is not None:
+            found = f"{starts.path}: none of its {len(starts)} starts is of the part '{part}'"
+            raise DataError(f"{found}. Without a split every {HELD_OUT_EVERY}th recording is held out: give more.")
         super().__init__(len(self.numbers), None if starts is None else starts.num_tasks)
 
     def __getitem__(self, index: int) -> dict[str, int]:
@@ -74,10 +72,8 @@ def settle_num_tasks(loaders: Iterable[Any], envs: Sequence[VecEnv], *, is_remot
                 continue
             found = int(env.metadata.get("num_tasks", 1))
             if data.num_tasks not in (None, found):
-                raise ConfigError(
-                    f"{key}.dataset.num_tasks={data.num_tasks}, but the environment has {found} tasks: set it to null,"
-                    " which is all of them. Fewer tasks are chosen in the environment (tasks=[...])."
-                )
+                wrong = f"{key}.dataset.num_tasks={data.num_tasks}, but the environment has {found} tasks"
+                raise ConfigError(f"{wrong}: set it to null, and choose tasks in the environment (tasks=[...]).")
             data.num_tasks = found
         if env is not envs[0]:
             release(env)

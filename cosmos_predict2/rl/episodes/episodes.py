@@ -227,20 +227,15 @@ def require_known_sentences(known: Sequence[str], observation: Observation) -> N
     """Raise where a task is described by other words than in the recordings that a policy is cloned from, if any are
     known."""
     if known and (other := next((one for one in observation["task_description"] if one not in known), None)):
-        raise ConfigError(
-            f"The environment calls its task '{other}', which no recording of the policy does: it does not know what"
-            f" to do by other words.{near(other, known)} Give the environment the recorded words (--suite"
-            " 'gym:ID?sentence=WORDS', or task_description of your own class)."
-        )
+        found = f"The environment calls its task '{other}', which no recording of the policy does.{near(other, known)}"
+        raise ConfigError(f"{found} Give it the recorded words: --suite 'gym:ID?sentence=WORDS', or task_description.")
 
 
 def require_views(what: str, views: Sequence[str], observation: Observation) -> None:
     """Raise where an environment shows fewer views than the recordings that a policy is cloned from have."""
     if len(views) > 1 and (count := 1 + observation["wrist_image"].shape[1]) < len(views):
-        raise ConfigError(
-            f"{what} has {named(views)}, but the environment shows {count}: give it a wrist camera (of gym:ID"
-            " ?wrist=CAMERA), or clone on one camera."
-        )
+        cure = "give it a wrist camera (of gym:ID ?wrist=CAMERA), or clone on one camera"
+        raise ConfigError(f"{what} has {named(views)}, but the environment shows {count}: {cure}.")
 
 
 class Places:

@@ -138,10 +138,8 @@ class VLAGRPOModel(RLModel):
         self.env: VecEnv = completed(lazy_config.instantiate(config.env, **env_arguments), EnvDefaults)
         require_inputs(self.env, self.policy)
         if self.rl.mask_unreliable and self.env.num_noises < 2:
-            raise ConfigError(
-                f"{KEY}.rl.mask_unreliable=true leaves decisions out on which two noises disagree, but"
-                f" {KEY}.env.num_noises is {self.env.num_noises}: set it to 2."
-            )
+            found = f"{KEY}.env.num_noises={self.env.num_noises}"
+            raise ConfigError(f"{KEY}.rl.mask_unreliable=true compares two noises, but {found}: set it to 2.")
         self.true_env: VecEnv | None = completed(lazy_config.instantiate(config.true_env), EnvDefaults)
         eval_env: VecEnv | None = completed(lazy_config.instantiate(config.eval_env), EnvDefaults)
         self.eval_env = eval_env or self.true_env or self.env
@@ -209,10 +207,8 @@ class VLAGRPOModel(RLModel):
         if (model := self.held_world_model) is not None:
             model.parallelize(dims)
         if self.refinement is not None and self.refinement.config.episodes < dims.dp_size:
-            raise ConfigError(
-                f"{KEY}.refinement.episodes={self.refinement.config.episodes} are fewer than the {dims.dp_size}"
-                " data-parallel ranks, each of which plays some."
-            )
+            found = f"{KEY}.refinement.episodes={self.refinement.config.episodes}"
+            raise ConfigError(f"{found}: each of the {dims.dp_size} data-parallel ranks plays some: set more.")
         if self.rl.kl_beta:
             self.keep_reference()
         self.keep_old(self.rl.weight_copy_decay_type)

@@ -43,10 +43,9 @@ class ImaginationAlarm(Callback):
         if self._ended:
             log.warning("%s", self._ended)
         if self.on_alarm == "best" and self.config.checkpoint.keep_last is not None:
-            raise ConfigError(
-                f"trainer.callbacks.{self.name}.on_alarm=best goes back to a checkpoint that checkpoint.keep_last="
-                f"{self.config.checkpoint.keep_last} may remove: set it to null, or on_alarm to warn or stop."
-            )
+            found = f"trainer.callbacks.{self.name}.on_alarm=best goes back to a checkpoint"
+            kept = f"checkpoint.keep_last={self.config.checkpoint.keep_last}"
+            raise ConfigError(f"{found} that {kept} may remove: set it to null, or on_alarm to warn or stop.")
 
     def on_save_checkpoint_start(self, model: Any, iteration: int = 0) -> None:
         if self._right is not None:
@@ -105,9 +104,8 @@ class ImaginationGap(ImaginationAlarm):
         rates = [rate for of_rank in distributed.all_gather_object(self._rates) for rate in of_rank]
         if not rates:
             raise ConfigError(
-                f"trainer.callbacks.{self.name} compares imagined with true success, but validation gives none: it"
-                " needs an environment that imagines (model.config.world_model, or env.imagination), true_env or"
-                " eval_env beside it, and compare above 0."
+                f"trainer.callbacks.{self.name} needs an environment that imagines (model.config.world_model, or"
+                " env.imagination), true_env or eval_env beside it, and compare above 0."
             )
         imagined, true = (sum(values) / len(rates) for values in zip(*rates, strict=True))
         text = (

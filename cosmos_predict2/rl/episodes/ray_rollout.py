@@ -140,11 +140,8 @@ class RayRollout(RolloutDefaults):
         if self.device.type == "cuda" and not self._options["num_gpus"]:
             raise ConfigError(f"{KEY}.num_gpus is 0, but the policy is on {self.device}: give each worker a part.")
         if world_model is not None and any(is_dtensor(weight) for weight in world_model.parameters()):
-            raise ConfigError(
-                f"{KEY}: workers imagine with a whole world model, but it is sharded. Set"
-                " model.config.world_model.config.fsdp_shard_size=0, or play in the processes that train:"
-                f" {KEY}=null."
-            )
+            cure = f"Set model.config.world_model.config.fsdp_shard_size=0, or play in this process: {KEY}=null."
+            raise ConfigError(f"{KEY}: workers imagine with a whole world model, but it is sharded. {cure}")
 
     def _started(self) -> tuple[Any, Any]:
         """A worker, and its answer that it has the weights."""
@@ -205,10 +202,8 @@ class RayRollout(RolloutDefaults):
         self.lost += num_episodes
         self._why = why
         if self._deaths[worker] > self.max_deaths:
-            raise TrainingError(
-                f"Worker {worker} of {KEY} died {self._deaths[worker]} times in a row"
-                f" (max_deaths={self.max_deaths}): {why}"
-            )
+            often = f"died {self._deaths[worker]} times in a row (max_deaths={self.max_deaths})"
+            raise TrainingError(f"Worker {worker} of {KEY} {often}: {why}")
         self.restarts += 1
         log.warning(
             "rollout worker %d died: %s; its %d episodes are invalid (%d lost so far), and it is started again",
@@ -257,8 +252,7 @@ def _connected(address: str) -> Any:
         raise ConfigError(
             f"{KEY}: no Ray cluster answers at address={address} ({str(error).strip().splitlines()[0].rstrip('.')})."
             " Start one: `ray start --head` on this machine, or `RANK=0 bash ray_utils/start_ray.sh` on the first of"
-            " several; `ray status` shows it, and `ray stop --force` ends one that is stuck. Or play in this process:"
-            f" {KEY}=null."
+            f" several; `ray stop --force` ends one that is stuck. Or play in this process: {KEY}=null."
         ) from error
     return ray
 
@@ -268,11 +262,9 @@ def _require_resources(ray: Any, num_workers: int, num_cpus: float, num_gpus: fl
     there = ray.cluster_resources()
     for name, kind, each in (("num_cpus", "CPU", num_cpus), ("num_gpus", "GPU", num_gpus)):
         if num_workers * each > there.get(kind, 0):
-            raise ConfigError(
-                f"{KEY}: num_workers={num_workers} with {name}={each:g} each, but the cluster has"
-                f" {there.get(kind, 0):g} {kind}s. Lower one of them, or start Ray with more: ray start --head"
-                f" --{name.replace('_', '-')}=N."
-            )
+            wanted = f"num_workers={num_workers} with {name}={each:g} each"
+            cure = f"Lower one of them, or start Ray with more: ray start --head --{name.replace('_', '-')}=N."
+            raise ConfigError(f"{KEY}: {wanted}, but the cluster has {there.get(kind, 0):g} {kind}s. {cure}")
 
 
 def _modules(policy: Policy, env: VecEnv) -> dict[str, nn.Module]:

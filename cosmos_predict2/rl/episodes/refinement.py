@@ -121,10 +121,8 @@ class Refinement(nn.Module):
         self.config = config
         self._held = (model, Imagination(model.world), data)
         if config.old and data is None:
-            raise ConfigError(
-                f"model.config.refinement.old={config.old} windows of a batch are of refinement.data, which is not set."
-                " Name a data set that the world model was trained on, or set old=0."
-            )
+            wrong = f"model.config.refinement.old={config.old} windows are of refinement.data, which is not set"
+            raise ConfigError(f"{wrong}: name a data set that the world model was trained on, or set old=0.")
         pipe = model.pipe_config
         self._num_frames = pixel_frames(pipe.state_t)
         tokenizer = model.world.tokenizer
@@ -150,21 +148,15 @@ class Refinement(nn.Module):
                 " by. In place of the latter model.config.refinement.recordings is a folder of what a robot plays."
             )
         if config.recordings is not None and not isinstance(env, WorldModelEnv):
-            raise ConfigError(
-                "model.config.refinement.recordings are compared in imagination: model.config.env is a WorldModelEnv."
-            )
+            raise ConfigError("model.config.refinement.recordings need a model.config.env that is a WorldModelEnv.")
         if config.optimizer is None:
             raise ConfigError("model.config.refinement.optimizer must be set, such as L(muon)(lr=0.015).")
         if (offload := env.offload_policy) != "never":
-            raise ConfigError(
-                f"model.config.env.offload={offload}, but with model.config.refinement the world model is trained,"
-                " too, and stays on the GPU: set model.config.env.offload=never, or model.config.refinement=null."
-            )
+            wrong = f"model.config.env.offload={offload}, but model.config.refinement trains the world model"
+            raise ConfigError(f"{wrong}, which stays on the GPU: set offload=never, or model.config.refinement=null.")
         if len(env.views) > 1:
-            raise ConfigError(
-                f"The world model has {named(env.views)}, and refinement knows one view: leave model.config.refinement"
-                " out, and train the world model anew on the recordings of a phase."
-            )
+            cure = "set model.config.refinement=null, and train the world model anew on the recordings of a phase"
+            raise ConfigError(f"The world model has {named(env.views)}, and refinement knows one view: {cure}.")
         require_refinable(model, config, whole.rl.micro_batches)
         observed, _ = shown.reset(options=dict(env_ids=[0], task_ids=[0], trial_ids=[0], seeds=[0]))
         _, height, width, _ = observed["full_image"].shape

@@ -85,10 +85,8 @@ def fill(module: nn.Module, of_ranks: Iterable[Shards]) -> None:
     for shards in of_ranks:
         for name, shard in shards.items():
             if name not in targets:
-                raise TrainingError(
-                    f"The policy that is trained has '{name}', which it had not when its rollout workers began: create"
-                    " all parameters and buffers in its __init__."
-                )
+                wrong = f"The trained policy has '{name}', which it had not when its rollout workers began"
+                raise TrainingError(f"{wrong}: create all parameters and buffers in its __init__.")
             target = targets[name]
             if (tuple(target.shape), target.dtype) != (shard.whole, shard.dtype) or not target.is_contiguous():
                 target.data = torch.empty(shard.whole, dtype=shard.dtype, device=target.device)
@@ -148,10 +146,9 @@ class SharedObjects:
         try:
             return self._ray.get_actor(name, namespace=_NAMESPACE)
         except ValueError as error:
-            raise ConfigError(
-                f"Process {distributed.rank()} trains by another Ray cluster than process 0: give all one,"
-                " model.config.rollout.address, and end others by `ray stop --force`."
-            ) from error
+            wrong = f"Process {distributed.rank()} trains by another Ray cluster than process 0"
+            cure = "give all one, model.config.rollout.address, and end others by `ray stop --force`"
+            raise ConfigError(f"{wrong}: {cure}.") from error
 
 
 def reference_table() -> type:

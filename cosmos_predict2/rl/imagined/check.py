@@ -105,10 +105,7 @@ def read_episodes(
     """These episodes, but for those of an unknown outcome or without an action; ``fit`` brings their pictures to the
     size of a world model."""
     key = source.camera(camera)
-    first: list[Tensor] = []
-    tails: list[Tensor] = []
-    films: list[Tensor] = []
-    actions, success, tasks = [], [], []
+    first, tails, films, actions, success, tasks = [], [], list[Tensor](), [], [], []
     for i in tracked(numbers, "held-out recordings", unit="episode", leave=False):
         length, outcome = int(source.episodes.lengths[i]), outcomes[i]
         if outcome is None or length < 2:
@@ -144,9 +141,7 @@ def read_reward(address: str) -> FrameReward:
         return judge  # type: ignore[no-any-return]
     inside = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if len(inside) != 1:
-        raise ConfigError(
-            f"{address} holds {len(inside)} safetensors files: name the reward's, reward_model.safetensors."
-        )
+        raise ConfigError(f"{address} holds {len(inside)} safetensors files: name reward_model.safetensors.")
     return ResnetReward(str(inside[0]))
 
 
@@ -162,9 +157,8 @@ def leaks(world_model: str, reward: str, split: Split) -> list[str]:
     for name, file in files:
         with suppress(DataError):  # a file that is gone proves nothing
             if not file or read_split(file).digest != split.digest:
-                found.append(
-                    f"{name} was trained by {'no' if not file else 'another'} split: it may know what is held out"
-                )
+                which = "another" if file else "no"
+                found.append(f"{name} was trained by {which} split: it may know what is held out")
     return found
 
 
@@ -412,11 +406,8 @@ class Familiar:
 
 def _thumbs(pictures_N_H_W_C: Tensor) -> Tensor:
     """[N, d]: pictures so small that noise and blur do not count."""
-    small = [
-        functional.adaptive_avg_pool2d(part.permute(0, 3, 1, 2).float(), SIDE).flatten(1)
-        for part in pictures_N_H_W_C.split(256)
-    ]
-    return torch.cat(small) / 255
+    parts = (part.permute(0, 3, 1, 2).float() for part in pictures_N_H_W_C.split(256))
+    return torch.cat([functional.adaptive_avg_pool2d(part, SIDE).flatten(1) for part in parts]) / 255
 
 
 # Where the truth is known ---------------------------------------------------------------------------------------------
@@ -463,25 +454,22 @@ def true_attempts(
     played = attempts(policy, env, starts, MEMBERS)
     executed = played.executed_M_E_A.transpose(0, 1)
     actions = [rows[done] for rows, done in zip(played.actions_M_E_A_D.transpose(0, 1), executed, strict=True)]
-    by_actions = {BY_ACTIONS: alone(actions)} if alone else {}
+    values = {BY_ACTIONS: alone(actions)} if alone else {}
     length = max(len(rows) for rows in actions)  # where the environment ends on success, the robot rests
     has_motions = are_motions(learnt.actions_N_D)
     actions = [_rested(rows, length, has_motions) for rows in actions]
     rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
     pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
     tasks = [text for text in first.task_description for _ in range(MEMBERS)]
-    value, _ = judge(reward, imagined_ends(imagination, pictures, actions, seed)[0], tasks)
-    values = {"": value} | by_actions
+    values = {"": judge(reward, imagined_ends(imagination, pictures, actions, seed)[0], tasks)[0], **values}
     truth = played.success_E.numpy()
     last = numpy.array([float(rows[-1]) for rows in rewards])  # dense ones say how near a failure was
     nearness = numpy.where(truth, last.max(), last) if len(numpy.unique(last)) > 2 else truth.astype(float)
     success_G = truth.reshape(GROUPS, MEMBERS).mean(axis=1)
     still = NullPolicy("still", learnt.actions_N_D[:, None].expand(-1, played.actions_M_E_A_D.shape[2], -1))
     still_G = attempts(still, env, starts).success_E.numpy()
-    figures: Figures = {
-        "true_success": agreement.mean(success_G, seed),
-        "true_above_nothing": agreement.mean(success_G - still_G, seed),
-    }
+    figures: Figures = {"true_success": agreement.mean(success_G, seed)}
+    figures["true_above_nothing"] = agreement.mean(success_G - still_G, seed)
     for end, found in values.items():
         within = within_groups(found.reshape(GROUPS, MEMBERS), nearness.reshape(GROUPS, MEMBERS), seed)
         area = area_under_curve(found, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan)

@@ -57,10 +57,9 @@ def parts_of(
     is_held_out = held_out(len(source), val_fraction)
     others = numpy.flatnonzero(is_held_out).tolist()
     if len(others) < LEAST_HELD_OUT:
-        raise DataError(
-            f"{source.info.root}: {len(others)} of {len(source)} episodes are held out, but {LEAST_HELD_OUT} are"
-            " needed, to calibrate and to measure: give more episodes, a larger --val_fraction, or --split."
-        )
+        found = f"{source.info.root}: {len(others)} of {len(source)} episodes are held out"
+        cure = "give more episodes, a larger --val_fraction, or --split"
+        raise DataError(f"{found}, but {LEAST_HELD_OUT} are needed, to calibrate and to measure: {cure}.")
     return numpy.flatnonzero(~is_held_out).tolist(), others[::2], others[1::2]
 
 
@@ -102,8 +101,8 @@ class LabelledRecordings:
         for k in range(len(success) - 2, -1, -1):
             progress[k] = max(float(progress[k]), self.discount * float(progress[k + 1]))
         pictures_C_F_H_W = self.source.frames(i, self.camera, range(len(success)), fit=self.fit)
-        pictures = pictures_C_F_H_W.permute(1, 2, 3, 0).contiguous()
-        return LabelledPictures(pictures, success, soon & ~success, progress)
+        pictures_F_H_W_C = pictures_C_F_H_W.permute(1, 2, 3, 0).contiguous()
+        return LabelledPictures(pictures_F_H_W_C, success, soon & ~success, progress)
 
     def labelled(self, episodes: Sequence[int], imagination: Imagination | None = None, seed: int = 0) -> Kinds:
         """The pictures of these episodes, one entry for each; those behind a world model begin with the second one.
@@ -210,14 +209,8 @@ def labelled(
     coded = round_trip(imagination, true.permute(0, 2, 3, 4, 1), batch_size=len(true))
     found[ROUND_TRIP] = _pictures(coded.permute(0, 4, 1, 2, 3), reward_E_F)
     judge, toy_starts = ToyDetectorReward(setting), ToyStarts(setting, split=split)
-    imagined_env = WorldModelEnv(
-        imagination,
-        toy_starts,
-        judge,
-        together,
-        env.metadata["max_steps"],
-        scoring=Scoring(judge="last", reward_on="last"),
-    )
+    given = (imagination, toy_starts, judge, together, env.metadata["max_steps"])
+    imagined_env = WorldModelEnv(*given, scoring=Scoring(judge="last", reward_on="last"))
     imagined = film(imagined_env, played.starts, played.actions_M_E_A_D)[0][:, :, 1:]
     goal = toy_starts.starts(played.starts.task_ids, played.starts.trial_ids).context["goal"]
     shown = judge.judge(imagined.permute(0, 2, 3, 4, 1), {"goal": goal})

@@ -100,10 +100,8 @@ class ImaginationWatch(ImaginationAlarm):
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         super().on_train_start(model, iteration)
         if model.env.imagination is None:
-            raise ConfigError(
-                f"trainer.callbacks.{self.name} looks at imagined episodes, but model.config.env imagines nothing:"
-                f" switch it off, trainer.callbacks.{self.name}=null."
-            )
+            key = f"trainer.callbacks.{self.name}"
+            raise ConfigError(f"{key} looks at imagined episodes, but model.config.env imagines none: set {key}=null.")
         try:
             if self.data is None:
                 raise ConfigError("the world model's run records none.")
@@ -190,9 +188,8 @@ class ImaginationWatch(ImaginationAlarm):
         again, _ = check.imagined_ends(imagination, torch.stack([film[0] for film in films]), actions, self.seed + 1)
         tasks = [self._held_out.tasks[i] for i in starts.trial_ids]
         values = [played.return_E.double().numpy(), check.judge(reward, again, tasks)[0]]
-        found: dict[str, Any] = {
-            "noise_agreement": within_groups(values[0].reshape(num, -1), values[1].reshape(num, -1))
-        }
+        first, second = (one.reshape(num, -1) for one in values)
+        found: dict[str, Any] = {"noise_agreement": within_groups(first, second)}
         seen = check.actions_seen(self._probe, films, actions, imagination.config.chunk_size) / self._seen_true
         first = self.looks[0].get("obedience", math.nan) if self.looks else seen
         if self._seen_true > check.READABLE and first > check.READABLE:  # else neither it nor a change means anything
