@@ -188,8 +188,8 @@ class ImaginationWatch(ImaginationAlarm):
         again, _ = check.imagined_ends(imagination, torch.stack([film[0] for film in films]), actions, self.seed + 1)
         tasks = [self._held_out.tasks[i] for i in starts.trial_ids]
         values = [played.return_E.double().numpy(), check.judge(reward, again, tasks)[0]]
-        first, second = (one.reshape(num, -1) for one in values)
-        found: dict[str, Any] = {"noise_agreement": within_groups(first, second)}
+        one, again_G_M = (value.reshape(num, -1) for value in values)
+        found: dict[str, Any] = {"noise_agreement": within_groups(one, again_G_M)}
         seen = check.actions_seen(self._probe, films, actions, imagination.config.chunk_size) / self._seen_true
         first = self.looks[0].get("obedience", math.nan) if self.looks else seen
         if self._seen_true > check.READABLE and first > check.READABLE:  # else neither it nor a change means anything
