@@ -41,9 +41,8 @@ BUILDERS = ("imagination_of", "world_model_of")  # of a world model by the path 
 WORLD_MODEL_OPTIONS = ("action_transform", "chunk_size", "tokenizer_path", "load_ema")  # arguments that count
 
 # Files that decide how a folder's weights are used; not figures, pages and logs that lie beside.
-_DECIDES = re.compile(
-    r"(config|card|statist|stats|token|vocab|merges|processor|index)[^/]*\.(json|txt|model)$|\.model$"
-)
+_KINDS = "config|card|statist|stats|token|vocab|merges|processor|index"
+_DECIDES = re.compile(rf"({_KINDS})[^/]*\.(json|txt|model)$|\.model$")
 _BLOCK = 2**22
 
 
@@ -120,11 +119,9 @@ def _problems(card: Card, inputs: Mapping[str, str], where: str) -> Iterator[str
         if not known:
             yield f"{where} has no {name.replace('_', ' ')}: it was made without one"
         elif found not in known.values():
-            place = " or ".join(card.places.get(other, other) for other in known)
-            yield (
-                f"{where} was made for another {name.replace('_', ' ')}: digest {' or '.join(known.values())}"
-                f" ({place}), but this run's is {found}"
-            )
+            place, digests = " or ".join(card.places.get(other, other) for other in known), " or ".join(known.values())
+            made_for = f"{where} was made for another {name.replace('_', ' ')}"
+            yield f"{made_for}: digest {digests} ({place}), but this run's is {found}"
     if card.verdict == "no":
         yield f'{where} has the verdict "no": {"; ".join(card.reasons)}. Next: {card.next_step}'
 

@@ -36,7 +36,7 @@ def compare_gradient(value: Value, actual: Tensor) -> None:
 @pytest.mark.parametrize("name", BY_PROMPT)
 def test_advantages_by_prompt(golden: Golden, name: str) -> None:
     """Published groups that are all alike, or of one alone, have advantages by sft and dpo; here they teach nothing."""
-    content = golden.json("objectives.json")
+    content = golden.json("advantages.json")
     prompts, rewards = content["prompts"].use(), torch.tensor(content["rewards"].use(), dtype=torch.float64)
     if name == "no_tracking":
         prompts = [""] * len(prompts)
@@ -49,7 +49,7 @@ def test_advantages_by_prompt(golden: Golden, name: str) -> None:
     assert teaches_B.any() and not found[~teaches_B].any()
 
 
-@pytest.mark.golden_cases("objectives.json", "cosmos_rank_groups")
+@pytest.mark.golden_cases("advantages.json", "cosmos_rank_groups")
 def test_advantages_of_ranks(case: Value) -> None:
     """Rewards of the ranks of one group, each with a batch; a rank is valid or not."""
     rewards_G_B, valid_G = torch.tensor(case["rewards"].use()), torch.tensor(case["valid"].use())

@@ -165,19 +165,20 @@ def _model(monkeypatch: pytest.MonkeyPatch, rl: RLConfig, weights: list[float]) 
     return ours
 
 
-def _rolled_out(ours: Any, window: tuple[int, ...] | None) -> Samples:
+def _rolled_out(ours: Any) -> Samples:
     draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([3])}, 0, range(2))
     condition: Any = mock.Mock(gt_frames_B_C_T_H_W=torch.zeros(1, *SHAPE))
     rows = draws.rows
-    conditions = Conditions(condition, None, rows)
-    return FlowGRPOModel._roll_out(ours, conditions, slice(0, len(rows)), (0, 1, 2), window, draws)
+    return FlowGRPOModel._roll_out(
+        ours, Conditions(condition, None, rows), slice(0, len(rows)), ours.rl.train_on, draws
+    )
 
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_each_step_of_each_member_draws_noise_of_its_own(is_same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members of a group start at one noise by ``use_same_seed``."""
     ours = _model(monkeypatch, RLConfig(train_on=[0, 1, 2], use_same_seed=is_same), [0.5])
-    samples = _rolled_out(ours, None)
+    samples = _rolled_out(ours)
     path = flow_grpo.chain_path(ours.world, ours.rl, None, None, samples.noise)  # type: ignore[arg-type]
     stds = [flow_grpo.judge(path, one)[0].std for one in samples.kept.values()]
     noises = [(one.x_next_B_C_T_H_W - one.mean_B_C_T_H_W) / std for one, std in zip(samples.kept.values(), stds)]
@@ -190,9 +191,10 @@ def test_each_step_of_each_member_draws_noise_of_its_own(is_same: bool, monkeypa
 def test_the_reference_judges_the_chain_that_was_rolled_out(transition: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window decides at which levels churned states are: the reference of equal weights is at distance 0."""
     for weights, is_near in (([0.5], True), ([0.4, 0.5], False)):
-        rl = RLConfig(transition=transition, train_on=[0, 1, 2], kl_beta=0.1, rollout_batch=1)
+        options: Any = dict(noise_on_trained_steps_only=True, kl_beta=0.1, rollout_batch=1)
+        rl = RLConfig(transition=transition, train_on=[0, 2], **options)
         ours = _model(monkeypatch, rl, weights)
-        samples = _rolled_out(ours, (0, 2))
+        samples = _rolled_out(ours)
         for one in FlowGRPOModel._predicted(ours, samples, None).kept.values():  # type: ignore[arg-type]
             assert one.reference_mean_B_C_T_H_W is not None
             assert torch.equal(one.reference_mean_B_C_T_H_W, one.mean_B_C_T_H_W) == is_near

@@ -121,12 +121,6 @@ def test_a_touch_that_shoves_the_puck_away_does_not_count() -> None:
     assert not info["success"][0] and info["ever"][0]
 
 
-def test_the_dims_that_a_policy_uses_are_named() -> None:
-    assert ToyWorld(1).active_dims == (0, 1)
-    assert ToyWorld(1, tasks=("push_puck", "carry_puck")).active_dims == (0, 1, 2)
-    assert ToyWorld(1, tasks=("carry_puck",), action_dim=7).active_dims == (0, 1, 6)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -421,9 +421,8 @@ class Losses:
         return (objectives.noised(self._part(x0), self._part(epsilon), t_B) - predicted) / t
 
     def _ratio_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
-        rl, kept, conditions = self.rl, part.kept, (part.condition, part.unconditional)
+        rl, kept, path = self.rl, part.kept, self._path(part)
         assert kept is not None
-        path = chain_path(self.world, rl, *conditions, part.noise_B_C_T_H_W, part.window)
         step, _ = judge(path, kept)
         mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
         std = step.std if rl.ratio_normalisation == "gaussian" else None
@@ -488,6 +487,10 @@ class Losses:
             output["kl_loss"] = kl.detach()
             loss = loss + rl.kl_beta * kl
         return output, loss
+
+    def _path(self, part: MicroBatch) -> ChainPath:
+        noise = part.noise_B_C_T_H_W
+        return chain_path(self.world, self.rl, part.condition, part.unconditional, noise, part.window)
 
     def _clean(self, x0: Tensor, epsilon: Tensor, sigma_B_1: Tensor, condition: Condition) -> Tensor:
         """Clean latents of this rank's frames. Context parallelism stays on, as recomputation must meet it again."""

@@ -266,8 +266,7 @@ def _file_of(path: Path, cache_dir: Path | None) -> Path:
             return path / FILE
         cure = "Write them of recordings: python -m scripts.make_reset_states --dataset RECORDINGS --out STARTS."
         raise DataError(f"{path} holds neither {FILE} nor published .npy files. {cure}")
-    sources = {file.name: file.stat().st_size for file in published}
-    place = (cache_dir or path) / FILE
+    sources, place = {file.name: file.stat().st_size for file in published}, (cache_dir or path) / FILE
     if place.is_file() and foreign_json.loads(_metadata(place).get("sources", "{}")) in (sources, {}):
         return place
     try:
@@ -376,10 +375,10 @@ def read_published(path: Path) -> RecordedStart:
 
 def _picture(path: Path, number: int, item: Mapping[str, Any]) -> NDArray[numpy.uint8]:
     picture = item.get("image")
-    if not isinstance(picture, numpy.ndarray) or picture.dtype != numpy.uint8 or picture.shape[2:] != (3,):
-        found = f"{picture.dtype} {list(picture.shape)}" if isinstance(picture, numpy.ndarray) else repr(picture)[:40]
-        raise DataError(f"{path}: image of frame {number} is {found}; uint8 [H, W, 3] is expected.")
-    return picture
+    if isinstance(picture, numpy.ndarray) and picture.dtype == numpy.uint8 and picture.shape[2:] == (3,):
+        return picture
+    found = f"{picture.dtype} {list(picture.shape)}" if isinstance(picture, numpy.ndarray) else repr(picture)[:40]
+    raise DataError(f"{path}: image of frame {number} is {found}; uint8 [H, W, 3] is expected.")
 
 
 def _task(path: Path, item: Mapping[str, Any]) -> str:

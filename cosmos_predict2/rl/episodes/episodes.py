@@ -108,13 +108,8 @@ class Trajectories:
                 return {name: of([value[name] for value in values], dim) for name in values[0]}
             return None if values[0] is None else change(values, dim)
 
-        names = [field.name for field in fields(self)]
-        return Trajectories(
-            **{
-                name: of([getattr(one, name) for one in (self, *others)], 1 if "_M_" in name or name == "record" else 0)
-                for name in names
-            }
-        )
+        values = {one.name: [getattr(each, one.name) for each in (self, *others)] for one in fields(self)}
+        return Trajectories(**{name: of(v, int("_M_" in name or name == "record")) for name, v in values.items()})
 
     def with_others(self, others: Sequence["Trajectories"]) -> "Trajectories":
         """The episodes of several collections, one after the other."""
@@ -210,10 +205,9 @@ class LocalRollout(RolloutDefaults):
                     require_views(type(self.policy).__name__, self.policy.views, begun[1])
                     played.begin(*begun)
                 numbers = places.episodes
-                generators = [random.generator(starts.draws[i], played.counts[i], "decision") for i in numbers]
-                decision = self.policy.act(
-                    places.observation, mode=mode, generators=generators, temperature=self.temperature
-                )
+                draws = [random.generator(starts.draws[i], played.counts[i], "decision") for i in numbers]
+                options: Any = dict(mode=mode, generators=draws, temperature=self.temperature)
+                decision = self.policy.act(places.observation, **options)
                 observation, reward, _, _, info = self.env.chunk_step(decision.actions_E_A_D, places.ids, self.execute)
                 is_over_E = played.add(numbers, decision, reward, info)
                 places.go_on(observation, is_over_E)
@@ -399,13 +393,12 @@ def frames_of(info: Info, env: VecEnv) -> Tensor:
     """The pictures [E, A, H, W, 3] after each action of a chunk, which an environment gives with ``keep_frames``."""
     if "frames" in info:
         return info["frames"]  # type: ignore[no-any-return]
-    name, keeps = type(env).__name__, env.keep_frames
-    cure = "set its keep_frames=True"
-    if keeps is None:
-        cure = 'give it an attribute keep_frames, and where that is true info["frames"] [E, A, H, W, 3] after a chunk'
-    elif keeps:
-        cure = 'its keep_frames is true, so chunk_step must give info["frames"] [E, A, H, W, 3]'
-    raise ConfigError(f'{name} gave no info["frames"] after a chunk, and these episodes are to be shown: {cure}.')
+    cure = {
+        None: 'give it an attribute keep_frames, and where that is true info["frames"] [E, A, H, W, 3] after a chunk',
+        True: 'its keep_frames is true, so chunk_step must give info["frames"] [E, A, H, W, 3]',
+        False: "set its keep_frames=True",
+    }[env.keep_frames]
+    raise ConfigError(f'{type(env).__name__} gave no info["frames"] after a chunk, which are to be shown: {cure}.')
 
 
 def release(*players: "VecEnv | RolloutSource | None") -> None:

@@ -101,10 +101,9 @@ class VLAGRPOModel(RLModel):
     batch_kinds = (POLICY, WORLD_MODEL)
     memory_advice = (
         "Try model.config.env.offload=phase (a world model without refinement leaves the GPU while the policy is"
-        " trained; enable_offload: True of RLinf's configurations), a smaller model.config.env.batch_size"
-        " (environments imagined at once) or model.config.env.num_envs, more model.config.rl.micro_batches"
-        " with as many in trainer.grad_accum_iter (actor.micro_batch_size), and see by nvidia-smi that no other process"
-        " holds the GPU."
+        " trained; RLinf's enable_offload), a smaller model.config.env.batch_size (environments imagined at once) or"
+        " model.config.env.num_envs, more model.config.rl.micro_batches with as many in trainer.grad_accum_iter"
+        " (actor.micro_batch_size), and see by nvidia-smi that no other process holds the GPU."
     )
     rl: VLARLConfig
     rl_key = f"{KEY}.rl"
@@ -279,13 +278,13 @@ class VLAGRPOModel(RLModel):
         """The episodes of a batch of starts, those of a group one after the other."""
         size = self.rl.group_size
         positions = batch[POSITION_KEY].tolist() if POSITION_KEY in batch else list(range(len(batch["trial_id"])))
-        rows = [(i, member) for i in range(len(positions)) for member in range(size)]
-        of_world = "world" if self.rl.shared_noise else "world/{member}"
+        rows = [(i, positions[i], member) for i in range(len(positions)) for member in range(size)]
+        of_world = "world" if self.rl.shared_noise else "world/{}"
         return Starts(
-            task_ids=[int(batch["task_id"][i]) for i, _ in rows],
-            trial_ids=[int(batch["trial_id"][i]) for i, _ in rows],
-            seeds=[random.derive_seed(self.seed, positions[i], of_world.format(member=m)) % 2**31 for i, m in rows],
-            draws=[random.derive_seed(self.seed, positions[i], f"policy/{m}") for i, m in rows],
+            task_ids=[int(batch["task_id"][i]) for i, _, _ in rows],
+            trial_ids=[int(batch["trial_id"][i]) for i, _, _ in rows],
+            seeds=[random.derive_seed(self.seed, place, of_world.format(m)) % 2**31 for _, place, m in rows],
+            draws=[random.derive_seed(self.seed, place, f"policy/{m}") for _, place, m in rows],
         )
 
     def _advantages(self, played: Trajectories, starts: Starts) -> Tensor:
@@ -416,28 +415,20 @@ class VLAGRPOModel(RLModel):
 
     def part_loss(self, part: Decisions) -> tuple[dict[str, Any], Tensor]:
         given = (part.advantage_B, part.mask_B_A, self.rl)
-        by_episodes: Any = dict(episode_sum_B=part.episode_sum_B, num_episodes=part.num_episodes)
+        options: Any = dict(episode_sum_B=part.episode_sum_B, num_episodes=part.num_episodes)
         if part.fresh is not None:
-            found = forward_loss(predicted(self.policy, part.record, part.fresh), part.fresh, *given, **by_episodes)
+            found = forward_loss(predicted(self.policy, part.record, part.fresh), part.fresh, *given, **options)
         else:
             assert part.old_log_prob_B_K_N is not None
             is_cloned = bool(objective_of(self.rl.objective).imitates) and self.policy.cloning_loss is not None
-            found = policy_loss(
-                self.policy.log_prob(part.record),
-                part.old_log_prob_B_K_N,
-                *given,
-                old_mean_B_K_N=part.old_mean_B_K_N,
-                reference_B_K_N=part.reference_log_prob_B_K_N,
-                cloning=cloning_loss(self.policy, part, self._draws) if is_cloned else None,
-                **by_episodes,
-            )
+            cloning = cloning_loss(self.policy, part, self._draws) if is_cloned else None
+            options |= dict(old_mean_B_K_N=part.old_mean_B_K_N, reference_B_K_N=part.reference_log_prob_B_K_N)
+            log_prob, old_B_K_N = self.policy.log_prob(part.record), part.old_log_prob_B_K_N
+            found = policy_loss(log_prob, old_B_K_N, *given, cloning=cloning, **options)
         if part.is_before_update and "ratio_min" in found.watched:
             away = torch.stack([1 - found.watched["ratio_min"], found.watched["ratio_max"] - 1]).max()
-            why = (
-                "the policy's log_prob does not compute what it decided by. Look for dropout, for state that act"
-                " changes, or for a record that lacks something."
-            )
-            require_ratio_one(float(away), self.rl.ratio_tolerance, why)
+            why = "log_prob does not compute what the policy decided by. Look for dropout, for state that act changes"
+            require_ratio_one(float(away), self.rl.ratio_tolerance, f"{why}, or for a record that lacks something.")
         return found.watched, found.loss * part.share
 
     # --- the policy as it counts

@@ -133,10 +133,9 @@ class Comparison:
         )
 
     def as_text(self) -> str:
-        return (
-            f"imagined {self.imagined_rate:.3f}, true {self.true_rate:.3f}; agreement {self.agreement:.3f},"
-            f" true positives {self.true_positive_rate:.3f}, false positives {self.false_positive_rate:.3f}"
-        )
+        positives = f"true positives {self.true_positive_rate:.3f}, false positives {self.false_positive_rate:.3f}"
+        rates = f"imagined {self.imagined_rate:.3f}, true {self.true_rate:.3f}"
+        return f"{rates}; agreement {self.agreement:.3f}, {positives}"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -205,10 +205,8 @@ class RayRollout(RolloutDefaults):
             often = f"died {self._deaths[worker]} times in a row (max_deaths={self.max_deaths})"
             raise TrainingError(f"Worker {worker} of {KEY} {often}: {why}")
         self.restarts += 1
-        log.warning(
-            "rollout worker %d died: %s; its %d episodes are invalid (%d lost so far), and it is started again",
-            *(worker, why, num_episodes, self.lost),
-        )
+        text = "rollout worker %d died: %s; its %d episodes are invalid (%d lost so far), and it is started again"
+        log.warning(text, worker, why, num_episodes, self.lost)
         self._workers[worker], self._synced[worker] = self._started()
 
 
@@ -275,9 +273,8 @@ def _modules(policy: Policy, env: VecEnv) -> dict[str, nn.Module]:
 
 def _lost(like: Trajectories, num_episodes: int) -> Trajectories:
     """Episodes of which nothing is known, of the shapes of others."""
-    blank = like.rows(torch.zeros(num_episodes, dtype=torch.long)).changed(
-        lambda values, _: torch.zeros_like(values[0])
-    )
+    rows = like.rows(torch.zeros(num_episodes, dtype=torch.long))
+    blank = rows.changed(lambda values, _: torch.zeros_like(values[0]))
     return replace(blank, finish_step_E=torch.full_like(blank.finish_step_E, -1))
 
 
@@ -289,10 +286,8 @@ def _packed(value: Any) -> bytes:
     try:
         torch.save(value, buffer, pickle_module=cloudpickle)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{KEY}: the policy or the environment cannot travel to another process: {error}. Open files and"
-            " connections at their first use, and leave them out of __getstate__."
-        ) from error
+        cure = "Open files and connections at their first use, and leave them out of __getstate__."
+        raise ConfigError(f"{KEY}: policy or environment cannot travel to another process: {error}. {cure}") from error
     return buffer.getvalue()
 
 

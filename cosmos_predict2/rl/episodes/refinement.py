@@ -123,17 +123,12 @@ class Refinement(nn.Module):
         if config.old and data is None:
             wrong = f"model.config.refinement.old={config.old} windows are of refinement.data, which is not set"
             raise ConfigError(f"{wrong}: name a data set that the world model was trained on, or set old=0.")
-        pipe = model.pipe_config
-        self._num_frames = pixel_frames(pipe.state_t)
-        tokenizer = model.world.tokenizer
-        self._probe = probe(tokenizer)
+        pipe, tokenizer = model.pipe_config, model.world.tokenizer
+        self.picture, self._probe, self._num_frames = picture, probe(tokenizer), pixel_frames(pipe.state_t)
         factor = tokenizer.spatial_compression_factor
-        latent_shape = (tokenizer.latent_ch, pipe.state_t, picture[0] // factor, picture[1] // factor)
-        action_dim = self._imagination.transform.dim
-        self.picture = picture
-        self.windows = Windows(
-            config.episodes * config.windows, config.keep, latent_shape, (self._num_frames - 1, action_dim)
-        )
+        latents = (tokenizer.latent_ch, pipe.state_t, picture[0] // factor, picture[1] // factor)
+        actions = (self._num_frames - 1, self._imagination.transform.dim)
+        self.windows = Windows(config.episodes * config.windows, config.keep, latents, actions)
 
     @classmethod
     def of(
@@ -202,21 +197,17 @@ class Refinement(nn.Module):
         """Windows of true episodes, of all ranks: the newest from now on. Of each part only its windows are kept."""
         span = self._num_frames - 1
         generator = random.generator(seed, phase * distributed.world_size() + distributed.rank(), "windows")
-        found = [(self.windows.newest_latents[:0].cpu(), self.windows.newest_actions[:0].cpu())]
-        has_moved = False
+        found, has_moved = list[tuple[Tensor, Tensor]](), False
         for played in parts:
             moves, places = chosen_windows(played, span, self.config.window_stride, self.config.windows, generator)
             if moves and not has_moved:
-                found, has_moved = found[:1], True  # what was chosen before shows no motion
+                found, has_moved = [], True  # what was chosen before shows no motion
             if moves == has_moved:
                 for first in range(0, len(places), CLIPS_AT_ONCE):
                     found.append(self._kept(played, places[first : first + CLIPS_AT_ONCE]))
+        problem = f"None of the true episodes is valid and has the {span} executed actions of a window. See the log"
         _begin(
-            self.windows,
-            found,
-            f"None of the true episodes is valid and has the {span} executed actions of a window: the world model"
-            " cannot be refined. See the log for episodes that failed; let the others run on"
-            " (terminate_on_success=False).",
+            self.windows, found, f"{problem} for those that failed; let the others run on: terminate_on_success=False."
         )
 
     @torch.no_grad()
@@ -233,7 +224,7 @@ class Refinement(nn.Module):
         log.info("phase %d: %d episodes of the robot, %s", phase, len(data.source), listed)
         assert data.windows is not None
         chosen = data.windows.spread(len(self.windows.newest_latents))[dims.dp_rank :: dims.dp_size]
-        found = [(self.windows.newest_latents[:0].cpu(), self.windows.newest_actions[:0].cpu())]
+        found = []
         for first in range(0, len(chosen), CLIPS_AT_ONCE):
             items = [data[i] for i in chosen[first : first + CLIPS_AT_ONCE]]
             actions = torch.stack([item[ACTION_KEY] for item in items])
@@ -260,14 +251,10 @@ class Refinement(nn.Module):
             parts.append(self._drawn("earlier", windows.num_earlier, num_earlier, seed, position))
         if config.old:
             parts.append(self._old(seed, position))
-        latents = torch.cat([part[0] for part in parts])
+        latents, model = torch.cat([part[0] for part in parts]), self._model
         size = len(latents)
-        model, pipe = self._model, self._model.pipe_config
-        one = {
-            **frame_item(self.picture),
-            **text_item(torch.zeros(1, model.net.text_channels), torch.ones(1)),
-            "fps": torch.tensor(float(pipe.fps)),
-        }
+        one = {"fps": torch.tensor(float(model.pipe_config.fps)), **frame_item(self.picture)}
+        one |= text_item(torch.zeros(1, model.net.text_channels), torch.ones(1))
         batch: dict[str, Any] = {key: value.expand(size, *value.shape).clone() for key, value in one.items()}
         batch[LATENTS_KEY], batch[PROBE_KEY] = latents, self._probe.expand(size, *self._probe.shape)
         batch[ACTION_KEY] = torch.cat([part[1] for part in parts])
@@ -304,7 +291,8 @@ def _encoded(model: Video2WorldModel, video_B_C_F_H_W: Tensor) -> Tensor:
 
 def _begin(windows: Windows, found: list[tuple[Tensor, Tensor]], problem: str) -> None:
     """The windows that all ranks have found are the newest."""
-    latents, rows = zip(*found, strict=True)
+    nothing = (windows.newest_latents[:0].cpu(), windows.newest_actions[:0].cpu())
+    latents, rows = zip(nothing, *found, strict=True)
     of_ranks = distributed.all_gather_object((torch.cat(latents), torch.cat(rows)))
     all_latents, all_rows = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
     if not len(all_rows):  # on all ranks
@@ -319,16 +307,16 @@ def require_refinable(model: Video2WorldModel, config: RefinementConfig, micro_b
     rl, key = model.rl, "model.config.world_model.config.rl"
     keeps = rl.kl_beta or rl.weight_copy_decay_type or not rl.on_policy
     if rl.updates * rl.minibatches > 1 or rl.max_rollouts > 1 or keeps:
-        raise ConfigError(
-            f"model.config.refinement takes one update of each batch, and keeps no other weights: set {key}.updates=1,"
-            " minibatches=1, max_rollouts=1, kl_beta=0, weight_copy_decay_type=0 and on_policy=True."
-        )
+        cure = "minibatches=1, max_rollouts=1, kl_beta=0, weight_copy_decay_type=0 and on_policy=True"
+        raise ConfigError(f"model.config.refinement takes one update of each batch: set {key}.updates=1, {cure}.")
     samples = (config.newest + config.earlier + config.old) * rl.num_rollout
     parts = -(-samples // rl.rollout_batch) * rl.num_trained
     if parts != micro_batches:
+        of_world = (
+            f"{samples} clips in batches of {key}.rollout_batch={rl.rollout_batch}, {rl.num_trained} trained steps"
+        )
         raise ConfigError(
-            f"An update of the world model has {parts} micro-batches ({samples} clips in batches of"
-            f" {key}.rollout_batch={rl.rollout_batch}, {rl.num_trained} trained steps), but one of the policy"
+            f"An update of the world model has {parts} micro-batches ({of_world}), but one of the policy"
             f" model.config.rl.micro_batches={micro_batches}: they must be equal."
         )
 
@@ -409,13 +397,9 @@ def outcomes(
         frames = data.stride * numpy.arange(length + 1)
         actions = torch.from_numpy(numpy.stack([source.actions(i, frames) for i in numbers])).float()
         with_first = [data.first_picture(i) for i in numbers]
-        video = replayed(
-            env.imagination,
-            torch.stack(with_first),
-            actions,
-            seeds=[(seed + i) % 2**31 for i in numbers],
-            num_steps=env.sampling.num_steps,
-        )
+        seeds = [(seed + i) % 2**31 for i in numbers]
+        given = (env.imagination, torch.stack(with_first), actions)
+        video = replayed(*given, seeds=seeds, num_steps=env.sampling.num_steps)
         tasks = {"task_description": [source.files.caption(i) for i in numbers]}
         judged = env.reward.judge(video[:, -1:], tasks)
         values, successes = judged.value_E_F[:, -1].tolist(), judged.success_E_F[:, -1].tolist()
@@ -428,11 +412,11 @@ def figures_of(found: Sequence[Outcome]) -> dict[str, float]:
         return {}
     true, imagined, value = (Tensor(column) for column in zip(*found, strict=True))
     compared = Comparison.of(imagined, true, torch.ones(len(found), dtype=torch.bool))
-    named = {
-        "robot_success": compared.true_rate,
-        "robot_imagined_success": compared.imagined_rate,
-        "robot_agreement": compared.agreement,
-        "robot_imagined_value": float(value.mean()),
-        "robot_area": area_under_curve(value.double().numpy(), true.bool().numpy()).value,
+    figures = {
+        "success": compared.true_rate,
+        "imagined_success": compared.imagined_rate,
+        "agreement": compared.agreement,
+        "imagined_value": float(value.mean()),
+        "area": area_under_curve(value.double().numpy(), true.bool().numpy()).value,
     }
-    return {name: one for name, one in named.items() if math.isfinite(one)}
+    return {f"robot_{name}": one for name, one in figures.items() if math.isfinite(one)}

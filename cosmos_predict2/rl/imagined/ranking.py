@@ -115,17 +115,13 @@ def ranked(rows: Sequence[Ranked], has_failures: bool | None) -> Ranking:
     known success do not follow it, it has a ``problem``."""
     judged = [row for row in rows if not row.refused]
     known = [row for row in judged if row.truth is not None]
-    value_P, true_P = (
-        as_floats([one.value for one in part])
-        for part in ([r.value for r in known], [r.truth for r in known if r.truth])
-    )
+    value_P = as_floats([row.value.value for row in known])
+    true_P = as_floats([row.truth.value for row in known if row.truth])
     figures: dict[str, Any] = {}
     expected: dict[str, float] = {}
-    problem = (
-        ""
-        if has_failures is not False
-        else "the recordings have no failures: a world model of them imagines success alone"
-    )
+    problem = ""
+    if has_failures is False:
+        problem = "the recordings have no failures: a world model of them imagines success alone"
     if len(known) >= LEAST_KNOWN:
         follows = bootstrapped(lambda rows: pearson(value_P[rows], true_P[rows]), len(known))
         wrong = misordered(value_P, true_P, GAP)

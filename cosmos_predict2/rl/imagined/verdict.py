@@ -248,8 +248,7 @@ def lines_of(policy: str, figures: Mapping[str, Any], allowed: Collection[str] =
             if isinstance(found, Estimate):
                 shown, end = found.as_text(), found.low if bound.is_least else found.high
                 worst = value if math.isnan(end) else end
-            text = f"{bound.text}, policy {of_one}" if of_one else bound.text
-            verdict = bound.judged(value, worst)
+            text, verdict = f"{bound.text}, policy {of_one}" if of_one else bound.text, bound.judged(value, worst)
             yield Line(bound, text, shown, verdict, bound.name in allowed, verdict != bound.judged(value, value))
 
 
