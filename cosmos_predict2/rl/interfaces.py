@@ -139,14 +139,14 @@ class Velocities:
 # How far two log-probabilities of an element may be apart on average, in nats: the same formula, rounded otherwise in
 # batches of other sizes. By the precision of the weights. On CPUs the tiny policies differ by 2e-7 in both precisions;
 # these bounds are guesses for GPUs, where float32 products are TF32 and kernels depend on the batch.
-TOLERANCES = {torch.float64: 5e-3, torch.float32: 5e-3}
-OF_HALF = 0.05
+TOLERANCE, OF_HALF = 5e-3, 0.05
 
 
 def tolerance_of(policy: Any) -> float:
     """The tolerance of the lowest precision among the weights."""
     weights = policy.parameters() if isinstance(policy, nn.Module) else ()
-    return max((TOLERANCES.get(weight.dtype, OF_HALF) for weight in weights), default=TOLERANCES[torch.float32])
+    is_half = any(weight.dtype not in (torch.float32, torch.float64) for weight in weights)
+    return OF_HALF if is_half else TOLERANCE
 
 
 def difference(drawn_B_K_N: Tensor, computed_B_K_N: Tensor) -> float:
@@ -175,22 +175,15 @@ class Policy(Protocol):
     sentences: Sequence[str]
     views: Sequence[str]
     contract: ActionContract
-
-    @property
-    def reads_state(self) -> bool: ...
-
-    @property
-    def draws_when_greedy(self) -> bool: ...
-
-    @property
-    def flow_times(self) -> Sequence[float]: ...
+    reads_state: bool
+    draws_when_greedy: bool
+    flow_times: Sequence[float]
 
     @property
     def velocities(self) -> Callable[[Mapping[str, Tensor], Tensor, Sequence[torch.Generator]], Velocities] | None:
         """Called with a record, times [B, L] and generators, ``generators[b]`` of all noise of row b."""
 
-    @property
-    def cloning_loss(self) -> Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None: ...
+    cloning_loss: Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None
 
     def demonstrated(self, record: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
 

@@ -67,9 +67,8 @@ class ToyEnv(EnvDefaults):
         self.tables = Tables(setting, tasks, size, split, seed)
         self.setting, self.size = self.tables.setting, self.tables.size
         max_steps = self.setting.num_steps if num_steps is None else num_steps
-        self._book = Book(
-            num_envs, num_tasks=len(self.tables.tasks), num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed
-        )
+        numbers = dict(num_tasks=len(self.tables.tasks), num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed)
+        self._book = Book(num_envs, **numbers)
         try:
             action_layout(action_dim)
         except ValueError as error:

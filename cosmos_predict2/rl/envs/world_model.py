@@ -196,11 +196,8 @@ class WorldModelEnv(EnvDefaults):
             found = f"{count} actions are to be executed, but this world model imagines {self.new_frames} at once"
             raise DataError(f"{found}: give shorter chunks, or execute fewer.")
         chunk = Chunk.empty(len(ids), actions.shape[1])
-        info: dict[str, Any] = {
-            "value": torch.zeros(len(ids)),
-            "values": torch.zeros(actions.shape[:2]),
-            "disagrees": torch.zeros(len(ids), dtype=torch.bool),
-        }
+        info: dict[str, Any] = {"value": torch.zeros(len(ids)), "values": torch.zeros(actions.shape[:2])}
+        info["disagrees"] = torch.zeros(len(ids), dtype=torch.bool)
         if self.keep_frames:
             last = self._pictures(ids)
             info["frames"] = last[:, None].expand(-1, actions.shape[1], -1, -1, -1).clone()

@@ -57,13 +57,10 @@ class DrawEpisodes(Callback):
         if self._starts is None:
             return
         with apart(self.trainer, model), model.ema_scope():  # on all ranks, as a sharded world model must
-            played = LocalRollout(model.policy, model.env, model.rl.execute, keep_record=False).collect(
-                self._starts, "greedy"
-            )
-            films = [
-                film(env, self._starts, played.actions_M_E_A_D, model.rl.execute)[0]
-                for env in (model.env, self.true_env)
-            ]
+            rollout = LocalRollout(model.policy, model.env, model.rl.execute, keep_record=False)
+            actions = rollout.collect(self._starts, "greedy").actions_M_E_A_D
+            both = (model.env, self.true_env)
+            films = [film(env, self._starts, actions, model.rl.execute)[0] for env in both]
         model.env.offload()  # the policy may be trained next
         if self.true_env is not model.true_env:
             release(self.true_env)

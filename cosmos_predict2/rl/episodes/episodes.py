@@ -154,11 +154,8 @@ class RolloutSource(Protocol):
     Optional: ``is_elsewhere`` (this process needs no whole policy for it) and ``release()``, as of `VecEnv`.
     """
 
-    @property
-    def is_elsewhere(self) -> bool: ...
-
-    @property
-    def release(self) -> Callable[[], None] | None: ...
+    is_elsewhere: bool
+    release: Callable[[], None] | None
 
     def sync(self, policy: Policy) -> None:
         """The weights to decide with from now on."""
@@ -296,7 +293,7 @@ class _Played:
         self.counts = [0] * num_episodes  # of decisions
         self.num_decisions = 0
         self.num_actions = 0  # of each decision that are executed, at most
-        self.decided: dict[str, Tensor] = {}  # [M, E, ...]
+        self.decided: dict[str, Tensor] = {}  # [M, E, ...], by the names of `Trajectories`
         self.record: dict[str, Tensor] = {}
         self.ends: dict[str, Tensor] = {}  # [E]
         self.films: list[list[Tensor]] = [[] for _ in self.counts]
@@ -313,15 +310,16 @@ class _Played:
             self.num_actions = self.rollout.execute or reward.shape[1]
             self.num_decisions = -(-self.max_steps // self.num_actions)
         steps, size = [self.counts[i] for i in episodes], (self.num_decisions, len(self.counts))
-        decided = {"actions": decision.actions_E_A_D, "reward": reward, "executed": info["executed"]}
+        decided = dict(actions_M_E_A_D=decision.actions_E_A_D, reward_M_E_A=reward, executed_M_E_A=info["executed"])
         if self.rollout.keep_record and decision.log_prob_E_K_N is not None:
-            decided["log_prob"] = decision.log_prob_E_K_N
+            decided["log_prob_M_E_K_N"] = decision.log_prob_E_K_N
         if self.rollout.env.num_noises > 1:
-            decided["disagrees"] = info["disagrees"]
+            decided["disagrees_M_E"] = info["disagrees"]
         _write(self.decided, decided, size, (steps, episodes))
         if self.rollout.keep_record:
             _write(self.record, decision.record, size, (steps, episodes))
-        ends = {"success": info["success"], "finish_step": info["finish_step"], "valid": _valid(info, len(episodes))}
+        valid_E = _valid(info, len(episodes))
+        ends = dict(success_E=info["success"], finish_step_E=info["finish_step"], is_valid_E=valid_E)
         _write(self.ends, ends, size[1:], (episodes,))
         if self.rollout.keep_frames:
             frames_of(info, self.rollout.env)
@@ -329,32 +327,25 @@ class _Played:
                 for i, values in zip(episodes, info.get(name, ())):
                     kept[i].append(values[: self.rollout.execute].cpu())
         is_over = ~info["active"].cpu()
-        repeated = [value for name, value in self.decided.items() if name in ("actions", "log_prob")]
+        names = ("actions_M_E_A_D", "log_prob_M_E_K_N")
+        repeated = [*(self.decided[name] for name in names if name in self.decided), *self.record.values()]
         for row, i in enumerate(episodes):
             self.counts[i] += 1
             count = self.counts[i]
             is_over[row] |= count == self.num_decisions
             if is_over[row]:
-                for value in (*repeated, *self.record.values()):
+                for value in repeated:
                     value[count:, i] = value[count - 1, i]
         return is_over
 
     def trajectories(self) -> Trajectories:
         num_steps = self.num_decisions * self.num_actions
-        has_moved = self.rollout.keep_frames and any(self.moved)
-        return Trajectories(
-            record=self.record,
-            actions_M_E_A_D=self.decided["actions"],
-            reward_M_E_A=self.decided["reward"],
-            executed_M_E_A=self.decided["executed"],
-            success_E=self.ends["success"],
-            finish_step_E=self.ends["finish_step"],
-            is_valid_E=self.ends["valid"],
-            log_prob_M_E_K_N=self.decided.get("log_prob"),
-            disagrees_M_E=self.decided.get("disagrees"),
-            frames_E_F_H_W_C=_of_length(self.films, 1 + num_steps, repeats=True) if self.rollout.keep_frames else None,
-            moved_E_L=_of_length(self.moved, num_steps, repeats=False) if has_moved else None,
-        )
+        films: dict[str, Tensor] = {}
+        if self.rollout.keep_frames:
+            films["frames_E_F_H_W_C"] = _of_length(self.films, 1 + num_steps, repeats=True)
+            if any(self.moved):
+                films["moved_E_L"] = _of_length(self.moved, num_steps, repeats=False)
+        return Trajectories(self.record, **self.decided, **self.ends, **films)
 
 
 def _write(whole: dict[str, Tensor], rows: Mapping[str, Tensor], size: tuple[int, ...], where: Any) -> None:

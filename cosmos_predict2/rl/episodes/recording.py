@@ -93,10 +93,8 @@ def recorded_episodes(
                 playing[number] = _Episode(observation[_TASK][row])
                 playing[number].see(observation, row)
         episodes = [playing[number] for number in places.episodes]
-        generators = [
-            random.generator(starts.draws[number], episode.num_decisions, "decision")
-            for number, episode in zip(places.episodes, episodes, strict=True)
-        ]
+        counts = [(starts.draws[number], playing[number].num_decisions) for number in places.episodes]
+        generators = [random.generator(draw, count, "decision") for draw, count in counts]
         decided = policy.act(places.observation, mode=mode, generators=generators).actions_E_A_D.cpu()
         active_E = torch.ones(len(episodes), dtype=torch.bool)
         for actions_E_D in decided[:, :execute].unbind(1):

@@ -206,9 +206,7 @@ class Refinement(nn.Module):
                 for first in range(0, len(places), CLIPS_AT_ONCE):
                     found.append(self._kept(played, places[first : first + CLIPS_AT_ONCE]))
         problem = f"None of the true episodes is valid and has the {span} executed actions of a window. See the log"
-        _begin(
-            self.windows, found, f"{problem} for those that failed; let the others run on: terminate_on_success=False."
-        )
+        _begin(self.windows, found, f"{problem}, and let episodes run on (terminate_on_success=False).")
 
     @torch.no_grad()
     def add_recorded(self, env: WorldModelEnv, phase: int, run: str, seed: int, dims: ParallelDims) -> dict[str, float]:
@@ -312,9 +310,7 @@ def require_refinable(model: Video2WorldModel, config: RefinementConfig, micro_b
     samples = (config.newest + config.earlier + config.old) * rl.num_rollout
     parts = -(-samples // rl.rollout_batch) * rl.num_trained
     if parts != micro_batches:
-        of_world = (
-            f"{samples} clips in batches of {key}.rollout_batch={rl.rollout_batch}, {rl.num_trained} trained steps"
-        )
+        of_world = f"{samples} clips by {key}.rollout_batch={rl.rollout_batch}, {rl.num_trained} trained steps"
         raise ConfigError(
             f"An update of the world model has {parts} micro-batches ({of_world}), but one of the policy"
             f" model.config.rl.micro_batches={micro_batches}: they must be equal."

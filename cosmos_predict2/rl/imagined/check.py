@@ -289,10 +289,8 @@ def obedience(films: Sequence[Tensor], episodes: Episodes, learnt: Episodes, chu
     if (probe := action_probe(learnt, chunk)) is None:
         return {}
     num_chunks = _whole_chunks(episodes, chunk)
-    true, seen = (
-        [actions_seen(probe, pictures, episodes.actions, chunk, k) for k in range(num_chunks)]
-        for pictures in (episodes.films, films)
-    )
+    chunks, actions = range(num_chunks), episodes.actions
+    true, seen = ([actions_seen(probe, some, actions, chunk, k) for k in chunks] for some in (episodes.films, films))
     figures: Figures = {"actions_seen_true_by_chunk": true, "actions_seen_by_chunk": seen}
     for name, k in (("obedience", 0), ("obedience_last", num_chunks - 1)):
         if num_chunks and true[k] > READABLE:

@@ -145,22 +145,16 @@ class LabelledRecordings:
         )
         actions = torch.stack([held(recorded_actions(self.source, i), num_actions) for i in numbers])
         seeds = [derive_seed(seed, i, "recorded actions") % 2**31 for i in numbers]
-        shown = {
-            ROUND_TRIP: round_trip(imagination, pictures),
-            OUTCOME: replayed(imagination, pictures[:, 0], actions, seeds=seeds)[:, 1:],
-        }
+        imagined = replayed(imagination, pictures[:, 0], actions, seeds=seeds)[:, 1:]
         rest = [one.rows(slice(1, None)) for one in true]
         return {
             kind: [one.shown_as(frames) for one, frames in zip(rest, video, strict=True)]
-            for kind, video in shown.items()
+            for kind, video in ((ROUND_TRIP, round_trip(imagination, pictures)), (OUTCOME, imagined))
         }
 
 
-DRIVERS = Mix(
-    {"expert": 0.4, "noisy": 0.35, "push": 0.25},
-    {"expert": (0.6, 1.0), "noisy": (0.1, 0.6), "push": (0.5, 1.0)},
-    ring_elsewhere=0.0,
-)
+_SKILLS = {"expert": (0.6, 1.0), "noisy": (0.1, 0.6), "push": (0.5, 1.0)}
+DRIVERS = Mix({"expert": 0.4, "noisy": 0.35, "push": 0.25}, _SKILLS, ring_elsewhere=0.0)
 TASK = "push_puck"
 SIMULATOR, SHOWN = "simulator", "imagined"
 

@@ -66,95 +66,53 @@ class Bound:
 
 # In the order of what to do first: the first one that is not right names the next step.
 BOUNDS = (
-    Bound(
-        "ends_true", "area under the curve, true ends", 0.75, 0.65,
-        "the reward on true pictures of recordings that it never saw: imagination cannot do better", REWARD,
-    ),
-    Bound(
-        "ends_coded", "the same through the tokenizer", 0.70, 0.60,
-        "what the tokenizer loses, no world model on it can show", TOKENIZER,
-    ),
-    Bound(
-        "obedience", "actions seen in imagined pictures, of those in true ones", 0.30, 0.00,
+    Bound("ends_true", "area under the curve, true ends", 0.75, 0.65,
+        "the reward on true pictures of recordings that it never saw: imagination cannot do better", REWARD),
+    Bound("ends_coded", "the same through the tokenizer", 0.70, 0.60,
+        "what the tokenizer loses, no world model on it can show", TOKENIZER),
+    Bound("obedience", "actions seen in imagined pictures, of those in true ones", 0.30, 0.00,
         "a world model that ignores its actions imagines the same whatever is decided (-.07 after 100"
-        " iterations, .58 after 1,200)", WORLD,
-    ),
-    Bound(
-        "ends_imagined", "area under the curve, imagined ends", 0.72, 0.66,
-        "at .62 true success rose by .01, at .82 by .075 (MetaWorld reach, 300 recordings)", WORLD,
-    ),
-    Bound(
-        "ends_within_tasks", "the same within one task", 0.65, 0.55,
-        "attempts at one task are compared with each other, never with those at another", WORLD,
-    ),
-    Bound(
-        "ends_near_starts", "the same among starts that look alike", 0.65, None,
+        " iterations, .58 after 1,200)", WORLD),
+    Bound("ends_imagined", "area under the curve, imagined ends", 0.72, 0.66,
+        "at .62 true success rose by .01, at .82 by .075 (MetaWorld reach, 300 recordings)", WORLD),
+    Bound("ends_within_tasks", "the same within one task", 0.65, 0.55,
+        "attempts at one task are compared with each other, never with those at another", WORLD),
+    Bound("ends_near_starts", "the same among starts that look alike", 0.65, None,
         "a policy is taught by differences between attempts from one start (.83 after 1,200 iterations, .70 after 100)",
-        WORLD,
-    ),
-    Bound(
-        "own_above_swapped", "successes valued above other actions from the same start", 0.60, None,
-        "a world model that ignores actions has .5", WORLD,
-    ),
-    Bound(
-        "nothing_valued", "doing nothing valued above the median success", 0.20, 0.35,
-        "what is paid for nothing is learnt first", IMAGINED_REWARD, is_least=False,
-    ),
-    Bound(
-        "random_valued", "random actions valued above the median success", 0.25, 0.45,
-        "what is paid for noise is learnt, too", IMAGINED_REWARD, is_least=False,
-    ),
-    Bound(
-        "spread", "groups of attempts whose values differ", 0.30, 0.10,
-        "groups that agree teach nothing", CLONE,
-    ),
-    Bound(
-        "above_nothing", "the policy valued above doing nothing", 0.60, 0.52,
-        "a clone that does nothing teaches as little as one that does harm", CLONE,
-    ),
-    Bound(
-        "explained", "of held-out actions the clone explains", 0.05, 0.00,
-        "one that explained -.01 had the success of doing nothing; others explained .11 to .44", CLONE,
-    ),
-    Bound(
-        "true_above_nothing", "its true success less that of doing nothing", 0.05, 0.01,
-        "it teaches nothing: a clone of FetchPush-v4 had .110, as doing nothing, and after learning .110 again", CLONE,
-    ),
-    Bound(
-        "like_success", "the policy valued above recordings that succeed", 0.45, None,
+        WORLD),
+    Bound("own_above_swapped", "successes valued above other actions from the same start", 0.60, None,
+        "a world model that ignores actions has .5", WORLD),
+    Bound("nothing_valued", "doing nothing valued above the median success", 0.20, 0.35,
+        "what is paid for nothing is learnt first", IMAGINED_REWARD, is_least=False),
+    Bound("random_valued", "random actions valued above the median success", 0.25, 0.45,
+        "what is paid for noise is learnt, too", IMAGINED_REWARD, is_least=False),
+    Bound("spread", "groups of attempts whose values differ", 0.30, 0.10,
+        "groups that agree teach nothing", CLONE),
+    Bound("above_nothing", "the policy valued above doing nothing", 0.60, 0.52,
+        "a clone that does nothing teaches as little as one that does harm", CLONE),
+    Bound("explained", "of held-out actions the clone explains", 0.05, 0.00,
+        "one that explained -.01 had the success of doing nothing; others explained .11 to .44", CLONE),
+    Bound("true_above_nothing", "its true success less that of doing nothing", 0.05, 0.01,
+        "it teaches nothing: a clone of FetchPush-v4 had .110, as doing nothing, and after learning .110 again", CLONE),
+    Bound("like_success", "the policy valued above recordings that succeed", 0.45, None,
         "it is as good as they are, or its failures are imagined as successes: a clone of .11 had .66, and learnt .03",
-        PLAY, is_least=False, unless="true_ends",
-    ),
-    Bound(
-        "played_success", "true success of the played episodes", 0.04, 0.001,
-        "attempts that never succeed cannot be compared by success", CLONE,
-    ),
-    Bound(
-        "played_ends_true", "area under the curve, true ends of the policy's own episodes", 0.70, 0.60,
+        PLAY, is_least=False, unless="true_ends"),
+    Bound("played_success", "true success of the played episodes", 0.04, 0.001,
+        "attempts that never succeed cannot be compared by success", CLONE),
+    Bound("played_ends_true", "area under the curve, true ends of the policy's own episodes", 0.70, 0.60,
         "a reward may know the recordings and not what this policy does (.38 of a clone, .89 of the recordings)",
-        REWARD,
-    ),
-    Bound(
-        "played_ends", "area under the curve, the policy's own episodes", 0.66, 0.55,
-        "recordings may be easier to judge than what this policy does", WORLD,
-    ),
-    Bound(
-        "true_ends", "area under the curve, the policy's true attempts imagined", 0.70, 0.60,
+        REWARD),
+    Bound("played_ends", "area under the curve, the policy's own episodes", 0.66, 0.55,
+        "recordings may be easier to judge than what this policy does", WORLD),
+    Bound("true_ends", "area under the curve, the policy's true attempts imagined", 0.70, 0.60,
         "what it does is harder to judge than recordings: at .48 to .59 true success changed by +.02 to -.32, at .69"
-        " it rose by .06", PLAY,
-    ),
-    Bound(
-        "within_starts", "imagined value with truth inside a start, correlation", 0.12, 0.05,
-        "0 was followed by harm, .17 by a gain of .01, .23 by .075", WORLD,
-    ),
-    Bound(
-        "actions_outside", "the policy's numbers of actions beyond the recorded ones", 0.10, None,
-        "the world model never saw what they lead to", "record such actions, or bound the policy's", is_least=False,
-    ),
-    Bound(
-        "pictures_outside", "its imagined ends unlike all recordings", 0.30, None,
-        "there the world model and the reward guess", "record episodes of this policy", is_least=False,
-    ),
+        " it rose by .06", PLAY),
+    Bound("within_starts", "imagined value with truth inside a start, correlation", 0.12, 0.05,
+        "0 was followed by harm, .17 by a gain of .01, .23 by .075", WORLD),
+    Bound("actions_outside", "the policy's numbers of actions beyond the recorded ones", 0.10, None,
+        "the world model never saw what they lead to", "record such actions, or bound the policy's", is_least=False),
+    Bound("pictures_outside", "its imagined ends unlike all recordings", 0.30, None,
+        "there the world model and the reward guess", "record episodes of this policy", is_least=False),
 )  # fmt: skip
 
 
