@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -15,7 +16,6 @@ from omegaconf.errors import OmegaConfBaseException
 from cosmos_predict2.compat.cosmos_rl.policies import SUITES
 from cosmos_predict2.compat.fields import require_fit, require_one_of, unknown_field
 from cosmos_predict2.compat.rlinf.fields import FIELDS
-from imaginaire.config.lazy_config import plain_data
 from imaginaire.config.registry import forgiving_store
 from imaginaire.errors import ConfigError, near
 
@@ -34,7 +34,6 @@ def load_embodiment(folder: str, name: str, overrides: Sequence[str] = ()) -> di
         raise ConfigError(f"--config-name {name}: {folder} has no {name}.yaml.{near(name, names)}")
     os.environ.setdefault("EMBODIED_PATH", str(place.parent))  # published files look for their groups below it
     os.environ.setdefault("REPO_PATH", os.getcwd())
-    _check_yaml(place, name.removesuffix(".yaml"))
     try:
         with forgiving_store(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of defaults lists without _self_, which published files have
@@ -54,33 +53,11 @@ def load_embodiment(folder: str, name: str, overrides: Sequence[str] = ()) -> di
         raise ConfigError(f"{name}: {error.full_key}: {str(error.msg).splitlines()[0]}.") from None
     except HydraException as error:
         raise _explained(name, overrides, error) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}, or a file of its defaults, is not valid YAML: {error}.") from error
     if not isinstance(content, Mapping):
         raise ConfigError(f"{name} is no configuration with sections.")
     return {str(key): value for key, value in content.items()}
-
-
-def _check_yaml(folder: Path, name: str) -> None:
-    """Raise for YAML that is none, or whose aliases mean more values than a memory holds, in a file and in those below
-    the folder that its defaults name: Hydra reads without a limit."""
-    waiting, seen = [name], set()
-    while waiting:
-        name = waiting.pop()
-        path = folder / f"{name}.yaml"
-        if name in seen or not path.is_file():  # Hydra names what is not there
-            continue
-        seen.add(name)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}.") from error
-        content = plain_data(text, str(path))
-        defaults = content.get("defaults") if isinstance(content, dict) else None
-        for entry in defaults if isinstance(defaults, list) else ():
-            group, chosen = next(iter(entry.items())) if isinstance(entry, dict) and entry else ("", entry)
-            group = str(group).split()[-1] if str(group).split() else ""
-            for one in chosen if isinstance(chosen, list) else [chosen]:
-                whole = "/".join(part.partition("@")[0] for part in (group, str(one)) if part).removesuffix(".yaml")
-                waiting += [whole.lstrip("/"), f"{name.rpartition('/')[0]}/{whole}".lstrip("/")]
 
 
 def require_known(value_at: Callable[[str], Any]) -> None:
