@@ -21,7 +21,7 @@ from cosmos_predict2.rl.config import KEY, RewardConfig, RLConfig, reward_config
 from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
 from cosmos_predict2.rl.objectives import groups_within, has_spread
 from cosmos_predict2.rl.rewards.local import scored_by
-from cosmos_predict2.rl.rewards.remote import LAST_LOOK_S, share_senders
+from cosmos_predict2.rl.rewards.remote import LAST_LOOK_S
 from imaginaire import distributed
 from imaginaire.buildable import resolve, target_of
 from imaginaire.data.facts import facts_of
@@ -44,7 +44,6 @@ class Scoring:
         self.rl, self.advantage = rl, rl.advantage
         self.needs_pixels = any(reward.needs_pixels for reward in self.rewards.values())
         self._is_probed = False
-        share_senders(self.rewards.values())
 
     def shared_by(self, group: dist.ProcessGroup | None) -> None:
         """Let the first rank of a group that holds the same clips ask for all of it."""

@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
@@ -130,108 +130,6 @@ class _Asked:
     ticket: "Future[tuple[str, dict[str, str]]]"
 
 
-class Sender:
-    """Posts clips to a service, once for all rewards that share it."""
-
-    def __init__(self, address: Address, media: str, latent_dtype: torch.dtype | None) -> None:
-        self.address = address
-        self.media = media
-        self.latent_dtype = latent_dtype
-        self.key = address, media, latent_dtype  # what agrees among rewards that share it
-        self.rewards: list[RemoteReward] = []
-        self._posted: dict[str, tuple[_Asked, int]] = {}  # and how many rewards will still ask for it
-        self._turns = threading.Semaphore(4)
-        self._is_closed = False
-
-    def post(self, clips: Clips, context: Mapping[str, Any], request_id: str, deadline: float) -> _Asked:
-        """A request for the scores of all rewards, on its way: posted when the first of them asks."""
-        asked, left = self._posted.pop(request_id, (None, len(self.rewards)))
-        if asked is None:
-            names = {name for reward in self.rewards for name in reward.context}
-            sent = {name: value for name, value in context.items() if name in names}
-            weights = {reward.reward: 1.0 for reward in self.rewards}
-            body = wire.encode(clips, weights, media=self.media, context=sent, latent_dtype=self.latent_dtype)
-            body = with_request_id(body, request_id)
-            asked = _Asked(body, len(clips.prompts), Future())
-            given = asked, time.monotonic() + deadline
-            # a daemon: the end of a run doesn't wait for a service that is gone
-            threading.Thread(target=self._send, args=given, daemon=True, name="reward request").start()
-        if left > 1:
-            self._posted[request_id] = asked, left - 1
-        return asked
-
-    def _send(self, asked: _Asked, ends: float) -> None:
-        with self._turns:
-            try:
-                asked.ticket.set_result(self.enqueue(asked.body, ends))
-            except Exception as error:  # who asks for the ticket meets it
-                asked.ticket.set_exception(error)
-
-    def enqueue(self, body: bytes, ends: float) -> tuple[str, dict[str, str]]:
-        """The ticket of a request, and the headers for its pulls."""
-        limit = min(max(30 + 3 * len(body) / 1e6, 60), 600)
-        kind = {"Content-Type": "application/octet-stream"}
-        answer = self.ask(self.address.enqueue_url, body, kind, ends, lambda left: min(limit, left))
-        number = answer.content.get("uuid")
-        if answer.status != 200 or not isinstance(number, str):
-            raise NoAnswer(f"the service answered {answer.status} to a request: {answer.message()}")
-        replica = answer.content.get("replica_id")
-        is_pinned = replica and os.environ.get("COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA") != "1"
-        return number, {"X-Lepton-Replica-Target": str(replica)} if is_pinned else {}
-
-    def ask(
-        self,
-        url: str,
-        body: bytes | Callable[[float], bytes],
-        headers: Mapping[str, str],
-        ends: float,
-        limit: Callable[[float], float],
-    ) -> Answer:
-        """The first answer that is final; the errors on the way are tried again until the deadline."""
-        if self.address.token:
-            headers = {**headers, "Authorization": f"Bearer {self.address.token}"}
-        failures, last = 0, "no answer"
-        while (left := ends - time.monotonic()) > 0 or (failures == 0 and left > -LAST_LOOK_S):
-            began = time.monotonic()
-            wait: float | None = None
-            try:
-                answer = ask(url, body(left) if callable(body) else body, headers, timeout=max(0.05, limit(left)))
-            except NoAnswer as error:
-                last = str(error)
-            else:
-                is_early = answer.status == 202 or (answer.status == 400 and answer.message().startswith(NOT_READY))
-                if answer.status not in RETRIED and not is_early:
-                    return answer
-                last = f"the service answered {answer.status}: {answer.message()}"
-                wait = answer.retry_after
-                if answer.status == 202 and time.monotonic() - began > FIRST_WAIT_S:
-                    failures = 0
-                    continue  # the service waited for us
-            if self._is_closed:
-                break
-            failures += 1
-            longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 10))
-            wait = _JITTER.uniform(0, longest) + (wait or 0.0)
-            time.sleep(max(0.0, min(wait, ends - time.monotonic())))
-        raise NoAnswer(f"nothing final before the deadline, after {failures} tries; the last: {last}")
-
-    def close(self) -> None:
-        """Try nothing again."""
-        self._is_closed = True
-
-
-def share_senders(rewards: Iterable[Any]) -> None:
-    """Let the `RemoteReward`s among these that ask one service in one form upload their clips once."""
-    shared: dict[tuple[Any, ...], Sender] = {}
-    for reward in rewards:
-        if isinstance(reward, RemoteReward):
-            sender = shared.setdefault(reward.sender.key, reward.sender)
-            if sender is not reward.sender:
-                reward.sender.close()
-                reward.sender = sender
-                sender.rewards.append(reward)
-
-
 class RemoteReward(RewardDefaults):
     """`Reward` of the service's reward ``reward``.
 
@@ -261,8 +159,8 @@ class RemoteReward(RewardDefaults):
         if clip is not None and (len(clip) != 2 or clip[0] > clip[1]):
             raise ConfigError(f"clip={clip!r}: expected two numbers, the lower one first.")
         dtype: torch.dtype | None = getattr(torch, latent_dtype) if latent_dtype else None
-        self.sender = Sender(Address.found(enqueue_url, fetch_url, token), media, dtype)
-        self.sender.rewards.append(self)
+        self.address = Address.found(enqueue_url, fetch_url, token)
+        self.media, self.latent_dtype = media, dtype
         self.reward = reward
         self.score_key = score_key or ("overall_reward" if reward == "dance_grpo" else reward)
         self.clip = clip
@@ -274,17 +172,19 @@ class RemoteReward(RewardDefaults):
         self.num_clips = 0
         self.num_invalid = 0
         self._asked: dict[str, list[_Asked]] = {}  # clips that are alike have one id
+        self._turns = threading.Semaphore(4)
+        self._is_closed = False
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
-        asked = self.sender.post(clips, context, request_id, self.submit_deadline_s)
+        asked = self._post(clips, context, request_id, self.submit_deadline_s)
         self._asked.setdefault(request_id, []).append(asked)
         return Ticket(request_id)
 
     def probe(self, clips: Clips, context: Mapping[str, Any], deadline: float) -> None:
         """Raise unless the service takes the token, has this reward, and scores these clips within the deadline."""
-        place = self.sender.address.enqueue_url
+        place = self.address.enqueue_url
         self._check_service(deadline)
-        asked = self.sender.post(clips, context, "probe", min(deadline, self.submit_deadline_s))
+        asked = self._post(clips, context, "probe", min(deadline, self.submit_deadline_s))
         try:
             scores = self._scores(asked, time.monotonic() + deadline)
         except (DataError, NoAnswer) as error:
@@ -297,7 +197,7 @@ class RemoteReward(RewardDefaults):
 
     def _check_service(self, deadline: float) -> None:
         """Raise where our service lacks this reward, or gives it more time than there is."""
-        address = self.sender.address
+        address = self.address
         headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
         try:
             answer = ask(urljoin(address.enqueue_url, "/v1/rewards"), None, headers, timeout=10.0)
@@ -335,7 +235,74 @@ class RemoteReward(RewardDefaults):
         return scores
 
     def close(self) -> None:
-        self.sender.close()
+        """Try nothing again."""
+        self._is_closed = True
+
+    def _post(self, clips: Clips, context: Mapping[str, Any], request_id: str, deadline: float) -> _Asked:
+        """A request for scores, on its way."""
+        sent = {name: value for name, value in context.items() if name in self.context}
+        options: dict[str, Any] = dict(media=self.media, context=sent, latent_dtype=self.latent_dtype)
+        body = with_request_id(wire.encode(clips, {self.reward: 1.0}, **options), request_id)
+        asked = _Asked(body, len(clips.prompts), Future())
+        given = asked, time.monotonic() + deadline
+        # a daemon: the end of a run doesn't wait for a service that is gone
+        threading.Thread(target=self._send, args=given, daemon=True, name="reward request").start()
+        return asked
+
+    def _send(self, asked: _Asked, ends: float) -> None:
+        with self._turns:
+            try:
+                asked.ticket.set_result(self._enqueue(asked.body, ends))
+            except Exception as error:  # who asks for the ticket meets it
+                asked.ticket.set_exception(error)
+
+    def _enqueue(self, body: bytes, ends: float) -> tuple[str, dict[str, str]]:
+        """The ticket of a request, and the headers for its pulls."""
+        limit = min(max(30 + 3 * len(body) / 1e6, 60), 600)
+        kind = {"Content-Type": "application/octet-stream"}
+        answer = self._ask(self.address.enqueue_url, body, kind, ends, lambda left: min(limit, left))
+        number = answer.content.get("uuid")
+        if answer.status != 200 or not isinstance(number, str):
+            raise NoAnswer(f"the service answered {answer.status} to a request: {answer.message()}")
+        replica = answer.content.get("replica_id")
+        is_pinned = replica and os.environ.get("COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA") != "1"
+        return number, {"X-Lepton-Replica-Target": str(replica)} if is_pinned else {}
+
+    def _ask(
+        self,
+        url: str,
+        body: bytes | Callable[[float], bytes],
+        headers: Mapping[str, str],
+        ends: float,
+        limit: Callable[[float], float],
+    ) -> Answer:
+        """The first answer that is final; the errors on the way are tried again until the deadline."""
+        if self.address.token:
+            headers = {**headers, "Authorization": f"Bearer {self.address.token}"}
+        failures, last = 0, "no answer"
+        while (left := ends - time.monotonic()) > 0 or (failures == 0 and left > -LAST_LOOK_S):
+            began = time.monotonic()
+            wait: float | None = None
+            try:
+                answer = ask(url, body(left) if callable(body) else body, headers, timeout=max(0.05, limit(left)))
+            except NoAnswer as error:
+                last = str(error)
+            else:
+                is_early = answer.status == 202 or (answer.status == 400 and answer.message().startswith(NOT_READY))
+                if answer.status not in RETRIED and not is_early:
+                    return answer
+                last = f"the service answered {answer.status}: {answer.message()}"
+                wait = answer.retry_after
+                if answer.status == 202 and time.monotonic() - began > FIRST_WAIT_S:
+                    failures = 0
+                    continue  # the service waited for us
+            if self._is_closed:
+                break
+            failures += 1
+            longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 10))
+            wait = _JITTER.uniform(0, longest) + (wait or 0.0)
+            time.sleep(max(0.0, min(wait, ends - time.monotonic())))
+        raise NoAnswer(f"nothing final before the deadline, after {failures} tries; the last: {last}")
 
     def _scores(self, asked: _Asked, ends: float) -> Scores:
         try:
@@ -345,7 +312,7 @@ class RemoteReward(RewardDefaults):
         answer = self._pull(number, headers, ends)
         if answer.status in (404, 410):  # the service lost its queue, or forgot the result: it is asked once more
             log.warning("the service has no scores of request %s any more (%d): asked again", number, answer.status)
-            number, headers = self.sender.enqueue(asked.body, ends)
+            number, headers = self._enqueue(asked.body, ends)
             answer = self._pull(number, headers, ends)
         if answer.status != 200:
             raise NoAnswer(f"the service answered {answer.status}: {answer.message()}")
@@ -360,8 +327,8 @@ class RemoteReward(RewardDefaults):
             return f"uuid={number}&type={self.reward}&wait={wait:.1f}".encode()
 
         headers = {"Content-Type": "application/x-www-form-urlencoded", **headers}
-        url = self.sender.address.fetch_url
-        return self.sender.ask(url, body, headers, ends, lambda left: min(self.wait_s + 10, max(left, 0.0) + 1))
+        url = self.address.fetch_url
+        return self._ask(url, body, headers, ends, lambda left: min(self.wait_s + 10, max(left, 0.0) + 1))
 
 
 def with_request_id(body: bytes, request_id: str) -> bytes:

@@ -22,7 +22,7 @@ from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import Clips, Scores
 from cosmos_predict2.rl.rewards import remote, wire
 from cosmos_predict2.rl.rewards.local import LocalReward
-from cosmos_predict2.rl.rewards.remote import Address, Answer, NoAnswer, RemoteReward, Sender, ask, share_senders
+from cosmos_predict2.rl.rewards.remote import Address, Answer, NoAnswer, RemoteReward, ask
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
 from tests.rl.rewards.doubles import ROOT, clips_of, mean
@@ -137,40 +137,6 @@ def test_clips_that_are_alike_have_one_id_and_scores_of_their_own(scripted: Any)
         assert all(reward.fetch(ticket, 30).is_valid_B.all() for ticket in tickets)
 
 
-def test_rewards_of_one_service_upload_a_clip_once(scripted: Any) -> None:
-    server = scripted(enqueue=[TICKET], pull=[SCORES])
-    other = scripted(enqueue=[TICKET], pull=[SCORES])
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    clips = Clips(torch.ones(1, 4, 1, 2, 2), torch.zeros(1, 3, 1, 8, 8, dtype=torch.uint8), ["a"], 16.0)
-    rewards = [
-        server.reward(context=["true_latents"]),
-        RemoteReward("second", "part", enqueue_url=f"{url}/enqueue", fetch_url=f"{url}/pull", context=["actions"]),
-        server.reward(score_key="part"),
-        server.reward(media="video"),
-        server.reward(latent_dtype="bfloat16"),
-        server.reward(token="secret"),
-        other.reward(),
-    ]
-    senders = [reward.sender for reward in rewards]
-    share_senders([*rewards, LocalReward(mean)])
-    assert [sender._is_closed for sender in senders] == [sender is not senders[0] for sender in senders[:3]] + (
-        [False] * 4
-    )
-    context = {"true_latents": clips.latents_B_C_T_H_W, "actions": torch.ones(1, 2, 3), "goal": torch.ones(1, 2)}
-    for _ in range(2):
-        tickets = [reward.submit(clips, context, "id") for reward in rewards]
-        scores = [reward.fetch(ticket, 30) for reward, ticket in zip(rewards, tickets)]
-        assert [one.value_B.tolist() for one in scores] == [[1.5], [2.0], [2.0], [1.5], [1.5], [1.5], [1.5]]
-    sent = [wire.parse(one[2]) for one in server.asked("enqueue")]
-    assert sorted((one.rewards, one.media) for one in sent) == sorted(
-        [(("mean", "second"), "latent"), (("mean",), "video"), (("mean",), "latent"), (("mean",), "latent")] * 2
-    )
-    shared = next(one for one in sent if len(one.rewards) == 2)
-    assert {*shared.context} == {"true_latents", "actions"}
-    assert len(other.asked("enqueue")) == 2
-    assert {*(parse_qs(one[2].decode())["type"][0] for one in server.asked("pull"))} == {"mean", "second"}
-
-
 def rewards_page(**timeouts: float) -> tuple[int, str, dict[str, str]]:
     rows = [{"name": name, "timeout_s": limit} for name, limit in timeouts.items()]
     return 200, json.dumps({"rewards": rows}), {}
@@ -266,16 +232,16 @@ def far(**options: Any) -> RemoteReward:
 
 def test_waits_grow_with_failures_in_a_row_and_end_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     talk = Talk(monkeypatch, *[(0, NONE)] * 7, (0, EARLY), (5, EARLY), (5, EARLY), (0, NONE), (0, GOOD))
-    sender = far().sender
-    assert sender.ask("http://x", b"", {}, talk.now + 1e3, lambda left: left) is GOOD
+    sender = far()
+    assert sender._ask("http://x", b"", {}, talk.now + 1e3, lambda left: left) is GOOD
     assert talk.slept == [0.5, 1, 2, 4, 8, 16, 20, 20, 0.5]  # a pull that was held is no failure
     talk = Talk(monkeypatch, (0, NONE))
     with pytest.raises(NoAnswer, match="after 3 tries; the last: gone"):
-        sender.ask("http://x", b"", {}, talk.now + 3, lambda left: left)
+        sender._ask("http://x", b"", {}, talk.now + 3, lambda left: left)
     assert talk.slept == [0.5, 1, 1.5]
     for status in (408, 425, 429, 500, 502, 503, 504, 507):
         talk = Talk(monkeypatch, (0, Answer(status, {})), (0, GOOD))
-        assert sender.ask("http://x", b"", {}, talk.now + 3, lambda left: left) is GOOD
+        assert sender._ask("http://x", b"", {}, talk.now + 3, lambda left: left) is GOOD
 
 
 UPLOADS = [(1, 1e4, 60), (10**8, 1e4, 330), (3 * 10**8, 1e4, 600), (10**8, 10, 10)]  # bytes, seconds left and given
@@ -284,7 +250,7 @@ UPLOADS = [(1, 1e4, 60), (10**8, 1e4, 330), (3 * 10**8, 1e4, 600), (10**8, 10, 1
 @pytest.mark.parametrize(("size", "left", "limit"), UPLOADS)
 def test_an_upload_has_time_by_its_size(size: int, left: float, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = Talk(monkeypatch, (0, GOOD))
-    assert far().sender.enqueue(bytes(size), talk.now + left) == ("t", {})
+    assert far()._enqueue(bytes(size), talk.now + left) == ("t", {})
     assert talk.asked[0][1] == limit
 
 
@@ -299,7 +265,7 @@ def test_a_pull_waits_within_its_deadline(
 
 def test_a_request_has_its_own_deadline_and_is_waited_for_until_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     talk, posted = Talk(monkeypatch, (0, GOOD)), []
-    monkeypatch.setattr(Sender, "enqueue", lambda sender, body, ends: posted.append(ends - talk.now) or ("t", {}))
+    monkeypatch.setattr(RemoteReward, "_enqueue", lambda _, body, ends: posted.append(ends - talk.now) or ("t", {}))
     reward = far(submit_deadline_s=50.0)
     reward.submit(clips_of("a"), {}, "x" * 300)
     assert wire.REQUEST_ID.fullmatch(str(wire.parse(reward._asked["x" * 300][0].body).request_id))
