@@ -100,7 +100,7 @@ add("--overwrite", action="store_true", help="replace a policy that is there")
 
 def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.policies import cloning, files
-    from cosmos_predict2.rl.policies.weights import require_public
+    from cosmos_predict2.rl.policies.files import require_public
     from cosmos_predict2.toy_world.physics import SETTINGS
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire.buildable import require_taken, resolve
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> None:
 def _clone_recordings(args: argparse.Namespace, own_arguments: Mapping[str, Any]) -> None:
     """Run experiment=clone_recordings with these flags, in a folder that is gone afterwards."""
     from cosmos_predict2.rl.policies import files
-    from cosmos_predict2.rl.policies.weights import RESULT
+    from cosmos_predict2.rl.policies.files import RESULT
     from imaginaire import distributed
     from imaginaire.config import compose
     from imaginaire.training import trainer

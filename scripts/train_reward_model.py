@@ -80,8 +80,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.evaluation.reports.evaluation_page import drawn_file
     from cosmos_predict2.rl.rewards import success_training
     from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
-    from cosmos_predict2.rl.rewards.success_quality import measure, measure_ends
-    from cosmos_predict2.rl.rewards.success_training import LabelledPictures
+    from cosmos_predict2.rl.rewards.success_training import LabelledPictures, measure, measure_ends
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire import random
     from imaginaire.training.provenance import run_record
@@ -160,7 +159,7 @@ _LIMITED_BY = (
 def _problem(args: argparse.Namespace, qualities: Mapping[str, Any], ends: Mapping[str, Any]) -> str:
     """The first figure below its limit, in words, or ""; NaN is too low. Ends come first, true ones before imagined
     ones; in the toy world what pictures show counts, and not the outcome."""
-    from cosmos_predict2.rl.rewards.success_quality import OUTCOME
+    from cosmos_predict2.rl.rewards.success_training import OUTCOME
 
     for kind, found in ends.items():
         least = found.chance if args.least_area is None else args.least_area
@@ -234,8 +233,7 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.data.views import require_same, views_of
     from cosmos_predict2.rl.envs.replays import require_actions_of
     from cosmos_predict2.rl.imagined.labelled_pictures import LabelledRecordings, parts_of
-    from cosmos_predict2.rl.rewards.success_quality import OUTCOME, TRUE
-    from cosmos_predict2.rl.rewards.success_training import LabelledPictures
+    from cosmos_predict2.rl.rewards.success_training import OUTCOME, TRUE, LabelledPictures
 
     if not 0 < args.val_fraction < 1:
         raise ConfigError(f"--val_fraction {args.val_fraction}: above 0 and below 1.")

@@ -29,8 +29,7 @@ from cosmos_predict2.rl.episodes.episodes import Starts
 from cosmos_predict2.rl.episodes.policy_evaluation import evaluate, film, held_out_starts
 from cosmos_predict2.rl.interfaces import Policy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
-from cosmos_predict2.rl.rewards.success_quality import OUTCOME, ROUND_TRIP, TRUE
-from cosmos_predict2.rl.rewards.success_training import LabelledPictures
+from cosmos_predict2.rl.rewards.success_training import OUTCOME, ROUND_TRIP, TRUE, LabelledPictures
 from cosmos_predict2.toy_world.episodes import Mix, make_episodes
 from cosmos_predict2.toy_world.physics import REWARD_RANGE
 from cosmos_predict2.world_model.imagination import Imagination

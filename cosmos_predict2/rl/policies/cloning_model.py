@@ -20,6 +20,7 @@ from cosmos_predict2.data.lerobot.writer import write_json
 from cosmos_predict2.data.views import split
 from cosmos_predict2.rl.policies import files
 from cosmos_predict2.rl.policies.cloning import Beginning, Windows, begin
+from cosmos_predict2.rl.policies.files import RESULT
 from cosmos_predict2.rl.policies.network import (
     cast,
     check_sharding,
@@ -29,7 +30,6 @@ from cosmos_predict2.rl.policies.network import (
     parallelize_policy,
 )
 from cosmos_predict2.rl.policies.null import Constant, by_errors, decision_errors
-from cosmos_predict2.rl.policies.weights import RESULT
 from cosmos_predict2.world_model.config import PRECISIONS, EMAConfig
 from imaginaire import distributed, random
 from imaginaire.checkpoint import weights

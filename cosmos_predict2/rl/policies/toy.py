@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
-from cosmos_predict2.rl.policies.weights import load_weights
+from cosmos_predict2.rl.policies.files import load_weights
 from cosmos_predict2.toy_world.physics import ACTION_LAYOUTS, action_layout
 from cosmos_predict2.toy_world.rendering import BITS, THINGS, shares
 from imaginaire.errors import ConfigError

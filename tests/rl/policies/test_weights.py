@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from cosmos_predict2.released import EMBODIED
+from cosmos_predict2.rl.policies.files import load_weights
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.rl.policies.weights import load_weights
 from imaginaire.errors import CheckpointError
 from imaginaire.findings import CheckContext
 

@@ -17,13 +17,14 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.imagined import labelled_pictures
 from cosmos_predict2.rl.imagined.labelled_pictures import LabelledRecordings, parts_of
-from cosmos_predict2.rl.rewards import success_quality, success_training
+from cosmos_predict2.rl.rewards import success_training
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
-from cosmos_predict2.rl.rewards.success_quality import measure, measure_ends
 from cosmos_predict2.rl.rewards.success_training import (
     LabelledPictures,
     TrainingOptions,
     augmented,
+    measure,
+    measure_ends,
     middle_threshold,
     scale_to,
     train,
@@ -432,7 +433,7 @@ def test_a_reward_model_that_finds_few_successes_is_not_written(
     def measured(*given: Any) -> Any:
         return replace(measure(*given), precision=precision, recall=recall)
 
-    monkeypatch.setattr(success_quality, "measure", measured)
+    monkeypatch.setattr(success_training, "measure", measured)
     parts = [squares(12, seed) for seed in range(3)]
     made = lambda args, device: train_reward_model._Shown(parts[:1], {"simulator": parts[1]}, {"simulator": parts[2]})  # noqa: E731
     monkeypatch.setattr(train_reward_model, "_toy_pictures", made)

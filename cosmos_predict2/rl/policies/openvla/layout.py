@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.rl.policies.files import public_json
 from cosmos_predict2.rl.policies.openvla.inputs import statistics_for
-from cosmos_predict2.rl.policies.weights import public_json
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, local_file, names_at
 from imaginaire.checkpoint.weight_files import below as below_address

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning
+from cosmos_predict2.rl.policies.files import check_public, public_json, require_public, result_of
 from cosmos_predict2.rl.policies.network import add_adapters, correlated, merged_state
 from cosmos_predict2.rl.policies.openvla.inputs import (
     GRIPPERS,
@@ -33,7 +34,6 @@ from cosmos_predict2.rl.policies.openvla.inputs import (
 from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, from_public, to_public, write_folder
 from cosmos_predict2.rl.policies.openvla.model import MODEL_TYPE, OpenVLAModel, OpenVLASizes
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
-from cosmos_predict2.rl.policies.weights import check_public, public_json, require_public, result_of
 from cosmos_predict2.text import pretrained
 from imaginaire import storage
 from imaginaire.checkpoint.weight_files import below

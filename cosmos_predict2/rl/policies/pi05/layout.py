@@ -25,7 +25,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.policies.weights import public_json
+from cosmos_predict2.rl.policies.files import public_json
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, local_file, names_at

@@ -17,12 +17,12 @@ from torch.nn import functional
 
 from cosmos_predict2.rl.interfaces import Decision, DrawnStep, LogProb, Observation, PolicyDefaults, Velocities
 from cosmos_predict2.rl.policies.cloning import Beginning
+from cosmos_predict2.rl.policies.files import check_public, require_public, result_of
 from cosmos_predict2.rl.policies.network import add_adapters, correlated, merged_state
 from cosmos_predict2.rl.policies.pi05 import flow, inputs, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.network import Pi05Network, PrefixCache
 from cosmos_predict2.rl.policies.pi05.tiny import STATISTICS, write_tiny
-from cosmos_predict2.rl.policies.weights import check_public, require_public, result_of
 from cosmos_predict2.text import pretrained
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding
