@@ -15,9 +15,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -134,27 +134,18 @@ def show(beside: "Beside") -> int:
     verdicts = {name: str(json.loads(card.read_text())["verdict"]) for name, card in CARDS.items()}
     if verdicts[GOOD] == "no" or verdicts[BAD] != "no":
         sys.exit(f"the gate is wrong: {verdicts}")
-    page = write_page(figures, actions, stopped_at, verdicts, learned=learned, futures=futures, success=success)
+    page = write_page(figures, actions, stopped_at, verdicts, dict(learned=learned, futures=futures, success=success))
     print(f"\n{learned}\nOpen {page}: all of it on one page.")
     return 0
 
 
-def write_page(
-    figures: Mapping[str, Any],
-    actions: Mapping[str, Any],
-    stopped_at: str,
-    verdicts: Mapping[str, str],
-    *,
-    learned: str,
-    futures: str,
-    success: str,
-) -> Path:
+def write_page(figures: Any, actions: Any, stopped_at: str, verdicts: Any, said: Mapping[str, str]) -> Path:
     """outputs/demo/index.html: a sentence for each claim, with the curve or the videos that show it."""
     page = Page("What the demo has shown", ["no GPU, no download: all of this was made here"], video_width=640)
     page.heading("A new task in one or two minutes")
     page.verdict(f"Adapters on the tiny model: it {figures['verdict']}.")
     page.clips([Clip("truth; before; after", "truth_before_after.mp4")])
-    page.note(f"Held-out clips of a box pushed, which the base has never seen. {learned}")
+    page.note(f"Held-out clips of a box pushed, which the base has never seen. {said['learned']}")
     page.link("its evaluation, with all figures and videos", "clips/index.html")
     page.heading("Interrupted and resumed")
     losses = records("train/loss")
@@ -165,10 +156,10 @@ def write_page(
     page.heading("Another model imagines what a robot's actions do")
     page.verdict(f"It {actions['verdict']['sentence']}.")
     page.clips([Clip("above the simulator's futures, below the imagined ones", "actions/futures.mp4")])
-    page.note(futures)
+    page.note(said["futures"])
     page.link("its evaluation, with all figures and videos", "actions/index.html")
     page.heading("A policy learns in what that model imagines")
-    page.verdict(success)
+    page.verdict(said["success"])
     before, after = (
         str(video.relative_to(OUTPUT)) for video in sorted((POLICY_RUN / "samples").glob("*_episodes.mp4"))
     )
@@ -210,29 +201,21 @@ def finish(arguments: list[str]) -> None:
         sys.exit(code)
 
 
-def has_failed(words: list[str], code: int) -> bool:
-    """The exit code 1 of the gate is its no."""
-    return code != 0 and not (code == 1 and words in ASKED.values())
-
-
 class Beside:
-    """Commands that a second core runs after each other, each into a log of its own, up to the first that fails."""
+    """Commands that a second core runs after each other, each into a log of its own."""
 
     def __init__(self, commands: list[list[str]]) -> None:
         self.commands = commands
-        self.codes: list[int] = []
-        self._is_over = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self._pool = ThreadPoolExecutor(1)
+        for i in range(len(commands)):
+            self._log(i).touch()
+        self._codes = [self._pool.submit(self._run, i) for i in range(len(commands))]
 
-    def _run(self) -> None:
-        for i, words in enumerate(self.commands):
-            if self._is_over or any(map(has_failed, self.commands, self.codes)):
-                return
-            with self._log(i).open("wb") as log:
-                process = self._process = start(words, log)
-            self.codes.append(process.wait())
+    def _run(self, i: int) -> int:
+        with self._log(i).open("wb") as log:
+            self._process = start(self.commands[i], log)
+            return self._process.wait()
 
     def _log(self, i: int) -> Path:
         return OUTPUT / f"beside_{i}.log"
@@ -241,24 +224,20 @@ class Beside:
         """Show a command and what it prints until it ends; one that fails ends the demo with its exit code."""
         i = self.commands.index(words)
         print(f"    {command(words)}\n\n    It runs beside the first parts; its log is {self._log(i)}:\n", flush=True)
-        while not self._log(i).exists():
-            time.sleep(0.2)
+        has_ended = False
         with self._log(i).open(errors="replace") as log:
-            while True:
-                has_ended = len(self.codes) > i
+            while not has_ended:
+                has_ended = self._codes[i].done()
                 print(log.read(), end="", flush=True)
-                if has_ended:
-                    break
                 time.sleep(0.2)
-        if has_failed(words, self.codes[i]):
-            sys.exit(self.codes[i])
+        if (code := self._codes[i].result()) != 0 and not (code == 1 and words in ASKED.values()):  # 1: the gate's no
+            sys.exit(code)
 
     def end(self) -> None:
-        self._is_over = True
-        while self._thread.is_alive():
-            if self._process is not None:
-                self._process.terminate()
-            self._thread.join(0.2)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        while self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            time.sleep(0.2)
 
 
 def records(key: str, run: Path = RUN) -> list[float]:
