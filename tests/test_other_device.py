@@ -61,22 +61,11 @@ Losses = list[tuple[int, float]]
 FLOW = "predict2p5_video2world_training_tiny_groot_gr1_480"
 ACTION = "predict2_video2world_tiny_action_conditioned_training"
 CONFIG = "cosmos_predict2/configs/base/config.py"
-RUN = [
-    "job.project=tests",
-    "job.group=engine",
-    "job.name=far",
-    "trainer.logging_iter=100",
-    "trainer.grad_accum_iter=2",
-    "trainer.validation_iter=2",
-    "trainer.max_val_iter=1",
-    "dataloader_train.batch_size=2",
-    "dataloader_train.dataset.num_episodes=8",
-    "dataloader_val.dataset.num_episodes=4",
-    "checkpoint.save_iter=100",
-    "model.config.pipe_config.ema.enabled=True",
-    "model.config.pipe_config.net.num_blocks=1",
-    "model.config.pipe_config.net.sac_config.mode=mm_only",
-]
+RUN = ["job.project=tests", "job.group=engine", "job.name=far", "checkpoint.save_iter=100"]
+RUN += [f"trainer.{key}" for key in ("logging_iter=100", "grad_accum_iter=2", "validation_iter=2", "max_val_iter=1")]
+RUN += ["dataloader_train.batch_size=2", "dataloader_train.dataset.num_episodes=8"]
+RUN += ["dataloader_val.dataset.num_episodes=4", "model.config.pipe_config.ema.enabled=True"]
+RUN += [f"model.config.pipe_config.net.{key}" for key in ("num_blocks=1", "sac_config.mode=mm_only")]
 
 # Where the host may wait in a training step, and how often: both look at the same moment, when backward is over.
 WAITS_OF_A_STEP = {
@@ -152,14 +141,9 @@ WAITS_OF_A_POLICY: dict[str, set[str]] = {
 IMAGINED_PRECISIONS = ("world_model.config.precision", "refinement.optimizer.precision")
 
 
-DECIDED = [  # two groups of four episodes, one update in two minibatches: an experience is two iterations
-    "trainer.run_validation=true",
-    "trainer.validation_iter=2",
-    "model.config.rl.updates=1",
-    "dataloader_train.batch_size=2",
-    "dataloader_val.dataset.num=4",
-    "dataloader_val.batch_size=4",
-]
+# Two groups of four episodes, one update in two minibatches: an experience is two iterations.
+DECIDED = ["trainer.run_validation=true", "trainer.validation_iter=2", "model.config.rl.updates=1"]
+DECIDED += ["dataloader_train.batch_size=2", "dataloader_val.dataset.num=4", "dataloader_val.batch_size=4"]
 
 
 def _trained(overrides: list[str], resumes: bool, root: Path) -> tuple[Waits, Losses, Losses]:
@@ -169,9 +153,8 @@ def _trained(overrides: list[str], resumes: bool, root: Path) -> tuple[Waits, Lo
     last = "trainer.max_iter=4" if resumes else "trainer.max_iter=2"
     train(root / "cpu", [*overrides, *RUN, last], config=CONFIG)
     for end in ["trainer.max_iter=2", last] if resumes else [last]:
-        waits = dict(
-            Counter(waits) + Counter(_on_the_device(train, root / NAME, [*overrides, *RUN, end], config=CONFIG))
-        )
+        there = _on_the_device(train, root / NAME, [*overrides, *RUN, end], config=CONFIG)
+        waits = dict(Counter(waits) + Counter(there))
     return waits, losses(root / NAME, "far", ("val/loss",)), losses(root / "cpu", "far", ("val/loss",))
 
 
@@ -234,22 +217,27 @@ def _records(folder: Path) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.slow
-def test_training_adapters_stays_on_the_device(tmp_path: Path) -> None:
-    overrides = [f"experiment={ACTION}", "model.config.train_architecture=lora", "model.config.precision=float32"]
-    overrides.append("trainer.callbacks.action_following.sigmas=[1]")  # at any level it is the same code
-    waits, found, expected = _alone(_trained, overrides, False, tmp_path)
-    rates = {REPORT: 2}  # those of two groups of parameters
-    assert waits == {**WAITS_OF_A_STEP, **WAITS_OF_THE_LAST_STEP, **UNREAD_TEXT, **rates}
-    assert found == [(at, pytest.approx(loss, rel=1e-4)) for at, loss in expected]
+ADAPTERS = [f"experiment={ACTION}", "model.config.train_architecture=lora", "model.config.precision=float32"]
+ADAPTERS += ["trainer.callbacks.action_following.sigmas=[1]"]  # at any level it is the same code
+LOW = [f"experiment={FLOW}", "model.config.precision=bfloat16", "optimizer=fusedadamw", "~optimizer.adam_lr"]
+ENDS = WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP
 
 
 @pytest.mark.slow
-def test_training_in_low_precision_and_resuming_stay_on_the_device(tmp_path: Path) -> None:
-    overrides = [f"experiment={FLOW}", "model.config.precision=bfloat16", "optimizer=fusedadamw", "~optimizer.adam_lr"]
-    waits, found, expected = _alone(_trained, overrides, True, tmp_path)
-    assert waits == {place: 2 * count for place, count in (WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP).items()}
-    assert found == [(at, pytest.approx(loss, rel=2e-2)) for at, loss in expected]
+@pytest.mark.parametrize(
+    ("overrides", "resumes", "expected_waits", "rel"),
+    [
+        (ADAPTERS, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-4),  # the rates of two groups of parameters
+        (LOW, True, {place: 2 * count for place, count in ENDS.items()}, 2e-2),
+    ],
+    ids=["adapters", "low precision, resumed"],
+)
+def test_training_stays_on_the_device(
+    overrides: list[str], resumes: bool, expected_waits: Waits, rel: float, tmp_path: Path
+) -> None:
+    waits, found, expected = _alone(_trained, overrides, resumes, tmp_path)
+    assert waits == expected_waits
+    assert found == [(at, pytest.approx(loss, rel=rel)) for at, loss in expected]
 
 
 @pytest.mark.parametrize(

@@ -62,18 +62,9 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("launcher", LAUNCHER)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    return {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "SLURM_STAND_IN": str(tmp_path),
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "SLURM_JOB_ID": "4711",
-        "SLURM_JOB_NODELIST": "localhost,localhost",
-        "SLURM_NNODES": "2",
-        "MASTER_PORT": str(distributed.free_port()),
-        "NPROC": "1",
-        "PYTHON": str(tmp_path / "launcher"),
-    }
+    own = dict(SLURM_STAND_IN=str(tmp_path), SLURM_SUBMIT_DIR=str(ROOT), SLURM_JOB_ID="4711", SLURM_NNODES="2")
+    own |= dict(SLURM_JOB_NODELIST="localhost,localhost", MASTER_PORT=str(distributed.free_port()), NPROC="1")
+    return {**os.environ, **own, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": str(tmp_path / "launcher")}
 
 
 def submit(environment: dict[str, str], *overrides: str) -> "subprocess.Popen[str]":
