@@ -51,12 +51,7 @@ TABLE = [  # the command; what is put in place of it here; its exit code; what i
     # Of the machine, not of this project.
     ("kill -9 $(nvidia-smi --query-compute-apps=pid --format=csv,noheader)", "type kill", 0, "kill"),
     # Not needed: a missing package is no error, and the doctor tells which attention runs.
-    (
-        'python -c "import flash_attn; print(flash_attn.__version__)"',
-        "python -m scripts.doctor --brief",
-        0,
-        "ready",
-    ),
+    ('python -c "import flash_attn; print(flash_attn.__version__)"', "python -m scripts.doctor --brief", 0, "ready"),
 ]
 
 

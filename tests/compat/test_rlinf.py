@@ -9,12 +9,7 @@ import pytest
 
 from cosmos_predict2.compat.fields import Translation, read_fields
 from cosmos_predict2.compat.rlinf import configurations, policies
-from cosmos_predict2.compat.rlinf.configurations import (
-    Placement,
-    placement_of,
-    sizes_of,
-    translate_embodiment,
-)
+from cosmos_predict2.compat.rlinf.configurations import Placement, placement_of, sizes_of, translate_embodiment
 from cosmos_predict2.compat.rlinf.fields import FIELDS, OPENVLA_OPTIONS, PI05_OPTIONS, PLACE
 from cosmos_predict2.compat.rlinf.files import load_embodiment
 from imaginaire.config.compose import compose

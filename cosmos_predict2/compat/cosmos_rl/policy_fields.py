@@ -23,10 +23,7 @@ PI05_OPTIONS = (
 
 # Of DiffusionNFT's recipes too: the trainer, its adapters and its log.
 SIZES_OF_GPUS = ("n_init_replicas", "dp_shard_size", "dp_replicate_size")
-LORA: dict[str, Row] = {
-    **reads(dict(r=8), least=1),
-    **only("lora_dropout", "Adapters have no dropout", 0.0, 0),
-}
+LORA: dict[str, Row] = {**reads(dict(r=8), least=1), **only("lora_dropout", "Adapters have no dropout", 0.0, 0)}
 TRAIN: dict[str, Row] = {
     **reads({"param_dtype": "bfloat16", "ckpt.enable_checkpoint": False}),
     **reads(dict(train_batch_per_replica=8), least=1),
@@ -170,9 +167,7 @@ _TRAIN: dict[str, Row] = {
         "float32",
     ),
     **unused(
-        "fsdp_offload",
-        "weights stay on the GPU: scripts.plan --recipe shows how much of it they take",
-        *(True, False),
+        "fsdp_offload", "weights stay on the GPU: scripts.plan --recipe shows how much of it they take", *(True, False)
     ),
     **unused("compile", "policies run as they are; the results are the same", True, False),
     **unused("sync_weight_interval", ON_POLICY, 1, 4),

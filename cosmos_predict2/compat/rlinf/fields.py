@@ -63,11 +63,7 @@ _ALGORITHM: dict[str, Row] = {
         }
     ),
     **only("normalize_advantages", "GRPO's advantages are those of a group, divided by its deviation", True),
-    **only(
-        "reward_type",
-        "Either way an episode's return is the sum of its rewards",
-        *("action_level", "chunk_level"),
-    ),
+    **only("reward_type", "Either way an episode's return is the sum of its rewards", *("action_level", "chunk_level")),
     **only("entropy_type", "The entropy's mean is over all entries", "token_level", "action_level", "chunk_level"),
     **only("adv_type", "This is the experiment of GRPO", "grpo"),
     **only("loss_type", "GRPO has no critic", "actor"),
@@ -89,9 +85,7 @@ _WORLD_MODEL: dict[str, Row] = {
     **reads({"cosmos.guidance": 7, "cosmos.num_steps": 35, "cosmos.action_scaler": 20.0}),
     **reads({"cosmos.chunk_size": 12, "cosmos.batch_size": 16}),
     **only(
-        "reward_model.type",
-        "Others are an override of scripts.train: model.config.env.reward",
-        *("ResnetRM", "toy"),
+        "reward_model.type", "Others are an override of scripts.train: model.config.env.reward", *("ResnetRM", "toy")
     ),
     **unused("stats_path", "not read there either: actions are scaled by action_scaler"),
     **unused("dtype", "the world model has the precision of its weights"),

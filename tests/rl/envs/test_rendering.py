@@ -11,9 +11,7 @@ from cosmos_predict2.rl.envs.simulators import rendering
 from imaginaire.errors import ConfigError
 
 
-def test_the_first_way_that_draws_is_taken_unless_one_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_way_that_draws_is_taken_unless_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.delenv("MUJOCO_EGL_DEVICE_ID", raising=False)
     faults = {"egl": "libEGL.so.1: cannot open shared object file", "osmesa": 1}

@@ -64,11 +64,7 @@ def test_a_script_without_a_main_guard_ends_at_once_with_the_cure(tmp_path: Path
     )
     root = str(Path(__file__).parents[3])
     done = subprocess.run(
-        [python(), str(script)],
-        env=os.environ | {"PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
+        [python(), str(script)], env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode and "WorkerError: Environment 0: its process ended" in done.stderr
     assert 'below `if __name__ == "__main__":`' in done.stderr and "it is started again" not in done.stderr

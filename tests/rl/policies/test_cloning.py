@@ -12,12 +12,7 @@ from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies import cloning
-from cosmos_predict2.rl.policies.cloning import (
-    Windows,
-    clone,
-    recorded_demonstrations,
-    toy_demonstrations,
-)
+from cosmos_predict2.rl.policies.cloning import Windows, clone, recorded_demonstrations, toy_demonstrations
 from cosmos_predict2.rl.policies.files import KEY, read_policy, write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
@@ -149,10 +144,7 @@ def test_a_policy_is_read_from_a_run(tmp_path: Path) -> None:
     [
         ({}, "records no policy"),
         ({KEY: "{"}, "policy_card cannot be read"),
-        (
-            {KEY: '{"policy": "os.system", "arguments": {}, "about": {}}'},
-            "class 'os.system', which is not registered",
-        ),
+        ({KEY: '{"policy": "os.system", "arguments": {}, "about": {}}'}, "class 'os.system', which is not registered"),
         (
             {KEY: '{"policy": "cosmos_predict2.rl.policies.toy.ToyPolicy", "arguments": {"depth": 3}, "about": {}}'},
             r"cannot be built.*'depth'",

@@ -221,10 +221,7 @@ class GymTask:
         return numpy.concatenate(parts) if parts else numpy.zeros(0, numpy.float32)
 
     def _seen(self) -> Mapping[str, Any]:
-        pictures = {
-            "full_image": lambda: averaged(self._picture(), self.image_size),
-            "wrist_image": self._wrists,
-        }
+        pictures = {"full_image": lambda: averaged(self._picture(), self.image_size), "wrist_image": self._wrists}
         return Seen(pictures, {"state": self._state_of(self._observed), "task_description": self.sentence})
 
 

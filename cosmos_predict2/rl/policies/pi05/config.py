@@ -41,10 +41,7 @@ class Vision:
     act: str = "gelu_pytorch_tanh"
 
 
-VARIANTS = {
-    "gemma_2b": Stream(2048, 18, 16384, 8, 1, 256, 257152),
-    "gemma_300m": Stream(1024, 18, 4096, 8, 1, 256),
-}
+VARIANTS = {"gemma_2b": Stream(2048, 18, 16384, 8, 1, 256, 257152), "gemma_300m": Stream(1024, 18, 4096, 8, 1, 256)}
 
 
 @dataclass(frozen=True)

@@ -315,12 +315,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         return self.flow_loss(record, actions, noise, (0.001 + 0.999 * of_beta).to(actions), pixels).mean()
 
     def flow_loss(
-        self,
-        record: Mapping[str, Tensor],
-        actions: Tensor,
-        noise: Tensor,
-        t_B: Tensor,
-        pixels: Tensor | None = None,
+        self, record: Mapping[str, Tensor], actions: Tensor, noise: Tensor, t_B: Tensor, pixels: Tensor | None = None
     ) -> Tensor:
         """[B, H, D], at given times."""
         t = t_B[:, None, None]
