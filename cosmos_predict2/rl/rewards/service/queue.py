@@ -17,13 +17,13 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from imaginaire.errors import DataError
 
-STATES = ("queued", "running", "done", "failed", "expired")
+STATES = ("queued", "running", "done", "failed")
 _TICKETS = uuid.UUID("6a0f4f1c-52f1-4f0e-9a43-9d0c6f7e2b11")
 
 
@@ -67,6 +67,10 @@ class Status:
     error: str | None = None
     num_clips: int = 0
 
+    @property
+    def is_open(self) -> bool:
+        return self.state in ("queued", "running")
+
 
 @dataclass(frozen=True)
 class Depth:
@@ -74,6 +78,10 @@ class Depth:
 
     counts: Mapping[str, int]
     oldest_s: float
+
+    @property
+    def num_open(self) -> int:
+        return self.counts.get("queued", 0) + self.counts.get("running", 0)
 
 
 class Queue(Protocol):
@@ -101,16 +109,13 @@ class Queue(Protocol):
 
     def look(self, ticket: str, reward: str) -> Status | None: ...
 
-    def settled(self, waiting: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Those of (ticket, reward) that wait no longer."""
-
     def depth(self) -> dict[str, Depth]: ...
 
     def fault(self) -> str:
         """The reason that it cannot be written, as far as that is known; else empty."""
 
     def purge(self) -> int:
-        """Forget results that are older than their time to live; jobs are ``expired`` for as long again."""
+        """Forget what was settled longer ago than the time to live; how many jobs."""
 
     def recover(self) -> int:
         """At the start of a service that has this queue for itself: nothing runs, so what was leased waits again."""

@@ -7,7 +7,7 @@ Redis must keep its data: append-only file on, and no eviction. Both are checked
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cosmos_predict2.rl.rewards.service.queue import (
@@ -75,14 +75,13 @@ local jobs = tonumber(redis.call('GET', p .. ':open') or 0)
 local bytes = tonumber(redis.call('GET', p .. ':bytes') or 0)
 if jobs + #wanted > tonumber(ARGV[5]) or bytes + #body > tonumber(ARGV[6]) then return 'full' end
 if redis.call('EXISTS', p .. ':body:' .. ticket) == 0 then redis.call('INCRBY', p .. ':bytes', #body) end
-redis.call('PERSIST', request)
 redis.call('HSET', request, 'digest', digest, 'clips', clips, 'bytes', #body)
 redis.call('HINCRBY', request, 'open', #wanted)
 redis.call('SET', p .. ':body:' .. ticket, body)
 redis.call('INCRBY', p .. ':open', #wanted)
 for _, reward in ipairs(wanted) do
   local number = redis.call('INCR', p .. ':number')
-  redis.call('DEL', job_key(ticket, reward))
+  if redis.call('DEL', job_key(ticket, reward)) == 0 then redis.call('HINCRBY', request, 'jobs', 1) end
   redis.call('HSET', job_key(ticket, reward), 'state', 'queued', 'attempt', 0, 'number', number, 'accepted', now)
   redis.call('ZREM', p .. ':settled', ticket .. ':' .. reward)
   redis.call('ZADD', p .. ':waiting:' .. reward, number, ticket)
@@ -140,14 +139,10 @@ return number
 local old = redis.call('ZRANGEBYSCORE', p .. ':settled', '-inf', '(' .. now - tonumber(ARGV[1]))
 for _, job in ipairs(old) do
   local ticket, reward = string.match(job, '^([^:]+):(.*)$')
-  local key = job_key(ticket, reward)
-  redis.call('HSET', key, 'state', 'expired')
-  redis.call('HDEL', key, 'result', 'error', 'died')
-  redis.call('EXPIRE', key, ARGV[2])
-  if redis.call('HGET', p .. ':request:' .. ticket, 'open') == '0' then
-    redis.call('EXPIRE', p .. ':request:' .. ticket, ARGV[2])
-  end
+  redis.call('DEL', job_key(ticket, reward))
   redis.call('ZREM', p .. ':settled', job)
+  local request = p .. ':request:' .. ticket
+  if redis.call('HINCRBY', request, 'jobs', -1) == 0 then redis.call('DEL', request) end
 end
 return #old
 """,
@@ -218,18 +213,6 @@ class RedisQueue:
             error = death_reason(int(deaths or 0), died)
         return Status(state, result, error, int(clips or 0))
 
-    def settled(self, waiting: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
-        pairs = list(waiting)
-
-        def states() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
-            for ticket, reward in pairs:
-                pipe.hget(self._key("job", ticket, reward), "state")
-            return list(pipe.execute())
-
-        found = self._asked(states) if pairs else []
-        return [pair for pair, state in zip(pairs, found) if state not in (b"queued", b"running")]
-
     def depth(self) -> dict[str, Depth]:
         found = {}
         seconds, millionths = self._asked(self._redis.time)
@@ -256,8 +239,7 @@ class RedisQueue:
         return ""
 
     def purge(self) -> int:
-        ttl = self.limits.result_ttl_s
-        return int(self._run("purge", ttl, max(1, round(ttl))))
+        return int(self._run("purge", self.limits.result_ttl_s))
 
     def recover(self) -> int:
         return 0  # other machines may be scoring: leases that end give out again what nobody scores

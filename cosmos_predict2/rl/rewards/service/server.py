@@ -2,7 +2,7 @@
 """The HTTP side of the reward service: the published endpoints, and those that make it observable.
 
 The paths below /api/reward are compatible with the published service. A pull that gives ``wait`` asks for the precise
-answers: 202 while the job waits, 404 for an unknown ticket, 410 for one whose result was forgotten.
+answers: 202 while the job waits, 404 for a ticket that is unknown or whose result was forgotten.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.service.queue import Depth, OtherBody, Queue, QueueFull, QueueUnusable, ticket_of
+from cosmos_predict2.rl.rewards.service.queue import OtherBody, Queue, QueueFull, QueueUnusable, ticket_of
 from cosmos_predict2.rl.rewards.service.scoring import failed_result
 from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import Metrics, Supervisor
@@ -132,19 +132,15 @@ class Service:
         ticket, reward = fields.get("uuid", ""), fields.get("type", wire.DEFAULT_REWARD)
         if not ticket:
             raise self._rejected(400, "malformed", "A pull is form-encoded: uuid=TICKET&type=REWARD.")
-        if not (_is_plain(ticket) and _is_plain(reward)):
-            raise self._rejected(400, "malformed", "uuid and type are printable ASCII, at most 200 characters.")
         wait = self._wait(fields.get("wait"))
         status = await asyncio.to_thread(self.queue.look, ticket, reward)
-        if wait and status is not None and status.state in ("queued", "running"):
+        if wait and status is not None and status.is_open:
             settled = self._waiting.setdefault((ticket, reward), asyncio.Event())
             with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                 await asyncio.wait_for(settled.wait(), wait)
             status = await asyncio.to_thread(self.queue.look, ticket, reward)
         if status is None:
             return JSONResponse({"status": "unknown", "message": f"There is no request {ticket} for {reward}."}, 404)
-        if status.state == "expired":
-            return JSONResponse({"status": status.state, "message": f"The scores of {ticket} were forgotten."}, 410)
         if status.state == "failed":
             return JSONResponse(failed_result(reward, status.error or "", status.num_clips))
         if status.result is not None:
@@ -198,7 +194,7 @@ class Service:
             found.append("the service is stopping")
         if fault := self.queue.fault():
             return [*found, fault]
-        open_jobs = sum(_open(depth) for depth in self.queue.depth().values())
+        open_jobs = sum(depth.num_open for depth in self.queue.depth().values())
         if open_jobs >= self.settings.max_jobs:
             found.append(f"the queue is full ({open_jobs} jobs)")
         return found
@@ -211,7 +207,7 @@ class Service:
                 "workers": self.supervisor.states()[name],
                 "needs_pixels": self.supervisor.needs_pixels(name),
                 "timeout_s": self.timeouts[name],
-                "waiting": _open(depths[name]) if name in depths else 0,
+                "waiting": depths[name].num_open if name in depths else 0,
                 "fault": self.supervisor.why_broken(name),
             }
             for name in self.names
@@ -239,14 +235,18 @@ class Service:
             except Exception:  # the next time may succeed
                 log.exception("old results could not be purged")
 
+    def _settled(self, waiting: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        found = {key: self.queue.look(*key) for key in waiting}
+        return [key for key, status in found.items() if status is None or not status.is_open]
+
     async def watch(self) -> None:
-        """Wake the pulls whose jobs are settled, by one look at the queue for all of them, or all at the end."""
+        """Wake the pulls whose jobs are settled, each looked for once however many wait, or all at the end."""
         while True:
             await asyncio.sleep(LOOK_S)
             waiting = [*self._waiting]
             try:
                 if waiting and not self.is_draining:
-                    waiting = await asyncio.to_thread(self.queue.settled, waiting)
+                    waiting = await asyncio.to_thread(self._settled, waiting)
             except Exception:  # the next look may succeed; until then pulls wait to their end
                 log.exception("the queue could not be looked at")
                 waiting = []
@@ -307,26 +307,11 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _fields(body: bytes, request: Request) -> dict[str, str]:
-    """The fields of a form, or of JSON, as the published README shows a pull; the query may give wait."""
-    found = {name: value for name, value in request.query_params.items() if name == "wait"}
+    """The fields of a form, or of JSON, as the published README shows a pull; none of what is neither."""
     text = body.decode("utf-8", errors="replace")
-    if request.headers.get("content-type", "").startswith("application/json"):
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict):
-            return found
-        return found | {str(name): str(value) for name, value in values.items()}
     try:
-        return found | {name: values[-1] for name, values in parse_qs(text, max_num_fields=20).items()}
-    except ValueError:
-        return found
-
-
-def _is_plain(text: str) -> bool:
-    return len(text) <= 200 and text.isascii() and text.isprintable()
-
-
-def _open(depth: Depth) -> int:
-    return depth.counts.get("queued", 0) + depth.counts.get("running", 0)
+        if request.headers.get("content-type", "").startswith("application/json"):
+            return {str(name): str(value) for name, value in json.loads(text).items()}
+        return {name: values[-1] for name, values in parse_qs(text, max_num_fields=20).items()}
+    except (ValueError, AttributeError, RecursionError):
+        return {}

@@ -3,7 +3,7 @@
 
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -142,10 +142,6 @@ class SQLiteQueue:
         )
         return Status(*rows[0]) if rows else None
 
-    def settled(self, waiting: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
-        unsettled = set(self._read("SELECT ticket, reward FROM jobs WHERE state IN ('queued', 'running')"))
-        return [pair for pair in waiting if pair not in unsettled]
-
     def depth(self) -> dict[str, Depth]:
         counts: dict[str, dict[str, int]] = {}
         oldest: dict[str, float] = {}
@@ -157,14 +153,9 @@ class SQLiteQueue:
         return {reward: Depth(found, oldest.get(reward, 0.0)) for reward, found in counts.items()}
 
     def purge(self) -> int:
-        ttl = self.limits.result_ttl_s
         with self._writing() as db:
-            forgotten = db.execute(
-                "UPDATE jobs SET state = 'expired', result = NULL, error = NULL"
-                " WHERE settled < ? AND state IN ('done', 'failed')",
-                (now() - ttl,),
-            ).rowcount
-            db.execute("DELETE FROM jobs WHERE settled < ? AND state = 'expired'", (now() - 2 * ttl,))
+            old = now() - self.limits.result_ttl_s
+            forgotten = db.execute("DELETE FROM jobs WHERE settled < ?", (old,)).rowcount
             db.execute("DELETE FROM requests WHERE bytes = 0 AND ticket NOT IN (SELECT ticket FROM jobs)")
         return int(forgotten)
 

@@ -174,20 +174,6 @@ def test_the_time_of_redis_counts_not_that_of_the_machine(redis_url: str, monkey
 
 
 @pytest.mark.slow
-def test_a_request_that_is_asked_again_ends_with_its_jobs_alone(redis_url: str) -> None:
-    """Not when what was forgotten of it ends: who pulls must find the number of its clips, and its bytes count once."""
-    server = redis.Redis.from_url(redis_url)
-    queue = open_queue(redis_url, Limits(result_ttl_s=0.0))
-    queue.put("t", A, b"body", "d", 1)
-    (job,) = queue.lease("a", "w", 1, 30)
-    queue.finish(job, "w", "{}", "v1")
-    assert queue.purge() == 1
-    assert queue.put("t", A, b"body", "d", 1)
-    assert {server.ttl(key) for key in server.scan_iter("*:t*")} == {-1}
-    queue.close()
-
-
-@pytest.mark.slow
 def test_a_full_redis_is_named_until_there_is_room(redis_url: str) -> None:
     server = redis.Redis.from_url(redis_url)
     queue = open_queue(redis_url, Limits())

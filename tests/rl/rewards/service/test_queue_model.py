@@ -41,10 +41,10 @@ class Row:
 
 
 class Reference:
-    """The contract. ``deletes``: what expired is deleted by purge, not by Redis itself."""
+    """The contract."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float], deletes: bool) -> None:
-        self.limits, self.clock, self.deletes = limits, clock, deletes
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+        self.limits, self.clock = limits, clock
         self.rows: dict[Key, Row] = {}
         self.requests: dict[str, tuple[str, int]] = {}  # digest, number of clips
         self.number = 0
@@ -109,14 +109,10 @@ class Reference:
         return len(held)
 
     def purge(self) -> int:
-        old, ttl = self.clock(), self.limits.result_ttl_s
-        settled = [(key, row) for key, row in self.rows.items() if not row.is_open]
-        forgotten = [row for _, row in settled if row.settled < old - ttl and row.state != "expired"]
-        for row in forgotten:
-            row.state, row.result, row.error = "expired", None, None
-        for key, row in settled if self.deletes else ():
-            if row.settled < old - 2 * ttl:
-                del self.rows[key]
+        old = self.clock() - self.limits.result_ttl_s
+        forgotten = [key for key, row in self.rows.items() if not row.is_open and row.settled < old]
+        for key in forgotten:
+            del self.rows[key]
         self.requests = {t: facts for t, facts in self.requests.items() if any(key[0] == t for key in self.rows)}
         return len(forgotten)
 
@@ -148,7 +144,7 @@ class Reference:
 class OfSQLite:
     """A queue in a file, and what is kept in it."""
 
-    deletes = True
+    counts_settled = True
 
     def __init__(self, folder: Path, clock: Callable[[], float], patch: pytest.MonkeyPatch) -> None:
         self.place = str(folder / "queue.sqlite3")
@@ -158,10 +154,9 @@ class OfSQLite:
         return open_queue(self.place, limits)
 
     def kept(self, queue: Any) -> Any:
-        """Bytes that count, tickets of bodies, and of expired jobs."""
+        """Bytes that count, and tickets of bodies."""
         (size,) = queue._db.execute("SELECT COALESCE(SUM(bytes), 0) FROM requests").fetchone()
-        expired = queue._db.execute("SELECT ticket, reward FROM jobs WHERE state = 'expired'")
-        return size, {ticket for (ticket,) in queue._db.execute("SELECT ticket FROM bodies")}, {*expired}
+        return size, {ticket for (ticket,) in queue._db.execute("SELECT ticket FROM bodies")}
 
     def is_empty(self, queue: Any) -> bool:
         return not any(queue._db.execute(f"SELECT 1 FROM {name}").fetchone() for name in ("jobs", "requests"))
@@ -170,7 +165,7 @@ class OfSQLite:
 class OfRedis:
     """A queue in Redis, by the clock of the test, and what is kept there."""
 
-    deletes = False
+    counts_settled = False
 
     def __init__(self, place: str, clock: Callable[[], float], patch: pytest.MonkeyPatch) -> None:
         import redis
@@ -194,14 +189,11 @@ class OfRedis:
 
     def kept(self, queue: Any) -> Any:
         bodies = {key.decode().rpartition(":")[2] for key in self.server.scan_iter("*:body:*")}
-        jobs = [key for key in self.server.scan_iter("*:job:*") if 0 < self.server.ttl(key) <= TTL_S]
-        expired = {tuple(key.decode().split(":")[2:]) for key in jobs}
-        open_jobs = sum(one.counts["queued"] + one.counts["running"] for one in queue.depth().values())
-        assert int(self.server.get("cosmos_rewards:open") or 0) == open_jobs
-        return int(self.server.get("cosmos_rewards:bytes") or 0), bodies, expired
+        assert int(self.server.get("cosmos_rewards:open") or 0) == sum(one.num_open for one in queue.depth().values())
+        return int(self.server.get("cosmos_rewards:bytes") or 0), bodies
 
     def is_empty(self, queue: Any) -> bool:
-        lasting = {key.decode().partition(":")[2] for key in self.server.keys("*:*") if self.server.ttl(key) == -1}
+        lasting = {key.decode().partition(":")[2] for key in self.server.keys("*:*")}
         return lasting <= {"rewards", "number", "open", "bytes"}
 
 
@@ -227,26 +219,24 @@ def compare(queue: Any, reference: Reference, place: Any) -> None:
     for ticket in BODIES:
         for reward in REWARDS:
             assert queue.look(ticket, reward) == reference.look(ticket, reward)
-    keys = [(ticket, reward) for ticket in BODIES for reward in REWARDS]
-    is_open = {key: key in reference.rows and reference.rows[key].is_open for key in keys}
-    assert queue.settled(keys) == [key for key in keys if not is_open[key]]
     depth = queue.depth()
     for reward in REWARDS:
         rows = [row for key, row in reference.rows.items() if key[1] == reward]
-        counts = Counter(row.state for row in rows)
+        counts = Counter(row.state for row in rows if place.counts_settled or row.is_open)
         found = {state: n for state, n in depth[reward].counts.items() if n} if reward in depth else {}
-        assert found == {state: n for state, n in counts.items() if place.deletes or state in ("queued", "running")}
+        assert found == {
+            state: n for state, n in counts.items() if place.counts_settled or state in ("queued", "running")
+        }
         oldest = max((reference.clock() - row.accepted for row in rows if row.is_open), default=0.0)
         assert (depth[reward].oldest_s if reward in depth else 0.0) == pytest.approx(oldest, abs=1e-5)
-    expired = {key for key, row in reference.rows.items() if row.state == "expired"}
-    assert place.kept(queue) == (reference.num_bytes(), reference.open_tickets(), expired)
+    assert place.kept(queue) == (reference.num_bytes(), reference.open_tickets())
 
 
 @pytest.mark.parametrize("limits", LIMITS)
 def test_the_queue_does_what_its_contract_says(limits: Limits, clock_and_place: tuple[list[float], Any]) -> None:
     clock, place = clock_and_place
     draw = random.Random(limits.max_jobs)
-    queue, reference = place.open(limits), Reference(limits, lambda: clock[0], place.deletes)
+    queue, reference = place.open(limits), Reference(limits, lambda: clock[0])
     leased: list[Job] = []
 
     def both(name: str, *arguments: Any) -> Any:
@@ -282,7 +272,7 @@ def test_the_queue_does_what_its_contract_says(limits: Limits, clock_and_place: 
         elif kind == "open":
             queue.close()
             queue = place.open(limits)
-            if place.deletes:
+            if place.counts_settled:
                 both("recover")
         elif leased:
             job, name = one()

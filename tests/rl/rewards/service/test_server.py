@@ -95,7 +95,6 @@ def test_bad_requests_are_refused(here: tuple[Here, TestClient]) -> None:
         ("pull", b"uuid=1&wait=soon", 400),
         ("pull", b"uuid=1&wait=-1", 400),
         ("pull", b"uuid=1&wait=nan", 400),
-        ("pull", b"uuid=%00", 400),
         ("push", b"uuid=1&scores={}&type=mean", 404),
         ("latent_attr", b"fields={}", 404),
     ]:
@@ -194,14 +193,6 @@ def test_a_request_is_known_by_all_of_its_body_and_told_its_replica(
     assert len({enqueue(client, body("b")).json()["uuid"] for _ in range(2)}) == 2  # without an id of their own
 
 
-def test_the_query_of_a_pull_may_give_the_wait_alone(here: tuple[Here, TestClient]) -> None:
-    made, client = here
-    made.queue.put("t", {"mean": "v"}, b"body", "d", 1)
-    form = {"uuid": "t", "type": "mean", **{f"more{k}": "1" for k in range(10)}}
-    assert client.post("/api/reward/pull?wait=0.01", data=form).status_code == 202
-    assert client.post("/api/reward/pull?uuid=t&type=mean&wait=0.01").status_code == 400
-
-
 @pytest.mark.parametrize(("options", "pause_s"), [({}, 30.0), (dict(result_ttl_s=10.0), 5.0)])
 def test_old_results_are_purged_for_as_long_as_the_service_runs(
     options: Any, pause_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,15 +220,15 @@ def test_all_who_wait_for_a_job_are_woken_and_an_outage_of_the_queue_is_waited_o
 ) -> None:
     made, client = here
     tickets = [enqueue(client, body("a", request_id=name)).json()["uuid"] for name in ("t", "t", "u")]
-    look, looks = made.queue.settled, []
+    settled, looks = made.service._settled, []
 
-    def settled(waiting: Any) -> Any:
+    def gone_at_first(waiting: Any) -> Any:
         looks.append(len(waiting))
         if len(looks) == 1:
             raise OSError("gone")
-        return look(waiting)
+        return settled(waiting)
 
-    monkeypatch.setattr(made.queue, "settled", settled)
+    monkeypatch.setattr(made.service, "_settled", gone_at_first)
     threading.Timer(0.2, made.work).start()
     found = in_threads(3, lambda k: pull(client, tickets[k], wait="30"))
     assert [one.status_code for one in found] == [200] * 3

@@ -243,6 +243,10 @@ def started(supervisor: Supervisor) -> Iterator[None]:
         supervisor.queue.close()
 
 
+def is_over(queue: Any, ticket: str) -> bool:
+    return not queue.look(ticket, "mine").is_open
+
+
 def await_that(holds: Callable[[], bool]) -> None:
     ends = time.monotonic() + HANG_S
     while not holds():
@@ -263,7 +267,7 @@ def test_jobs_that_end_their_worker_fail_alone_and_speak_against_no_reward(tmp_p
 
     def is_settled() -> bool:
         was_broken.append(supervisor.is_broken("mine"))
-        return len(queue.settled([(f"t{k}", "mine") for k in range(len(bodies))])) == len(bodies)
+        return all(is_over(queue, f"t{k}") for k in range(len(bodies)))
 
     with started(supervisor):
         await_that(is_settled)
@@ -286,7 +290,7 @@ def test_a_worker_that_starts_again_scores_in_the_version_of_what_is_there_by_th
     def is_scored_anew() -> bool:
         """Of a request that is asked again: whether there is no result of the present version."""
         is_new = queue.put("t", {"mine": supervisor.version("mine")}, b"good", "d", 1)
-        await_that(lambda: queue.settled([("t", "mine")]) != [])
+        await_that(lambda: is_over(queue, "t"))
         return is_new
 
     (tmp_path / "weights").write_text("old")
