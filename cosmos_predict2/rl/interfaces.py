@@ -78,6 +78,8 @@ class RewardDefaults:
 # a list of E sentences. Pictures are upright.
 Observation = Mapping[str, Any]
 Info = Mapping[str, Any]
+Mode = Literal["sample", "greedy"]
+Generators = Sequence[torch.Generator]  # one for each environment, or row
 
 
 def rows_of(observation: Observation, rows: Sequence[int]) -> dict[str, Any]:
@@ -180,7 +182,7 @@ class Policy(Protocol):
     flow_times: Sequence[float]
 
     @property
-    def velocities(self) -> Callable[[Mapping[str, Tensor], Tensor, Sequence[torch.Generator]], Velocities] | None:
+    def velocities(self) -> Callable[[Mapping[str, Tensor], Tensor, Generators], Velocities] | None:
         """Called with a record, times [B, L] and generators, ``generators[b]`` of all noise of row b."""
 
     cloning_loss: Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None
@@ -190,12 +192,7 @@ class Policy(Protocol):
     def on_trainer_step(self, iteration: int) -> None: ...
 
     def act(
-        self,
-        observation: Observation,
-        *,
-        mode: Literal["sample", "greedy"],
-        generators: Sequence[torch.Generator],
-        temperature: float = 1.0,
+        self, observation: Observation, *, mode: Mode, generators: Generators, temperature: float = 1.0
     ) -> Decision:
         """One chunk of actions for each environment; a draw of environment i comes from ``generators[i]`` alone.
 
@@ -213,7 +210,7 @@ class PolicyDefaults:
     sentences: Sequence[str] = ()  # the task descriptions of the recordings it was cloned from; none: it takes any
     views: Sequence[str] = ()  # of these recordings, full_image first (`data.views`); none: not recorded
     contract: ActionContract = UNKNOWN  # names and rate of these recordings' actions
-    velocities: Callable[[Mapping[str, Tensor], Tensor, Sequence[torch.Generator]], Velocities] | None = None
+    velocities: Callable[[Mapping[str, Tensor], Tensor, Generators], Velocities] | None = None
     cloning_loss: Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None = None
 
     def demonstrated(self, record: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

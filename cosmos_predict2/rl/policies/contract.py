@@ -13,7 +13,7 @@ same measure before it learns from them (`rl.interfaces`: `difference`, `toleran
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from cosmos_predict2.rl.interfaces import (
     ContractError,
     Decision,
+    Mode,
     Observation,
     Policy,
     PolicyDefaults,
@@ -64,7 +65,7 @@ class _Case:
 
     def act(
         self,
-        mode: Literal["sample", "greedy"] = "sample",
+        mode: Mode = "sample",
         rows: list[int] | None = None,
         seed: int = 0,
         observation: Observation | None = None,

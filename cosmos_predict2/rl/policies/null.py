@@ -12,12 +12,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, Policy, PolicyDefaults
+from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, Policy, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Windows, recorded_demonstrations
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError, near
@@ -45,12 +45,7 @@ class NullPolicy(nn.Module, PolicyDefaults):
         self.recorded: Tensor
 
     def act(
-        self,
-        observation: Observation,
-        *,
-        mode: Literal["sample", "greedy"],
-        generators: Sequence[torch.Generator],
-        temperature: float = 1.0,
+        self, observation: Observation, *, mode: Mode, generators: Generators, temperature: float = 1.0
     ) -> Decision:
         num = len(observation["full_image"])
         if self.kind == "random":
@@ -130,7 +125,7 @@ def decision_errors(policy: Policy, windows: Windows, constant: Constant, seed: 
     return constant.product(windows.actions_B_A_D.cpu().double(), *drawn)
 
 
-def _decided(policy: Policy, observation: Observation, generators: Sequence[torch.Generator]) -> Tensor:
+def _decided(policy: Policy, observation: Observation, generators: Generators) -> Tensor:
     if not policy.draws_when_greedy:
         try:
             return policy.act(observation, mode="sample", generators=generators).actions_E_A_D

@@ -7,13 +7,13 @@ P pixels, C the features of a picture.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
+from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.files import load_weights
 from cosmos_predict2.toy_world.physics import ACTION_LAYOUTS, action_layout
 from cosmos_predict2.toy_world.rendering import BITS, THINGS, shares
@@ -73,12 +73,7 @@ class ToyPolicy(nn.Module, PolicyDefaults):
             load_weights(self, path)
 
     def act(
-        self,
-        observation: Observation,
-        *,
-        mode: Literal["sample", "greedy"],
-        generators: Sequence[torch.Generator],
-        temperature: float = 1.0,
+        self, observation: Observation, *, mode: Mode, generators: Generators, temperature: float = 1.0
     ) -> Decision:
         with torch.no_grad():
             features_E_C = self.features(observation["full_image"])

@@ -6,16 +6,16 @@ Letters: E environments, V views, K actions of the network (each is held for ``h
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.actions.statistics import usual_statistics
-from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation, PolicyDefaults
+from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning
 from cosmos_predict2.rl.policies.files import check_public, public_json, require_public, result_of
 from cosmos_predict2.rl.policies.network import add_adapters, correlated, merged_state
@@ -209,12 +209,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
 
     @torch.no_grad()
     def act(
-        self,
-        observation: Observation,
-        *,
-        mode: Literal["sample", "greedy"],
-        generators: Sequence[torch.Generator],
-        temperature: float = 1.0,
+        self, observation: Observation, *, mode: Mode, generators: Generators, temperature: float = 1.0
     ) -> Decision:
         if self.variant == "l1" and mode == "sample":
             raise ConfigError(NO_PROBABILITY)
@@ -238,7 +233,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
             self.actions(record["responses"]), record, log_prob.unflatten(1, shape) if mode == "sample" else None
         )
 
-    def _draws(self, generators: Sequence[torch.Generator]) -> Tensor:
+    def _draws(self, generators: Generators) -> Tensor:
         """Uniform numbers, which choose tokens."""
         shape = (self.num_actions, self.action_dim)
         if self.correlation == 0:

@@ -7,15 +7,16 @@ Where it samples, one step of the flow from noise to actions is drawn (or with `
 probability is that of the decision. Letters: B decisions, V views, H the model's horizon, D its numbers, K steps.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cosmos_predict2.rl.interfaces import Decision, DrawnStep, LogProb, Observation, PolicyDefaults, Velocities
+from cosmos_predict2.rl import interfaces
+from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults, Velocities
 from cosmos_predict2.rl.policies.cloning import Beginning
 from cosmos_predict2.rl.policies.files import check_public, require_public, result_of
 from cosmos_predict2.rl.policies.network import add_adapters, correlated, merged_state
@@ -139,12 +140,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
 
     @torch.no_grad()
     def act(
-        self,
-        observation: Observation,
-        *,
-        mode: Literal["sample", "greedy"],
-        generators: Sequence[torch.Generator],
-        temperature: float = 1.0,
+        self, observation: Observation, *, mode: Mode, generators: Generators, temperature: float = 1.0
     ) -> Decision:
         config = self.config
         record = self.seen(observation)
@@ -185,7 +181,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         part = (slice(None), slice(0, config.executed), slice(0, config.env_dim))
         entropy, step = entropies.mean(dim=1)[part] if config.noise_method == "flow_noise" else None, None
         if config.noise_method == "flow_sde" and not (config.joint_logprob or config.safe_get_logprob):
-            step = DrawnStep(mean[part], std[:, 0, 0], torch.full_like(std[:, 0, 0], 1 / config.num_steps))
+            step = interfaces.DrawnStep(mean[part], std[:, 0, 0], torch.full_like(std[:, 0, 0], 1 / config.num_steps))
         return LogProb(terms.mean(dim=1)[part], entropy, step)
 
     def replay(self, record: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -209,9 +205,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
             entropies.insert(0, flow.step_entropy(torch.ones_like(chains[:, 0])))
         return torch.stack(terms, dim=1), torch.stack(entropies, dim=1), mean, std
 
-    def velocities(
-        self, record: Mapping[str, Tensor], time_B_L: Tensor, generators: Sequence[torch.Generator]
-    ) -> Velocities:
+    def velocities(self, record: Mapping[str, Tensor], time_B_L: Tensor, generators: Generators) -> Velocities:
         """Noise is added to the whole horizon, with what is not executed."""
         config, x0 = self.config, record["chains"][:, -1].float()
         noise = self._drawn(generators, (time_B_L.shape[1], *x0.shape[1:]))
@@ -238,7 +232,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
         count = config.num_steps - config.ignores_last
         return torch.randint(count, (1,), generator=generator, device=generator.device).cpu().expand(config.num_steps)
 
-    def _drawn(self, generators: Sequence[torch.Generator], shape: tuple[int, ...]) -> Tensor:
+    def _drawn(self, generators: Generators, shape: tuple[int, ...]) -> Tensor:
         draws = [torch.randn(shape, generator=each, device=each.device) for each in generators]
         return torch.stack(draws).to(self.network.action_in_proj.weight.device)
 
