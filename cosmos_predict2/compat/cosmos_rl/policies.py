@@ -6,17 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cosmos_predict2.compat.cosmos_rl.policy_fields import (
-    CONFIG,
-    FIELDS,
-    PI05_OPTIONS,
-    PI05_SIZES,
-    POLICY,
-    RL,
-    SIZES_OF_GPUS,
-    TRAINERS,
-    VLA_TYPES,
-)
+from cosmos_predict2.compat.cosmos_rl import policy_fields
+from cosmos_predict2.compat.cosmos_rl.policy_fields import CONFIG, POLICY, RL
 from cosmos_predict2.compat.fields import (
     Fields,
     Translation,
@@ -130,7 +121,7 @@ def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation
     return Translation(
         [f"experiment={_experiment(fields, place)}", checkpoint_type(fields), "scheduler=lambdalinear"]
         + overrides(settings),
-        {path: fields[path] for path in (f"policy.parallelism.{name}" for name in SIZES_OF_GPUS)},
+        {path: fields[path] for path in (f"policy.parallelism.{name}" for name in policy_fields.SIZES_OF_GPUS)},
         {},
         warnings,
         scripts,
@@ -141,15 +132,15 @@ def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, Pla
     """The fields of a recipe for policies, warnings, which policy it is and where it acts."""
     if "vla" not in content:
         raise ConfigError("The recipe has no [vla]: it is none of a policy.")
-    kind = fields_at(content, FIELDS, _DECIDING)
+    kind = fields_at(content, policy_fields.FIELDS, _DECIDING)
     policy = str(kind["vla.vla_type"])
-    require_one_of("vla.vla_type", policy, VLA_TYPES, ": no policy is called so here")
+    require_one_of("vla.vla_type", policy, policy_fields.VLA_TYPES, ": no policy is called so here")
     if not kind["policy.model_name_or_path"]:
         raise ConfigError("policy.model_name_or_path is missing: a folder in the public layout, or a hub repository.")
     place = _place(kind)
     if f"{_ALGORITHM}.trainer_type" in kind.given:
         _require_trainer(kind, policy)
-    fields, warnings = read_fields(content, FIELDS)
+    fields, warnings = read_fields(content, policy_fields.FIELDS)
     _require_numbers(fields)
     if place.simulator == "b1k" and fields["vla.max_steps"] is None:
         warnings.append(SHORT)
@@ -158,10 +149,8 @@ def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, Pla
 
 def _require_trainer(fields: Fields, policy: str) -> None:
     kind = fields[f"{_ALGORITHM}.trainer_type"]
-    if kind != TRAINERS[policy]:
-        raise ConfigError(
-            f'{_ALGORITHM}.trainer_type = "{kind}", but that of vla_type = "{policy}" is "{TRAINERS[policy]}".'
-        )
+    if kind != (own := policy_fields.TRAINERS[policy]):
+        raise ConfigError(f'{_ALGORITHM}.trainer_type = "{kind}", but that of vla_type = "{policy}" is "{own}".')
 
 
 def _require_numbers(fields: Fields) -> None:
@@ -203,7 +192,7 @@ def _place(fields: Fields) -> Place:
 
 
 def _experiment(fields: Fields, place: Place) -> str:
-    policy = VLA_TYPES[fields["vla.vla_type"]]
+    policy = policy_fields.VLA_TYPES[fields["vla.vla_type"]]
     if place.simulator == "b1k" and policy != "pi05":
         raise ConfigError('vla.vla_type must be "pi05" for b1k: OpenVLA has no statistics of its 23 numbers.')
     if place.simulator != "toy":
@@ -254,7 +243,7 @@ def _policy_options(fields: Fields, name: str) -> dict[str, Any]:
 
 def _pi05_settings(fields: Fields) -> dict[str, Any]:
     """The settings of [custom.pi05] or [custom]."""
-    names = {name: name for name in (*PI05_SIZES, *PI05_OPTIONS)}
+    names = {name: name for name in (*policy_fields.PI05_SIZES, *policy_fields.PI05_OPTIONS)}
     found = fields.options("custom", names) | fields.options("custom.pi05", names)
     if (method := found.get("noise_method")) is not None:
         from cosmos_predict2.rl.policies.pi05.flow import METHODS
@@ -265,7 +254,7 @@ def _pi05_settings(fields: Fields) -> dict[str, Any]:
 
 def num_gpus(fields: Fields, part: str) -> int:
     """The number of GPUs that train ("policy"), or that play ("rollout") where these are others."""
-    return math.prod(fields[f"{part}.parallelism.{name}"] for name in SIZES_OF_GPUS)
+    return math.prod(fields[f"{part}.parallelism.{name}"] for name in policy_fields.SIZES_OF_GPUS)
 
 
 def sizes_of(fields: Fields, place: Place) -> Sizes:

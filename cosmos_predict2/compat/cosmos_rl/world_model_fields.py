@@ -245,10 +245,3 @@ FIELDS: Table = {
     **under("dataloader_train", _LOADERS),
     **under("dataloader_val", _LOADERS),
 }
-CONDITIONER = {  # name -> type
-    "fps": "remap_key",
-    "padding_mask": "remap_key",
-    "text": "text_attr",
-    "use_video_condition": "boolean_flag",
-}
-CONDITIONER_FIELDS = ("name", "type", "output_key", "input_key", "dropout_rate")

@@ -6,15 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
-from cosmos_predict2.compat.cosmos_rl.world_model_fields import (
-    CONDITIONER,
-    CONDITIONER_FIELDS,
-    FIELDS,
-    NET,
-    PIPE,
-    REASON1,
-    RL,
-)
+from cosmos_predict2.compat.cosmos_rl import world_model_fields
+from cosmos_predict2.compat.cosmos_rl.world_model_fields import NET, PIPE, RL
 from cosmos_predict2.compat.fields import (
     OF_RL,
     SUPERVISED,
@@ -42,10 +35,10 @@ GPU_FIELDS = ("model.fsdp_shard_size", "model.dp_replicate_size", "model_paralle
 
 def translate_wfm(content: Mapping[str, Any]) -> Translation:
     content, listed = _without_lists(content)
-    deciding = fields_at(content, FIELDS, ["checkpoint.load_path", "model.scaling", *_SIZE_FIELDS])
+    deciding = fields_at(content, world_model_fields.FIELDS, ["checkpoint.load_path", "model.scaling", *_SIZE_FIELDS])
     refuse_wan("checkpoint.load_path", deciding["checkpoint.load_path"])
     _size(deciding)
-    fields, warnings = read_fields(content, FIELDS)
+    fields, warnings = read_fields(content, world_model_fields.FIELDS)
     is_rl, size = fields["model.rl.enabled"], _size(fields)
     shards = fields["model.fsdp_shard_size"]
     settings = {
@@ -110,6 +103,14 @@ def _size(fields: Fields) -> str:
 
 
 # --- parts of the run
+
+CONDITIONER = {  # name -> type
+    "fps": "remap_key",
+    "padding_mask": "remap_key",
+    "text": "text_attr",
+    "use_video_condition": "boolean_flag",
+}
+CONDITIONER_FIELDS = ("name", "type", "output_key", "input_key", "dropout_rate")
 
 
 def _conditioner_settings(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def _text_settings(fields: Fields, warnings: list[str]) -> dict[str, Any]:
     section = "model.text_encoder_config"
     settings["model.config.text.encoder.strategy"] = fields[f"{section}.embedding_concat_strategy"]
     settings["model.config.text.encoder.n_layers_per_group"] = fields[f"{section}.n_layers_per_group"]
-    if fields[f"{section}.ckpt_path"] != REASON1:
+    if fields[f"{section}.ckpt_path"] != world_model_fields.REASON1:
         settings["model.config.text.encoder.path"] = fields[f"{section}.ckpt_path"]
     return settings
 

@@ -18,17 +18,9 @@ from torch import Tensor, nn
 
 from cosmos_predict2.data.lerobot.writer import write_json
 from cosmos_predict2.data.views import split
-from cosmos_predict2.rl.policies import files
+from cosmos_predict2.rl.policies import files, network
 from cosmos_predict2.rl.policies.cloning import Beginning, Windows, begin
 from cosmos_predict2.rl.policies.files import RESULT
-from cosmos_predict2.rl.policies.network import (
-    cast,
-    check_sharding,
-    deciding,
-    merged_state,
-    network_of,
-    parallelize_policy,
-)
 from cosmos_predict2.rl.policies.null import Constant, by_errors, decision_errors
 from cosmos_predict2.world_model.config import PRECISIONS, EMAConfig
 from imaginaire import distributed, random
@@ -101,7 +93,7 @@ class CloningModel(ImaginaireModel):
         except BaseException:  # whose traceback would keep the folder
             self.close()
             raise
-        cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
+        network.cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
         self.constant, self.sentences = Constant.of(windows), sorted(set(windows.tasks))
         self.views, self.contract = windows.views, windows.contract
         shown = [self.views] if len(self.views) > 1 else []
@@ -112,12 +104,12 @@ class CloningModel(ImaginaireModel):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        return check_sharding(as_config(CloningConfig, arguments["config"], KEY).fsdp_shard_size, context)
+        return network.check_sharding(as_config(CloningConfig, arguments["config"], KEY).fsdp_shard_size, context)
 
     # --- set-up
 
     def parallelize(self, dims: ParallelDims) -> None:
-        parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
+        network.parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
         if (ema := self.config.ema).enabled:
             self.ema = PowerEMA(self.net, rate=ema.rate, iteration_shift=ema.iteration_shift)
 
@@ -157,7 +149,7 @@ class CloningModel(ImaginaireModel):
     def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
         windows = self._windows(batch)
         loss = self._loss(windows, batch, "cloning validation")
-        with deciding(self.net):
+        with network.deciding(self.net):
             error_B = decision_errors(self.net, windows, self.constant, self.seed, batch[POSITION_KEY].tolist())  # type: ignore[arg-type]
         constant_B = self.constant.errors(windows.actions_B_A_D.double())
         rows = {"error": error_B, "constant": constant_B, "episode": batch["episode"].cpu()}
@@ -262,8 +254,8 @@ class KeepBestPolicy(Callback):
                 about |= {"sentences": list(model.sentences), "views": list(model.views)}
                 about["contract"] = model.contract.to_dict()
                 files.write_policy(Path(self.trainer.run_dir) / RESULT, model.net, about)
-            elif (network := network_of(model.net)) is not None:
-                merged_state(network)
+            elif (whole := network.network_of(model.net)) is not None:
+                network.merged_state(whole)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "history": self.history}

@@ -18,19 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.interfaces import (
-    ContractError,
-    Decision,
-    Mode,
-    Observation,
-    Policy,
-    PolicyDefaults,
-    Velocities,
-    completed,
-    difference,
-    rows_of,
-    tolerance_of,
-)
+from cosmos_predict2.rl import interfaces
+from cosmos_predict2.rl.interfaces import ContractError, Decision, Observation, Policy
 
 ENOUGH = 1000  # elements that are drawn to compare their spread with the entropy
 SIGMAS, OFF = 6.0, 0.05  # how far their mean may be off: by chance, and where rare tokens were not among them
@@ -45,7 +34,7 @@ def check_policy(
     that no decision depends on, as published networks have some. Draws are seeded and few; the rules hold for all.
     Gradients and the mode of a module are afterwards as they were.
     """
-    case = _Case(policy, observation, tolerance_of(policy) if tolerance is None else tolerance, unreached)
+    case = _Case(policy, observation, interfaces.tolerance_of(policy) if tolerance is None else tolerance, unreached)
     for rule in RULES:
         try:
             rule(case)
@@ -59,19 +48,19 @@ class _Case:
     """A policy and what it sees; modules are in evaluation mode, as episodes are played."""
 
     def __init__(self, policy: Policy, observation: Observation, tolerance: float, unreached: Sequence[str]) -> None:
-        self.policy, self.observation = completed(policy, PolicyDefaults), observation
+        self.policy, self.observation = interfaces.completed(policy, interfaces.PolicyDefaults), observation
         self.tolerance, self.unreached = tolerance, unreached
         self.num = len(observation["full_image"])
 
     def act(
         self,
-        mode: Mode = "sample",
+        mode: interfaces.Mode = "sample",
         rows: list[int] | None = None,
         seed: int = 0,
         observation: Observation | None = None,
     ) -> Decision:
         rows = list(range(self.num)) if rows is None else rows
-        seen = rows_of(observation or self.observation, rows)
+        seen = interfaces.rows_of(observation or self.observation, rows)
         generators = [torch.Generator().manual_seed(1000 * seed + i) for i in rows]
         with _mode(self.policy, is_training=False):
             return self.policy.act(seen, mode=mode, generators=generators)
@@ -81,7 +70,7 @@ class _Case:
             return self.policy.log_prob(record).log_prob_B_K_N
 
     def require_close(self, what: str, found: Tensor, expected: Tensor, tolerance: float | None = None) -> None:
-        away, limit = difference(found, expected), self.tolerance if tolerance is None else tolerance
+        away, limit = interfaces.difference(found, expected), self.tolerance if tolerance is None else tolerance
         if not away <= limit:
             shapes = f", shapes {list(found.shape)} and {list(expected.shape)}" if away == float("inf") else ""
             raise ContractError(f"{what} differ by {away:.3g} on average ({limit:g} may be rounding){shapes}")
@@ -223,7 +212,7 @@ def check_velocities(case: _Case) -> None:
     times, record = torch.tensor(tuple(case.policy.flow_times), dtype=torch.float32), case.act().record
     _require(bool(((times > 0) & (times <= 1)).all()), f"flow_times are {times.tolist()}, but lie above 0, up to 1")
 
-    def found(rows: list[int], *, is_training: bool = False) -> Velocities:
+    def found(rows: list[int], *, is_training: bool = False) -> interfaces.Velocities:
         some = {name: value[rows] for name, value in record.items()}
         generators = [torch.Generator().manual_seed(i) for i in rows]
         with _mode(case.policy, is_training=is_training):

@@ -19,18 +19,8 @@ from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, O
 from cosmos_predict2.rl.policies.cloning import Beginning
 from cosmos_predict2.rl.policies.files import check_public, public_json, require_public, result_of
 from cosmos_predict2.rl.policies.network import add_adapters, correlated, merged_state
-from cosmos_predict2.rl.policies.openvla.inputs import (
-    GRIPPERS,
-    PREPROCESSOR,
-    ActionTokens,
-    Preprocessor,
-    Prompts,
-    Statistics,
-    default_gripper,
-    token_log_probs,
-    with_gripper,
-    without_gripper,
-)
+from cosmos_predict2.rl.policies.openvla import inputs
+from cosmos_predict2.rl.policies.openvla.inputs import Statistics, with_gripper, without_gripper
 from cosmos_predict2.rl.policies.openvla.layout import CONFIG, STATISTICS, Folder, from_public, to_public, write_folder
 from cosmos_predict2.rl.policies.openvla.model import MODEL_TYPE, OpenVLAModel, OpenVLASizes
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
@@ -121,10 +111,10 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         self.action_dim, self.hold = settings["action_dim"], settings["hold"]
         self.num_views, self.correlation = settings["num_images_in_input"], settings["correlation"]
         self._read_statistics(config, unnorm_key, statistics, uses_proprio=settings["use_proprio"])
-        self.tokens = ActionTokens(sizes.vocabulary, sizes.bins)
-        self.prompts = Prompts(self.folder.tokenizer_folder(), max_tokens, sizes.pad_id)
-        self.preprocessor = Preprocessor.of(
-            public_json(path, PREPROCESSOR), below(path, PREPROCESSOR), bool(settings["center_crop"])
+        self.tokens = inputs.ActionTokens(sizes.vocabulary, sizes.bins)
+        self.prompts = inputs.Prompts(self.folder.tokenizer_folder(), max_tokens, sizes.pad_id)
+        self.preprocessor = inputs.Preprocessor.of(
+            public_json(path, inputs.PREPROCESSOR), below(path, inputs.PREPROCESSOR), bool(settings["center_crop"])
         )
         self._read_network(sizes, attention)
         add_adapters(self.model, lora_rank, lora_path, without=("action_head.",))
@@ -142,9 +132,9 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         else:
             entry = {**_known_statistics(self.folder, config, key)[1], "action": own}
             self.unnorm_key, self._own_statistics = OWN, {OWN: entry}
-        self.gripper = default_gripper(config, self.unnorm_key) if gripper is None else str(gripper)
-        if self.gripper not in GRIPPERS:
-            raise ConfigError(f"policy.gripper='{self.gripper}'.{near(self.gripper, GRIPPERS)}")
+        self.gripper = inputs.default_gripper(config, self.unnorm_key) if gripper is None else str(gripper)
+        if self.gripper not in inputs.GRIPPERS:
+            raise ConfigError(f"policy.gripper='{self.gripper}'.{near(self.gripper, inputs.GRIPPERS)}")
         if "action" not in entry:
             raise CheckpointError(f"{path} has no statistics of actions in '{self.unnorm_key}': {', '.join(entry)}.")
         self.statistics = Statistics.of(entry["action"], bounds, self.action_dim)
@@ -252,7 +242,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
             logits = self.model.parallel_logits(seen, *prompt, chosen.shape[1])
         else:
             logits = self.model.forced_logits(seen, *prompt, chosen + self.tokens.ids.start)
-        found = token_log_probs(logits[..., self.tokens.ids], chosen, self.temperature)
+        found = inputs.token_log_probs(logits[..., self.tokens.ids], chosen, self.temperature)
         log_prob, entropy = (value.unflatten(1, (self.num_actions, self.action_dim)) for value in found)
         return LogProb(log_prob, entropy)
 
@@ -354,7 +344,7 @@ def recorded_settings(path: str, actions_B_A_D: Tensor, *, keep_statistics: bool
     folder = Folder(path)
     config = public_json(path, CONFIG)
     key, _ = _known_statistics(folder, config, "")
-    gripper = default_gripper(config, key)
+    gripper = inputs.default_gripper(config, key)
     if gripper == "libero" and not (actions_B_A_D[..., -1].abs() == 1).all():
         log.info("%s has the gripper of LIBERO, -1 or 1, but these recordings have others: policy.gripper=as_is", path)
         gripper = "as_is"

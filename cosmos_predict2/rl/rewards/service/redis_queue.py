@@ -10,17 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cosmos_predict2.rl.rewards.service.queue import (
-    STATES,
-    Depth,
-    Job,
-    Limits,
-    OtherBody,
-    QueueFull,
-    QueueUnusable,
-    Status,
-    death_reason,
-)
+from cosmos_predict2.rl.rewards.service import queue
+from cosmos_predict2.rl.rewards.service.queue import Depth, Job, Limits, QueueUnusable
 from imaginaire.errors import ConfigError, missing_package
 
 log = logging.getLogger(__name__)
@@ -177,9 +168,9 @@ class RedisQueue:
         pairs = [text for pair in rewards.items() for text in pair]
         answer = self._run("put", ticket, digest, body, num_clips, *most, *pairs)
         if answer == b"other":
-            raise OtherBody("This request id was used before, with another body.")
+            raise queue.OtherBody("This request id was used before, with another body.")
         if answer == b"full":
-            raise QueueFull("the limit of waiting jobs or bytes is reached.")
+            raise queue.QueueFull("the limit of waiting jobs or bytes is reached.")
         return bool(answer == b"new")
 
     def lease(self, reward: str, worker: str, limit: int, seconds: float, suspects: bool = True) -> list[Job]:
@@ -202,7 +193,7 @@ class RedisQueue:
     def release(self, reward: str, worker: str, reason: str, has_died: bool) -> int:
         return int(self._run("release", reward, worker, reason, int(has_died), self.limits.max_attempts))
 
-    def look(self, ticket: str, reward: str) -> Status | None:
+    def look(self, ticket: str, reward: str) -> queue.Status | None:
         fields = ("state", "result", "error", "died", "deaths")
         found = self._call("hmget", self._key("job", ticket, reward), *fields)
         state, result, error, died, deaths = [None if one is None else one.decode() for one in found]
@@ -210,14 +201,14 @@ class RedisQueue:
             return None
         clips = self._call("hget", self._key("request", ticket), "clips")
         if died is not None:
-            error = death_reason(int(deaths or 0), died)
-        return Status(state, result, error, int(clips or 0))
+            error = queue.death_reason(int(deaths or 0), died)
+        return queue.Status(state, result, error, int(clips or 0))
 
     def depth(self) -> dict[str, Depth]:
         found = {}
         seconds, millionths = self._asked(self._redis.time)
         for reward in sorted(name.decode() for name in self._call("smembers", self._key("rewards"))):
-            counts = dict.fromkeys(STATES, 0)
+            counts = dict.fromkeys(queue.STATES, 0)
             pipe = self._redis.pipeline(transaction=False)
             for name, state in dict(waiting="queued", running="running").items():
                 tickets = self._call("zrange", self._key(name, reward), 0, -1)

@@ -8,17 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.rl.rewards.service.queue import (
-    Depth,
-    Job,
-    Limits,
-    OtherBody,
-    QueueFull,
-    QueueUnusable,
-    Status,
-    death_reason,
-    now,
-)
+from cosmos_predict2.rl.rewards.service import queue
+from cosmos_predict2.rl.rewards.service.queue import Job, Limits, QueueUnusable, now
 from imaginaire.errors import ConfigError
 
 _SCHEMA = """
@@ -72,7 +63,7 @@ class SQLiteQueue:
         with self._writing() as db:
             found = db.execute("SELECT digest FROM requests WHERE ticket = ?", (ticket,)).fetchone()
             if found is not None and found[0] != digest:
-                raise OtherBody("This request id was used before, with another body.")
+                raise queue.OtherBody("This request id was used before, with another body.")
             known = db.execute("SELECT reward, state, version FROM jobs WHERE ticket = ?", (ticket,)).fetchall()
             good = {
                 reward
@@ -87,7 +78,7 @@ class SQLiteQueue:
                 " (SELECT COALESCE(SUM(bytes), 0) FROM requests WHERE bytes > 0)"
             ).fetchone()
             if jobs + len(wanted) > self.limits.max_jobs or size + len(body) > self.limits.max_bytes:
-                raise QueueFull(f"{jobs} jobs and {size >> 20} MiB wait.")
+                raise queue.QueueFull(f"{jobs} jobs and {size >> 20} MiB wait.")
             db.execute("INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?)", (ticket, digest, num_clips, len(body)))
             db.execute("INSERT OR REPLACE INTO bodies VALUES (?, ?)", (ticket, body))
             rows = [(ticket, reward, now()) for reward in wanted]
@@ -134,15 +125,15 @@ class SQLiteQueue:
             held = "reward = ? AND state = 'running' AND worker = ?"
             return self._retry(db, held, (reward, worker), has_died, reason)
 
-    def look(self, ticket: str, reward: str) -> Status | None:
+    def look(self, ticket: str, reward: str) -> queue.Status | None:
         rows = self._read(
             "SELECT state, result, error, num_clips FROM jobs JOIN requests USING (ticket)"
             " WHERE ticket = ? AND reward = ?",
             (ticket, reward),
         )
-        return Status(*rows[0]) if rows else None
+        return queue.Status(*rows[0]) if rows else None
 
-    def depth(self) -> dict[str, Depth]:
+    def depth(self) -> dict[str, queue.Depth]:
         counts: dict[str, dict[str, int]] = {}
         oldest: dict[str, float] = {}
         rows = self._read("SELECT reward, state, COUNT(*), MIN(accepted) FROM jobs GROUP BY reward, state")
@@ -150,7 +141,7 @@ class SQLiteQueue:
             counts.setdefault(reward, {})[state] = number
             if state in ("queued", "running"):
                 oldest[reward] = max(oldest.get(reward, 0.0), now() - accepted)
-        return {reward: Depth(found, oldest.get(reward, 0.0)) for reward, found in counts.items()}
+        return {reward: queue.Depth(found, oldest.get(reward, 0.0)) for reward, found in counts.items()}
 
     def purge(self) -> int:
         with self._writing() as db:
@@ -190,7 +181,7 @@ class SQLiteQueue:
             deaths += has_died
             state, error, settled = "queued", None, None
             if deaths >= self.limits.max_attempts:
-                state, error, settled = "failed", death_reason(deaths, reason), now()
+                state, error, settled = "failed", queue.death_reason(deaths, reason), now()
             db.execute(
                 "UPDATE jobs SET state = ?, error = ?, settled = ?, deaths = ?, worker = NULL WHERE number = ?",
                 (state, error, settled, deaths, number),
