@@ -1,25 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters: where they go, what they change, and how they train when they are sharded."""
+"""Low-rank adapters: where they go, and what they change."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
-from imaginaire.checkpoint import weights
-from imaginaire.distributed.parallel import full_tensor
 from imaginaire.errors import ConfigError
-from imaginaire.optim.adamw import fused_adamw
 from imaginaire.optim.lora import LoraSpec, adapter_state, adapters, init_adapters, inject, lora_spec, merge
-from tests.multiprocess import run_distributed
 
 TARGETS = ["q_proj", "mlp.layer1"]
 
@@ -139,39 +130,3 @@ def test_an_adapted_module_can_be_copied_and_its_state_loaded() -> None:
     x = torch.randn(2, 8)
     assert torch.equal(twin(x), net(x)) and torch.equal(other(x), net(x))
     assert adapters(net)["0.q_proj"].weight is adapters(net)["0.q_proj"].base_layer.weight
-
-
-def _train(net: nn.Module) -> None:
-    optimizer = fused_adamw(net, lr=1e-2)
-    for step in range(3):
-        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
-        net(x).float().square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def _train_sharded(folder: Path) -> None:
-    torch.set_num_threads(1)
-    net = inject(_net(torch.bfloat16), 4, 8, TARGETS)
-    mesh = init_device_mesh("cpu", (2,))
-    for block in net:
-        fully_shard(block, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    _train(net)
-    gathered = {name: full_tensor(value) for name, value in adapter_state(net).items()}
-    if dist.get_rank() == 0:
-        safetensors.torch.save_file(gathered, folder / "sharded.safetensors")
-    expected = safetensors.torch.load_file(folder / "single.safetensors")
-    weights.load_into(adapter_state(net), expected)
-    assert all(torch.equal(full_tensor(value), expected[name]) for name, value in adapter_state(net).items())
-
-
-@pytest.mark.slow
-def test_two_sharded_processes_train_and_save_as_one(tmp_path: Path) -> None:
-    net = inject(_net(torch.bfloat16), 4, 8, TARGETS)
-    _train(net)
-    safetensors.torch.save_file(adapter_state(net), tmp_path / "single.safetensors")
-    run_distributed(_train_sharded, world_size=2, args=(tmp_path,))
-    single, sharded = (safetensors.torch.load_file(tmp_path / f"{name}.safetensors") for name in ("single", "sharded"))
-    for name, value in single.items():
-        assert_close(sharded[name], value, rtol=1e-4, atol=1e-5)

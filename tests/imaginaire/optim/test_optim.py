@@ -10,18 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.testing import assert_close
 
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim.adamw import FusedAdamW, _put_lr_on, _UpdateWithApex, adamw, fused_adamw
 from imaginaire.optim.schedules import build_scheduler, constant, lambda_cosine, lambda_linear
 from imaginaire.optim.state import load_named_state, named_state, reset_masters
-from tests.multiprocess import run_distributed
 
 
 def _model(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
@@ -32,11 +27,7 @@ def _model(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
 def _set_grads(model: nn.Module, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for param in model.parameters():
-        full = torch.randn(param.shape, generator=generator).to(param.dtype)
-        if isinstance(param, DTensor):
-            param.grad = torch.distributed.tensor.distribute_tensor(full, param.device_mesh, param.placements)
-        else:
-            param.grad = full
+        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
 
 
 def _reference(w: Tensor, grads: list[Tensor], lr: float, wd: float, betas: tuple[float, float], eps: float) -> Tensor:
@@ -367,62 +358,6 @@ def test_the_configs_hyper_parameters_win_and_differences_are_noted() -> None:
         "optimizer.weight_decay: checkpoint 0.1, config 0.2; using the config's from now on",
     ]
     assert again.param_groups[0]["lr"] == 5e-3
-
-
-# Several processes
-
-
-def _train_sharded(folder: Path) -> None:
-    torch.set_num_threads(1)
-    mesh = init_device_mesh("cpu", (2,))
-    model = _model(torch.bfloat16)
-    fully_shard(model, mesh=mesh)
-    optimizer = fused_adamw(model, lr=1e-2)
-    for step in range(3):
-        _set_grads(model, step)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    state = named_state(optimizer, model)
-    assert all(isinstance(values["master"], DTensor) for values in state["state"].values())
-    state["state"] = {
-        name: {key: t.full_tensor() if isinstance(t, DTensor) else t for key, t in values.items()}
-        for name, values in state["state"].items()
-    }
-    weights = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
-    if dist.get_rank() == 0:
-        torch.save({"optim": state, "weights": weights}, folder / "sharded.pt")
-    dist.barrier()
-
-    # What one process saved goes back into the shards, bit by bit.
-    single = torch.load(folder / "single.pt", weights_only=True, mmap=True)
-    again = fused_adamw(model, lr=1e-2)
-    load_named_state(again, model, single)
-    for name, param in model.named_parameters():
-        for key, value in single["state"][name].items():
-            own = again.state[param][key]
-            assert torch.equal(own.full_tensor() if isinstance(own, DTensor) else own, value), (name, key)
-
-    # DTensors of the same sharding go across without a gather.
-    load_named_state(fused_adamw(model, lr=1e-2), model, named_state(again, model))
-
-
-@pytest.mark.slow
-def test_two_sharded_processes_equal_one(tmp_path: Path) -> None:
-    model, optimizer = _trained()
-    torch.save(named_state(optimizer, model), tmp_path / "single.pt")
-    run_distributed(_train_sharded, world_size=2, args=(tmp_path,))
-    sharded = torch.load(tmp_path / "sharded.pt", weights_only=True)
-    for name, param in model.named_parameters():
-        assert_close(sharded["weights"][name], param.detach(), rtol=0, atol=1e-2)
-        for key, value in optimizer.state[param].items():
-            assert_close(sharded["optim"]["state"][name][key], value, rtol=1e-6, atol=1e-7)
-
-    resumed = copy.deepcopy(model)
-    again = fused_adamw(resumed, lr=1e-2)
-    load_named_state(again, resumed, sharded["optim"])
-    for name, param in resumed.named_parameters():
-        for key, value in sharded["optim"]["state"][name].items():
-            assert torch.equal(again.state[param][key], value)
 
 
 # Schedules

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from imaginaire.config import lazy_config
-from imaginaire.config.schema import Config, TrainerConfig
+from imaginaire.config.schema import Config, Profiling, TrainerConfig
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.callbacks.trackers import Metrics
@@ -33,17 +33,7 @@ class ImageModel(Model):
 
 def make_config(callbacks: dict[str, Any] | None = None, **trainer: Any) -> Any:
     """A config with only what callbacks read; unlike the real one it may be changed."""
-    profiling = SimpleNamespace(
-        enable_profiling=False,
-        enable_memory_snapshot=False,
-        profile_freq=1,
-        first_n_rank=8,
-        target_ranks=None,
-        record_shape=True,
-        profile_memory=True,
-        with_stack=False,
-        with_modules=False,
-    )
+    profiling = Profiling(with_stack=False, with_modules=False)
     fields = dict(
         callbacks=callbacks, logging_iter=2, grad_accum_iter=1, max_iter=100, max_val_iter=None, run_validation=False
     )
