@@ -15,7 +15,7 @@ from typing import Any
 
 from imaginaire import storage
 from imaginaire.errors import ConfigError, near
-from imaginaire.storage.absent_files import absent
+from imaginaire.storage.hub import absent
 
 DEFAULT_DIR = "checkpoints"
 SHIPPED = Path(__file__).with_name("checkpoints")  # README.md there: how the tiny models were made

@@ -26,7 +26,7 @@ from imaginaire import foreign_json, storage
 from imaginaire.buildable import describe
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, latest
 from imaginaire.errors import CheckpointError, ConfigError, near
-from imaginaire.storage.absent_files import absent
+from imaginaire.storage.hub import absent
 
 log = logging.getLogger(__name__)
 

@@ -299,9 +299,7 @@ class Checkpointer:
             report = model.account_checkpoint_state(source)
             report = replace(report, not_finite=parallel.not_finite({name: live[name] for name in report.matched}))
         else:
-            from imaginaire.checkpoint.dcp import DcpTensors
-
-            source = saved.read("model") if not saved.is_dcp else DcpTensors(saved.path("model"))
+            source = _dcp_tensors(saved.path("model")) if saved.is_dcp else saved.read("model")
             if from_average:
                 source = _average_as_weights(source, saved.path("model"))
             if not is_own:
@@ -403,9 +401,8 @@ def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer
 def check_room(state: TrainingState, run_dir: str, *, gathers: bool) -> None:
     """Raise at the start when disk or host memory do not suffice for the first save."""
     needed = state.snapshot_bytes()
-    problem: UserError | None = None
-    if distributed.is_rank0():  # the rank that gathers; its answer is everybody's
-        problem = _lack_of_room(needed, run_dir, gathers=gathers)
+    # rank 0 gathers, so its answer is everybody's
+    problem = _lack_of_room(needed, run_dir, gathers=gathers) if distributed.is_rank0() else None
     if (problem := distributed.broadcast_object(problem)) is not None:
         raise problem
 
@@ -453,6 +450,12 @@ def _like_parameters(model: ImaginaireModel) -> Like:
         return torch.empty(size, dtype=dtype)
 
     return like
+
+
+def _dcp_tensors(path: str) -> Mapping[str, Tensor]:
+    from imaginaire.checkpoint.dcp import DcpTensors  # whose import takes half a second
+
+    return DcpTensors(path)
 
 
 def _with_copies(source: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

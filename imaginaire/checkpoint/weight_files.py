@@ -22,7 +22,7 @@ from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, load_plain, read_arrays, refused_object
 from imaginaire.errors import CheckpointError, ConfigError, first_line, listed, near
 from imaginaire.storage import hub
-from imaginaire.storage.absent_files import absent
+from imaginaire.storage.hub import absent
 from imaginaire.storage.object_store import StrPath
 
 log = logging.getLogger(__name__)

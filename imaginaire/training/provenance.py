@@ -30,28 +30,12 @@ log = logging.getLogger(__name__)
 
 DISTRIBUTION = "cosmos-posttrain"
 PACKAGES = ("imaginaire", "cosmos_predict2")
-LIBRARIES = (
-    "torch",
-    "numpy",
-    "hydra-core",
-    "omegaconf",
-    "safetensors",
-    "fsspec",
-    "apex",
-    "flash-attn",
-    "transformer-engine",
-)
+LIBRARIES = ["torch", "numpy", "hydra-core", "omegaconf", "safetensors", "fsspec"]
+LIBRARIES += ["apex", "flash-attn", "transformer-engine"]
 
 # Environment variables that change what a run does. Saved by name: never the whole environment, which holds secrets.
-_VARIABLES = {
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_VISIBLE_DEVICES",
-    "HF_HOME",
-    "LOCAL_WORLD_SIZE",
-    "OMP_NUM_THREADS",
-    "WANDB_MODE",
-    "WORLD_SIZE",
-}
+_VARIABLES = {"CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "HF_HOME"}
+_VARIABLES |= {"LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "WANDB_MODE", "WORLD_SIZE"}
 _PREFIXES = ("IMAGINAIRE_", "NCCL_", "PYTORCH_", "SLURM_JOB_", "TORCH_", "TORCHINDUCTOR_")
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from imaginaire.storage.absent_files import absent
+from imaginaire.storage.hub import absent
 
 RUN = "checkpoints/posttraining/video2world/2b_groot_gr1_480"
 FILE = f"{RUN}/checkpoints/model/iter_000001000.pt"
