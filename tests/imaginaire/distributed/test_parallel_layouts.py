@@ -28,7 +28,7 @@ from imaginaire.distributed.parallel import GradientAverager, ParallelDims
 from imaginaire.errors import ConfigError
 from imaginaire.optim.adamw import adamw, fused_adamw
 from imaginaire.optim.muon import muon
-from imaginaire.training.model import PowerEMA
+from imaginaire.training.model import PowerEMA, evaluating
 from tests.models.parts import make_model
 from tests.multiprocess import run_distributed
 
@@ -173,7 +173,8 @@ def _train(case: Case, cp: int = 1, shard: int = 0) -> dict[str, Tensor]:
             is_last = i == len(kinds) - 1
             parallel.set_gradient_sync(model, is_last)
             batch = _batch(list(range(first, first + size)), kind)
-            _, loss = model.training_step(_with_actions(batch) if case.actions else batch, step)
+            batch = _with_actions(batch) if case.actions else batch
+            _, loss = model.training_step(batch, step)
             (loss / len(kinds)).backward()
             losses.append(loss.detach())
         averager()
@@ -183,6 +184,10 @@ def _train(case: Case, cp: int = 1, shard: int = 0) -> dict[str, Tensor]:
         optimizer.step()
         model.on_before_zero_grad(optimizer, None, step)  # type: ignore[arg-type]
         optimizer.zero_grad()
+    with torch.no_grad(), evaluating(model):
+        model.training_step(batch, step)  # leaves the root of a sharded network gathered
+    with model.ema_scope():
+        found |= {f"averaged/{name}": p.detach().clone() for name, p in model.net.named_parameters()}
     return found | {name: value.detach().clone() for name, value in model.checkpoint_state().items()}
 
 

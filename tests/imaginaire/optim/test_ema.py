@@ -2,21 +2,15 @@
 """The power-function average of the weights."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.testing import assert_close
 
 from imaginaire.errors import ConfigError
 from imaginaire.training.model import PowerEMA, power_ema_exponent
-from tests.multiprocess import run_distributed
 
 
 def _model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -30,10 +24,7 @@ def _move(model: nn.Module, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     with torch.no_grad():
         for param in model.parameters():
-            change = torch.randn(param.shape, generator=generator).to(param.dtype)
-            if isinstance(param, DTensor):
-                change = torch.distributed.tensor.distribute_tensor(change, param.device_mesh, param.placements)
-            param.add_(change)
+            param.add_(torch.randn(param.shape, generator=generator).to(param.dtype))
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.1, 0.2, 0.28])
@@ -106,43 +97,3 @@ def test_another_module_is_refused() -> None:
     ema = PowerEMA(_model())
     with pytest.raises(ConfigError, match=r"it has \['2.bias', '2.weight'\], the module \['3.bias', '3.weight'\]"):
         ema.update(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)), 0)
-
-
-def _average_sharded(folder: Path) -> None:
-    torch.set_num_threads(1)
-    model = _model()
-    mesh = init_device_mesh("cpu", (2,))
-    fully_shard(model[0], mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    ema = PowerEMA(model)
-    for i in range(4):
-        _move(model, i)
-        ema.update(model, i)
-    model.eval()
-    x = torch.linspace(-1, 1, 8).reshape(2, 4)
-    with torch.no_grad():
-        before = model(x)  # leaves the root gathered
-        with ema.scope(model):
-            averaged = model(x)
-        assert torch.equal(model(x), before)
-    full = {name: shadow.full_tensor() for name, shadow in ema.shadows.items()}
-    if dist.get_rank() == 0:
-        torch.save({"ema": full, "before": before, "averaged": averaged}, folder / "sharded.pt")
-
-
-@pytest.mark.slow
-def test_two_sharded_processes_equal_one(tmp_path: Path) -> None:
-    run_distributed(_average_sharded, world_size=2, args=(tmp_path,))
-    sharded = torch.load(tmp_path / "sharded.pt", weights_only=True)
-    model = _model()
-    ema = PowerEMA(model)
-    for i in range(4):
-        _move(model, i)
-        ema.update(model, i)
-    model.eval()
-    x = torch.linspace(-1, 1, 8).reshape(2, 4)
-    assert_close(sharded["before"], model(x).detach())
-    with ema.scope(model):
-        assert_close(sharded["averaged"], model(x).detach())
-    for name, shadow in ema.shadows.items():
-        assert_close(sharded["ema"][name], shadow, rtol=1e-6, atol=1e-7)
