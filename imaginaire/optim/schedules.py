@@ -21,7 +21,6 @@ from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
-Row = Sequence[float]  # one number per cycle
 _MUCH_LONGER = 5  # than the run, of a schedule whose end hardly counts
 
 
@@ -35,16 +34,26 @@ class Schedule(Protocol):
 
 
 def lambda_linear(
-    warm_up_steps: Row, cycle_lengths: Row, f_start: Row, f_max: Row, f_min: Row, verbosity_interval: int = 0
+    warm_up_steps: Sequence[float],
+    cycle_lengths: Sequence[float],
+    f_start: Sequence[float],
+    f_max: Sequence[float],
+    f_min: Sequence[float],
+    verbosity_interval: int = 0,
 ) -> "CycleSchedule":
-    """Linear ramp up, linear decay."""
+    """Linear ramp up, linear decay; one list entry per cycle."""
     return CycleSchedule("linear", _cycles(warm_up_steps, cycle_lengths, f_start, f_max, f_min), verbosity_interval)
 
 
 def lambda_cosine(
-    warm_up_steps: Row, cycle_lengths: Row, f_start: Row, f_max: Row, f_min: Row, verbosity_interval: int = 0
+    warm_up_steps: Sequence[float],
+    cycle_lengths: Sequence[float],
+    f_start: Sequence[float],
+    f_max: Sequence[float],
+    f_min: Sequence[float],
+    verbosity_interval: int = 0,
 ) -> "CycleSchedule":
-    """Linear ramp up, half a cosine down."""
+    """Linear ramp up, half a cosine down; one list entry per cycle."""
     return CycleSchedule("cosine", _cycles(warm_up_steps, cycle_lengths, f_start, f_max, f_min), verbosity_interval)
 
 
