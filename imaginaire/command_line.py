@@ -133,6 +133,22 @@ def at_least(least: int, most: float = MOST_OF["seed"]) -> Callable[[str], int]:
     return parse
 
 
+def common(add: Callable[..., Any], *names: str) -> None:
+    """Add flags that many programs have."""
+    switch, number = {"action": "store_true"}, at_least(0)
+    options: dict[str, dict[str, Any]] = {
+        "device": dict(help="cpu or cuda (default: a GPU where there is one)"),
+        "dry_run": dict(help="log what would be done, and do nothing", **switch),
+        "load_ema": dict(help="take the averaged weights (net_ema.)", **switch),
+        "overwrite": dict(help="replace what is there", **switch),
+        "seed": dict(type=number, default=0, help="of what is drawn"),
+        "shard": dict(type=shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts (default: all)"),
+        "workers": dict(type=number, metavar="N", help="processes (default: one a core; 0: only this one)"),
+    }
+    for name in names:
+        add(f"--{name}", **options[name])
+
+
 def key_values(words: Sequence[str], flag: str) -> dict[str, Any]:
     """The values of a flag that takes KEY=VALUE words, as YAML has them."""
     from imaginaire.config.lazy_config import plain_data

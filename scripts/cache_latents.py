@@ -42,9 +42,7 @@ add("--crop", choices=tuple(CROPS), default="stretch", help="scale to the size s
 add("--dtype", choices=tuple(DTYPES), default="float16", help="of the stored numbers")
 add("--decoder", default="auto", help="pyav, decord or torchcodec (default: pyav)")
 add("--workers", type=command_line.at_least(0), default=2, metavar="N", help="processes that decode ahead")
-add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
-add("--shard", type=command_line.shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts (default: all)")
-add("--dry_run", action="store_true", help="log what would be done, and write nothing")
+command_line.common(add, "device", "shard", "dry_run")
 
 
 def run(args: argparse.Namespace) -> int:

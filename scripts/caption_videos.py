@@ -33,8 +33,7 @@ add("--command", required=True, metavar="CMD", help=f"what to run for each clip;
 add("--workers", type=command_line.at_least(0), default=1, help="commands that run at the same time")
 add("--timeout", type=float, default=600.0, metavar="SECONDS", help="the longest that one clip may take")
 add("--retries", type=command_line.at_least(0), default=1, help="how often a clip that failed is tried again")
-add("--overwrite", action="store_true", help="caption again what has a caption")
-add("--dry_run", action="store_true", help="log what would be done, and run nothing")
+command_line.common(add, "overwrite", "dry_run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -45,10 +45,8 @@ add("--out", required=True, type=command_line.local_output, metavar="CARD", help
 add("--allow", nargs="+", default=[], metavar="FIGURE", help="names of figures that do not count; the card lists them")
 add("--success_column", default="next.success", help="1 on frames that show success; of --played, too")
 add("--camera", default=None, help="of several, the one that the world model sees")
-add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the world model")
 add("--episodes", type=count, default=100, help="held-out recordings that are imagined, at most")
-add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn")
-add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+command_line.common(add, "load_ema", "seed", "device")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -46,7 +46,6 @@ add("--base", default="", metavar="DATA", help="begin --out with a copy of this 
 add("--camera", default=None, metavar="NAME", help="of the pictures (default: observation.images.front), or A+B")
 add("--mode", choices=["sample", "greedy"], default="sample", help="an action that is drawn, or the likeliest one")
 add("--first", type=command_line.at_least(0), default=FIRST, metavar="N", help="number of the first start")
-add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn")
 add("--execute", type=count, default=None, help="so many actions of each decision (default: all, or as its run had it)")
 add("--until_success", action="store_true", help="end an episode at its first success")
 add("--tasks", nargs="+", default=[], metavar="TASK", help="of a suite with several (default: all)")
@@ -56,7 +55,7 @@ add("--image_size", type=count, default=None, help="of a simulator's pictures (d
 add("--render", default=None, help="how a simulator draws: auto, egl, osmesa, glx (default: auto)")
 add("--batch_size", type=count, default=None, help="episodes that are played together (default: 8)")
 add("--fps", type=command_line.above_zero, default=None, help="of the videos (default: the environment's)")
-add("--device", default=None, help="of the policy, cpu or cuda (default: a GPU where there is one)")
+command_line.common(add, "seed", "device")
 
 
 def run(args: argparse.Namespace) -> None:

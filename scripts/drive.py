@@ -19,7 +19,6 @@ examples:
 parser = command_line.parser("scripts.drive", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
 add("--world_model", default="", metavar="W", help="a run or weights (default: the tiny one that ships)")
-add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the world model")
 add("--data", default="", metavar="FOLDER", help="LeRobot recordings (default: those that the run was trained on)")
 add("--camera", default=None, metavar="NAME", help="of several, the one that the world model sees (default: the run's)")
 add("--starts", default="", metavar="FOLDER", help="of scripts.make_reset_states (default: --suite's, or --data's)")
@@ -33,7 +32,7 @@ add("--fps", type=command_line.above_zero, default=None, help="pictures per seco
 add("--out", type=command_line.local_output, default=None, metavar="DIR", help="the data set to add episodes to")
 add("--host", default="127.0.0.1", help="address to listen on; one that other machines reach needs WFM_DRIVE_TOKEN")
 add("--port", type=command_line.at_least(0, 65535), default=8000, help="port to listen on")
-add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+command_line.common(add, "load_ema", "device")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -32,8 +32,7 @@ add("--data", required=True, metavar="IN", help="data set with videos/")
 add("--out", required=True, type=command_line.local_output, metavar="OUT", help="data set that gets images/")
 add("--stride", type=command_line.at_least(1), default=30, help="frames from one picture to the next")
 add("--copy_captions", action="store_true", help="give each picture its clip's IN/metas/NAME.txt as its caption")
-add("--workers", type=command_line.at_least(0), help="processes (default: one per core; 0: in this one)")
-add("--dry_run", action="store_true", help="log what would be done, and write nothing")
+command_line.common(add, "workers", "dry_run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -53,12 +53,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--text_width", type=command_line.at_least(1), metavar="N", help=width)
     add("--form", choices=tuple(FORMS), default="pickle", help="of the files that are written; all are read")
     add("--batch_size", type=command_line.at_least(1), default=8, metavar="N", help="captions at a time")
-    add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
     add("--dtype", choices=("float32", "bfloat16"), help="in which T5 computes (default: that of its weights)")
-    add("--shard", type=command_line.shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts (default: all)")
     add("--cache", type=Path, metavar="DIR", help="keep embeddings by caption in this folder, for other data sets too")
     add("--adopt", action="store_true", help="take over embeddings without a record, if a few equal this encoder's")
-    add("--dry_run", action="store_true", help="log what would be done, and write nothing")
+    command_line.common(add, "device", "shard", "dry_run")
 
 
 def run_with(

@@ -41,8 +41,7 @@ add("--val_episode_ids", nargs="+", default=[], metavar="ID", help="episodes for
 add("--window_size", type=float, default=windows.WINDOW_SIZE, metavar="S", help="seconds in a window")
 rest = "a rest of up to so many seconds is not divided"
 add("--min_last_window", type=float, default=windows.MIN_LAST_WINDOW, metavar="S", help=rest)
-add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
-add("--dry_run", action="store_true", help="log what would be fetched, deleted or cut, and do nothing")
+command_line.common(add, "workers", "dry_run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,8 +27,7 @@ add = parser.add_argument
 add("--source", default=bridge.URL, metavar="URL|FILE", help="the archive: an address, or a file that is here")
 add("--out", type=command_line.local_folder, default=Path("datasets/bridge"), metavar="FOLDER", help="the data set")
 add("--keep_archive", action="store_true", help="keep the archive that was fetched, beside --out")
-add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
-add("--dry_run", action="store_true", help="log what would be fetched and unpacked, and do nothing")
+command_line.common(add, "workers", "dry_run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -42,8 +42,7 @@ add("--splits", nargs="+", choices=(*SPLITS, "test", "full"), default=list(SPLIT
 add("--val_fraction", type=float, default=VAL_FRACTION, help="of episodes, where the data set has no split of its own")
 add("--annotation", metavar="NAME", help="take captions from this text of modality.json (default: the tasks)")
 add("--caption", metavar="TEXT", help="for episodes without a task (default: they are an error)")
-add("--workers", type=command_line.at_least(0), metavar="N", help="processes that write clips (default: one a core)")
-add("--dry_run", action="store_true", help="log what would be done, and write nothing")
+command_line.common(add, "workers", "dry_run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -42,8 +42,7 @@ add("--cameras", nargs="+", default=list(default.cameras), metavar="CAMERA", hel
 add("--no_rotate", action="store_true", help="leave the pictures upside down, as they are stored (bridge)")
 of_val = "of each task one demonstration in so many is for validation; 0: none"
 add("--val_every", type=int, default=default.val_every, metavar="N", help=of_val)
-add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
-add("--dry_run", action="store_true", help="log what would be fetched and written, and do nothing")
+command_line.common(add, "workers", "dry_run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -41,10 +41,8 @@ add("--policies", required=True, nargs="+", metavar="P", help="files, folders or
 add("--suite", default="", metavar="E", help="where it is true, also of starts: gym:ID, or yours, MODULE:CLASS")
 add("--truth", default="", metavar="FILE", help="true success that is known")
 add("--episodes", type=count, default=100, help="starts of each policy, at most")
-add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the world model")
 add("--out", type=command_line.local_output, default=None, metavar="FILE", help="write the figures there, as JSON")
-add("--seed", type=command_line.at_least(0), default=0, help="of what is drawn")
-add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+command_line.common(add, "load_ema", "seed", "device")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -43,9 +43,8 @@ add("--classifier", default="", metavar="FILE", help="judge the last pictures wi
 add("--camera", metavar="NAME", help="of several, the one to look at")
 add("--action_keys", nargs="+", metavar="COLUMN", help="what makes an action (default: action)")
 add("--held_out", type=float, default=splits.HELD_OUT, metavar="SHARE", help="half of it calibrates, half measures")
-add("--seed", type=command_line.at_least(0), default=0, help="of the draw")
 add("--extend", default="", metavar="FILE", help="keep the parts of this split's episodes, which come first in DATA")
-add("--overwrite", action="store_true", help="replace a split that is there")
+command_line.common(add, "seed", "overwrite")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -93,9 +93,7 @@ add("--noise", type=command_line.above_zero, default=0.2, help="standard deviati
 add("--steps", type=command_line.at_least(1, 10**8), help="of the optimizer (default: likewise)")
 add("--lr", type=command_line.above_zero, help="learning rate, which falls to 0 (default: likewise)")
 add("--batch_size", type=command_line.at_least(1, 10**5), help="windows of a step (default: likewise)")
-add("--seed", type=command_line.at_least(0), default=0, help="of demonstrations, first weights and batches")
-add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
-add("--overwrite", action="store_true", help="replace a policy that is there")
+command_line.common(add, "seed", "device", "overwrite")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -47,7 +47,6 @@ add("--out", required=True, type=command_line.local_output, metavar="DIR", help=
 add("--data", default="toy", metavar="DATA", help="toy, or the folder of a LeRobot data set")
 world_model = "that imagines (default: of the toy world the tiny one that ships, of recordings none)"
 add("--world_model", default="", metavar="PATH", help=world_model)
-add("--overwrite", action="store_true", help="replace a reward model that is there")
 add("--size", choices=tuple(SIZES), default="tiny", help="of the network: tiny, or that of the published weights")
 add("--steps", type=count, default=800, help="of the optimizer")
 add("--lr", type=command_line.above_zero, default=2e-3, help="learning rate, which falls to 0")
@@ -59,8 +58,7 @@ add("--least_precision", type=float, default=None, help=below.format(none))
 add("--least_recall", type=float, default=0.5, help=below.format(0.5))
 least_area = "of recordings: area under the curve of ends, likewise (default: more than chance gives; 0: any)"
 add("--least_area", type=float, default=None, metavar="AREA", help=least_area)
-add("--seed", type=command_line.at_least(0), default=0, help="of weights, batches and draws")
-add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+command_line.common(add, "overwrite", "seed", "device")
 toy = parser.add_argument_group("the toy world").add_argument
 toy("--policy", default="", metavar="PATH", help="also of this policy's rollouts, which the reward will judge")
 toy("--episodes", type=count, default=200, help="of the drivers, and as many of the policy; a third more held out")
