@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiments with actions: published names and values, data of another robot, and the commands of published guides."""
+"""Experiments with actions: published names and values, data of other robots and of one's own, and the commands of
+published guides."""
 
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,21 @@ import numpy
 import pytest
 import torch
 
+from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.configs.action_conditioned import config as public
+from cosmos_predict2.configs.action_conditioned.defaults.data import ROBOT_SIZES
+from cosmos_predict2.configs.action_conditioned.experiment.recordings import moving_numbers
+from cosmos_predict2.data.lerobot.robots import ROBOTS
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 from imaginaire.training import preflight
-from scripts import train
+from scripts import train as program
 from tests.configs.test_experiments import ALL, composed
+from tests.data.sources_robots import write_robot
+from tests.training import run_dir, train
 
 BASE = "cosmos_predict2/configs/base/config.py"
 PREFIX = "cosmos_predict2p5_2B_"
@@ -165,14 +172,13 @@ def test_the_published_commands_compose(
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", str(tmp_path))
     other = "--config=cosmos_predict2/_src/predict2/action/configs/action_conditioned/config.py"
     name = "experiment=ac_reason_embeddings_rectified_flow_2b_256_320"
-    assert train.main([other, "--dryrun", "--", name, "~dataloader_train.dataloaders"]) == 0
+    assert program.main([other, "--dryrun", "--", name, "~dataloader_train.dataloaders"]) == 0
     shown = capsys.readouterr()
     assert "Video2WorldModel" in shown.out and "its experiments are in cosmos_predict2" in shown.err
     own = "--config=cosmos_predict2/configs/action_conditioned/config.py"
     flat = "net=cosmos_v1_2B_action_conditioned"
-    assert (
-        train.main([own, "--dryrun", "--", "experiment=predict2p5_video2world_2b_libero_action_conditioned", flat]) == 0
-    )
+    name = "experiment=predict2p5_video2world_2b_libero_action_conditioned"
+    assert program.main([own, "--dryrun", "--", name, flat]) == 0
     assert "FlatActionDiT" in capsys.readouterr().out
 
 
@@ -199,3 +205,100 @@ def test_a_world_model_of_recordings_takes_its_numbers_from_them(tmp_path: Path)
     assert list(own.model.config.pipe_config.net.summed_action_dims) == [1]
     absent = compose(BASE, [name, "trainer.max_iter=2"])  # the check of the data set says what is missing
     assert absent.model.config.pipe_config.net.action_dim == 4 and list(absent.scheduler.cycle_lengths) == [1, 1]
+
+
+OF_ROBOT = "predict2_video2world_tiny_{}_action_conditioned"
+ROOT, UNITS = "dataloader_train.dataset.root", "dataloader_train.dataset.units"
+FOLDERS = {"droid": "droid_lerobot", "agibot_world": "agibot_world", "so100": "so100_degrees"}
+
+
+def test_every_robot_has_its_sections() -> None:
+    assert set(ROBOTS) == set(ROBOT_SIZES) == set(FOLDERS)
+    for robot in ROBOTS.values():
+        for form in robot.forms.values():
+            assert sum((part.end or 0) - part.start for part in form.action) == robot.action_dim
+            assert all(part.absolute is not None for part in form.action)
+
+
+@pytest.mark.parametrize("robot", FOLDERS)
+def test_a_recipe_takes_all_but_the_folder_from_the_robot(robot: str, tmp_path: Path) -> None:
+    root = write_robot(tmp_path / "data", FOLDERS[robot], "v3.0", episodes=3, length=48)
+    own = [f"experiment={OF_ROBOT.format(robot)}", f"{ROOT}={root}"]
+    with_units = [*own, f"{UNITS}=degrees"] if robot == "so100" else own
+    config = compose(BASE, with_units)
+    assert [str(one) for one in preflight.findings(config) if one.key.startswith("dataloader")] == []
+    train_data, val = config.dataloader_train.dataset, config.dataloader_val.dataset
+    assert (train_data.embodiment, train_data.stride, train_data.skip_idle) == (robot, 3, robot == "droid")
+    assert (val.embodiment, val.root, val.units) == (robot, str(root), train_data.units)
+    assert (train_data.data_split, val.data_split) == ("train", "val")
+    assert config.model.config.pipe_config.net.action_dim == ROBOTS[robot].action_dim
+    if robot == "so100":
+        found = [one for one in preflight.findings(compose(BASE, own)) if one.key == "dataloader_train.dataset"]
+        assert len(found) == 1 and "units is required" in found[0].text and found[0].level == "error"
+
+
+def options(robot: str, root: Path, *more: str) -> list[str]:
+    """Two iterations of the tiny model."""
+    short = ["trainer.max_iter=2", "checkpoint.save_iter=2", "trainer.run_validation=false"]
+    short += ["dataloader_train.num_workers=0", "dataloader_train.batch_size=1", "trainer.callbacks.draw_samples=null"]
+    name = ["job.project=tests", "job.group=engine", f"job.name={robot}"]
+    return [f"experiment={OF_ROBOT.format(robot)}", f"{ROOT}={root}", *short, *name, *more]
+
+
+def test_positions_are_not_summed_and_velocities_are(tmp_path: Path) -> None:
+    for name, moves in (("droid_cosmos3", []), ("droid_openpi", [*range(7)])):
+        root = write_robot(tmp_path / name, name, episodes=3, length=48)
+        config = compose(BASE, [f"experiment={OF_ROBOT.format('droid')}", f"{ROOT}={root}"])
+        assert list(config.model.config.pipe_config.net.summed_action_dims) == moves
+
+
+@pytest.mark.slow
+def test_weights_keep_quantiles_and_refuse_other_units(tmp_path: Path) -> None:
+    root = write_robot(tmp_path / "droid", "droid_lerobot", "v3.0", episodes=4)
+    quantiles = "dataloader_train.dataset.action_transform=quantiles"
+    assert train(tmp_path, options("droid", root, quantiles), config=BASE) == 0
+    kept = read_card(str(run_dir(tmp_path, "droid"))).action_transform
+    assert kept is not None and kept.stats is not None and kept.scale[7] == 1
+    ends = kept.apply([kept.stats["q01"], kept.stats["q99"]])
+    assert numpy.allclose(ends[:, :7], [[-1.0] * 7, [1.0] * 7])
+    root, camera = write_robot(tmp_path / "so100", "so100_m100", episodes=2), "dataloader_train.dataset.camera=front"
+    assert train(tmp_path, options("so100", root, camera, f"{UNITS}=m100"), config=BASE) == 0
+    with pytest.raises(DataError, match=r"scale \[0.0111.* but the checkpoint has .* scale \[0.01,"):
+        train(tmp_path, options("so100", root, camera, f"{UNITS}=degrees", "trainer.max_iter=3"), config=BASE)
+
+
+def _recordings(num: int = 12, length: int = 48) -> tuple[list[numpy.ndarray], list[numpy.ndarray]]:
+    """Moves of a hand in x and y, a gripper, a constant; and the places of the hand and a joint that follows them."""
+    draws = numpy.random.default_rng(0)
+    actions, states = [], []
+    for _ in range(num):
+        moves = draws.normal(0, 0.3, (length, 2))
+        gripper = numpy.where(numpy.arange(length) < draws.integers(5, length), -1.0, 1.0)
+        target = numpy.cumsum(draws.normal(0, 0.2, length))  # of a joint, about zero
+        place = numpy.concatenate([numpy.zeros((1, 2)), moves.cumsum(axis=0)])
+        joint = numpy.concatenate([target[:1], target])
+        actions.append(numpy.stack([*moves.T, gripper, numpy.full(length, 0.5), target], axis=1))
+        states.append(numpy.stack([*place.T, joint], axis=1))
+    return actions, states
+
+
+def test_moves_are_summed_and_targets_are_told_by_the_state() -> None:
+    actions, states = _recordings()
+    assert moving_numbers(actions, states) == [0, 1]
+    assert moving_numbers([rows[:, :4] for rows in actions]) == [0, 1]
+
+
+@pytest.mark.parametrize("offset", [3.0, -200.0])
+def test_targets_apart_from_zero_need_no_state(offset: float) -> None:
+    actions, _ = _recordings()
+    assert moving_numbers([numpy.concatenate([rows[:, :2], offset + rows[:, 4:]], axis=1) for rows in actions]) == [
+        0,
+        1,
+    ]
+
+
+def test_a_driver_that_is_often_at_its_limit_is_no_switch() -> None:
+    actions, _ = _recordings()
+    clipped = [numpy.clip(8 * rows[:, :2], -1, 1) for rows in actions]
+    assert (numpy.abs(numpy.concatenate(clipped)) == 1).mean() > 0.5
+    assert moving_numbers(clipped) == [0, 1]

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that were renamed: overrides, saved configurations and experiments may have the old ones."""
+"""Modules that moved have their old names; overrides, saved configurations and experiments may have the old keys."""
 
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+import cosmos_predict2  # noqa: F401  (adds its own)
 from cosmos_predict2.renamed import KEYS
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.config.nodes import move_keys
 from imaginaire.errors import ConfigError
+from imaginaire.renamed import RENAMED
 
 BASE = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "experiment=tiny_vla_grpo_simulator"
@@ -74,3 +78,17 @@ def test_only_what_is_there_is_moved() -> None:
     both = {"model": {"config": {"rl": {"kl_beta": 1, "loss": {"kl_beta": 2}}}}}
     move_keys(both)
     assert both == {"model": {"config": {"rl": {"kl_beta": 1, "loss": {}}}}}
+
+
+@pytest.mark.parametrize("old", sorted(RENAMED))
+def test_an_old_name_gives_the_very_same_module(old: str) -> None:
+    assert import_module(old) is import_module(RENAMED[old])
+
+
+def test_no_second_copy_is_loaded_below_a_package_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("imaginaire.callbacks", "imaginaire.callbacks.base"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    from imaginaire.callbacks.base import Callback
+    from imaginaire.training.callbacks.base import Callback as same
+
+    assert Callback is same

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations of policies as they are planned, beside the bytes that tiny ones keep, and beside runs on a GPU."""
+"""Plans of policies: activations beside the bytes that tiny ones keep and beside runs on a GPU; what fits in a
+simulator and in a world model, what an iteration is, and what is no such plan."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,12 @@ from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.config import Stream
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.tools.plan.policies import POLICIES, PolicySize, activations
+from cosmos_predict2.tools.plan.policy_runs import HOST_GB, PICTURE, SimulatedRun
+from cosmos_predict2.tools.plan.speed import GPUS
 from imaginaire.distributed.parallel import ParallelDims
+from scripts import plan
 from tests.kept_bytes import kept_bytes
+from tests.programs import call
 
 ROWS, SIDE = 4, 56
 
@@ -81,3 +87,187 @@ def test_an_h100_took_what_is_planned() -> None:
     found = activations(POLICIES["openpi"], 128, 1, 4, recomputes=False)
     assert found.trunk == pytest.approx(17.77e9 - 13.42e9, rel=0.05)
     assert found.peak(0, accumulates=True) == pytest.approx(22.17e9 - 13.42e9, rel=0.06)
+
+
+OFT = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r-colocate.toml"
+APART = "configs/openvla-oft/openvla-oft-7b-fsdp2-8p8r.toml"
+LIBERO, B1K = "configs/pi05/pi05-libero10-grpo-colocate.toml", "configs/pi05/pi05-b1k-grpo-colocate.toml"
+WEIGHT = 7_541_237_184
+
+
+def planned(capsys: pytest.CaptureFixture[str], recipe: str, *words: str) -> dict:
+    call(plan, "--recipe", recipe, "--json", "-", *words)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_policy_of_7b_fits_8_gpus_where_it_is_sharded(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, OFT)
+    forms = found["forms"]
+    assert found["gpus"] == 8 and forms["sharded"]["fits"]
+    whole = 8 * WEIGHT + 2 * WEIGHT  # in bfloat16 with gradient and moments; and the gradients on their way
+    assert forms["whole"]["policy"] == whole
+    assert forms["sharded"]["policy"] == WEIGHT  # an eighth of it
+    # where each rank has all to decide, and no gradients
+    assert forms["sharded"]["at work"] == 2 * WEIGHT - 2 * WEIGHT // 8
+    smaller = planned(capsys, OFT, "--gpu_memory", "20")["forms"]
+    assert not smaller["sharded"]["fits"] and not smaller["whole"]["fits"]
+    assert call(plan, "--recipe", OFT) == 0
+    shown = capsys.readouterr().out
+    assert "128 episodes of 64 decisions" in shown and "64 simulators" in shown and "An estimate" in shown
+
+
+def of_experiment(capsys: pytest.CaptureFixture[str], name: str, *overrides: str, gpus: int = 8) -> dict:
+    call(plan, "--gpus", gpus, "--json", "-", "--", f"experiment={name}", *overrides)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_an_experiment_is_planned_as_its_recipe_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """The published one, whose episodes are the same; of PI0.5, in both simulators; apart."""
+    found, recipe = of_experiment(capsys, "vla_grpo_openvla_oft_libero_10"), planned(capsys, OFT)
+    forms, expected = found["forms"], recipe["forms"]
+    assert found["gpus"] == recipe["gpus"] == 8 and forms.keys() == expected.keys()
+    assert {form: one["policy"] for form, one in forms.items()} == {n: one["policy"] for n, one in expected.items()}
+    for name in ("simulating", "deciding", "training"):
+        assert forms["sharded"]["seconds"][name] == pytest.approx(expected["sharded"]["seconds"][name], rel=0.05)
+    masters = of_experiment(capsys, "vla_grpo_openvla_oft_libero_10", "optimizer=fusedadamw")["forms"]
+    assert masters["whole"]["policy"] == forms["whole"]["policy"] + 8 * WEIGHT  # moments in float32, and masters
+    apart = of_experiment(
+        capsys,
+        "vla_grpo_openvla_oft_libero_10",
+        'model.config.rollout={_target_:"cosmos_predict2.rl.episodes.ray_rollout.RayRollout",num_workers:8}',
+    )
+    assert apart["players"] == 8 and apart["forms"]["playing"]["policy"] == 2 * WEIGHT
+    for name in ("vla_dapo_pi05_libero_spatial", "vla_grpo_pi05_b1k"):
+        assert of_experiment(capsys, name)["forms"]["whole"]["fits"]
+
+
+def test_a_policy_that_imagines_is_planned_and_a_tiny_one_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    found = of_experiment(capsys, "vla_grpo_recordings", gpus=4)
+    assert found["policy"] == "openvla_oft" and set(found["forms"]) == {"sharded", "whole", "adapters"}
+    for name in ("tiny_vla_grpo_world_model", "tiny_vla_grpo_openvla_oft_lift", "tiny_vla_grpo_pi05_simulator"):
+        assert of_experiment(capsys, name) == {"fits": True}
+    assert call(plan, "--one_card", "--", "experiment=vla_grpo_recordings") == 2
+    assert "--gpus 1" in capsys.readouterr().err
+
+
+def test_episodes_that_find_no_place_take_another_wave() -> None:
+    run = SimulatedRun(
+        policy="openvla-oft", simulator="libero", views=2, gpus=8, players=0, shards=1, envs=8, episodes=8,
+        decisions=64, max_steps=512, chunk=16, updates=1, recomputes=True, samples_again=False, steps=100, bytes_each=2,
+        optimizer_bytes=4, accumulates=True,
+    )  # fmt: skip
+    gpu = GPUS["H100"]
+
+    def seconds(**changes: Any) -> dict[str, float]:
+        return replace(run, **changes).estimate(gpu, "whole").seconds
+
+    one = seconds()
+    assert seconds(episodes=9)["simulating"] == seconds(episodes=16)["simulating"] == 2 * one["simulating"]
+    assert 6 < seconds(policy="openvla")["deciding"] / one["deciding"] < 7  # token after token, in shorter rows
+    assert seconds(updates=3)["training"] > 2 * one["training"]
+    pictures = 8 * run.episodes * run.decisions * run.views * PICTURE / 2**30
+    assert run.estimate(gpu, "whole").host_gb == pytest.approx(
+        8 * 8 * HOST_GB + (3 if run.samples_again else 1) * pictures
+    )
+
+
+def test_gpus_that_play_alone_are_planned_beside_those_that_train(capsys: pytest.CaptureFixture[str]) -> None:
+    apart, together = planned(capsys, APART), planned(capsys, OFT)
+    assert (apart["gpus"], apart["players"], together["players"]) == (8, 8, 0)
+    assert "playing" not in together["forms"] and apart["forms"]["playing"]["policy"] == 2 * WEIGHT
+    for name in ("policy", "at work"):
+        assert apart["forms"]["sharded"][name] == together["forms"]["sharded"][name]
+    assert call(plan, "--recipe", APART) == 0
+    assert "8 x H100 train and 8 others play" in capsys.readouterr().out
+    assert call(plan, "--recipe", APART, "--gpu_memory", "20") == 1
+    capsys.readouterr()
+
+
+def test_the_expert_alone_fits_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    libero, b1k = planned(capsys, LIBERO), planned(capsys, B1K)
+    assert list(libero["forms"]) == ["whole"] and libero["forms"]["whole"]["fits"]
+    assert b1k["forms"]["whole"]["fits"]  # 1,024 times 200 decisions of three pictures are kept on the host
+    assert libero["forms"]["whole"]["policy"] < 16e9
+    assert "episodes" not in b1k["forms"]["whole"]
+
+
+def test_fewer_episodes_of_behavior_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As the page has it."""
+    text, published = Path(B1K).read_text(), "train_batch_per_replica = 256"
+    for batch_size, more in ((128, ""), (8, "\nmax_steps = 26000")):
+        recipe = tmp_path / "recipe.toml"
+        recipe.write_text(
+            text.replace(published, f"train_batch_per_replica = {batch_size}").replace(
+                "num_envs = 1", f"num_envs = 1{more}"
+            )
+        )
+        assert planned(capsys, str(recipe))["forms"]["whole"]["fits"]
+
+
+# --- in a world model
+
+OF_RLINF, PI05 = "cosmos_libero_spatial_grpo_openvlaoft", "cosmos_libero_spatial_grpo_openpi05"
+
+
+def imagined(capsys: pytest.CaptureFixture[str], gpus: int, gpu: str, name: str, *overrides: str) -> dict:
+    call(plan, "--gpus", gpus, "--gpu", gpu, "--json", "-", "--embodied", name, *overrides)
+    return json.loads(capsys.readouterr().out)["forms"]
+
+
+def test_four_a100_hold_what_is_sharded(capsys: pytest.CaptureFixture[str]) -> None:
+    forms = imagined(capsys, 4, "A100", OF_RLINF)
+    assert 30e9 < forms["sharded"]["total"] < 50e9  # published are about 50 GB, with moments in float32
+    assert forms["sharded"]["policy"] + forms["sharded"]["at work"] > 2 * WEIGHT  # whole, where it decides
+    assert not forms["whole"]["fits"] and forms["adapters"]["total"] < forms["sharded"]["total"]
+    assert 2.4 / 2 < forms["sharded"]["hours_per_epoch"] < 2.4  # half the passes, and the training
+    assert call(plan, "--gpus", 4, "--gpu", "A100", "--embodied", OF_RLINF) == 0
+    shown = capsys.readouterr().out
+    assert "1,024 episodes of 32 decisions" in shown and "An estimate" in shown
+
+
+def test_one_card_of_80_and_one_of_24_gb(capsys: pytest.CaptureFixture[str]) -> None:
+    forms = imagined(capsys, 1, "A100", OF_RLINF)
+    assert forms["whole"]["fits"] and "sharded" not in forms
+    resident = imagined(capsys, 1, "A100", OF_RLINF, "env.enable_offload=false")
+    assert resident["whole"]["total"] > forms["whole"]["total"]
+    small = ("actor.micro_batch_size=4", "env.train.world_model_cfg.cosmos.batch_size=4")
+    forms = imagined(capsys, 1, "RTX-4090", OF_RLINF, *small)
+    assert forms["adapters"]["fits"] and not forms["whole"]["fits"]
+    assert imagined(capsys, 1, "A100", PI05)["whole"]["fits"]
+
+
+def test_a_plan_follows_the_precision_and_what_is_recomputed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The published PI0.5 has precision null, which is float32."""
+    wide, narrow = (
+        imagined(capsys, 1, "A100", PI05, f"actor.model.precision={precision}")["whole"]
+        for precision in ("null", "bf16")
+    )
+    assert wide["policy"] == 4 * (3_350_000_000 + 3 * 430_000_000)
+    assert narrow["policy"] == 2 * (3_350_000_000 + 2 * 430_000_000)  # while it imagines, which needs more then
+    assert wide["total"] > 1.5 * narrow["total"]
+    one, many = (imagined(capsys, 1, "A100", OF_RLINF, f"actor.micro_batch_size={size}")["whole"] for size in (1, 32))
+    assert one["policy"] == many["policy"] == 8 * WEIGHT  # with gradients and two moments
+    kept = imagined(capsys, 1, "A100", OF_RLINF, "actor.fsdp_config.gradient_checkpointing=false")["whole"]
+    assert 5e9 < many["at work"] < 9e9 and kept["at work"] > 10 * many["at work"] and not kept["fits"]
+
+
+# --- neither
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--recipe", "configs/openvla-oft/tiny-openvla-oft-grpo.toml"), "a tiny policy"),
+        (("--recipe", "configs/wfm/tiny_grpo_mock_data.toml"), "[vla]"),
+        (("--recipe", "configs/pi05/none.toml"), "none.toml"),
+        (("--gpus", "1", "--embodied", "tiny_toy_grpo"), "a tiny policy"),
+        (("--embodied", "cosmos_libero"), "--config-name cosmos_libero"),
+        (("--gpus", "3", "--embodied", OF_RLINF), "not divided by the 3 processes"),
+        (("--embodied", OF_RLINF, "algorithm.gruop_size=4"), "group_size"),
+    ],
+)
+def test_what_cannot_be_planned_is_an_error(
+    words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(plan, *words) == 2
+    assert named in capsys.readouterr().err
