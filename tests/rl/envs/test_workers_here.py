@@ -18,11 +18,9 @@ from tests.rl.envs.test_company import CHUNK, Plan
 class Here:
     """A worker that answers at once; ``dies`` has those that are to be lost with their next request."""
 
-    def __init__(self, env: int, make: Any, memory: Any, dies: set[int]) -> None:
+    def __init__(self, env: int, make: Any, dies: set[int]) -> None:
         self.env, self.dies, self.is_built, self.answers = env, dies, False, list[tuple[Any, ...]]()
-        self.answering = Answering(self, env, make())  # type: ignore[arg-type]
-        if memory is not None:
-            self.answering.attach(memory)
+        self.answering = Answering(self, make())  # type: ignore[arg-type]
         self.answers.append((DONE, self.answering.facts()))
         self.process = self.connection = self
 
@@ -45,15 +43,14 @@ class Here:
     def join(self, timeout: float | None = None) -> None: ...
 
     def end(self) -> None:
-        self.answering.close()
+        self.answering.env.close()
 
 
 class EnvHere(WorkerEnv):
     dies: set[int]
 
     def _started(self, env: int) -> Any:
-        memory = self._memory[0].about if self._memory else None
-        return Here(env, self.make, memory, self.dies)
+        return Here(env, self.make, self.dies)
 
     def _heard(self, deadlines: Mapping[int, float]) -> Any:
         return [i for i in deadlines if self._workers[i].answers]  # type: ignore[attr-defined]

@@ -2,17 +2,16 @@
 """The worker's side: it builds its environment and answers requests, until the connection ends.
 
 A request is (name, arguments...), an answer (kind, content...). A failure is answered, too; only a process that dies
-sends nothing. Observations are not sent: workers write them to memory that the environment shares (`Buffers`). This
-imports neither torch nor a simulator: the latter reads the environment variables that are set first.
+sends nothing. This imports neither torch nor a simulator: the latter reads the environment variables that are set
+first.
 """
 
 import os
 import pickle
 import signal
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy
@@ -24,20 +23,15 @@ from imaginaire.errors import DataError, UserError
 DONE, FAILED, STEPPED = "done", "failed", "stepped"
 DTYPES = {"full_image": numpy.uint8, "wrist_image": numpy.uint8, "state": numpy.float32}
 _DIMENSIONS = {"full_image": 3, "wrist_image": 4, "state": 1}
-Shapes = dict[str, tuple[int, ...]]
 
 
-def serve(
-    connection: Connection, number: int, factory: bytes, variables: Mapping[str, str], memory: tuple[Any, ...] | None
-) -> None:
-    """Build environment ``number`` and answer for it."""
+def serve(connection: Connection, factory: bytes, variables: Mapping[str, str]) -> None:
+    """Build an environment and answer for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too, but is for the parent to answer
     os.environ.update(variables)
     worker: _Worker | None = None
     try:
-        worker = _Worker(connection, number, build(pickle.loads(factory)))
-        if memory is not None:
-            worker.attach(memory)
+        worker = _Worker(connection, build(pickle.loads(factory)))
         connection.send((DONE, worker.facts()))
         while (request := connection.recv())[0] != "close":
             worker.answer(*request)
@@ -47,7 +41,7 @@ def serve(
         connection.send(_failure(error))
     finally:
         if worker is not None:
-            worker.close()
+            worker.env.close()
 
 
 def build(factory: Any) -> TaskEnv:
@@ -60,9 +54,8 @@ def build(factory: Any) -> TaskEnv:
 
 
 class _Worker:
-    def __init__(self, connection: Connection, number: int, env: TaskEnv) -> None:
-        self.connection, self.number, self.env = connection, number, env
-        self._buffers: Buffers | None = None
+    def __init__(self, connection: Connection, env: TaskEnv) -> None:
+        self.connection, self.env = connection, env
 
     def facts(self) -> dict[str, Any]:
         names = ("num_tasks", "num_trials", "max_steps", "action_dim")
@@ -76,35 +69,20 @@ class _Worker:
         else:
             self.connection.send((DONE, content))
 
-    def attach(self, about: tuple[Any, ...]) -> None:
-        self._buffers = Buffers(*about)
-
-    def reset(self, task_id: int, trial_id: int, seed: int) -> tuple[str, Any]:
-        """The sentence; and the observation, where there is no memory for it yet."""
+    def reset(self, task_id: int, trial_id: int, seed: int) -> tuple[str, dict[str, NDArray[Any]]]:
+        """The sentence and the observation."""
         observed = self.env.reset(task_id, trial_id, seed)
-        return str(observed["task_description"]), self._shown(observed)
+        return str(observed["task_description"]), arrays_of(observed)
 
-    def play(self, actions: Floats, ends_on_success: bool, keeps_frames: bool) -> None:
-        """Execute actions, and report each of them."""
+    def play(self, actions: Floats, ends_on_success: bool, keeps_frames: bool) -> dict[str, NDArray[Any]]:
+        """Execute actions, and report each of them; the last observation."""
         for action in actions:
             observed, reward, is_success = self.env.step(action)
             frame = observed["full_image"] if keeps_frames else None
             self.connection.send((STEPPED, float(reward), bool(is_success), frame))
             if is_success and ends_on_success:
                 break
-        self._shown(observed)
-
-    def close(self) -> None:
-        self.env.close()
-        if self._buffers is not None:
-            self._buffers.detach()
-
-    def _shown(self, observed: Mapping[str, Any]) -> Any:
-        arrays = arrays_of(observed)
-        if self._buffers is None:
-            return arrays
-        self._buffers.write(self.number, arrays)
-        return None
+        return arrays_of(observed)
 
 
 def _failure(error: Exception) -> tuple[str, type | None, str, str]:
@@ -126,38 +104,3 @@ def arrays_of(observed: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
             )
         arrays[name] = value.astype(dtype, copy=False)
     return arrays
-
-
-class Buffers:
-    """One row of each array for each environment. Without ``name`` the memory is new, and `remove` frees it."""
-
-    def __init__(self, num_envs: int, shapes: Shapes, name: str | None = None) -> None:
-        sizes = {key: num_envs * int(numpy.prod(shape)) * DTYPES[key]().itemsize for key, shape in shapes.items()}
-        offsets = numpy.cumsum([0, *(-(-size // 64) * 64 for size in sizes.values())]).tolist()
-        self.memory = SharedMemory(name, create=name is None, size=max(offsets[-1], 1))
-        self.about = (num_envs, shapes, self.memory.name)
-        self._shapes = shapes
-        self._arrays = {
-            key: numpy.ndarray((num_envs, *shape), DTYPES[key], self.memory.buf, offset)
-            for (key, shape), offset in zip(shapes.items(), offsets)
-        }
-
-    def write(self, env: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        for key, value in arrays.items():
-            if value.shape != self._shapes[key]:
-                raise DataError(
-                    f"An observation's {key} has shape {list(value.shape)}, others had {list(self._shapes[key])}: all"
-                    " of an environment are alike."
-                )
-            self._arrays[key][env] = value
-
-    def read(self, env_ids: Sequence[int]) -> dict[str, NDArray[Any]]:
-        return {key: array[env_ids] for key, array in self._arrays.items()}
-
-    def detach(self) -> None:
-        self._arrays = {}  # which hold on to the memory
-        self.memory.close()
-
-    def remove(self) -> None:
-        self.detach()
-        self.memory.unlink()

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from cosmos_predict2.rl.envs.scoring import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.simulators import Floats, rendering
-from cosmos_predict2.rl.envs.simulators.worker_process import FAILED, STEPPED, Buffers, serve
+from cosmos_predict2.rl.envs.simulators.worker_process import FAILED, STEPPED, serve
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
-from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.errors import ConfigError, DataError, TrainingError
 
 log = logging.getLogger(__name__)
 
@@ -86,14 +86,14 @@ class WorkerEnv(EnvDefaults):
             )
         self._factory = _pickled(self.make)
         self._workers: dict[int, _Worker] = {}
-        self._memory: list[Buffers] = []  # one, once there is an observation
+        self._seen: dict[int, dict[str, Any]] = {}  # the last observation of each
         self._book: Book | None = None
         self._metadata: dict[str, Any] = {}
         self._deaths = numpy.zeros(self.num_envs, dtype=numpy.int64)
         self._is_valid = numpy.ones(self.num_envs, dtype=bool)
         self._sentences = [""] * self.num_envs
         self._actions: list[list[Floats]] = [[] for _ in range(self.num_envs)]
-        self._end = weakref.finalize(self, _end, self._workers, self._memory)
+        self._end = weakref.finalize(self, _end, self._workers)
 
     def __reduce__(self) -> Any:
         """Travels without its workers."""
@@ -123,7 +123,7 @@ class WorkerEnv(EnvDefaults):
         bounds = (self._metadata.get("action_low", -1.0), self._metadata.get("action_high", 1.0))
         checked, count = book.check_actions(actions_E_A_D, ids, self._metadata["action_dim"], execute, bounds=bounds)
         actions, chunk = checked.numpy(), Chunk.empty(len(ids), checked.shape[1])
-        films = [[picture] for picture in self._memory[0].read(ids.tolist())["full_image"]] if self.keep_frames else []
+        films = [[self._seen[i]["full_image"]] for i in ids.tolist()] if self.keep_frames else []
         row_of = {int(i): row for row, i in enumerate(ids) if not book.is_over[i]}
 
         def on_step(env: int, reward: float, is_success: bool, frame: Any) -> None:
@@ -165,8 +165,8 @@ class WorkerEnv(EnvDefaults):
         self.close()
 
     def close(self) -> None:
-        _end(self._workers, self._memory)
-        self._book = None
+        _end(self._workers)
+        self._book, self._seen = None, {}
 
     # --- episodes
 
@@ -188,8 +188,7 @@ class WorkerEnv(EnvDefaults):
             begun = self._ask({i: ("reset", *numbers[i]) for i in left}, self.reset_timeout)
             for i, (sentence, arrays) in begun.items():
                 self._sentences[i] = sentence
-                if arrays is not None:
-                    self._buffers(arrays).write(i, arrays)
+                self._see(i, arrays)
             left = [i for i in left if i not in begun]
 
     def _play(self, book: Book, actions: Mapping[int, Floats], on_step: OnStep | None = None) -> None:
@@ -197,27 +196,33 @@ class WorkerEnv(EnvDefaults):
         flags = (self.terminate_on_success, self.keep_frames and on_step is not None)
         played = self._ask({i: ("play", one, *flags) for i, one in actions.items()}, self.step_timeout, on_step)
         for i in actions:
-            if i not in played:
+            if i in played:
+                self._see(i, played[i])
+            else:
                 self.lost += 1
                 book.is_over[i], book.is_success[i], self._is_valid[i] = True, False, False
-            elif book.is_over[i]:
+            if i in played and book.is_over[i]:
                 self._deaths[i] = 0
 
     def _info(self, book: Book, ids: Ids, chunk: Chunk | None = None) -> dict[str, Any]:
         return {**book.info(ids, chunk), "valid": torch.from_numpy(self._is_valid[ids])}
 
     def _observation(self, ids: Ids) -> Observation:
-        arrays = {name: torch.from_numpy(array) for name, array in self._memory[0].read(ids.tolist()).items()}
-        return {**arrays, "task_description": [self._sentences[i] for i in ids]}
+        found: dict[str, Any] = {"task_description": [self._sentences[i] for i in ids]}
+        for name, like in next(iter(self._seen.values())).items():
+            rows = numpy.array([self._seen[i][name] for i in ids.tolist()], dtype=like.dtype)
+            found[name] = torch.from_numpy(rows.reshape(len(ids), *like.shape))
+        return found
 
-    def _buffers(self, arrays: Mapping[str, Any]) -> Buffers:
-        """The memory of observations; made, and shown to all workers, when the first one has come."""
-        if not self._memory:
-            self._ready()
-            self._memory.append(Buffers(self.num_envs, {name: array.shape for name, array in arrays.items()}))
-            about = self._memory[0].about
-            self._ask(dict.fromkeys(self._workers, ("attach", about)), self.reset_timeout)
-        return self._memory[0]
+    def _see(self, env: int, arrays: dict[str, Any]) -> None:
+        """Keep an observation: it has the shapes of all others."""
+        for name, like in next(iter(self._seen.values()), arrays).items():
+            if arrays[name].shape != like.shape:
+                raise DataError(
+                    f"Environment {env}: an observation's {name} has shape {list(arrays[name].shape)}, others had"
+                    f" {list(like.shape)}: all of an environment are alike."
+                )
+        self._seen[env] = arrays
 
     # --- workers
 
@@ -243,11 +248,10 @@ class WorkerEnv(EnvDefaults):
 
     def _started(self, env: int) -> "_Worker":
         variables = {} if self.render is None else rendering.variables(self.render, env)
-        memory = self._memory[0].about if self._memory else None
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=serve, args=(theirs, env, self._factory, variables, memory), name=f"environment-{env}", daemon=True
+            target=serve, args=(theirs, self._factory, variables), name=f"environment-{env}", daemon=True
         )
         process.start()
         theirs.close()  # so that the end of the worker is the end of the connection
@@ -345,8 +349,8 @@ class _Worker:
         self.connection.close()
 
 
-def _end(workers: dict[int, _Worker], memory: list[Buffers]) -> None:
-    """End all workers, in peace where they can, and free the memory."""
+def _end(workers: dict[int, _Worker]) -> None:
+    """End all workers, in peace where they can."""
     for worker in workers.values():
         worker.send(("close",))
     deadline = time.monotonic() + _PATIENCE
@@ -354,8 +358,6 @@ def _end(workers: dict[int, _Worker], memory: list[Buffers]) -> None:
         _, worker = workers.popitem()
         worker.process.join(max(0.0, deadline - time.monotonic()))
         worker.end()
-    while memory:
-        memory.pop().remove()
 
 
 def _pickled(make: Any) -> bytes:
