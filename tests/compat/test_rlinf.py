@@ -75,11 +75,6 @@ def test_the_published_openvla_oft_composes(model_dir: str) -> None:
     assert config.optimizer.lr == 2e-5 and config.trainer.callbacks.grad_clip.clip_norm == 1.0
 
 
-def test_pi05_of_libero_has_ten_actions_and_no_state_in_its_prompt(model_dir: str) -> None:
-    found = translated(PI05, *weights(model_dir), f"env.train.cosmos_model_dir={model_dir}", gpus=4)
-    assert value_of(found, "policy.action_horizon") == "10" and value_of(found, "discrete_state_input") == "false"
-
-
 @pytest.mark.slow
 def test_the_published_pi05_composes_with_an_evaluation_in_libero(model_dir: str) -> None:
     overrides = [*weights(model_dir), f"env.train.cosmos_model_dir={model_dir}", "runner.val_check_interval=10"]

@@ -116,9 +116,6 @@ class Served:
     def log(self) -> str:
         return (self.folder / "service.log").read_text(errors="replace")[-5000:]
 
-    def queue_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.glob("queue.sqlite3*"))
-
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 

@@ -21,11 +21,10 @@ import torch
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.interfaces import Clips, Scores
 from cosmos_predict2.rl.rewards import remote, wire
-from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.rewards.remote import Address, Answer, NoAnswer, RemoteReward, ask
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
-from tests.rl.rewards.doubles import ROOT, clips_of, mean
+from tests.rl.rewards.doubles import ROOT, clips_of
 from tests.rl.runs import RL, rl_options, run
 
 TICKET = (200, '{"uuid": "t"}', {})
@@ -128,13 +127,6 @@ def test_the_same_clips_ask_under_the_same_id(scripted: Any) -> None:
         reward.fetch(reward.submit(clips_of("a", value=value), {}, "id"), 30)
     ids = [wire.parse(one[2]).request_id for one in server.asked("enqueue")]
     assert ids[0] == ids[1] != ids[2]
-
-
-def test_clips_that_are_alike_have_one_id_and_scores_of_their_own(scripted: Any) -> None:
-    server = scripted(enqueue=[TICKET], pull=[SCORES])
-    for reward in (server.reward(), LocalReward(mean)):
-        tickets = [reward.submit(clips_of("a"), {}, "id") for _ in range(2)]
-        assert all(reward.fetch(ticket, 30).is_valid_B.all() for ticket in tickets)
 
 
 def rewards_page(**timeouts: float) -> tuple[int, str, dict[str, str]]:

@@ -2,7 +2,6 @@
 """A real service whose processes are killed: nothing is lost, nothing counts twice, the others go on."""
 
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 from cosmos_predict2.rl.rewards.remote import NoAnswer, RemoteReward
 from imaginaire.distributed import free_port
 from tests.programs import HANG_S, warm_python
-from tests.rl.rewards.doubles import HERE, ROOT, Served, body, clips_of, in_threads, served
+from tests.rl.rewards.doubles import HERE, ROOT, Served, body, clips_of, served
 
 CONFIG = """
 lease_s = 3.0
@@ -95,52 +94,6 @@ def test_a_stop_keeps_what_waits_and_the_next_start_finishes_it(tmp_path: Path) 
         reward = RemoteReward("mean", enqueue_url=f"{url}enqueue", fetch_url=f"{url}pull")
         scores = reward.fetch(reward.submit(clips_of("a", "b", value=2.5), {}, "id"), HANG_S)
         assert scores.value_B.tolist() == [2.5, 2.5] and scores.is_valid_B.all()
-
-
-@pytest.mark.long
-def test_many_kills_of_worker_and_server(tmp_path: Path) -> None:
-    draws = random.Random(0)
-    service = Served(tmp_path, config="max_attempts = 50\n" + config(tmp_path, 0.02)).start()
-    try:
-        tickets = []
-        for k in range(300):
-            tickets.append(patient_ticket(service, body(f"clip {k}", value=float(k), request_id=f"r{k}")))
-            if draws.random() < 0.05:
-                kill_a_worker(service)
-            if draws.random() < 0.02:
-                service.kill()
-                service.start(is_ready=False)
-        found = [service.result(ticket) for ticket in tickets]
-        assert [one["scores"]["mean"] for one in found] == [[float(k)] for k in range(300)]
-    finally:
-        service.stop()
-
-
-@pytest.mark.long
-def test_two_thousand_queued_videos(tmp_path: Path) -> None:
-    """Latents of 17 frames at 480p in half precision, .8 MB each; a kill in the middle."""
-    import torch
-
-    from cosmos_predict2.rl.interfaces import Clips
-    from cosmos_predict2.rl.rewards import wire
-
-    with served(tmp_path, config=config(tmp_path, 0.0)) as service:
-        latents = torch.zeros(1, 16, 5, 54, 96, dtype=torch.bfloat16)
-
-        def post(part: int) -> list[str]:
-            tickets = []
-            for k in range(part, 2000, 8):
-                clips = Clips(latents + k % 100, None, [f"{k}"], 16.0)
-                tickets.append(patient_ticket(service, wire.encode(clips, {"mean": 1.0}, media="latent")))
-            return tickets
-
-        tickets = in_threads(8, post)
-        service.kill()
-        service.start()
-        for part, of_part in enumerate(tickets):
-            for k, ticket in zip(range(part, 2000, 8), of_part, strict=True):
-                assert service.result(ticket)["scores"]["mean"] == [float(k % 100)]
-        assert service.queue_bytes() < 2.5e9
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 """The endpoints, in this process: what each answers to good, bad, early and late requests."""
 
 import asyncio
-import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -12,11 +11,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cosmos_predict2.rl.rewards.service import server as servers
-from cosmos_predict2.rl.rewards.service.queue import Depth
 from cosmos_predict2.rl.rewards.service.server import create_app
 from cosmos_predict2.rl.rewards.service.supervisor import BROKEN, READY, STARTING
 from tests.rl.rewards.doubles import body, in_threads
@@ -62,16 +58,6 @@ def test_a_request_is_scored_and_stays_readable(here: tuple[Here, TestClient]) -
     assert client.post("/api/reward/ping", data={"info_data": "x"}).json() == {"message": "Ping request received"}
 
 
-def test_a_failure_is_final_and_named(here: tuple[Here, TestClient]) -> None:
-    made, client = here
-    tickets = [enqueue(client, body(*prompts)).json()["uuid"] for prompts in (("a",), ("raise", "b"), ("c",))]
-    made.work()
-    found = [pull(client, ticket, wait="30").json() for ticket in tickets]
-    assert [one["status"] for one in found] == ["done", "failed", "done"]
-    assert found[1]["scores"] is None and found[1]["valid"] == [False, False]
-    assert "cannot be scored" in found[1]["error"]
-
-
 def test_what_failed_is_asked_anew_and_what_another_version_scored_too(here: tuple[Here, TestClient]) -> None:
     made, client = here
     made.work()
@@ -84,27 +70,6 @@ def test_what_failed_is_asked_anew_and_what_another_version_scored_too(here: tup
     made.supervisor.slots[0].version = "a mended judge"
     enqueue(client, good)
     assert 'reward_requests_total{kind="new"} 4' in client.get("/metrics").text
-
-
-def test_bad_requests_are_refused(here: tuple[Here, TestClient]) -> None:
-    """Those that differ in what is parsed; `test_refusals` has one of each kind."""
-    for path, data, status in [
-        ("enqueue", b"no newline", 400),
-        ("enqueue", body("a")[:-1], 400),
-        ("pull", b"", 400),
-        ("pull", b"uuid=1&wait=soon", 400),
-        ("pull", b"uuid=1&wait=-1", 400),
-        ("pull", b"uuid=1&wait=nan", 400),
-        ("push", b"uuid=1&scores={}&type=mean", 404),
-        ("latent_attr", b"fields={}", 404),
-    ]:
-        assert here[1].post(f"/api/reward/{path}", content=data).status_code == status
-
-
-@pytest.mark.parametrize("here", [dict(max_uploads=1, max_body_mb=0.01)], indirect=True)
-def test_a_body_that_is_refused_gives_its_place_back(here: tuple[Here, TestClient]) -> None:
-    for data, status in ((body("a" * 20_000), 413), (b"", 400), (body("a"), 200)):
-        assert enqueue(here[1], data).status_code == status
 
 
 @pytest.mark.parametrize("here", [dict(token="secret")], indirect=True)
@@ -242,29 +207,3 @@ def test_logs_name_no_prompt(here: tuple[Here, TestClient], caplog: pytest.LogCa
         made.work()
         pull(client, ticket, wait="30")
     assert "private" not in caplog.text
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-FIELDS = ["prompts", "reward_fn", "media_type", "video_infos", "request_id", "context", "arrays", "more"]
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(wrong=st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1, max_size=3), cut=st.integers(0, 40), data=JSON)
-def test_wrong_fields_are_refused_and_leave_nothing(
-    here: tuple[Here, TestClient], wrong: dict[str, Any], cut: int, data: Any
-) -> None:
-    made, client = here
-    head, _, array = body("a").partition(b"\n")
-    heads = [json.dumps(data).encode(), json.dumps(json.loads(head) | wrong).encode(), head[: len(head) - cut - 1]]
-    for one in heads:
-        answer = enqueue(client, one + b"\n" + array)
-        if answer.status_code == 200:  # what does not matter, or was right by chance
-            job = made.queue.lease("mean", "w", 1, 60.0)[0]
-            assert made.queue.finish(job, "w", "{}", "")
-        else:
-            assert answer.status_code in (400, 409) and answer.json()["message"], answer.text
-    assert "queued" not in made.queue.depth().get("mean", Depth({}, 0.0)).counts
