@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.checkpoints.card import read_card
     from cosmos_predict2.configs.rl.imagination import imagination_of, trained_on
     from cosmos_predict2.released import tiny_action_path
-    from cosmos_predict2.tools.drive.parts import drive_of
+    from cosmos_predict2.tools.drive.session import drive_of
     from cosmos_predict2.world_model.assembly import device_of
 
     try:

@@ -17,7 +17,7 @@ from cosmos_predict2.rl.episodes.config import VLAGRPOConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.plan.advice import on_one_card
-from cosmos_predict2.tools.plan.policy_runs import SIZES, VIEWS, EmbodiedRun, SimulatedRun
+from cosmos_predict2.tools.plan.policies import SIZES, VIEWS, EmbodiedRun, SimulatedRun
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, as_text, as_values, cards_text, cards_values, make_plan
 from cosmos_predict2.tools.plan.speed import GB, GPUS, find_gpu
 from cosmos_predict2.tools.plan.workload import optimizer_of, read_workload

@@ -20,9 +20,8 @@ from cosmos_predict2.rl.envs.starts import Recorded
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Decision, FrameRewardDefaults, Judgement, PolicyDefaults
 from cosmos_predict2.tools.drive import server
-from cosmos_predict2.tools.drive.parts import drive_of
 from cosmos_predict2.tools.drive.server import TOKEN, create_app
-from cosmos_predict2.tools.drive.session import IMAGINED, Controls, Drive
+from cosmos_predict2.tools.drive.session import IMAGINED, Controls, Drive, drive_of
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 from scripts.drive import parser, run

@@ -16,8 +16,7 @@ from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.config import Stream
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.tools.plan.policies import POLICIES, PolicySize, activations
-from cosmos_predict2.tools.plan.policy_runs import HOST_GB, PICTURE, SimulatedRun
+from cosmos_predict2.tools.plan.policies import HOST_GB, PICTURE, POLICIES, PolicySize, SimulatedRun, activations
 from cosmos_predict2.tools.plan.speed import GPUS
 from imaginaire.distributed.parallel import ParallelDims
 from scripts import plan

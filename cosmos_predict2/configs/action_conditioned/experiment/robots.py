@@ -11,8 +11,8 @@ on the held-out part of the same data.
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.configs.action_conditioned.experiment.predict2p5 import Run, trained
 from cosmos_predict2.configs.action_conditioned.experiment.recordings import MOVES, SAME, VAL_EVERY
+from cosmos_predict2.configs.action_conditioned.experiment.released import Run, trained
 from cosmos_predict2.configs.action_conditioned.experiment.toy import NET, tiny_model
 from cosmos_predict2.configs.base.post_training import tiny_run
 from cosmos_predict2.data.lerobot.robots import ROBOTS

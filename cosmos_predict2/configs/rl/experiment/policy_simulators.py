@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published policies learn by reinforcement in simulators: vla_{grpo,dapo}_{policy}_{suite} in LIBERO's, and
-vla_{grpo,dapo}_pi05_b1k in BEHAVIOR-1K.
+vla_{grpo,dapo}_pi05_b1k in BEHAVIOR-1K. And tiny ones in robosuite's Lift.
 
 A rank plays 16 episodes of an update, two groups of one start each; 8 ranks have the 128 episodes of the published
 recipes. So many decisions pass the policy together that each episode has one among them; an OpenVLA, all of which is
@@ -21,7 +21,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import learning, starts
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import learning, seeing_policy, starts
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
 from imaginaire.config import L, register_experiment
@@ -140,3 +140,27 @@ EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 for full_name, make in EXPERIMENTS.items():
     register_experiment(full_name, partial(make, full_name))
+
+# --- tiny policies in robosuite's Lift, paid for how near the hand comes to the cube: four groups of 8 episodes of 48
+# actions, in four workers. A clone of the toy world's expert is a policy to begin with:
+#     train_policy --policy openvla_oft --action_dim 7 --knots 12 --out checkpoints/policies/tiny_openvla_oft_7
+
+LIFT_GROUPS, MINIBATCHES = 4, 2
+WORKERS, EPISODE, CHUNK = 4, 48, 12
+
+
+def in_lift(name: str, label: str) -> dict[str, Any]:
+    from cosmos_predict2.rl.envs.simulators.lift import LiftTask
+
+    task = L(LiftTask)(image_size=64, max_steps=EPISODE)
+    env = L(WorkerEnv)(make=task, num_envs=WORKERS, chunk=CHUNK, render="auto", _recursive_=False)
+    policy = seeing_policy(label, f"checkpoints/policies/tiny_{label}_7")
+    rl = VLARLConfig(group_size=MEMBERS, minibatches=MINIBATCHES)
+    data = starts(100_000, LIFT_GROUPS, shuffle=True), starts(8, 8, shuffle=False)
+    numbers = dict(length=40 * MINIBATCHES, every=10 * MINIBATCHES, log=MINIBATCHES)
+    return learning(name, VLAGRPOConfig(policy=policy, env=env, rl=rl), *data, **numbers)
+
+
+for label in ("openvla_oft", "pi05"):
+    full_name = f"tiny_vla_grpo_{label}_lift"
+    register_experiment(full_name, partial(in_lift, full_name, label))

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Post-training of Predict2.5 with actions: Bridge, GR1 and LIBERO.
+"""Post-training of the released models with actions: on Bridge, whose motion follows from its poses, GR1 and LIBERO.
 
-The published experiments have variants that start from random weights (``_wo_resume``), on noise in place of data too
-(``_mock_wo_resume``), to try a machine. Their AdamW is the one with float32 moments and masters: in bfloat16, a second
-moment that keeps 0.999 of itself never falls, and steps of these learning rates are lost in the weights.
+A world model of one suite of LIBERO is conditioned on the commands of the controller. Another suite:
+``dataloader_train=libero_object_train dataloader_val=libero_object_val`` (also goal, 10).
+
+The published experiments of Predict2.5 have variants that start from random weights (``_wo_resume``), on noise in place
+of data too (``_mock_wo_resume``), to try a machine. Their AdamW is the one with float32 moments and masters: in
+bfloat16, a second moment that keeps 0.999 of itself never falls, and steps of these learning rates are lost in the
+weights.
 """
 
 from dataclasses import dataclass
@@ -12,15 +16,50 @@ from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.configs.action_conditioned.defaults.data import GR1_DIM
-from cosmos_predict2.configs.base.post_training import group_choices, job, linear
+from cosmos_predict2.configs.base.post_training import group_choices, job, linear, model_config, trainer
 from cosmos_predict2.released import get_cosmos_predict25_checkpoint
 from imaginaire.config import L, register_experiment
+
+LIBERO_ITERATIONS = 20_000
+
+
+def bridge_by_predict2() -> dict[str, Any]:
+    """A run from the released action-conditioned weights, at a constant learning rate."""
+    model, data = "predict2_v2w_2b_action_conditioned_fsdp", ("bridge_train", "bridge_val")
+    return dict(
+        defaults=group_choices(model, *data, scheduler="constant"),
+        job=job("2b_action_conditioned"),
+        model=model_config(ema=False),
+        dataloader_train=dict(batch_size=2),
+        optimizer=dict(lr=1e-4, weight_decay=0.1),
+        trainer=trainer(400_000, hit_thres=5),
+        checkpoint=dict(save_iter=500),
+    )
+
+
+def libero_by_predict2() -> dict[str, Any]:
+    """The flat network from the weights of Bridge, which have seen robots and must learn these actions anew."""
+    model, data = "predict2_v2w_2b_action_conditioned_fsdp", ("libero_spatial_train", "libero_spatial_val")
+    return dict(
+        defaults=group_choices(model, *data),
+        job=job("2b_libero_action_conditioned"),
+        model=model_config(ema=True),
+        dataloader_train=dict(batch_size=8),
+        optimizer=dict(lr=3.2e-4, weight_decay=0.1),
+        scheduler=linear(1000, LIBERO_ITERATIONS, 1.0, 0.1),
+        trainer=trainer(LIBERO_ITERATIONS, hit_thres=10),
+        checkpoint=dict(save_iter=500),
+    )
+
+
+register_experiment("predict2_video2world_2b_action_conditioned_training", bridge_by_predict2)
+register_experiment("predict2_video2world_2b_libero_action_conditioned", libero_by_predict2)
+
 
 PROJECT, OFFICIAL = "cosmos_predict2_action_conditioned", "official_runs_vid2vid"
 BRIDGE = "cosmos_predict2p5_2B_reason_embeddings_action_conditioned_rectified_flow_bridge_13frame"
 GR1 = "cosmos_predict2p5_2B_action_conditioned_gr00t_gr1_customized_13frame"
 CHUNK, FLAT = "predict2p5_v2w_2b_action_chunk_conditioned_fsdp", "predict2p5_v2w_2b_action_conditioned_fsdp"
-LIBERO_ITERATIONS = 20_000
 
 
 @dataclass(frozen=True)
