@@ -16,17 +16,12 @@ RENAMED: dict[str, str] = {}
 KEYS: dict[str, str] = {}
 
 
-class _RenamedLoader(Loader):
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
+class _Renamed(MetaPathFinder, Loader):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in RENAMED else None
 
     def exec_module(self, module: ModuleType) -> None:
         sys.modules[module.__name__] = importlib.import_module(RENAMED[module.__name__])
-
-
-class _RenamedFinder(MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(name, _RenamedLoader()) if name in RENAMED else None
 
 
 def add(table: Mapping[str, str]) -> None:
@@ -35,8 +30,8 @@ def add(table: Mapping[str, str]) -> None:
     The finder comes first: below a package that moved, the usual one would load a second copy from the new folder.
     """
     RENAMED.update(table)
-    if not any(isinstance(finder, _RenamedFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _RenamedFinder())
+    if not any(isinstance(finder, _Renamed) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Renamed())
 
 
 add(
@@ -46,6 +41,7 @@ add(
         "imaginaire.compose": "imaginaire.config.compose",
         "imaginaire.lazy_config": "imaginaire.config.lazy_config",
         "imaginaire.model": "imaginaire.training.model",
+        "imaginaire.optim.ema": "imaginaire.training.model",  # what an example imported
         "imaginaire.trainer": "imaginaire.training.trainer",
     }
 )

@@ -62,7 +62,7 @@ CALLED_FROM_OUTSIDE = {
     *("integrate", "from_unit", "write_statistics", "expert_action"),  # the ways back from actions, and to them
     "ignore_aliases",  # PyYAML calls it
     *("redirect_request", "handle_exit"),  # urllib and uvicorn call them
-    *("create_module", "exec_module"),  # Python's import calls them
+    "exec_module",  # Python's import calls it
     "load_bytes",  # torch calls it
 }
 HOOKS = ("on_", "visit_", "__")  # called by name ...

@@ -287,11 +287,9 @@ def fingerprint(path: str) -> dict[str, Any]:
         listing = repr(entries)
     else:
         names = sorted(n for n in storage.listdir(path) if n.endswith(".distcp"))
+        listing = repr([(n, storage.size(storage.join(path, n))) for n in names])
         with storage.open(storage.join(path, ".metadata")) as file:
-            listing = (
-                repr([(n, storage.size(storage.join(path, n))) for n in names])
-                + hashlib.sha256(file.read()).hexdigest()
-            )
+            listing += hashlib.sha256(file.read()).hexdigest()
     return {"bytes": _bytes(path), "digest": hashlib.sha256(listing.encode()).hexdigest()[:32]}
 
 

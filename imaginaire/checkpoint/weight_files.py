@@ -29,12 +29,7 @@ log = logging.getLogger(__name__)
 
 TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 POINTER = "latest_checkpoint.txt"
-CONTAINERS = (
-    "model",
-    "state_dict",
-    "model_state_dict",
-    "module",
-)  # a training file keeps its weights under one of these
+CONTAINERS = ("model", "state_dict", "model_state_dict", "module")  # a training file has its weights under one of these
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(?:safetensors|bin)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -394,9 +389,7 @@ def _pointed(folder: str) -> str:
             f"{folder}/{POINTER} should hold a name such as iter_000001000.pt; it holds {pointer[:80]!r}. "
             f"{_iterations(folder)}"
         )
-    target = (
-        storage.join(folder, "model", pointer) if pointer.endswith(".pt") else storage.join(folder, pointer, "model")
-    )
+    target = storage.join(folder, *(("model", pointer) if pointer.endswith(".pt") else (pointer, "model")))
     if not storage.exists(target):
         raise CheckpointError(f"{folder}/{POINTER} names {pointer}, but {target} does not exist. {_iterations(folder)}")
     log.info("%s: reading %s, its latest", folder, target)

@@ -233,9 +233,8 @@ class TrainerConfig(Section):
     straggler_detection: StragglerDetectionConfig = attrs.field(
         factory=StragglerDetectionConfig, metadata=_NO_STRAGGLERS
     )
-    non_finite: str = attrs.field(
-        default="stop", validator=one_of("stop", "skip")
-    )  # what a non-finite loss or norm does
+    # what a non-finite loss or norm does
+    non_finite: str = attrs.field(default="stop", validator=one_of("stop", "skip"))
     max_non_finite: int = attrs.field(default=10, validator=at_least(1))  # skips in a row before the run stops
 
     def is_logged(self, iteration: int) -> bool:

@@ -233,11 +233,9 @@ class DataStream:
         skip = self.samples_in_epoch
         if skip:
             log.warning(
-                "%s can only be resumed by reading its first %d samples again; a plain DataLoader over a map-style "
-                "data set, or a ResumableLoader, would skip them by index. Draws repeat exactly if they come from the "
-                "global generators, with the same num_workers and number of ranks.",
-                type(self.loader).__name__,
-                skip,
+                f"{type(self.loader).__name__} can only be resumed by reading its first {skip} samples again; a plain"
+                " DataLoader over a map-style data set, or a ResumableLoader, would skip them by index. Draws repeat"
+                " exactly if they come from the global generators, with the same num_workers and number of ranks."
             )
         workers.leave_signals_alone(self.loader)
         purpose = f"loader of rank {self._dims.dp_rank}"

@@ -95,14 +95,12 @@ def init_dims(context_parallel_size: int = 1, *, replicate_only: bool = False) -
     check_context_parallel_size(context_parallel_size, world)
     cp_group = dp_group = None
     if distributed.is_initialized():
-        ranks = range(world)
-        for members in (
-            [r for r in ranks if r // context_parallel_size == i] for i in range(world // context_parallel_size)
-        ):
-            group = dist.new_group(members) if context_parallel_size > 1 else None
+        cp = context_parallel_size
+        for members in (range(first, first + cp) for first in range(0, world, cp)):
+            group = dist.new_group(list(members)) if cp > 1 else None
             cp_group = group if rank in members else cp_group
-        for members in ([r for r in ranks if r % context_parallel_size == i] for i in range(context_parallel_size)):
-            group = dist.new_group(members) if context_parallel_size > 1 else dist.group.WORLD
+        for members in (range(first, world, cp) for first in range(cp)):
+            group = dist.new_group(list(members)) if cp > 1 else dist.group.WORLD
             dp_group = group if rank in members else dp_group
     _init_megatron(context_parallel_size)
     _current = ParallelDims(world, rank, context_parallel_size, replicate_only, cp_group, dp_group)

@@ -220,25 +220,16 @@ def note_end(scheduler: LRScheduler, max_iter: int) -> None:
     for f in dict.fromkeys(getattr(scheduler, "lr_lambdas", [])):
         length = getattr(f, "length", None)
         if length is not None and length < max_iter:
-            log.info(
-                "scheduler: the schedule ends after %d steps, trainer.max_iter is %d; its last value holds from there "
-                "on",
-                length,
-                max_iter,
-            )
+            ends = f"the schedule ends after {int(length)} steps, trainer.max_iter is {max_iter}"
+            log.info("scheduler: %s; its last value holds from there on", ends)
         if isinstance(f, CycleSchedule) and max_iter and f.is_beyond(max_iter):
-            cycles = f.cycles
-            found = f"scheduler.warm_up_steps={[c.warm_up for c in cycles]}"
-            found += f" and scheduler.cycle_lengths={[c.length for c in cycles]}"
-            fit = max_iter // len(cycles)
+            count = len(f.cycles)
+            fit = max_iter // count
             log.warning(
-                "scheduler: %s are for a longer run than trainer.max_iter=%d, which ends at %.2g of optimizer.lr."
-                " Values of its length: scheduler.warm_up_steps=%s scheduler.cycle_lengths=%s",
-                found,
-                max_iter,
-                f.value(max_iter),
-                [fit // 10] * len(cycles),
-                [fit] * len(cycles),
+                f"scheduler: scheduler.warm_up_steps={[c.warm_up for c in f.cycles]} and scheduler.cycle_lengths="
+                f"{[c.length for c in f.cycles]} are for a longer run than trainer.max_iter={max_iter}, which ends at"
+                f" {f.value(max_iter):.2g} of optimizer.lr. Values of its length:"
+                f" scheduler.warm_up_steps={[fit // 10] * count} scheduler.cycle_lengths={[fit] * count}"
             )
 
 

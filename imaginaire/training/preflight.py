@@ -27,7 +27,7 @@ from imaginaire.config.schema import Config
 from imaginaire.data.facts import facts_of
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError, DataError, UserError
-from imaginaire.findings import CheckContext, Finding, error, warning
+from imaginaire.findings import CheckContext, Finding, error, refusals, warning
 from imaginaire.training import run_folder
 from imaginaire.training.model import ImaginaireModel
 
@@ -151,14 +151,8 @@ def _findings(config: Config, context: CheckContext, nodes: Mapping[str, Mapping
                     yield replace(one, key=re.sub(r"^model\b", key, one.key)) if is_held else one
     if config.trainer.run_validation:
         yield from _kind_of_validation(config)
-    try:
-        lazy_config.instantiate(config.scheduler)  # needs no model
-    except UserError as problem:
-        yield error("scheduler", str(problem).rstrip("."))
-    try:
-        check_type(config.checkpoint)
-    except UserError as problem:
-        yield error("checkpoint.type", str(problem).rstrip("."))
+    yield from refusals("scheduler", lambda: lazy_config.instantiate(config.scheduler))  # needs no model
+    yield from refusals("checkpoint.type", lambda: check_type(config.checkpoint))
     if _is_missing(config.checkpoint.load_path) and not _resumes(config):
         yield error("checkpoint.load_path", f"{config.checkpoint.load_path} does not exist")
     yield from _switch_problems(config, context.resume_path)

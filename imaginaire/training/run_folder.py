@@ -131,13 +131,11 @@ def _warn_of_changes(path: str, saved: str, config: str) -> None:
         and before.get(key, "not set") != now.get(key, "not set")
     ]
     if changed:
+        shown = "".join(changed[:_SHOWN])
         log.warning(
-            "%s is continued with %d other settings than it was trained with:%s\n"
-            "The new ones count from now on, also for inference from its older checkpoints. Where that is not meant,"
-            " give this run another job.name.",
-            path,
-            len(changed),
-            "".join(changed[:_SHOWN]),
+            f"{path} is continued with {len(changed)} other settings than it was trained with:{shown}\nThe new ones"
+            " count from now on, also for inference from its older checkpoints. Where that is not meant, give this run"
+            " another job.name."
         )
 
 

@@ -408,11 +408,8 @@ class ImaginaireTrainer:
             return
         self._seed_rank()
         self.callbacks.load_state_dict(of_callbacks[0])  # the same on all ranks, or replicas would part
-        log.info(
-            "the checkpoint was written by %s processes, this run has %d: the generators of each rank are seeded anew",
-            saved_layout[0],
-            self.dims.world_size,
-        )
+        change = f"written by {saved_layout[0]} processes, this run has {self.dims.world_size}"
+        log.info("the checkpoint was %s: the generators of each rank are seeded anew", change)
 
     def _save(self) -> None:
         self.watchdog.beat(f"saving iteration {self.iteration}", long=True)
@@ -451,10 +448,8 @@ class ImaginaireTrainer:
             log.info("nothing to do: the run has ended at iteration %d, before trainer.max_iter", self.iteration)
         elif self.iteration == self.resumed_iteration and not self.interrupted:
             log.warning(
-                "nothing to do: the run's newest checkpoint is of iteration %d, and trainer.max_iter=%d. Set a larger "
-                "trainer.max_iter to go on, or another job.name to begin anew.",
-                self.iteration,
-                self.config.trainer.max_iter,
+                f"nothing to do: the run's newest checkpoint is of iteration {self.iteration}, and trainer.max_iter="
+                f"{self.config.trainer.max_iter}. Set a larger one to go on, or another job.name to begin anew."
             )
         if self._has_progress():
             self._save()

@@ -147,16 +147,11 @@ class Watchdog:
         self._board = None
         places.close_board()
         path, activity = self._write(reason), places.here()
+        stacks = "" if path is None else f"\nThe stacks of this rank are in {path}."
         log.error(
-            "hang report of rank %d alone (%s).\nThe store of the process group (MASTER_ADDR=%s) does not answer: that "
-            "machine, its launcher or the network is gone. This rank (%s): %s, for %.0f s%s",
-            distributed.rank(),
-            reason,
-            os.environ.get("MASTER_ADDR", "?"),
-            socket.gethostname(),
-            activity.text,
-            time.time() - activity.since,
-            "" if path is None else f"\nThe stacks of this rank are in {path}.",
+            f"hang report of rank {distributed.rank()} alone ({reason}).\nThe store of the process group (MASTER_ADDR="
+            f"{os.environ.get('MASTER_ADDR', '?')}) does not answer: that machine, its launcher or the network is gone."
+            f" This rank ({socket.gethostname()}): {activity.text}, for {time.time() - activity.since:.0f} s{stacks}"
         )
 
     def _write(self, reason: str) -> str | None:

@@ -146,13 +146,8 @@ class SideChannel:
     def failed(self, error: BaseException | str) -> None:
         self.failures += 1
         reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        log.log(
-            logging.WARNING if self.failures == 1 else logging.DEBUG,
-            "%s failed; training goes on without it (reported once): %s",
-            self.name,
-            " ".join(reason.split())[:500],
-            stacklevel=2,
-        )
+        level, reason = logging.WARNING if self.failures == 1 else logging.DEBUG, " ".join(reason.split())[:500]
+        log.log(level, f"{self.name} failed; training goes on without it (reported once): {reason}", stacklevel=2)
         if not isinstance(error, str):
             log.debug("where %s failed", self.name, exc_info=error)
 
@@ -284,12 +279,8 @@ def _require_arguments(key: str, kind: type[Callback]) -> None:
     for name in sorted({name for name in dir(kind) if name.startswith("on_")} - set(HOOKS)):
         if close := difflib.get_close_matches(name, HOOKS, cutoff=0.8):
             log.warning(
-                "%s: %s.%s is no hook, so it is never called. Did you mean %s? Another name, such as _%s, ends this.",
-                key,
-                kind.__name__,
-                name,
-                ", ".join(close),
-                name,
+                f"{key}: {kind.__name__}.{name} is no hook, so it is never called. Did you mean {', '.join(close)}?"
+                f" Another name, such as _{name}, ends this."
             )
 
 

@@ -256,14 +256,11 @@ class IterSpeed(EveryN):
             if loss.is_cuda:
                 torch.cuda.synchronize(loss.device)
             now = time.perf_counter()
+            seconds = now - (self._last_step if self._last_step is not None else now)
             log.log(
                 logging.INFO if self._hits in (1, self.hit_thres) else logging.DEBUG,
-                "Iteration %d: Hit counter: %d/%d | Loss: %.4f | Time: %.2fs",
-                iteration,
-                self._hits,
-                self.hit_thres,
-                _loss_of_whole_clips(loss),
-                now - (self._last_step if self._last_step is not None else now),
+                f"Iteration {iteration}: Hit counter: {self._hits}/{self.hit_thres} |"
+                f" Loss: {_loss_of_whole_clips(loss):.4f} | Time: {seconds:.2f}s",
             )
             self._last_step = now
             if self._hits == self.hit_thres:
