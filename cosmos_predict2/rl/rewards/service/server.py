@@ -36,7 +36,6 @@ OPEN_PATHS = {"/health", "/healthz", "/readyz"}  # they read and write nothing o
 LARGEST_FORM = 1 << 16
 RETRY_AFTER_S = 2
 PURGE_S = 30.0
-UPLOAD_WAIT_S = 10.0  # for a place among the bodies that are received
 LOOK_S = 0.02  # between two looks at the queue, for all pulls that wait
 
 
@@ -80,7 +79,6 @@ class Service:
         self.timeouts = {reward.reward_type: reward.timeout_s for reward in settings.rewards}
         self.names = [*self.timeouts]
         self.is_draining = False  # no more requests are taken, and pulls that wait are answered
-        self._uploads = asyncio.Semaphore(settings.max_uploads)
         self._waiting: dict[tuple[str, str], asyncio.Event] = {}  # jobs that pulls wait for
 
     async def enqueue(self, request: Request) -> Response:
@@ -89,16 +87,8 @@ class Service:
             raise self._rejected(
                 503, "draining", "The service is stopping. Ask again: what was accepted is kept.", True
             )
-        try:
-            await asyncio.wait_for(self._uploads.acquire(), UPLOAD_WAIT_S)
-        except (asyncio.TimeoutError, TimeoutError):  # one class from Python 3.11 on
-            text = f"{self.settings.max_uploads} other bodies are being received."
-            raise self._rejected(429, "uploads", text, True) from None
-        try:
-            body = await self._body(request, int(self.settings.max_body_mb * 1e6))
-            return await asyncio.to_thread(self._accept, body)
-        finally:
-            self._uploads.release()
+        body = await self._body(request, int(self.settings.max_body_mb * 1e6))
+        return await asyncio.to_thread(self._accept, body)
 
     def _accept(self, body: bytes) -> Response:
         try:
@@ -163,22 +153,17 @@ class Service:
         return min(seconds, self.settings.max_wait_s)
 
     async def _body(self, request: Request, limit: int) -> bytes:
-        """The body, unless it is longer than the limit or comes to a halt."""
+        """The body, unless it is longer than the limit."""
         body = bytearray()
-        stream = aiter(request.stream())
-        while True:
-            try:
-                body += await asyncio.wait_for(anext(stream), self.settings.idle_s)
-            except StopAsyncIteration:
-                return bytes(body)
-            except ClientDisconnect:  # nobody reads this answer
-                raise self._rejected(400, "disconnected", "The connection was closed before the body's end.") from None
-            except (asyncio.TimeoutError, TimeoutError):
-                text = f"The body came to a halt after {len(body)} bytes."
-                raise self._rejected(408, "slow_upload", text, headers={"Connection": "close"}) from None
-            if len(body) > limit:
-                text = f"A body has at most {limit} bytes."
-                raise self._rejected(413, "too_long", text, headers={"Connection": "close"})
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    text = f"A body has at most {limit} bytes."
+                    raise self._rejected(413, "too_long", text, headers={"Connection": "close"})
+        except ClientDisconnect:  # nobody reads this answer
+            raise self._rejected(400, "disconnected", "The connection was closed before the body's end.") from None
+        return bytes(body)
 
     def _rejected(
         self, status: int, reason: str, message: str, again: bool = False, headers: dict[str, str] | None = None

@@ -28,6 +28,7 @@ DEFAULT_QUEUE = f"{os.environ.get('IMAGINAIRE_OUTPUT_ROOT', 'checkpoints')}/rewa
 # Published fields that mean nothing here, with the reason.
 _IGNORED = {
     **dict.fromkeys(("redis_host", "redis_port"), "use queue = 'redis://HOST:PORT'"),
+    **dict.fromkeys(("max_uploads", "idle_s"), "bodies are received as they come"),
     "no_latent_decoder": "latents are decoded where a reward needs pixels",
     "chunk_duration": "a clip is decoded in windows of temporal_window",
     "load_mean_std": "mean and deviation of the latents are those of the tokenizer",
@@ -79,8 +80,6 @@ class ServiceSettings:
     max_jobs: int = attrs.field(default=10_000, validator=validators.ge(1))
     max_queue_gb: float = attrs.field(default=20.0, validator=validators.gt(0))
     max_body_mb: float = attrs.field(default=512.0, validator=[validators.gt(0), validators.le(900)])
-    max_uploads: int = attrs.field(default=16, validator=validators.ge(1))  # bodies that are received at a time
-    idle_s: float = attrs.field(default=20.0, validator=validators.gt(0))  # a client that sends nothing is cut
     max_wait_s: float = attrs.field(default=60.0, validator=validators.ge(0))  # of a pull with wait=SECONDS
     result_ttl_s: float = attrs.field(default=3600.0, validator=validators.gt(0))
     lease_s: float = attrs.field(default=30.0, validator=validators.gt(0))

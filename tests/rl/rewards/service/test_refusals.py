@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cosmos_predict2.rl.rewards.service import server as servers
 from cosmos_predict2.rl.rewards.service.queue import QueueUnusable
 from cosmos_predict2.rl.rewards.service.server import create_app
 from cosmos_predict2.rl.rewards.service.supervisor import BROKEN
@@ -60,10 +59,10 @@ async def asked(app: Any, path: str, chunks: Any, headers: Any = ()) -> Answered
 
 
 def held(made: Here) -> Any:
-    """Places, jobs and bytes."""
+    """Jobs and bytes."""
     db = made.queue._db  # type: ignore[attr-defined]
     kept = [db.execute(f"SELECT * FROM {name}").fetchall() for name in ("jobs", "requests", "bodies")]
-    return made.service._uploads._value, kept
+    return kept
 
 
 def rejects(made: Here) -> dict[str, float]:
@@ -82,10 +81,6 @@ def breaks(made: Here) -> None:
 def fills(made: Here) -> None:
     for k in range(2):
         made.queue.put(f"t{k}", {"mean": "v"}, b"body", "d", 1)
-
-
-def fills_places(made: Here) -> None:
-    made.service._uploads._value = 0
 
 
 def uses_the_id(made: Here) -> None:
@@ -117,7 +112,6 @@ AGAIN, CLOSE = {"retry-after": "2"}, {"connection": "close"}
 # name: what was before, the request, the answer's status, its label in the metrics, and its headers
 REFUSALS: dict[str, tuple[Callable[[Here], None], dict[str, Any], int, str, dict[str, str]]] = {
     "stopping": (drains, dict(path=ENQUEUE, chunks=[body("a")]), 503, "draining", AGAIN),
-    "no place": (fills_places, dict(path=ENQUEUE, chunks=[body("a")]), 429, "uploads", AGAIN),
     "malformed": (nothing, dict(path=ENQUEUE, chunks=[b"{}"]), 400, "malformed", {}),
     "one unknown of two": (
         nothing,
@@ -130,7 +124,6 @@ REFUSALS: dict[str, tuple[Callable[[Here], None], dict[str, Any], int, str, dict
     "full": (fills, dict(path=ENQUEUE, chunks=[body("a")]), 429, "queue_full", AGAIN),
     "another body": (uses_the_id, dict(path=ENQUEUE, chunks=[body("a", request_id="id")]), 409, "other_body", {}),
     "long in fact": (nothing, dict(path=ENQUEUE, chunks=[*LARGE, STALL]), 413, "too_long", CLOSE),
-    "a body that stalls": (nothing, dict(path=ENQUEUE, chunks=[b"x", STALL]), 408, "slow_upload", CLOSE),
     "a client that goes": (nothing, dict(path=ENQUEUE, chunks=[b"x", GONE]), 400, "disconnected", {}),
     "no queue": (cannot_put, dict(path=ENQUEUE, chunks=[body("a")]), 503, "queue_unusable", AGAIN),
     "a pull without a ticket": (nothing, dict(path=PULL, chunks=[b"type=mean"]), 400, "malformed", {}),
@@ -156,12 +149,9 @@ def answer(made: Here, **request: Any) -> Answered:
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_is_counted_and_holds_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_counted_and_holds_nothing(name: str, tmp_path: Path) -> None:
     before, request, status, reason, headers = REFUSALS[name]
-    monkeypatch.setattr(servers, "UPLOAD_WAIT_S", 0.01)
-    idle_s = 0.01 if name == "a body that stalls" else 900.0
-    limits = dict(max_jobs=2, max_body_mb=0.0025, max_uploads=3, idle_s=idle_s, max_wait_s=0.05)
-    made = Here(tmp_path, token="secret", **limits)
+    made = Here(tmp_path, token="secret", max_jobs=2, max_body_mb=0.0025, max_wait_s=0.05)
     before(made)
     was = held(made)
     found = answer(made, **request)

@@ -283,7 +283,7 @@ def test_the_page_shows_the_values_that_hold_without_a_file(tmp_path: Path) -> N
     settings, reward = ServiceSettings(), RewardSettings(reward_type="smoothness")
     top = {name: value for name, value in shown.items() if name not in ("queue", "decode_args", "reward_args")}
     assert top == {name: getattr(settings, name) for name in top}
-    assert {"max_queue_gb", "max_uploads", "max_wait_s", "grace_s"} <= {*top}
+    assert {"max_queue_gb", "max_wait_s", "grace_s"} <= {*top}
     row = {name: shown["reward_args"][0][name] for name in ("max_batch", "max_wait_s", "timeout_s")}
     assert row == {name: getattr(reward, name) for name in row}
     assert replace(Limits(), max_bytes=0) == replace(settings.limits(), max_bytes=0)
@@ -313,7 +313,7 @@ def test_the_token_is_that_of_the_first_variable(monkeypatch: pytest.MonkeyPatch
         ("port = 1", [], "--rewards"),
         (SERVICE_TOML, ["--host", "0.0.0.0"], "WFM_REWARD_TOKEN"),
         (SERVICE_TOML, ["--host", "no.such.host.invalid"], "WFM_REWARD_TOKEN"),
-        ("idle_s = true" + SERVICE_TOML, [], "idle_s"),
+        ("lease_s = true" + SERVICE_TOML, [], "lease_s"),
         (SERVICE_TOML, ["--queue", "amqp://x"], "--queue"),
         (SERVICE_TOML, ["--rewards", "a=b"], "module:Class"),
     ],
