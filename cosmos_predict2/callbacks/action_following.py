@@ -19,14 +19,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from cosmos_predict2.callbacks.fixed_clips import (
-    FixedClip,
-    apart,
-    clips_of_step,
-    spread_clips,
-    stacked,
-    takes_actions,
-)
+from cosmos_predict2.callbacks.fixed_clips import FixedClip, apart, clips_of_step, spread_clips, stacked, takes_actions
 from cosmos_predict2.evaluation.metrics.controllability import (
     SIGMAS,
     ActionGap,

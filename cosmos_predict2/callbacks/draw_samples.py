@@ -169,13 +169,7 @@ class DrawSamples(EveryN):
         return [everyone[index] for index in range(count)]
 
     def _draw_clip(
-        self,
-        world: WorldModel,
-        levels: Sequence[float],
-        clip: FixedClip,
-        index: int,
-        kind: str,
-        drawing: Drawing,
+        self, world: WorldModel, levels: Sequence[float], clip: FixedClip, index: int, kind: str, drawing: Drawing
     ) -> None:
         x0, condition = clip.x0_1_C_T_H_W.to(world.device), clip.condition_on(world.device)
         for guidance in self.guidance:

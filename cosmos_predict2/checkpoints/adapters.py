@@ -175,11 +175,7 @@ def _with_base(adapter: Adapter, metadata: Mapping[str, str]) -> Adapter:
 
 
 def merge_lora_state(
-    source: Mapping[str, Tensor],
-    alpha: float | None,
-    *,
-    where: str = "this file",
-    dtype: torch.dtype | None = None,
+    source: Mapping[str, Tensor], alpha: float | None, *, where: str = "this file", dtype: torch.dtype | None = None
 ) -> Mapping[str, Tensor]:
     """A state with adapters as a plain one: each merged when it is asked for, in ``dtype`` or that of its base."""
     layers = [name.removesuffix(".lora_A.default.weight") for name in source if name.endswith(".lora_A.default.weight")]

@@ -171,11 +171,7 @@ def require_family(
 
 
 def action_network(
-    family: Family | None,
-    action_dim: int = 7,
-    num_actions: int = 12,
-    *,
-    source: str = "the file",
+    family: Family | None, action_dim: int = 7, num_actions: int = 12, *, source: str = "the file"
 ) -> tuple[type[ActionDiT], dict[str, Any]]:
     """The class of the network that reads clips of ``num_actions`` actions, four to a latent frame, and its
     arguments as far as shapes or a release show them (RoPE ratios of other sizes they do not).

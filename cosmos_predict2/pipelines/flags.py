@@ -114,9 +114,7 @@ class Machine:
 
     device: str | None = flag(None, "cpu, cuda, cuda:1 (default: a GPU where there is one)")
     dtype: str | None = flag(
-        None,
-        "of the network (default bfloat16 on a GPU, float32 on a CPU)",
-        choices=["bfloat16", "float16", "float32"],
+        None, "of the network (default bfloat16 on a GPU, float32 on a CPU)", choices=["bfloat16", "float16", "float32"]
     )
     num_gpus: int = flag(1, "processes that share a video; more than one: torchrun", type=at_least(1))
     offload_tokenizer: bool = flag(False, "keep the video tokenizer in host memory between uses")
@@ -239,9 +237,7 @@ class RolloutSettings:
     """Settings that all rollouts of a run of the program share; recorded beside every result."""
 
     save_fps: float | None = flag(
-        None,
-        "of the mp4 (default: that of the frames taken of the recording; of a picture the run's)",
-        type=above_zero,
+        None, "of the mp4 (default: that of the frames taken of the recording; of a picture the run's)", type=above_zero
     )
     weights: str = ""  # path and fingerprint
     sampling: SamplingOptions = UNGUIDED

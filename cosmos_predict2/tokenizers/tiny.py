@@ -36,11 +36,7 @@ class TinyTokenizer(LatentGrid):
     is_chunk_overlap = False
 
     def __init__(
-        self,
-        weights: str | None = None,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, weights: str | None = None, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         path = str(weights or SHIPPED)
         source = weight_sources.read(path)

@@ -19,14 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
 
-from cosmos_predict2.tokenizers.tiny import (
-    GROUP,
-    LATENT_CHANNELS,
-    PATCH,
-    PatchCoder,
-    TinyAutoencoder,
-    sizes_of,
-)
+from cosmos_predict2.tokenizers.tiny import GROUP, LATENT_CHANNELS, PATCH, PatchCoder, TinyAutoencoder, sizes_of
 from imaginaire import storage
 from imaginaire.checkpoint import weights as weight_sources
 

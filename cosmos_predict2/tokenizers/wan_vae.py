@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.tokenizers.sizes import LatentGrid
-from cosmos_predict2.tokenizers.wan_network import (
-    LATENTS_MEAN,
-    LATENTS_STD,
-    Past,
-    WanConfig,
-    WanVAE,
-    to_diffusers_name,
-)
+from cosmos_predict2.tokenizers.wan_network import LATENTS_MEAN, LATENTS_STD, Past, WanConfig, WanVAE, to_diffusers_name
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near

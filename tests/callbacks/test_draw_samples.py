@@ -219,11 +219,7 @@ def _fail_on_two_ranks(folder: Path) -> tuple[list[Any], str]:
     trainer.metrics.close()
     found = records(trainer.run_dir) if rank == 0 else []
     fails_here = mock.patch.object(model.net.blocks[-1], "forward", _refuse) if rank == 1 else nullcontext()
-    with (
-        fails_here,
-        mock.patch.object(base, "_IN_STEP_S", 1.0),
-        pytest.raises((OSError, RuntimeError)) as error,
-    ):
+    with fails_here, mock.patch.object(base, "_IN_STEP_S", 1.0), pytest.raises((OSError, RuntimeError)) as error:
         trainer.callbacks.on_training_step_end(model, {}, {}, torch.zeros(()), 4)
     if rank == 1:
         os._exit(1)  # as a process does that an exception ends

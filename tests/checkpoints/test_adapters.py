@@ -300,10 +300,7 @@ def test_a_merged_state_is_lazy_and_gives_the_same_output() -> None:
 
 @pytest.mark.parametrize(
     ("lost", "options", "cause"),
-    [
-        ("", dict(alpha=None), "lora_alpha"),
-        ("blocks.0.mlp.layer1.lora_B.default.weight", dict(alpha=1.0), "lora_B"),
-    ],
+    [("", dict(alpha=None), "lora_alpha"), ("blocks.0.mlp.layer1.lora_B.default.weight", dict(alpha=1.0), "lora_B")],
 )
 def test_a_state_that_cannot_be_merged_is_an_error(lost: str, options: dict[str, Any], cause: str) -> None:
     state = {name: value for name, value in _trained().state_dict().items() if name != lost}

@@ -11,12 +11,7 @@ from torch import Tensor
 
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers import wan_vae
-from cosmos_predict2.tokenizers.wan_network import (
-    WanConfig,
-    WanVAE,
-    _conv_of_doubled,
-    to_diffusers_name,
-)
+from cosmos_predict2.tokenizers.wan_network import WanConfig, WanVAE, _conv_of_doubled, to_diffusers_name
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer, decode_in_tiles, encode_in_tiles
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from tests.findings import problems

@@ -96,10 +96,7 @@ def test_without_the_replacement_the_network_speaks_for_given_frames_too() -> No
     for replaces in states:
         pipe = make_pipeline(replace_given_frames=replaces)
         pipe.generate(
-            frames(),
-            text(),
-            on_step=lambda i, s, r=replaces: states[r].append(s.x_next_B_C_T_H_W),
-            options=THREE,
+            frames(), text(), on_step=lambda i, s, r=replaces: states[r].append(s.x_next_B_C_T_H_W), options=THREE
         )
     line = (
         noise[:, :, 0]

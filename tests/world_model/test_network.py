@@ -38,10 +38,7 @@ LORA = dict(train_architecture="lora", lora_rank=2, lora_alpha=4)
 def config_of(path: str = "", shard: int = 0, **options: Any) -> Predict2Video2WorldModelConfig:
     return Predict2Video2WorldModelConfig(
         pipe_config=Video2WorldPipelineConfig(
-            net=L(Video2WorldDiT)(**NET, **LIMITS),
-            tokenizer=L(PooledPixels)(),
-            state_t=3,
-            ema=EMAConfig(enabled=True),
+            net=L(Video2WorldDiT)(**NET, **LIMITS), tokenizer=L(PooledPixels)(), state_t=3, ema=EMAConfig(enabled=True)
         ),
         model_manager_config=Predict2ModelManagerConfig(dit_path=path),
         **{"precision": "float32", "fsdp_shard_size": shard, **options},
