@@ -39,8 +39,7 @@ from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.rewards.toy import contact, seen
 from cosmos_predict2.toy_world.rendering import Detection
 from cosmos_predict2.world_model.options import SamplingOptions
-from cosmos_predict2.world_model.sampling import to_uint8
-from cosmos_predict2.world_model.world_model import build_world_model
+from cosmos_predict2.world_model.world_model import build_world_model, to_uint8
 
 EXPERIMENTS = ("tiny_flow_grpo_toy_world", "tiny_ddrl_toy_world", "tiny_nft_toy_world")
 SUPERVISED = "tiny_supervised_toy_world"

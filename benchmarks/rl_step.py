@@ -29,7 +29,7 @@ import torch
 from benchmarks import machine
 from benchmarks.dit import ceiling
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS
-from cosmos_predict2.models.passes import Passes
+from cosmos_predict2.models.config import Passes
 from cosmos_predict2.rl.clips.rollout import LEVEL_SOLVER
 from cosmos_predict2.rl.config import ANY, RLConfig, rl_of
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket

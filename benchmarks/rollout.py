@@ -27,8 +27,13 @@ from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
-from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
-from cosmos_predict2.world_model.world_model import WorldModel, build_world_model
+from cosmos_predict2.world_model.world_model import (
+    SamplingOptions,
+    WorldModel,
+    build_world_model,
+    initial_noise,
+    to_uint8,
+)
 from imaginaire.config.lazy_config import LazyCall as L
 
 LARGEST_DIFFERENCE = {"cpu": 1e-5, "cuda": 1e-4}  # of pixels in [-1, 1], in float32; kernels differ by batch

@@ -112,6 +112,15 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
+# Part of the released models' behaviour: a functional constant, so every character counts.
+DEFAULT_NEGATIVE_PROMPT = (
+    "The video captures a series of frames showing ugly scenes, static with no motion, motion blur, over-saturation, "
+    "shaky footage, low resolution, grainy texture, pixelated images, poorly lit areas, underexposed and overexposed "
+    "scenes, poor color balance, washed out colors, choppy sequences, jerky movements, low frame rate, artifacting, "
+    "color banding, unnatural transitions, outdated special effects, fake elements, unconvincing visuals, poorly "
+    "edited content, jump cuts, visual noise, and flickering. Overall, the video is of poor quality."
+)
+
 # What was published and does not run here yet, by a word of its names (experiments, groups, models, files): what it is,
 # and what to use in its place.
 _TEXT2IMAGE = "Text2Image", "a picture is made by Predict2.5 without conditioning frames, as the first frame of a clip"

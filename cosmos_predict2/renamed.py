@@ -17,6 +17,7 @@ RENAMED = {
     "cosmos_predict2.data.media": "cosmos_predict2.data.video.media",  # what pages imported, as video_quality below
     "cosmos_predict2.diffusion.step": "cosmos_predict2.diffusion.solvers",  # what pages imported
     "cosmos_predict2.models.video2world_action_model": "cosmos_predict2.models.video2world_model",
+    "cosmos_predict2.nn.start_weights": "cosmos_predict2.nn.layers",  # what a page named, as sampling below
     "cosmos_predict2.pipelines.video_quality": "cosmos_predict2.evaluation.metrics.video_quality",
     "cosmos_predict2.rl.envs.reference": "cosmos_predict2.compat.rlinf.environment",
     "cosmos_predict2.rl.episodes.policy_losses": "cosmos_predict2.rl.episodes.decisions",
@@ -35,4 +36,5 @@ RENAMED = {
     "cosmos_predict2.rl.vla.policy_losses": "cosmos_predict2.rl.episodes.decisions",
     "cosmos_predict2.rl.vla.ray_rollout": "cosmos_predict2.rl.episodes.ray_rollout",
     "cosmos_predict2.toy_world.detector": "cosmos_predict2.toy_world.rendering",  # what a page imported
+    "cosmos_predict2.world_model.sampling": "cosmos_predict2.world_model.world_model",
 }

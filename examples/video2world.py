@@ -110,7 +110,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosmos_predict2.pipelines.context_parallel import agreed, follow, lead
+    from cosmos_predict2.pipelines.video2world import agreed, follow, lead
 
     prepared = agreed(lambda: prepare(args))
     if prepared.make_videos is None:
@@ -136,8 +136,7 @@ def prepare(args: argparse.Namespace) -> PreparedRun:
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
     from cosmos_predict2.configs.choice import choose_model
-    from cosmos_predict2.pipelines import context_parallel
-    from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+    from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, announce, check_num_gpus
     from cosmos_predict2.world_model.assembly import check_device, check_parts
     from cosmos_predict2.world_model.config import PRECISIONS
     from cosmos_predict2.world_model.objectives import chosen_solver, objective_of
@@ -147,7 +146,7 @@ def prepare(args: argparse.Namespace) -> PreparedRun:
     check_flags(args)
     choice = choose_model(values_of(VideoModel, args), args.input_path)
     config, dit_path = choice.config, choice.dit_path
-    context_parallel.check_num_gpus(args.num_gpus, config.net.num_heads, config.state_t)
+    check_num_gpus(args.num_gpus, config.net.num_heads, config.state_t)
     check_processes(args.num_gpus)
     if args.natten and choice.aspect_ratio != "16:9":
         raise ConfigError(f"--natten goes with --aspect_ratio 16:9, not {choice.aspect_ratio}.")
@@ -167,7 +166,7 @@ def prepare(args: argparse.Namespace) -> PreparedRun:
 
     def make_pipeline() -> Video2WorldPipeline:
         if args.num_gpus > 1 and is_leader:
-            context_parallel.announce()
+            announce()
         return Video2WorldPipeline.from_config(
             config,
             dit_path,
@@ -190,8 +189,8 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
     """The function that makes the requested videos; raises for a mistake in a single one, or in all of a batch."""
     from cosmos_predict2.guardrail.runner import create_guardrail
     from cosmos_predict2.pipelines.requests import check_request, fingerprint, generate_to_file, read_batch, run_all
+    from cosmos_predict2.released import DEFAULT_NEGATIVE_PROMPT
     from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings
-    from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
 
     config, is_tiny = choice.config, choice.model_size == "tiny"
     negative = args.negative_prompt

@@ -8,9 +8,8 @@ from typing import Any
 
 from cosmos_predict2.data.video.media import check_writable
 from cosmos_predict2.interfaces import TextEncoder
-from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
+from cosmos_predict2.released import DEFAULT_NEGATIVE_PROMPT, get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
-from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
 from imaginaire import command_line, storage
 from imaginaire.errors import ConfigError, DataError
 

@@ -127,7 +127,7 @@ def _finished(args: argparse.Namespace) -> int:
 
 def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.checkpoints.card import ModelCard, read_card
-    from cosmos_predict2.checkpoints.card_checks import unregistered
+    from cosmos_predict2.checkpoints.dit_loading import unregistered
     from cosmos_predict2.checkpoints.dit_weights import described_weights
     from cosmos_predict2.configs.choice import choose_action_model
     from cosmos_predict2.evaluation.metrics.video_quality import lpips_package

@@ -40,8 +40,7 @@ from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, write_classifier
 from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.world_model.imagination import Imagination
-from cosmos_predict2.world_model.sampling import SamplingOptions
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from imaginaire import distributed
 from imaginaire.config import L
 from imaginaire.optim import adamw

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cosmos_predict2 import released
+from cosmos_predict2.checkpoints.dit_weights import describe
 from cosmos_predict2.checkpoints.download import dit_manifest, file_faults, manifest_of
-from cosmos_predict2.checkpoints.families import describe
 from cosmos_predict2.released import NETWORKS, checkpoint_dir, environment_settings
 from imaginaire.checkpoint.weights import is_extra
 from imaginaire.errors import ConfigError

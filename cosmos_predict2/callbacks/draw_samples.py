@@ -30,8 +30,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.evaluation.metrics.held_out import Clips, moving_psnr, repeated
 from cosmos_predict2.tokenizers.sizes import pixel_frames
-from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, to_uint8
 from imaginaire import distributed, random, storage
 from imaginaire.config import lazy_config
 from imaginaire.data.facts import facts_of

@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 
 from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
 from cosmos_predict2.data.clip_dataset import ClipDataset
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import distributed, random
 from imaginaire.data import stream as data
 from imaginaire.data.stream import POSITION_KEY, ResumableLoader

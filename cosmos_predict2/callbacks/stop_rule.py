@@ -29,7 +29,7 @@ import torch
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, apart, spread_clips, stacked, takes_actions
 from cosmos_predict2.evaluation.metrics.controllability import PURE_NOISE, action_gap, velocity_errors
 from cosmos_predict2.evaluation.metrics.video_quality import clip_psnr
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import distributed, storage
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError

@@ -32,7 +32,7 @@ from cosmos_predict2.checkpoints.adapters import (
 )
 from cosmos_predict2.checkpoints.card import card_texts, read_card
 from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
-from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
+from cosmos_predict2.checkpoints.dit_weights import ACTION_EMBEDDERS
 from imaginaire import storage
 from imaginaire.errors import CheckpointError
 from imaginaire.training import provenance

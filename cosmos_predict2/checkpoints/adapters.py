@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.card import read_card, safetensors_header
-from cosmos_predict2.checkpoints.card_checks import agreed_alpha
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
 from cosmos_predict2.checkpoints.dit_weights import clean_name
 from imaginaire import foreign_json, storage
@@ -443,6 +442,19 @@ def _compare_base(adapter: Adapter, targets: Mapping[str, Tensor], name: str) ->
             *(adapter.path, adapter.base or "other weights", adapter.base_fingerprint),
             *(name or "other weights", actual),
         )
+
+
+def agreed_alpha(where: str, recorded: float | None, given: float | None) -> float | None:
+    """The alpha of adapters: the recorded one, else the given one; an error where they differ."""
+    if recorded is None:
+        return given
+    if given is not None and not math.isclose(given, recorded, rel_tol=1e-6):
+        raise CheckpointError(
+            f"{where} records alpha {recorded:g}, but --lora_alpha (lora_alpha in Python) is {given:g}. Leave it out:"
+            " the recorded one is what the adapters were trained with. To make them weaker or stronger, give --lora"
+            " PATH:WEIGHT at inference."
+        )
+    return recorded
 
 
 def _no_alpha(where: str) -> str:

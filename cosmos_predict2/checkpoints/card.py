@@ -23,9 +23,15 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
-from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, network_of, open_weights, quiet
-from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, Family, describe
-from cosmos_predict2.checkpoints.runs import RATE_KEY, run_folder, run_tree, start_facts
+from cosmos_predict2.checkpoints.dit_weights import (
+    ACTION_EMBEDDERS,
+    Family,
+    describe,
+    inside_a_pipeline,
+    network_of,
+    open_weights,
+    quiet,
+)
 from cosmos_predict2.data.dataset_latents import FOLDER, LatentDataset, read_record
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.video.clips import CROPS
@@ -41,8 +47,8 @@ from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import buildable, recorded, shipped
 from imaginaire.checkpoint.weight_files import below, is_hub, local_file, names_at, shape_of
-from imaginaire.config.lazy_config import to_data
-from imaginaire.errors import CheckpointError, DataError
+from imaginaire.config.lazy_config import plain_data, to_data
+from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.renamed import RENAMED
 
 log = logging.getLogger(__name__)
@@ -471,3 +477,52 @@ def card_tensors(card: ModelCard) -> dict[str, Tensor]:
 
 def text_tensor(text: str) -> Tensor:
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone()
+
+
+# The run that weights lie in ------------------------------------------------------------------------------------------
+
+
+STARTS = "runs.jsonl"
+RATE_KEY = "frame_rate"  # in runs.jsonl: frames per second of the clips
+
+
+def run_folder(path: str) -> str:
+    """The folder of the run that weights lie in, itself or up to three above; empty where none has a config.yaml."""
+    folder = path.rstrip("/")
+    for _ in range(4):
+        if not folder or folder.endswith(":/"):
+            return ""
+        is_place = not folder.startswith("hf://") and storage.is_folder(folder)
+        if is_place and storage.exists(storage.join(folder, "config.yaml")):
+            return folder
+        folder = folder.rpartition("/")[0]
+    return ""
+
+
+def run_tree(folder: str) -> dict[str, Any]:
+    """The config.yaml of a run as plain data; empty, with a warning, where it cannot be read."""
+    file = storage.join(folder, "config.yaml")
+    try:
+        tree: Any = plain_data(storage.read_text(file), file)
+        foreign_json.refuse_interpolations(tree, file)
+    except (ConfigError, CheckpointError) as error:
+        log.warning("the run's configuration is not read: %s", error)
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def start_facts(folder: str) -> dict[str, Any]:
+    """Facts that the starts of a run recorded in runs.jsonl, each key's newest; empty if unreadable, with a warning."""
+    file = storage.join(folder, STARTS)
+    if not storage.exists(file):
+        return {}
+    facts: dict[str, Any] = {}
+    try:
+        for line in storage.read_text(file).splitlines():
+            if line.strip():
+                facts.update(foreign_json.loads(line))
+        foreign_json.refuse_interpolations(facts, file)
+    except (ValueError, TypeError) as error:
+        log.warning("%s cannot be read: %s", file, error)
+        return {}
+    return facts

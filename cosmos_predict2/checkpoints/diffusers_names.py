@@ -11,7 +11,7 @@ from inspect import signature
 from typing import Any
 
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.nn.embeddings import BASE_FPS
+from cosmos_predict2.nn.layers import BASE_FPS
 from imaginaire.checkpoint.weights import is_extra
 from imaginaire.errors import CheckpointError
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of the video network from wherever they are, under the network's own names.
+"""Weights of the video network from wherever they are, under the network's own names; the network that they show by
+names and shapes, and why it does not fit another one.
 
 Every argument that takes weights goes through ``open_dit``: released ``.pt`` files, training checkpoints and run
 folders, DCP folders, safetensors, hub ids, and diffusers' pipeline or transformer folders.
@@ -9,14 +10,18 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from math import isqrt
+from typing import Any
 
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
-from cosmos_predict2.released import describe_missing, download_command
+from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.released import NETWORKS, describe_missing, download_command, not_yet_here
 from imaginaire import storage
 from imaginaire.checkpoint import weight_files, weights
-from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, below, names_at
+from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, below, names_at, shape_of
 from imaginaire.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -144,3 +149,232 @@ def _from_diffusers(source: Mapping[str, Tensor], address: str, which: str) -> M
             f" {', '.join(unknown[:5])}."
         )
     return weights.renamed(source, from_diffusers_name)
+
+
+# The network that names and shapes show -------------------------------------------------------------------------------
+
+
+LATENT_CHANNELS = 16
+RATIO = 4  # pixel frames, and so actions, that make a latent frame
+ACTION_SIZES = {7: "pose and gripper", 8: "with a quaternion", 29: "GR1", 43: "G1"}  # numbers of known data
+_SIZES = {(1280, 20): "0.6B", (2048, 28): "2B", (5120, 36): "14B"}
+# Channels that enter the patch embedding: latents, condition mask, padding mask, seven views.
+_KINDS = {17: "Text2Image", 18: "Video2World", 25: "multiview"}
+
+_PATCH = "x_embedder.proj.1.weight"
+_FINAL = "final_layer.linear.weight"
+ACTION_EMBEDDERS = "action_embedder_*"
+_ACTION = "action_embedder_B_D.fc1.weight"
+_ACTION_ON_TOKENS = "action_embedder_tokens.fc1.weight"
+_PROJECTION = "crossattn_proj.0.weight"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Properties of a network that show in the shapes of its weights."""
+
+    width: int
+    num_blocks: int
+    head_dim: int
+    input_channels: int
+    patch_volume: int
+    text_width: int
+    text_projection_from: int | None  # width before the projection, of Predict2.5
+    adaln_rank: int | None  # None without AdaLN-LoRA
+    mlp_width: int
+    action_inputs: int | None  # numbers that the embedders of an action-conditioned network read at once
+    action_hidden: int | None  # width of their hidden layer
+    has_action_tokens: bool  # a third embedder adds to the tokens
+    has_extra_positions: bool
+
+    @property
+    def size(self) -> str | None:
+        """ "2B", "14B" or "0.6B"; None for a size that was not released."""
+        return _SIZES.get((self.width, self.num_blocks))
+
+    @property
+    def kind(self) -> str:
+        if self.action_inputs is not None:
+            return "action-conditioned Video2World"
+        return _KINDS.get(self.input_channels, f"network with {self.input_channels} input channels")
+
+    @property
+    def network(self) -> str | None:
+        """The key in ``released.NETWORKS``, for a network that was released; derived ones give their base."""
+        if self.size is None:
+            return None
+        if self.text_projection_from is not None:
+            return f"{self.size} Predict2.5"
+        return f"{self.size} Text2Image" if self.kind == "Text2Image" else f"{self.size} Video2World"
+
+    @property
+    def net_arguments(self) -> dict[str, Any]:
+        """Arguments of the network that show in its shapes, without those for actions."""
+        return dict(
+            in_channels=self.input_channels - 1 - (self.kind != "Text2Image"),
+            model_channels=self.width,
+            num_blocks=self.num_blocks,
+            num_heads=self.width // self.head_dim,
+            mlp_ratio=self.mlp_width / self.width,
+            crossattn_emb_channels=self.text_width,
+            crossattn_proj_in_channels=self.text_projection_from,
+            use_adaln_lora=self.adaln_rank is not None,
+            adaln_lora_dim=self.adaln_rank,
+            extra_per_block_abs_pos_emb=self.has_extra_positions,
+        )
+
+    def __str__(self) -> str:
+        release = "Predict2.5 " if self.text_projection_from is not None else ""
+        size = f"{self.size} " if self.size else ""
+        actions = "" if self.action_inputs is None else f", {self.action_inputs} numbers of actions at once"
+        return f"{size}{release}{self.kind}, width {self.width}, {self.num_blocks} blocks{actions}"
+
+
+def describe(source: Mapping[str, Tensor]) -> Family | None:
+    """The network of the weights, by our names without ``net.``; None if they are of none of this family."""
+    names = {name.replace(".base_layer.", "."): name for name in source}
+
+    def shape(name: str) -> tuple[int, ...] | None:
+        return shape_of(source, names[name]) if name in names else None
+
+    patch, final = shape(_PATCH), shape(_FINAL)
+    keys, mlp = shape("blocks.0.cross_attn.k_proj.weight"), shape("blocks.0.mlp.layer1.weight")
+    norm = shape("blocks.0.self_attn.q_norm.weight")
+    if patch is None or final is None or keys is None or mlp is None or norm is None:
+        return None
+    blocks = {name.split(".")[1] for name in names if name.startswith("blocks.")}
+    volume = max(1, final[0] // LATENT_CHANNELS)
+    lora = shape("blocks.0.adaln_modulation_self_attn.2.weight")
+    projection, action = shape(_PROJECTION), shape(_ACTION)
+    return Family(
+        width=patch[0],
+        num_blocks=len(blocks),
+        head_dim=norm[0],
+        input_channels=patch[1] // volume,
+        patch_volume=volume,
+        text_width=keys[1],
+        text_projection_from=None if projection is None else projection[1],
+        adaln_rank=None if lora is None else lora[1],
+        mlp_width=mlp[0],
+        action_inputs=None if action is None else action[1],
+        action_hidden=None if action is None else action[0],
+        has_action_tokens=_ACTION_ON_TOKENS in names,
+        has_extra_positions=any(name.startswith("extra_pos_embedder.") for name in names),
+    )
+
+
+def require_family(
+    found: Family | None,
+    wanted: Family | None,
+    source: str,
+    names: Mapping[str, Any],
+    *,
+    actions_may_begin: bool = False,
+) -> Family:
+    """The family that was found; raises where the weights are of another network altogether, in one sentence.
+
+    ``actions_may_begin``: a network with actions may take weights of one without, whose embedders then begin anew.
+    """
+    if found is None:
+        raise CheckpointError(f"{source} does not hold the weights of a video network: {_what_it_is(names)}.")
+    if wanted is None:
+        return found
+    file, net = f"{source} is {_article(found)}", f"The network is {_article(wanted)}"
+    if (found.width, found.num_blocks) != (wanted.width, wanted.num_blocks):
+        raise CheckpointError(f"{file}. {net}. Choose the model size of the file, or another file.")
+    if found.input_channels != wanted.input_channels:
+        absent = f"{found.kind} models are not yet here" if not_yet_here(found.kind) else "choose the program for it"
+        cure = f"Its first layer takes other channels: {absent}, or choose another file."
+        raise CheckpointError(f"{file}. {net}. {cure}")
+    if found.text_projection_from is not None and wanted.text_projection_from is None:
+        raise CheckpointError(
+            f"{file}: it reads Reason1 text of width {found.text_projection_from} through a projection (crossattn_proj)"
+            f" that the network lacks. Set net.crossattn_proj_in_channels={found.text_projection_from}, with that text"
+            " encoder."
+        )
+    if found.action_inputs is not None and wanted.action_inputs is None:
+        raise CheckpointError(f"{file}. {net}: without actions. Choose an action-conditioned model for this file.")
+    if found.action_inputs is None and wanted.action_inputs is not None and not actions_may_begin:
+        cure = "Training may start from it, and learns what actions do; to generate, choose weights that know them."
+        raise CheckpointError(f"{file}, without actions. {net}. {cure}")
+    if found.action_inputs is not None and found.action_inputs != wanted.action_inputs:
+        raise CheckpointError(f"{file} ({'; '.join(action_readings(found.action_inputs))}). {net}. {_OTHER_ACTIONS}")
+    must_agree = _MUST_AGREE + (("action_hidden", "has_action_tokens") if found.action_inputs is not None else ())
+    differences = [
+        f"{field.name.replace('_', ' ')} {getattr(found, field.name)} in the file and {getattr(wanted, field.name)}"
+        " in the network"
+        for field in fields(Family)
+        if field.name in must_agree and getattr(found, field.name) != getattr(wanted, field.name)
+    ]
+    if differences:
+        raise CheckpointError(f"{source} is of another network: {'; '.join(differences)}.")
+    return found
+
+
+def action_network(
+    family: Family | None, action_dim: int = 7, num_actions: int = 12, *, source: str = "the file"
+) -> tuple[type[ActionDiT], dict[str, Any]]:
+    """The class of the network that reads clips of ``num_actions`` actions, four to a latent frame, and its
+    arguments as far as shapes or a release show them (RoPE ratios of other sizes they do not).
+
+    Shapes do not show how the numbers are arranged, so the sizes of the data decide.
+    """
+    if family is None or family.action_inputs is None:
+        found = "no video network" if family is None else f"a {family}, without actions"
+        raise CheckpointError(f"{source} is {found}. Choose weights of an action-conditioned network.")
+    reads = {"flat": num_actions * action_dim, "chunk": RATIO * action_dim}
+    fits = [name for name in reads if reads[name] == family.action_inputs]
+    if not fits:
+        actions = f"{num_actions} actions of {action_dim} numbers"
+        raise CheckpointError(
+            f"{source} reads {family.action_inputs} numbers of actions at once. {actions.capitalize()} are"
+            f" {reads['flat']} in one vector (flat) or {reads['chunk']} for each latent frame (chunk). What would"
+            f" fit: {'; '.join(action_readings(family.action_inputs))}."
+        )
+    if len(fits) > 1:
+        raise CheckpointError(
+            f"{source} reads {family.action_inputs} numbers of actions at once, which a flat and a chunk network both"
+            f" do with {num_actions} actions of {action_dim} numbers: give the folder of its run, which records it."
+        )
+    hidden = family.action_hidden if family.action_hidden != 4 * family.width else None
+    arguments: dict[str, Any] = {
+        **NETWORKS.get(family.network or "", {}),
+        **family.net_arguments,
+        "action_dim": action_dim,
+        "hidden_dim_in_action_embedder": hidden,
+        "action_on_tokens": family.has_action_tokens,
+        "patch_spatial": isqrt(family.patch_volume),  # in time, actions have patches of one frame
+    }
+    if fits == ["chunk"]:
+        return ChunkActionDiT, {**arguments, "temporal_compression_ratio": RATIO}
+    return FlatActionDiT, {**arguments, "num_action_per_chunk": num_actions}
+
+
+def action_readings(inputs: int) -> list[str]:
+    """Possible arrangements of so many action numbers at once, for the sizes of an action that are known."""
+    found = []
+    for size, what in ACTION_SIZES.items():
+        if inputs == RATIO * size:
+            found.append(f"{RATIO} actions of {size} numbers ({what}) for each latent frame (chunk)")
+        elif inputs % (RATIO * size) == 0:
+            found.append(f"{inputs // size} actions of {size} numbers ({what}) in one vector (flat)")
+    return found or [f"none of {', '.join(map(str, ACTION_SIZES))} numbers for each action"]
+
+
+_OTHER_ACTIONS = (
+    "Choose net.action_dim, and net.num_action_per_chunk or net.temporal_compression_ratio, as the file has them."
+)
+_MUST_AGREE = ("head_dim", "patch_volume", "text_width", "adaln_rank", "mlp_width")
+
+
+def _what_it_is(names: Mapping[str, Any]) -> str:
+    """The likely kind of weights of another sort, for messages."""
+    if names and all(".lora_" in name or name.endswith(".alpha") for name in names):
+        return "it is a LoRA adapter, so give it with --lora, beside the weights that it was trained on"
+    shown = ", ".join(list(names)[:4])
+    return f"'{_PATCH}' and its kin are missing. Its names: {shown or 'none'}" + (", ..." if len(names) > 4 else "")
+
+
+def _article(family: Family) -> str:
+    text = str(family)
+    return f"an {text}" if text[0] in "aeiou" else f"a {text}"

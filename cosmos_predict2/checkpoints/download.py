@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.checkpoints.dit_weights import open_dit
+from cosmos_predict2.checkpoints.dit_weights import LATENT_CHANNELS, describe, open_dit, require_family
 from cosmos_predict2.checkpoints.download_plan import Download, DownloadPlan
-from cosmos_predict2.checkpoints.families import LATENT_CHANNELS, describe, require_family
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.released import GUARDRAIL, NETWORKS, REPOSITORIES

@@ -15,12 +15,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.adapters import merge_lora_state
+from cosmos_predict2.checkpoints.adapters import agreed_alpha, merge_lora_state
 from cosmos_predict2.checkpoints.card import ALPHA_KEY, ModelCard, card_tensors, card_texts, read_card
-from cosmos_predict2.checkpoints.card_checks import agreed_alpha
 from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, frame_rate_note, net_kwargs, to_diffusers_name
-from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, open_dit
-from cosmos_predict2.checkpoints.families import Family, describe, require_family
+from cosmos_predict2.checkpoints.dit_weights import Family, describe, inside_a_pipeline, open_dit, require_family
 from cosmos_predict2.released import NETWORKS
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights

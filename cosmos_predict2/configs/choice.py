@@ -21,8 +21,8 @@ from cosmos_predict2.actions.transforms import ACTION_SCALE, relative_pose
 from cosmos_predict2.checkpoints import checkpoint_dir
 from cosmos_predict2.checkpoints.adapters import parse_lora
 from cosmos_predict2.checkpoints.card import ModelCard, read_card
-from cosmos_predict2.checkpoints.card_checks import require_transform
-from cosmos_predict2.checkpoints.families import action_network
+from cosmos_predict2.checkpoints.dit_loading import require_transform
+from cosmos_predict2.checkpoints.dit_weights import action_network
 from cosmos_predict2.configs.action_conditioned.networks import (
     SIZES,
     get_action_dit_path,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guardrails of prompts in a row: the first that objects decides, and one that fails counts as an objection.
+"""The guardrails of prompts, and the prompt refiner, before a generation.
+
+No refiner is built in yet; any `interfaces.PromptRefiner` can be plugged in. Of several guardrails the first that
+objects decides, and one that fails counts as an objection.
 
 The one that is built in is a blocklist of words and phrases: the released one where it was downloaded, else a small one
 of our own. Words are compared without regard to case, accents, signs in place of letters and the endings of plurals and
@@ -19,7 +22,6 @@ import attrs
 
 from cosmos_predict2.interfaces import Guardrail, PromptRefiner, Verdict
 from cosmos_predict2.released import DEFAULT_DIR, get_guardrail_dir
-from cosmos_predict2.text.prompts import PromptRefinerConfig
 from imaginaire import storage
 from imaginaire.config.schema import Section
 from imaginaire.errors import CheckpointError, ConfigError, UserError
@@ -68,6 +70,25 @@ class GuardrailConfig(Section):
     offload_model_to_cpu: bool = True
     enabled: bool = True
     parts: list[str] = attrs.field(factory=lambda: [BLOCKLIST])
+
+
+@attrs.define(kw_only=True, slots=False)
+class PromptRefinerConfig(Section):
+    """Rewriting of prompts before generation: on or off, and the folder of its weights."""
+
+    checkpoint_dir: str = "checkpoints"
+    offload_model_to_cpu: bool = True
+    enabled: bool = True
+
+
+def create_prompt_refiner(config: PromptRefinerConfig, *, is_explicit: bool = False) -> PromptRefiner | None:
+    """None: no refiner is built in yet. An error where one was asked for by name rather than by default."""
+    if config.enabled and is_explicit:
+        raise ConfigError(
+            "The prompt refiner (Cosmos-Reason1-7B) is not built in yet. Write the prompt in full, or leave this"
+            " option out (--disable_prompt_refiner)."
+        )
+    return None
 
 
 class GuardrailRunner:

@@ -20,8 +20,8 @@ from cosmos_predict2.actions.statistics import other_range, recorded_columns
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.checkpoints.card import ModelCard, read_card
-from cosmos_predict2.checkpoints.card_checks import CONFIG_KEY, OTHER_TRANSFORM
-from cosmos_predict2.checkpoints.families import RATIO
+from cosmos_predict2.checkpoints.dit_loading import CONFIG_KEY, OTHER_TRANSFORM
+from cosmos_predict2.checkpoints.dit_weights import RATIO
 from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY

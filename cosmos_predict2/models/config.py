@@ -6,6 +6,7 @@ The two classes differ in the noise that is drawn: noise levels for Predict2, fl
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import attrs
@@ -191,3 +192,28 @@ def model_config(
         cls = Predict2p5Video2WorldModelConfig
     made: Predict2Video2WorldModelConfig = as_config(cls, config, "model.config")
     return made
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes of one clip through the network in an experience: what a rank makes of one batch, and trains on."""
+
+    rollout: int
+    old: int  # of the policy that sampled, where that is another than the one trained
+    reference: int
+    policy: int  # with a gradient
+    data: int  # likewise
+    graphs: int  # passes whose activations a clip of a micro-batch keeps at a time
+    clips: int  # of a rank
+    clips_at_once: int  # in a micro-batch
+    updates: int  # optimizer steps
+    weight_copies: int  # of the trained weights
+    kept_latents: int  # that each clip keeps on the device until it is trained on, of this rank's frames
+
+    @property
+    def without_gradient(self) -> int:
+        return self.rollout + self.old + self.reference
+
+    @property
+    def with_gradient(self) -> int:
+        return self.policy + self.data

@@ -12,7 +12,7 @@ import attrs
 
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints.card import TRANSFORM_KEY, read_card
-from cosmos_predict2.checkpoints.card_checks import CONFIG_KEY, resume_differences, start_differences
+from cosmos_predict2.checkpoints.dit_loading import CONFIG_KEY, resume_differences, start_differences
 from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.mock import MockImages

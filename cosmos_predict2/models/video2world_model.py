@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.card import (
+    RATE_KEY,
     TEXT_ENCODER,
     TOKENIZER,
     ModelCard,
@@ -27,20 +28,19 @@ from cosmos_predict2.checkpoints.card import (
     card_tensors,
     read_card,
 )
-from cosmos_predict2.checkpoints.card_checks import alpha_differences
-from cosmos_predict2.checkpoints.runs import RATE_KEY
+from cosmos_predict2.checkpoints.dit_loading import alpha_differences
 from cosmos_predict2.conditioner import TEXT_KEY, Condition
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.models import model_checks
 from cosmos_predict2.models.actions import actions_of
 from cosmos_predict2.models.config import (
+    Passes,
     Predict2ModelManagerConfig,
     Predict2p5Video2WorldModelConfig,
     Predict2Video2WorldModelConfig,
     model_config,
 )
-from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.text import TrainingText, data_text, require_text, text_of_config
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts

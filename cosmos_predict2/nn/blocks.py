@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmos_predict2.nn.attention import AttentionOp, attend
-from cosmos_predict2.nn.embeddings import rotate
-from cosmos_predict2.nn.layers import EPS, Linear, RMSNorm
+from cosmos_predict2.nn.layers import EPS, Linear, RMSNorm, rotate
 
 Rope: TypeAlias = tuple[Tensor, Tensor]  # cosine and sine, (L, K / 2) each
 KeysValues: TypeAlias = tuple[Tensor, Tensor]  # (B, S, N, K) each

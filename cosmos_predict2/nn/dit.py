@@ -22,16 +22,18 @@ from torch import Tensor, nn
 
 from cosmos_predict2.nn.attention import AttentionChoice, canonical_backend, choose_attention
 from cosmos_predict2.nn.blocks import Block, FinalLayer, KeysValues, Rope
-from cosmos_predict2.nn.embeddings import (
+from cosmos_predict2.nn.layers import (
+    HasBuffers,
     LearnedPositions,
+    Linear,
     PatchEmbed,
+    RMSNorm,
     RopePrecision,
     RotaryPositions,
     TimestepEmbedding,
     Timesteps,
+    starts,
 )
-from cosmos_predict2.nn.layers import Linear, RMSNorm
-from cosmos_predict2.nn.start_weights import HasBuffers, starts
 
 TimestepPrecision = Literal["float32", "module"]
 COUNTERS = {  # buffers that released files carry; training counts in them

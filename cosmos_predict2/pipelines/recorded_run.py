@@ -26,7 +26,7 @@ from cosmos_predict2.checkpoints.card import (
     name_of,
     read_card,
 )
-from cosmos_predict2.checkpoints.card_checks import FILES, OF_THIS_MACHINE, unregistered
+from cosmos_predict2.checkpoints.dit_loading import FILES, OF_THIS_MACHINE, unregistered
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder

@@ -5,13 +5,18 @@
     video = pipe(input_path="image.jpg", prompt="The robot picks up the apple.")     # [1, 3, F, H, W] in [-1, 1]
 
 A pipeline is a world model with a guardrail and a prompt refiner before it.
+
+Several processes may make one video: rank 0 reads, encodes, decodes and writes (`lead`), and all sample a part each.
+The others (`follow`) wait for what rank 0 sends: that there is work (`announce`), then the inputs of each sampling, at
+last that it is over.
 """
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,21 +25,33 @@ from torch.distributed import ProcessGroup
 from cosmos_predict2.checkpoints import apply_lora, parse_lora
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import CROPS
-from cosmos_predict2.guardrail.runner import GuardrailRunner, create_guardrail, require_safe, status_line
+from cosmos_predict2.guardrail.runner import (
+    GuardrailRunner,
+    create_guardrail,
+    create_prompt_refiner,
+    require_safe,
+    status_line,
+)
 from cosmos_predict2.interfaces import PromptRefiner
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.pipelines.context_parallel import LeadingWorld
 from cosmos_predict2.pipelines.recorded_run import with_trained_text
 from cosmos_predict2.released import download_command
-from cosmos_predict2.text.prompts import create_prompt_refiner
 from cosmos_predict2.tokenizers.sizes import size_of
 from cosmos_predict2.world_model.assembly import check_parts
 from cosmos_predict2.world_model.config import EMAConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.parallelize import ContextParallel
-from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
-from cosmos_predict2.world_model.world_model import WorldModel, build_world_model
+from cosmos_predict2.world_model.world_model import (
+    GUIDED,
+    OnStep,
+    SamplingOptions,
+    WorldModel,
+    build_world_model,
+    initial_noise,
+    to_uint8,
+)
 from imaginaire import distributed
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.distributed.parallel import divisors
+from imaginaire.errors import ConfigError, DataError, UserError, near
 
 __all__ = [  # with names that older code imports from here
     "EMAConfig",
@@ -246,3 +263,99 @@ def _near_files(path: Path) -> str:
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     hint = near(path.name, names)
     return hint if "Did you mean" in hint else ""
+
+
+# One video by several processes ---------------------------------------------------------------------------------------
+
+
+Value = TypeVar("Value")
+_OVER = None  # sent to followers in place of inputs
+
+
+class SpreadError(RuntimeError):
+    """Sampling failed on one process while the others are in the middle of it: nothing can go on."""
+
+
+class LeadingWorld(WorldModel):
+    """Rank 0's: whatever it samples, the followers sample with it."""
+
+    def generate_latents(
+        self,
+        batch: Mapping[str, Tensor],
+        given_B_C_T_H_W: Tensor,
+        num_given: int,
+        *,
+        seed: int | Sequence[int] = 0,
+        options: SamplingOptions = GUIDED,
+        on_step: OnStep | None = None,
+        is_without_text: bool = False,
+    ) -> Tensor:
+        sent = {"seed": seed, "options": replace(options, progress=False), "is_without_text": is_without_text}
+        on_host = {name: value.cpu() for name, value in batch.items()}
+        distributed.broadcast_object((on_host, given_B_C_T_H_W.cpu(), num_given, sent))
+        try:
+            return super().generate_latents(
+                batch,
+                given_B_C_T_H_W,
+                num_given,
+                seed=seed,
+                options=options,
+                on_step=on_step,
+                is_without_text=is_without_text,
+            )
+        except (UserError, OSError, torch.OutOfMemoryError) as error:
+            raise SpreadError(f"Rank 0 failed in sampling: {error}") from error
+
+
+def lead(work: Callable[[], Value]) -> Value:
+    """The result of ``work``; afterwards the followers are let go, but for an error in the middle of sampling."""
+    try:
+        value = work()
+    except UserError:
+        distributed.broadcast_object(_OVER)
+        raise
+    distributed.broadcast_object(_OVER)
+    return value
+
+
+def announce() -> None:
+    """Let the followers build their pipelines; called by rank 0 before it builds its own."""
+    distributed.broadcast_object(True)
+
+
+def follow(make_world: Callable[[], WorldModel]) -> int:
+    """Take part in the samplings of rank 0 until it is done, as another rank; gives their number."""
+    count = 0
+    if distributed.broadcast_object(None) is _OVER:
+        return count
+    world = make_world()
+    while (inputs := distributed.broadcast_object(None)) is not _OVER:
+        batch, given_B_C_T_H_W, num_given, settings = inputs
+        world.generate_latents(batch, given_B_C_T_H_W.to(world.device), num_given, **settings)
+        count += 1
+    return count
+
+
+def agreed(prepare: Callable[[], Value]) -> Value:
+    """The result of ``prepare`` where it succeeds on all ranks; else its error on all of them."""
+    error: UserError | None = None
+    try:
+        value = prepare()
+    except UserError as found:
+        error = found
+    errors = distributed.all_gather_object(None if error is None else str(error))
+    if error is not None:
+        raise error
+    if failed := [i for i, text in enumerate(errors) if text is not None]:
+        raise ConfigError(f"rank {failed[0]}: {errors[failed[0]]}")
+    return value
+
+
+def check_num_gpus(num_gpus: int, num_heads: int, state_t: int) -> None:
+    """Raise for a number of GPUs that the network's heads or the latent frames of a video cannot be divided by."""
+    if num_heads % num_gpus or state_t % num_gpus:
+        works = ", ".join(str(number) for number in divisors(num_heads) if state_t % number == 0)
+        raise ConfigError(
+            f"--num_gpus {num_gpus} must divide the {num_heads} attention heads of this network and the {state_t}"
+            f" latent frames of its videos. These numbers do: {works}."
+        )

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints.card import read_card
-from cosmos_predict2.checkpoints.card_checks import require_transform
+from cosmos_predict2.checkpoints.dit_loading import require_transform
 from cosmos_predict2.guardrail.runner import GuardrailRunner
 from cosmos_predict2.interfaces import PromptRefiner
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
-from cosmos_predict2.world_model.sampling import SamplingOptions
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from imaginaire.errors import ConfigError, DataError
 
 

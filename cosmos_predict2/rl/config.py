@@ -12,8 +12,7 @@ from typing import Any
 import attrs
 
 from cosmos_predict2.diffusion.transitions import KINDS
-from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
-from cosmos_predict2.models.passes import Passes
+from cosmos_predict2.models.config import Passes, Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.rl.objectives import AdvantageConfig, objective_of
 from imaginaire.config.nodes import fields_of, unknown
 from imaginaire.config.schema import Section, above, at_least, is_text_to_come, one_of

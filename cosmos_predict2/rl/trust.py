@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.checkpoints.card import run_folder, run_tree
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.policies.files import refuse_blind_clone
 from imaginaire import foreign_json, storage

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cosmos_predict2.text.prompts import prompt_list
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +82,16 @@ class BytesEncoder:
         end = _key("end", rest)
         keys.append([end, _key("end2", rest), _key("end3", rest), _key("end4", rest)])
         return _signs(np.array(keys, dtype=np.uint64), self.width).sum(axis=1, dtype=np.float32) / 2
+
+
+def prompt_list(prompts: str | Sequence[str]) -> list[str]:
+    """The prompts of a batch, which every encoder takes; a string is a batch of one."""
+    batch = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not batch:
+        raise DataError("There are no prompts to encode: give one or more strings (an empty string is a prompt).")
+    if wrong := [prompt for prompt in batch if not isinstance(prompt, str)]:
+        raise DataError(f"A prompt is a string; found {type(wrong[0]).__name__} ({wrong[0]!r}).")
+    return batch
 
 
 def _word_of_each_byte(content: bytes) -> Iterable[bytes]:

@@ -18,8 +18,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.text.bytes_encoder import prompt_list
 from cosmos_predict2.text.embeddings.pickles import padded, trimmed
-from cosmos_predict2.text.prompts import prompt_list
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import DataError, near

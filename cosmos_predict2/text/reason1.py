@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.text import pretrained
-from cosmos_predict2.text.prompts import prompt_list
+from cosmos_predict2.text.bytes_encoder import prompt_list
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.checkpoints.card import TOKENIZER, ModelCard, read_card
-from cosmos_predict2.checkpoints.card_checks import FILES, part_differences, unregistered
-from cosmos_predict2.checkpoints.dit_loading import check_dit
-from cosmos_predict2.checkpoints.dit_weights import clean_name
-from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
+from cosmos_predict2.checkpoints.dit_loading import FILES, check_dit, part_differences, unregistered
+from cosmos_predict2.checkpoints.dit_weights import ACTION_EMBEDDERS, clean_name
 from cosmos_predict2.nn.attention import check_attention, choose_attention
 from cosmos_predict2.nn.dit import COUNTERS, DiT
-from cosmos_predict2.nn.start_weights import HasBuffers, Start, starts
+from cosmos_predict2.nn.layers import HasBuffers, Start, starts
 from imaginaire import random
 from imaginaire.buildable import arguments_of, target_of
 from imaginaire.checkpoint import weights

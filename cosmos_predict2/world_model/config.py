@@ -11,8 +11,7 @@ from cosmos_predict2.conditioner import ConditionerConfig
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
 from cosmos_predict2.diffusion.solvers import FlowSchedule, flow_sigmas
-from cosmos_predict2.guardrail.runner import GuardrailConfig
-from cosmos_predict2.text.prompts import PromptRefinerConfig
+from cosmos_predict2.guardrail.runner import GuardrailConfig, PromptRefinerConfig
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError

@@ -25,8 +25,7 @@ from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.tokenizers.sizes import latent_frames, pixel_frames
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
-from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions, to_uint8
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import UNGUIDED, SamplingOptions, WorldModel, to_uint8
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.log import tracked
 

@@ -9,8 +9,8 @@ import torch
 
 from cosmos_predict2.checkpoints import load_dit, open_dit
 from cosmos_predict2.checkpoints.dit_loading import check_dit
+from cosmos_predict2.checkpoints.dit_weights import ACTION_EMBEDDERS, action_network, describe
 from cosmos_predict2.checkpoints.download import manifest_of
-from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, action_network, describe
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from imaginaire.errors import CheckpointError
 from tests.checkpoints.nets import SMALL, assert_same_parameters, parameters_of, random_net, released_state

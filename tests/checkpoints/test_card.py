@@ -24,7 +24,7 @@ from cosmos_predict2.checkpoints.card import (
     name_of,
     text_tensor,
 )
-from cosmos_predict2.checkpoints.card_checks import parse_transform, require_transform, resume_differences
+from cosmos_predict2.checkpoints.dit_loading import parse_transform, require_transform, resume_differences
 from cosmos_predict2.checkpoints.dit_weights import open_dit
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.configs.choice import choose_action_model
@@ -42,8 +42,7 @@ from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.text.trained_text import TrainedText
-from cosmos_predict2.world_model.sampling import SamplingOptions
-from cosmos_predict2.world_model.world_model import build_world_model
+from cosmos_predict2.world_model.world_model import SamplingOptions, build_world_model
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import CheckpointError, ConfigError
 from scripts import convert

@@ -9,13 +9,14 @@ from cosmos_predict2.guardrail import GuardrailConfig, GuardrailRunner, PromptRe
 from cosmos_predict2.guardrail.runner import (
     Blocklist,
     create_guardrail,
+    create_prompt_refiner,
     create_text_guardrail_runner,
     create_video_guardrail_runner,
     run_text_guardrail,
     words_of,
 )
 from cosmos_predict2.interfaces import Verdict
-from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT, create_prompt_refiner
+from cosmos_predict2.released import DEFAULT_NEGATIVE_PROMPT
 from imaginaire.errors import CheckpointError, ConfigError
 
 

@@ -10,7 +10,7 @@ import torch
 from cosmos_predict2.checkpoints.card import KEY
 from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.nn.start_weights import Start
+from cosmos_predict2.nn.layers import Start
 from cosmos_predict2.world_model.config import EMAConfig
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.distributed.parallel import ParallelDims

@@ -6,7 +6,7 @@ import math
 import torch
 from torch.testing import assert_close
 
-from cosmos_predict2.nn.embeddings import RotaryPositions, Timesteps, rotate
+from cosmos_predict2.nn.layers import RotaryPositions, Timesteps, rotate
 
 SIZE = (3, 4, 5)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from cosmos_predict2.nn.start_weights import CUT, Start, starts
+from cosmos_predict2.nn.layers import CUT, Start, starts
 from tests.nn.networks import small_net
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from cosmos_predict2.nn.embeddings import RotaryPositions, Timesteps
+from cosmos_predict2.nn.layers import RotaryPositions, Timesteps
 from cosmos_predict2.released import NETWORKS
 from tests.goldens import Golden, Value
 

@@ -13,8 +13,7 @@ from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import Flow
-from cosmos_predict2.world_model.sampling import SamplingOptions
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from tests.goldens import Golden
 from tests.models.parts import PooledPixels

@@ -25,8 +25,7 @@ from cosmos_predict2.models.video2world_model import Draws, Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import Denoiser, clean_latents
-from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise
 from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.optim import lora

@@ -102,7 +102,7 @@ NOT_BUILT = "which is none of the classes for that"
     ("keys", "value", "cause"),
     [
         (("dataloader_val", "dataset", "_target_"), "os.system", NOT_OURS),
-        (("dataloader_val", "dataset", "_target_"), "cosmos_predict2.checkpoints.runs.logging.os.system", NOT_OURS),
+        (("dataloader_val", "dataset", "_target_"), "cosmos_predict2.checkpoints.card.logging.os.system", NOT_OURS),
         (("dataloader_val", "dataset", "_target_"), "torch.load", NOT_OURS),
         (("_import_from_",), ["/elsewhere"], "elsewhere"),
         (("trainer", "type"), "checkpoints.run.payload.Trainer", NOT_OURS),

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
-from cosmos_predict2.pipelines import context_parallel
-from cosmos_predict2.pipelines.context_parallel import LeadingWorld, SpreadError, check_num_gpus
+from cosmos_predict2.pipelines import video2world
 from cosmos_predict2.pipelines.flags import Request, Settings
 from cosmos_predict2.pipelines.requests import run_all
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-from cosmos_predict2.world_model.sampling import SamplingOptions
-from cosmos_predict2.world_model.world_model import build_world_model
+from cosmos_predict2.pipelines.video2world import LeadingWorld, SpreadError, Video2WorldPipeline, check_num_gpus
+from cosmos_predict2.world_model.world_model import SamplingOptions, build_world_model
 from imaginaire import distributed
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
@@ -64,7 +62,7 @@ def _spread(folder: Path) -> dict[str, dict[str, Tensor]]:
         assert failed == (1 if distributed.is_rank0() else None)
     # what only rank 1 finds wrong is told to all, and nobody waits
     with pytest.raises(ConfigError, match="weights are missing here"):
-        context_parallel.agreed(_prepared_on_rank_0)
+        video2world.agreed(_prepared_on_rank_0)
     # an error before anything is sampled lets the followers go
     with pytest.raises(ConfigError, match="no such input") if distributed.is_rank0() else nullcontext():
         _lead_or_follow(_wrong_request, group, False)
@@ -90,12 +88,12 @@ def _lead_or_follow(work: Any, group: Any, halves_apart: bool) -> Any:
         return pipe
 
     def make_leader() -> Video2WorldPipeline:
-        context_parallel.announce()
+        video2world.announce()
         return make()
 
     if distributed.is_rank0():
-        return context_parallel.lead(lambda: work(make_leader))
-    context_parallel.follow(lambda: make().world)
+        return video2world.lead(lambda: work(make_leader))
+    video2world.follow(lambda: make().world)
     return None
 
 

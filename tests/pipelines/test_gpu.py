@@ -14,8 +14,7 @@ from cosmos_predict2.pipelines.evaluation_data import toy_recordings
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
-from cosmos_predict2.world_model.sampling import SamplingOptions
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from tests.evaluation.metrics.test_imagined_episodes import model
 from tests.pipelines import test_video2world_action as with_actions
 from tests.pipelines.test_video2world import frames, make_pipeline, text

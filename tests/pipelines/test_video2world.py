@@ -18,8 +18,7 @@ from cosmos_predict2.world_model import world_model
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import Denoiser
 from cosmos_predict2.world_model.parallelize import compile_blocks
-from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise, to_uint8
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.models.parts import PooledPixels

@@ -22,8 +22,7 @@ from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import check_bases, chunk_starts
 from cosmos_predict2.world_model.objectives import Denoiser, Flow, distilled_times, objective_of
-from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from tests.models.parts import PooledPixels

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
+from cosmos_predict2.released import DEFAULT_NEGATIVE_PROMPT
 
 DEFAULT_FILE = Path(__file__).parents[2] / "prompts" / "video2world" / "negative" / "default.txt"
 

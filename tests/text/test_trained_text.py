@@ -13,8 +13,7 @@ import torch
 from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.export import Export, export
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY
-from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
-from cosmos_predict2.configs.choice import choose_model
+from cosmos_predict2.configs.choice import choose_model, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mock import MockVideos
@@ -36,7 +35,7 @@ from cosmos_predict2.text.trained_text import (
     parse_name,
     with_tokens,
 )
-from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import SamplingOptions
 from examples.video2world import parse, prepare
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall as L

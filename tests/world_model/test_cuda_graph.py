@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cosmos_predict2.world_model import cuda_graph, world_model
 from cosmos_predict2.world_model.cuda_graph import MOST_KEPT, GraphedNetwork
-from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import SamplingOptions
 from imaginaire.errors import ConfigError
 from tests.pipelines import test_video2world_action as with_actions
 from tests.pipelines.test_video2world import frames, make_pipeline, text

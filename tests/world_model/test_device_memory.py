@@ -6,7 +6,7 @@ import torch
 
 from cosmos_predict2.evaluation.reports import action_evaluation
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
-from cosmos_predict2.world_model.sampling import CLIPS_AT_ONCE, VALUES_PER_PIXEL, SamplingOptions, clips_at_once
+from cosmos_predict2.world_model.world_model import CLIPS_AT_ONCE, VALUES_PER_PIXEL, SamplingOptions, clips_at_once
 from tests.pipelines.test_video2world_action import inputs, make_pipeline
 
 GPU, GIB = torch.device("cuda"), 1 << 30

@@ -12,8 +12,7 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import EDM
-from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise
 from imaginaire.errors import ConfigError
 from tests.models.parts import PooledPixels
 

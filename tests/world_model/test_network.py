@@ -15,7 +15,7 @@ from torch import Tensor
 from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from cosmos_predict2.nn.start_weights import Start
+from cosmos_predict2.nn.layers import Start
 from cosmos_predict2.world_model import assembly
 from cosmos_predict2.world_model.assembly import add_trained_adapters, fill_network, network_of
 from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig

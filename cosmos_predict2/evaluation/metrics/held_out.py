@@ -20,8 +20,7 @@ from cosmos_predict2.diffusion.rectified_flow import add_noise, per_frame, recti
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, to_uint8
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
 

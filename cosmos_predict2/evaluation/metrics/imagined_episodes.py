@@ -21,8 +21,7 @@ from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
 from cosmos_predict2.toy_world.physics import GRIPPER, OBJECTS, STILL, Floats, find_setting, find_tasks, object_position
 from cosmos_predict2.toy_world.rendering import Detection, Picture, detect, render
 from cosmos_predict2.world_model.imagination import Imagination
-from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, to_uint8
 
 CHUNK = 12  # actions of a window
 BATCH = 50  # divides the usual numbers of episodes: some kernels are made anew for each batch size

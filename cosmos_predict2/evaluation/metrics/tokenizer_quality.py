@@ -21,7 +21,7 @@ from cosmos_predict2.evaluation.metrics.inverse_dynamics import fit_probe
 from cosmos_predict2.evaluation.metrics.video_quality import clip_psnr
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers.sizes import pixel_frames
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire.errors import DataError
 
 NUM_FRAMES = pixel_frames(4)  # of a window, as the tiny world models take them

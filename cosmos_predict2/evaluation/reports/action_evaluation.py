@@ -38,7 +38,7 @@ from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionFollowing
 from cosmos_predict2.evaluation.reports.evaluation_page import Table, aligned
 from cosmos_predict2.pipelines.evaluation_data import Recordings
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
+from cosmos_predict2.world_model.world_model import SamplingOptions, initial_noise, to_uint8
 
 log = logging.getLogger(__name__)
 

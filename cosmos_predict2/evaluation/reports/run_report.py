@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from cosmos_predict2.checkpoints.runs import run_tree
+from cosmos_predict2.checkpoints.card import run_tree
 from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, Points
 from imaginaire import foreign_json, storage
 from imaginaire.errors import DataError

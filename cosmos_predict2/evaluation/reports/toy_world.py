@@ -35,7 +35,7 @@ from cosmos_predict2.toy_world.physics import (
     simulate,
 )
 from cosmos_predict2.toy_world.rendering import render
-from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import SamplingOptions
 
 MIXTURE, WEAK = "held-out mixture", "weak driver"
 DRIVERS: dict[str, str | Mix] = {MIXTURE: "mixed", WEAK: WEAK_DRIVER}

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, Condition
 from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
-from cosmos_predict2.models.config import LATEST_TIME, model_config
-from cosmos_predict2.models.passes import Passes
+from cosmos_predict2.models.config import LATEST_TIME, Passes, model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.clips.rollout import (
     Conditions,
@@ -43,7 +42,7 @@ from cosmos_predict2.rl.learner import Experience, Facts, RLModel
 from cosmos_predict2.rl.objectives import SMALLEST_TIME
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, objective_of
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import distributed
 from imaginaire.data.stream import move_to
 from imaginaire.distributed.parallel import ParallelDims

@@ -19,7 +19,7 @@ from torch import Tensor
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, first_clips
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.local import scored_by
-from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
+from cosmos_predict2.world_model.world_model import SamplingOptions, to_uint8
 from imaginaire import distributed
 from imaginaire.config.schema import Section, above
 from imaginaire.errors import ConfigError, TrainingError

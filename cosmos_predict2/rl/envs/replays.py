@@ -19,7 +19,7 @@ from cosmos_predict2.rl.envs.starts import GivenStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.world_model.imagination import Imagination
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire.errors import DataError
 from imaginaire.log import Progress
 

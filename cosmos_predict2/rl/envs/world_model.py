@@ -36,7 +36,7 @@ from cosmos_predict2.rl.interfaces import (
 )
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import UNGUIDED, SamplingOptions
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from cosmos_predict2.checkpoints.card import mappings, safetensors_header
-from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.checkpoints.card import mappings, run_folder, run_tree, safetensors_header
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import Split, read_split
 from cosmos_predict2.data.video.clips import Fit

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy
 
-from cosmos_predict2.checkpoints.card import mappings
-from cosmos_predict2.checkpoints.runs import run_folder, run_tree, start_facts
+from cosmos_predict2.checkpoints.card import mappings, run_folder, run_tree, start_facts
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import SUCCESS_COLUMN, read_split, recorded_outcomes
 from cosmos_predict2.evaluation.metrics.agreement import (

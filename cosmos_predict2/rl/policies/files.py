@@ -21,8 +21,7 @@ from torch import nn
 
 from cosmos_predict2.actions.contract import ActionContract
 from cosmos_predict2.checkpoints.adapters import Adapter
-from cosmos_predict2.checkpoints.card import name_of, safetensors_header
-from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.checkpoints.card import name_of, run_folder, run_tree, safetensors_header
 from cosmos_predict2.released import EMBODIED, EMBODIED_DIR
 from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
 from cosmos_predict2.rl.policies.network import trained_adapter

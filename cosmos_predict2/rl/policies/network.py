@@ -15,8 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cosmos_predict2.checkpoints.adapters import Adapter, Factors, apply_lora, base_fingerprint, merge_lora_state
-from cosmos_predict2.checkpoints.card_checks import agreed_alpha
+from cosmos_predict2.checkpoints.adapters import (
+    Adapter,
+    Factors,
+    agreed_alpha,
+    apply_lora,
+    base_fingerprint,
+    merge_lora_state,
+)
 from cosmos_predict2.rl.interfaces import completed
 from imaginaire.distributed.parallel import ParallelDims, full_tensor, shard_blocks
 from imaginaire.errors import CheckpointError, ConfigError

@@ -10,8 +10,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.text.bytes_encoder import prompt_list
 from cosmos_predict2.text.embeddings.pickles import padded, trimmed
-from cosmos_predict2.text.prompts import prompt_list
 from imaginaire import storage
 from imaginaire.errors import DataError
 from imaginaire.storage.object_store import StrPath

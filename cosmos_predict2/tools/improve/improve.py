@@ -28,7 +28,7 @@ from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.page import Figures, Verdict, refusals, verdict_of, without, write_page
 from cosmos_predict2.tools.improve.steps import Runner, digest
 from cosmos_predict2.tools.improve.way import CHOICE, POLICIES, Options, Phase, Recorded, look, phases_of, steps_of
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError
 

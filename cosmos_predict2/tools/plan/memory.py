@@ -19,7 +19,7 @@ from typing import cast
 
 import torch
 
-from cosmos_predict2.models.passes import Passes
+from cosmos_predict2.models.config import Passes
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.tools.plan.speed import GB
 from cosmos_predict2.tools.plan.workload import Workload

@@ -11,9 +11,8 @@ import torch
 
 from cosmos_predict2.data.dataset_latents import FOLDER, read_record
 from cosmos_predict2.data.views import views_of_data
-from cosmos_predict2.models.config import Predict2Video2WorldModelConfig, model_config
+from cosmos_predict2.models.config import Passes, Predict2Video2WorldModelConfig, model_config
 from cosmos_predict2.models.model_checks import check_degrees
-from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.tokenizers.sizes import pixel_frames, size_of

@@ -43,8 +43,7 @@ from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
-from cosmos_predict2.world_model.sampling import SamplingOptions
-from cosmos_predict2.world_model.world_model import build_world_model
+from cosmos_predict2.world_model.world_model import SamplingOptions, build_world_model
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError
 from scripts import evaluate_world_model
