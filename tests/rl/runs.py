@@ -11,22 +11,12 @@ CONFIG = "cosmos_predict2/configs/base/config.py"
 NAME = "rl"
 RL = "model.config.rl"
 SHORT = [
-    "job.project=tests",
-    "job.group=engine",
-    f"job.name={NAME}",
-    "trainer.run_validation=false",
-    "trainer.callbacks.draw_samples=null",
-    "trainer.callbacks.quality_alarm=null",
-    "trainer.logging_iter=1",
-    "trainer.max_iter=2",
-    "checkpoint.save_iter=2",
-    "scheduler.warm_up_steps=[0]",
-    "scheduler.cycle_lengths=[8]",
-    "dataloader_train.batch_size=2",
-    "dataloader_train.dataset.num_episodes=8",
-    f"{RL}.num_rollout=2",
-    f"{RL}.rollout_batch=2",
-    f"{RL}.sample_steps=3",
+    *("job.project=tests", "job.group=engine", f"job.name={NAME}"),
+    *("trainer.run_validation=false", "trainer.logging_iter=1", "trainer.max_iter=2", "checkpoint.save_iter=2"),
+    *("trainer.callbacks.draw_samples=null", "trainer.callbacks.quality_alarm=null"),
+    *("scheduler.warm_up_steps=[0]", "scheduler.cycle_lengths=[8]"),
+    *("dataloader_train.batch_size=2", "dataloader_train.dataset.num_episodes=8"),
+    *(f"{RL}.num_rollout=2", f"{RL}.rollout_batch=2", f"{RL}.sample_steps=3"),
 ]
 STEPS = [f"{RL}.train_on=[0,-1]", "trainer.grad_accum_iter=4"]  # two batches of two samples, two steps
 LEVELS = [f"{RL}.num_timesteps=2", "trainer.grad_accum_iter=4"]

@@ -169,9 +169,8 @@ def _rolled_out(ours: Any) -> Samples:
     draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([3])}, 0, range(2))
     condition: Any = mock.Mock(gt_frames_B_C_T_H_W=torch.zeros(1, *SHAPE))
     rows = draws.rows
-    return FlowGRPOModel._roll_out(
-        ours, Conditions(condition, None, rows), slice(0, len(rows)), ours.rl.train_on, draws
-    )
+    conditions = Conditions(condition, None, rows)
+    return FlowGRPOModel._roll_out(ours, conditions, slice(0, len(rows)), ours.rl.train_on, draws)
 
 
 @pytest.mark.parametrize("is_same", [True, False])

@@ -67,12 +67,6 @@ def test_steps_outside_the_window_draw_nothing() -> None:
     assert torch.equal(flow.step(0, x, 0.5 * x, None).mean_B_C_T_H_W, ode.mean_B_C_T_H_W)
 
 
-def test_the_last_step_of_churn_is_never_stochastic() -> None:
-    chain = ChurnChain(SIGMAS)
-    assert [chain.is_stochastic(k) for k in range(4)] == [True, True, True, False]
-    assert chain.final_level == SIGMAS[-1]
-
-
 def test_the_log_ratio_is_the_difference_of_log_probabilities() -> None:
     chain = FlowChain(TIMES)
     y, x0, other = (torch.randn(3, 4, 2, 3, 3, dtype=torch.float64) for _ in range(3))
@@ -235,14 +229,6 @@ def test_a_group_that_is_all_alike_has_no_spread_whatever_its_mean_rounds_to() -
     assert not group_advantages(alike, torch.ones(200, 12, dtype=torch.bool), epsilon=1e-6, correction=1).any()
     valid = torch.rand(200, 12, generator=torch.Generator().manual_seed(1)) < 0.8
     assert not has_spread(torch.where(valid, alike, -9.0), valid).any()
-
-
-def test_published_forms_of_rows() -> None:
-    rewards, valid = torch.tensor([[0.0, 2.0, 9.0], [5.0, 1.0, 1.0]]), torch.tensor([[True, True, False], [True] * 3])
-    assert group_advantages(rewards, valid, norm="sft").tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
-    assert group_advantages(rewards, valid, norm="dpo").tolist() == [[-1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]
-    filled = group_advantages(rewards, valid, norm="cosmos_rl")
-    torch.testing.assert_close(filled[0], torch.tensor([-1.0, 1.0, 0.0]), rtol=1e-3, atol=1e-6)
 
 
 def test_normalisation_by_all_keeps_groups_comparable() -> None:

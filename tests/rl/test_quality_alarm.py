@@ -205,12 +205,8 @@ def test_a_measure_without_a_valid_score_has_no_value() -> None:
 
 
 # As the experiments have it, but seldom and short.
-LOOKS = [
-    "trainer.run_validation=true",
-    "trainer.max_val_iter=1",
-    "dataloader_val.batch_size=2",
-    "dataloader_val.dataset.num_episodes=4",
-]
+LOOKS = ["trainer.run_validation=true", "trainer.max_val_iter=1"]
+LOOKS += ["dataloader_val.batch_size=2", "dataloader_val.dataset.num_episodes=4"]
 
 
 def _with_alarm(every_n: int, *more: str) -> list[str]:
@@ -253,17 +249,11 @@ HERE = "tests.rl.test_quality_alarm"
 BACK = [
     f"{ALARM}.on_alarm=rollback",
     f"+{ALARM}.measures.planted={{make: {{_target_: {HERE}.Falling}}, tolerance: 0.5}}",
-    f"~{ALARM}.measures.agreement",
-    f"~{ALARM}.measures.positions",
-    f"~{ALARM}.measures.permanence",
+    *(f"~{ALARM}.measures.{name}" for name in ("agreement", "positions", "permanence")),
     *(f"{RL}.rewards.{name}=null" for name in ("agreement", "positions", "background")),
     f"+{RL}.rewards.planted={{make: {{_target_: {HERE}.Rising}}}}",
-    f"{ALARM}.num_clips=1",
-    f"{ALARM}.num_sampling_step=1",
-    "trainer.run_validation=true",
-    "trainer.validation_iter=100",
-    "checkpoint.save_iter=1",
-    "optimizer.lr=1e-3",
+    *(f"{ALARM}.num_clips=1", f"{ALARM}.num_sampling_step=1"),
+    *("trainer.run_validation=true", "trainer.validation_iter=100", "checkpoint.save_iter=1", "optimizer.lr=1e-3"),
 ]
 
 
@@ -318,12 +308,8 @@ def _gone_back(root: str, layouts: dict[str, list[str]]) -> dict[str, Back]:
 
 @pytest.mark.slow
 def test_two_processes_go_back_together(tmp_path: Path) -> None:
-    options = [
-        *_with_alarm(1, *BACK),
-        "trainer.max_iter=4",
-        "dataloader_train.batch_size=1",
-        "trainer.grad_accum_iter=2",
-    ]
+    more = ("trainer.max_iter=4", "dataloader_train.batch_size=1", "trainer.grad_accum_iter=2")
+    options = [*_with_alarm(1, *BACK), *more]
     layouts = {name: [*options, f"model.config.fsdp_shard_size={k}"] for name, k in (("replicated", 0), ("sharded", 2))}
     first, other = run_distributed(_gone_back, 2, (str(tmp_path), layouts))
     for layout in layouts:

@@ -135,12 +135,8 @@ def test_episodes_on_two_workers_are_those_of_this_process_also_after_an_update(
         for _ in range(2):
             remote.sync(policy)
             for mode in ("sample", "greedy"):
-                assert_close(
-                    as_tensors(remote.collect(starts(), mode)),
-                    as_tensors(local.collect(starts(), mode)),
-                    rtol=0,
-                    atol=0,
-                )
+                found, expected = (as_tensors(each.collect(starts(), mode)) for each in (remote, local))
+                assert_close(found, expected, rtol=0, atol=0)
             alone = LocalRollout(policy, ToyEnv(NUM)).collect(starts())  # in other company
             together = remote.collect(starts())
             assert_close(together.actions_M_E_A_D, alone.actions_M_E_A_D, rtol=0, atol=1e-5)

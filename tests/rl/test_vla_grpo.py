@@ -21,7 +21,7 @@ from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_s
 from cosmos_predict2.rl.envs.starts import Recorded, ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, replayed, validation_starts
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, validation_starts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.refinement import Refinement, Windows, chosen_windows
 from cosmos_predict2.rl.objectives import GroupAdvantageConfig
@@ -37,14 +37,6 @@ from tests.rl.vla_runs import IMAGINED, RL, SMALL, batch, collected, experience,
 from tests.training import difference, run_dir, saved
 
 # --- episodes
-
-
-def test_fewer_executed_actions_give_more_decisions() -> None:
-    played = LocalRollout(ToyPolicy(width=16), ToyEnv(num_envs=2), execute=6).collect(starts(2))
-    _, total, _ = replayed(ToyEnv(num_envs=2), starts(2), played.actions_M_E_A_D, 6)
-    torch.testing.assert_close(total, played.return_E)
-    assert played.executed_M_E_A.shape == (4, 2, 12)
-    assert played.executed_M_E_A.sum(dim=(0, 2)).tolist() == [24, 24]
 
 
 @pytest.mark.parametrize("chunk", [8, 10, 16])

@@ -111,9 +111,8 @@ class Plan:
                 continue
             if kind == "reset":
                 trials = [(31 * i + 7 * number) % 50 for i in ids]
-                options = dict(
-                    env_ids=ids, task_ids=[t % 3 for t in trials], trial_ids=trials, seeds=[3 * t for t in trials]
-                )
+                options = dict(env_ids=ids, trial_ids=trials, seeds=[3 * t for t in trials])
+                options["task_ids"] = [t % 3 for t in trials]
                 observed, info = env.reset(options=options)
                 results: tuple[Any, ...] = ()
             else:
@@ -137,16 +136,11 @@ SCORINGS: list[dict[str, Any]] = [
 ]
 
 
+FORMS: list[dict[str, Any]] = [dict(), dict(num_noises=2, keep_frames=True), dict(history=5, keep_first=True)]
+
+
 @pytest.mark.parametrize("scoring", SCORINGS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(),
-        dict(num_noises=2, keep_frames=True),
-        dict(history=5, keep_first=True),
-        dict(num_noises=2, hand_over="float"),
-    ],
-)
+@pytest.mark.parametrize("options", [*FORMS, dict(num_noises=2, hand_over="float")])
 def test_an_imagined_episode_is_the_same_in_any_company(options: dict[str, Any], scoring: dict[str, Any]) -> None:
     plan = Plan(5)
     found = plan.played(imagined(5, scoring=scoring, **options))
@@ -163,9 +157,8 @@ def test_an_episode_of_the_toy_world_is_the_same_in_any_company(options: dict[st
     for i in (0, 3):
         alone = plan.played(toy(4, **options), only=i)[i]
         for one, expected in zip(alone, found[i], strict=True):
-            assert all(
-                numpy.allclose(a, b) if not isinstance(a, str) else a == b for a, b in zip(one, expected, strict=True)
-            )
+            pairs = zip(one, expected, strict=True)
+            assert all(a == b if isinstance(a, str) else numpy.allclose(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("hand_over", ["uint8", "float"])
@@ -202,9 +195,8 @@ def test_a_chunk_begins_where_what_was_executed_ended(options: dict[str, Any]) -
             assert all(torch.equal(a, b) for a, b in zip(results, others, strict=True))
             assert all(torch.equal(info[key], of_other[key]) for key in info)
             assert torch.equal(info["frames"][:, count - 1], one["full_image"])
-            assert torch.equal(
-                info["frames"][:, count:], one["full_image"][:, None].expand(-1, CHUNK - count, -1, -1, -1)
-            )
+            rest = one["full_image"][:, None].expand(-1, CHUNK - count, -1, -1, -1)
+            assert torch.equal(info["frames"][:, count:], rest)
 
 
 class Noted(Summed):
