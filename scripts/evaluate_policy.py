@@ -163,8 +163,9 @@ def _imagination(args: argparse.Namespace, action_dim: int) -> Any:
 def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: Any) -> Any:
     """The world model as an environment with the starts of the simulator."""
     from cosmos_predict2.configs.rl.imagination import fit_of
+    from cosmos_predict2.rl.envs.first_frames import SimulatedStarts
     from cosmos_predict2.rl.envs.scoring import Scoring
-    from cosmos_predict2.rl.envs.starts import SimulatedStarts, ToyStarts
+    from cosmos_predict2.rl.envs.starts import ToyStarts
     from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
     from cosmos_predict2.rl.imagined.check import read_reward
     from cosmos_predict2.rl.rewards.frames import ToyDetectorReward

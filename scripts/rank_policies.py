@@ -90,7 +90,7 @@ def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any
     from cosmos_predict2.configs.rl.imagination import fit_of
     from cosmos_predict2.evaluation.metrics.agreement import mean
     from cosmos_predict2.rl.envs import suites
-    from cosmos_predict2.rl.envs.starts import SimulatedStarts
+    from cosmos_predict2.rl.envs.first_frames import SimulatedStarts
     from cosmos_predict2.rl.envs.world_model import require_inputs
     from cosmos_predict2.rl.episodes.episodes import LocalRollout
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts

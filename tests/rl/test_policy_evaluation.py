@@ -18,8 +18,9 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.envs import suites
+from cosmos_predict2.rl.envs.first_frames import SimulatedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
-from cosmos_predict2.rl.envs.starts import SimulatedStarts, ToyStarts
+from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes import policy_evaluation

@@ -10,8 +10,9 @@ import torch
 
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
+from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
-from cosmos_predict2.rl.envs.starts import Recorded, ToyStarts
+from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.imagined.ranking import Ranked, have_failures, ranked, refusal, table
 from cosmos_predict2.rl.interfaces import Decision
 from cosmos_predict2.rl.policies.files import read_policy

@@ -13,9 +13,9 @@ from torch import Tensor
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.contract import check_environment
+from cosmos_predict2.rl.envs.first_frames import GivenStarts, SimulatedStarts
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
 from cosmos_predict2.rl.envs.replays import replayed
-from cosmos_predict2.rl.envs.starts import GivenStarts, SimulatedStarts
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, require_views
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts

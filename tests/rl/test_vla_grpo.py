@@ -17,8 +17,9 @@ from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
-from cosmos_predict2.rl.envs.starts import Recorded, ToyStarts
+from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, validation_starts

@@ -20,8 +20,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from cosmos_predict2.rl.envs.first_frames import Starts
 from cosmos_predict2.rl.envs.scoring import Scoring
-from cosmos_predict2.rl.envs.starts import Starts
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.interfaces import FrameReward
 from cosmos_predict2.world_model.imagination import Imagination

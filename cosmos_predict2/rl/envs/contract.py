@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.starts import whole_pictures
+from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.interfaces import ContractError, EnvDefaults, VecEnv, completed, rows_of
 from imaginaire.errors import DataError
 

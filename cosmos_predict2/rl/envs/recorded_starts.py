@@ -29,7 +29,7 @@ from torch import Tensor
 from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode
 from cosmos_predict2.data.split import ANY_PART
 from cosmos_predict2.data.views import stretched
-from cosmos_predict2.rl.envs.starts import FirstFrames, Recorded
+from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, read_arrays
 from imaginaire.distributed.parallel import not_finite

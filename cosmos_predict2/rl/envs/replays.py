@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.rl.envs.starts import GivenStarts
+from cosmos_predict2.rl.envs.first_frames import GivenStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.world_model.imagination import Imagination

@@ -8,8 +8,9 @@ import numpy
 import torch
 from torch import Tensor
 
+from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS
 from cosmos_predict2.rl.envs.scoring import Book, Chunk, Ids
-from cosmos_predict2.rl.envs.starts import NUM_TRIALS, Tables
+from cosmos_predict2.rl.envs.starts import Tables
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from cosmos_predict2.toy_world.physics import (
     CLOSED,

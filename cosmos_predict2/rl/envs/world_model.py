@@ -23,8 +23,8 @@ from torch import Tensor
 
 from cosmos_predict2.actions.contract import ActionContract
 from cosmos_predict2.data.views import require_same, split
+from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Recorded, Starts, StartsDefaults
 from cosmos_predict2.rl.envs.scoring import Book, Bounds, Chunk, Ids, Scored, Scoring, merged, score
-from cosmos_predict2.rl.envs.starts import NUM_TRIALS, FirstFrames, Recorded, Starts, StartsDefaults
 from cosmos_predict2.rl.interfaces import (
     EnvDefaults,
     FrameReward,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data.views import named
-from cosmos_predict2.rl.envs.starts import whole_pictures
+from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.interfaces import (
     Decision,
     EnvDefaults,

@@ -29,9 +29,9 @@ from cosmos_predict2.data.video.clips import Fit
 from cosmos_predict2.evaluation.metrics import agreement
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import Probe, fit_probe
+from cosmos_predict2.rl.envs.first_frames import GivenStarts, Recorded, SimulatedStarts
 from cosmos_predict2.rl.envs.replays import BATCH, held, recorded_actions, replayed, round_trip, whole_chunks
 from cosmos_predict2.rl.envs.scoring import Scoring
-from cosmos_predict2.rl.envs.starts import GivenStarts, Recorded, SimulatedStarts
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts

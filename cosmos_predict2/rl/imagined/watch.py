@@ -33,7 +33,7 @@ from cosmos_predict2.data.split import SUCCESS_COLUMN, make_split, read_split
 from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.data.views import require_same, views_of
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, within_groups
-from cosmos_predict2.rl.envs.starts import StartsDefaults
+from cosmos_predict2.rl.envs.first_frames import StartsDefaults
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationAlarm
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts

@@ -29,10 +29,10 @@ from cosmos_predict2.data.split import SUCCESS_COLUMN
 from cosmos_predict2.data.video.clips import Fit, stretch
 from cosmos_predict2.data.views import require_same, views_of
 from cosmos_predict2.rl.envs import suites
+from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded, SimulatedStarts, StartsDefaults, whole_pictures
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.replays import Unjudged, recorded_actions, require_actions_of
 from cosmos_predict2.rl.envs.scoring import Scoring
-from cosmos_predict2.rl.envs.starts import FirstFrames, Recorded, SimulatedStarts, StartsDefaults, whole_pictures
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.recording import CAMERA
 from cosmos_predict2.rl.imagined.check import Familiar, chosen, read_episodes, read_reward

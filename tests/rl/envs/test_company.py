@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import controller
+from cosmos_predict2.rl.envs.first_frames import FirstFrames
 from cosmos_predict2.rl.envs.scoring import Scoring
-from cosmos_predict2.rl.envs.starts import FirstFrames
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.interfaces import Judgement

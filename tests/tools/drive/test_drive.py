@@ -16,7 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
-from cosmos_predict2.rl.envs.starts import Recorded
+from cosmos_predict2.rl.envs.first_frames import Recorded
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Decision, FrameRewardDefaults, Judgement, PolicyDefaults
 from cosmos_predict2.tools.drive import server
