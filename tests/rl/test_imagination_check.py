@@ -95,13 +95,10 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     assert shown.startswith(good.verdict) and good.verdict != "no"
     assert good.figures["ends_imagined"]["value"] > 0.72 and good.figures["obedience"] > 0.4
     assert good.figures["played_ends"]["value"] > 0.72 and good.figures["played_episodes"] == NUM
-    assert (
-        good.figures["policy"]["within_starts"]["value"] > 0.2 and good.figures["policy"]["true_success"]["value"] > 0
-    )
     assert good.figures["played_ends_by_actions"]["count"] == good.figures["played_ends"]["count"]
-    assert 0 < good.figures["policy"]["true_ends_by_actions"]["value"] < 1
-    above_nothing = good.figures["policy"]["true_above_nothing"]["value"]
-    assert 0 < above_nothing <= good.figures["policy"]["true_success"]["value"]
+    of_policy = {name: one["value"] for name, one in good.figures["policy"].items() if isinstance(one, dict)}
+    assert of_policy["within_starts"] > 0.2 and 0 < of_policy["true_ends_by_actions"] < 1
+    assert 0 < of_policy["true_above_nothing"] <= of_policy["true_success"]
     assert good.inputs["policy"] == digest(tiny_policy_path()) and {"split", "tokenizer"} <= set(good.inputs)
 
     straight = imagination_check.replayed

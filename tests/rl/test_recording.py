@@ -132,36 +132,36 @@ def test_the_command_writes_a_data_set_and_adds_to_it(tmp_path: Path, capsys: py
     assert [(one["from_episode"], one["episodes"], one["first"]) for one in record] == [(0, 3, 10_000), (3, 3, 20_000)]
 
 
+def robots(folder: Path, camera: str, **more: Any) -> Path:
+    """A recording of a robot, whose success is a number."""
+    writer = Writer(folder, fps=8)
+    columns = {"action": numpy.zeros((5, 4), numpy.float32), "next.success": numpy.ones(5, numpy.float32), **more}
+    writer.add(Recording(columns, {camera: torch.zeros(3, 5, 48, 48, dtype=torch.uint8)}, "push"))
+    writer.finish()
+    return folder
+
+
 def test_a_data_set_begins_with_a_copy_of_recordings_of_a_robot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their camera has another name, and their success is a number."""
-    writer = Writer(tmp_path / "mine", fps=8)
-    columns = {"action": numpy.zeros((5, 4), numpy.float32), "next.success": numpy.ones(5, numpy.float32)}
-    writer.add(Recording(columns, {"observation.images.top": torch.zeros(3, 5, 48, 48, dtype=torch.uint8)}, "push"))
-    writer.finish()
-    words = ("--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", 2, "--base", tmp_path / "mine")
+    mine = robots(tmp_path / "mine", "observation.images.top")  # another name of the camera
+    words = ("--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", 2, "--base", mine)
     assert call(collect, *words, "--out", tmp_path / "all", "--camera", "top") == 0
     found = LeRobotSource.open(tmp_path / "all")
     assert len(found) == 3 and len(LeRobotSource.open(tmp_path / "mine")) == 1
     assert found.columns(1, ["next.success"])["next.success"].dtype == numpy.float32
     assert found.frames(2, "observation.images.top", [0]).shape == (3, 1, 48, 48)
     assert call(collect, *words, "--out", tmp_path / "other") == 2  # without the name of the camera
-    assert (
-        "'observation.images.top', which episodes that are played in this suite do not have" in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert "'observation.images.top', which episodes that are played in this suite do not have" in told
 
 
 def test_recordings_have_no_column_that_the_suite_does_not_show(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is found before an episode is played."""
-    writer = Writer(tmp_path / "mine", fps=8)
-    columns = {"action": numpy.zeros((5, 4), numpy.float32), "next.success": numpy.ones(5, numpy.float32)}
-    columns["next.reward"] = numpy.zeros(5, numpy.float32)
-    writer.add(Recording(columns, {CAMERA: torch.zeros(3, 5, 48, 48, dtype=torch.uint8)}, "push"))
-    writer.finish()
-    words = ("--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", 2, "--base", tmp_path / "mine")
+    mine = robots(tmp_path / "mine", CAMERA, **{"next.reward": numpy.zeros(5, numpy.float32)})
+    words = ("--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", 2, "--base", mine)
     assert call(collect, *words, "--out", tmp_path / "all") == 2
     told = capsys.readouterr().err
     assert "'next.reward', which episodes that are played in this suite do not have. Leave it out" in told

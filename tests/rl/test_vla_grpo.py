@@ -316,30 +316,16 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
     write_starts(tmp_path / "starts" / FILE, cut, recorded=Recorded(4, [-0.1] * 4, [0.1] * 4))
     write_tiny(tmp_path / "policy", sentences=["go"], action_chunk=4, action_dim=4, hold=3)
     write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {"threshold": 0.5})
-    paths = {
-        "world_model": tiny_action_path(),
-        "reward": tmp_path / "reward.safetensors",
-        "policy": tmp_path / "policy",
-    }
+    reward, policy = tmp_path / "reward.safetensors", tmp_path / "policy"
+    paths = dict(world_model=tiny_action_path(), reward=reward, policy=policy)
     inputs = {name: digest(str(path)) for name, path in paths.items()}
     write_card(tmp_path / "card.json", Card("go", (), {}, inputs, "learn"))
-    records = run(
-        tmp_path,
-        *SMALL[:3],
-        f"model.config.policy.path={tmp_path / 'policy'}",
-        f"model.config.card={tmp_path / 'card.json'}",
-        "model.config.env.imagination.dit_path=''",
-        f"model.config.env.starts.path={tmp_path / 'starts'}",
-        f"model.config.env.reward.path={tmp_path / 'reward.safetensors'}",
-        "model.config.env.num_envs=4",
-        f"{RL}.group_size=2",
-        f"{RL}.minibatches=1",
-        "dataloader_train.batch_size=2",
-        "trainer.max_iter=1",
-        "trainer.logging_iter=1",
-        f"trainer.callbacks.imagination_watch.data={tmp_path / 'data'}",
-        name="vla_grpo_recordings",
-    )
+    env = dict({"imagination.dit_path": "''", "starts.path": tmp_path / "starts", "reward.path": reward}, num_envs=4)
+    words = [f"model.config.env.{key}={value}" for key, value in env.items()]
+    words += [f"model.config.policy.path={policy}", f"model.config.card={tmp_path / 'card.json'}"]
+    words += [f"{RL}.group_size=2", f"{RL}.minibatches=1", "dataloader_train.batch_size=2", "trainer.max_iter=1"]
+    words += ["trainer.logging_iter=1", f"trainer.callbacks.imagination_watch.data={tmp_path / 'data'}"]
+    records = run(tmp_path, *SMALL[:3], *words, name="vla_grpo_recordings")
     assert records[-1]["train/episode_len"] == 4, "as the recordings"
     watched = {name for record in records for name in record if name.startswith("watch/")}
     assert watched >= {f"watch/{name}" for name in ("greedy_value", "pictures_outside", "approx_kl")}
@@ -380,9 +366,8 @@ def windows_of(played: Trajectories, span: int, stride: int = 4, count: int = 9)
 
 
 def test_windows_are_of_valid_episodes_in_which_something_moves() -> None:
-    played = LocalRollout(ToyPolicy(width=16), ToyEnv(num_envs=3, keep_frames=True), keep_frames=True).collect(
-        starts(3)
-    )
+    env = ToyEnv(num_envs=3, keep_frames=True)
+    played = LocalRollout(ToyPolicy(width=16), env, keep_frames=True).collect(starts(3))
     moved = torch.zeros(3, 24, dtype=torch.bool)
     moved[:2, 13] = True
     played = replace(played, is_valid_E=torch.tensor([True, False, True]), moved_E_L=moved)
@@ -436,16 +421,12 @@ def test_windows_of_earlier_phases_stay_until_there_is_no_room_and_the_oldest_go
 
 def test_windows_are_kept_with_their_own_actions_however_many_are_encoded_at_once() -> None:
     """Latents in the scale of the network, in which sigma_data is 1."""
-    played: Any = SimpleNamespace(
-        frames_E_F_H_W_C=torch.arange(2 * 9.0).reshape(2, 9, 1, 1, 1).expand(-1, -1, 2, 2, 3),
-        actions_M_E_A_D=torch.arange(2 * 8.0)
-        .reshape(2, 2, 4, 1)
-        .transpose(0, 1),  # [M, E, A, D]: in the order of steps
-    )
+    frames = torch.arange(2 * 9.0).reshape(2, 9, 1, 1, 1).expand(-1, -1, 2, 2, 3)
+    actions = torch.arange(2 * 8.0).reshape(2, 2, 4, 1).transpose(0, 1)  # [M, E, A, D]: in the order of steps
+    played: Any = SimpleNamespace(frames_E_F_H_W_C=frames, actions_M_E_A_D=actions)
     ours: Any = mock.Mock(_num_frames=3, config=RefinementConfig())
-    ours._model = SimpleNamespace(
-        world=SimpleNamespace(encode=lambda video: video[:, :1, :, :1, :1]), pipe_config=SimpleNamespace(sigma_data=0.5)
-    )
+    world = SimpleNamespace(encode=lambda video: video[:, :1, :, :1, :1])
+    ours._model = SimpleNamespace(world=world, pipe_config=SimpleNamespace(sigma_data=0.5))
     ours._imagination.transformed = lambda raw: 100 + torch.from_numpy(raw)
     ours.windows.newest_latents, ours.windows.newest_actions = torch.zeros(0, 1, 3, 1, 1), torch.zeros(0, 2, 1)
     ours._kept = partial(Refinement._kept, ours)
@@ -471,10 +452,8 @@ def test_a_batch_of_a_refinement_is_full_before_there_are_earlier_windows() -> N
     ours._old = lambda seed, position: (torch.full((1, 1, 1, 1, 1), 9.0), torch.full((1, 2, 1), 9.0))
     first = Refinement.batch(ours, 0, 12)
     windows.begin_phase(2 * torch.ones(2, 1, 1, 1, 1), 2 * torch.ones(2, 2, 1))
-    for batch_, expected in (
-        (first, [1.0] * 5 + [9.0]),
-        (Refinement.batch(ours, 0, 12), [2.0] * 2 + [1.0] * 3 + [9.0]),
-    ):
+    second = Refinement.batch(ours, 0, 12)
+    for batch_, expected in ((first, [1.0] * 5 + [9.0]), (second, [2.0] * 2 + [1.0] * 3 + [9.0])):
         assert batch_[LATENTS_KEY].flatten().tolist() == expected
         assert batch_[ACTION_KEY].flatten(1)[:, 0].tolist() == expected
         assert batch_["sample_position"].tolist() == list(range(12, 18))

@@ -166,8 +166,8 @@ class RowDraws:
         return torch.stack([torch.randn(shape, generator=g) for g in self._generators(rows, members, purpose)])
 
     def uniform(self, count: int, rows: Tensor, members: Tensor, purpose: str) -> Tensor:
-        drawn = [torch.rand(count, dtype=torch.float64, generator=g) for g in self._generators(rows, members, purpose)]
-        return torch.stack(drawn)
+        draws = self._generators(rows, members, purpose)
+        return torch.stack([torch.rand(count, dtype=torch.float64, generator=g) for g in draws])
 
     def permutation(self, count: int, purpose: str) -> list[int]:
         """The same for the batches of all ranks and for all rollouts of an experience: it follows from ``first``."""
@@ -203,12 +203,9 @@ class Rollout:
         draws = self.draws.with_others([part.draws for part in others])
         conditions = [part.samples.conditions for part in parts]
         unconditional = [one.unconditional for one in conditions if one.unconditional is not None]
-        samples = joined([part.samples for part in parts])
-        samples.conditions = Conditions(
-            reduce(Condition.stacked_with, [one.condition for one in conditions]),
-            reduce(Condition.stacked_with, unconditional) if unconditional else None,
-            draws.rows,
-        )
+        condition = reduce(Condition.stacked_with, [one.condition for one in conditions])
+        other = reduce(Condition.stacked_with, unconditional) if unconditional else None
+        samples = replace(joined([part.samples for part in parts]), conditions=Conditions(condition, other, draws.rows))
         latents = torch.cat([part.true_latents for part in parts])
         return Rollout(samples, latents, reduce(Condition.stacked_with, [p.data_condition for p in parts]), draws)
 

@@ -12,6 +12,7 @@ b // E of episode b % E.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -359,8 +360,8 @@ def policy_loss(
     config: PolicyLossConfig = rl.loss
     new_B_K_N = log_prob.log_prob_B_K_N
     rows_B_K = rows_of_actions(valid_B_A, new_B_K_N.shape[1])
-    new, mask = at_level(new_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)
-    old, _ = at_level(old_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)
+    leveled = partial(at_level, rows_B_K=rows_B_K, level=config.ratio_level, sums_unexecuted=config.sums_unexecuted)
+    (new, mask), (old, _) = leveled(new_B_K_N), leveled(old_B_K_N)
     log_ratio = torch.where(mask, new - old, 0.0).clamp(-config.largest_log_ratio, config.largest_log_ratio)
     advantage = advantage_B.to(new)[:, None, None]
     objective, by_step = objective_of(rl.objective), dict[str, Any](std=1.0)
@@ -372,8 +373,7 @@ def policy_loss(
                 " PI0.5 does with noise_method=flow_sde, joint_logprob=False and safe_get_logprob=False; else take grpo"
                 " or dppo."
             )
-        moved_B_K_N = (drawn.mean_B_K_N - old_mean_B_K_N).square()
-        moved, _ = at_level(moved_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)
+        moved, _ = leveled((drawn.mean_B_K_N - old_mean_B_K_N).square())
         drift = torch.where(mask, moved, 0.0)
         by_step = dict(std=drawn.std_B[:, None, None], dt=drawn.dt_B[:, None, None])
     limits = dict(limit=rl.clip_ratio, limit_high=rl.clip_ratio_high, dual_clip=rl.dual_clip)
@@ -392,7 +392,7 @@ def policy_loss(
     elif config.entropy_bonus:
         raise ConfigError(f"entropy_bonus={config.entropy_bonus}, but this policy's log_prob gives no entropy: set 0.")
     if reference_B_K_N is not None:
-        reference, _ = at_level(reference_B_K_N, rows_B_K, config.ratio_level, config.sums_unexecuted)
+        reference, _ = leveled(reference_B_K_N)
         kl = mean(kl_estimate(torch.where(mask, reference - new, 0.0), config.kl_kind))
         watched["kl_to_reference"] = kl.detach()
         loss = loss + rl.kl_beta * kl

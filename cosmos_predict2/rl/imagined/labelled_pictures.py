@@ -8,7 +8,6 @@ judged, act in the simulator, so that there are successes, failures and near mis
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy
@@ -152,6 +151,7 @@ class LabelledRecordings:
         }
 
 
+Played = tuple[Starts, Tensor]  # and the actions that were chosen there, [M, E, A, D]
 _SKILLS = {"expert": (0.6, 1.0), "noisy": (0.1, 0.6), "push": (0.5, 1.0)}
 DRIVERS = Mix({"expert": 0.4, "noisy": 0.35, "push": 0.25}, _SKILLS, ring_elsewhere=0.0)
 TASK = "push_puck"
@@ -161,28 +161,20 @@ _NEAR_PX = 8.0  # a puck this near to the goal that is not there is a near miss
 _TOGETHER = 100  # episodes
 
 
-@dataclass(frozen=True)
-class Played:
-    """Starts, and the actions that were chosen there."""
-
-    starts: Starts
-    actions_M_E_A_D: Tensor
-
-
 def by_drivers(num: int, split: str, first: int, seed: int, setting: str = "default") -> Played:
     """Episodes of drivers of all skills."""
     starts = held_out_starts(num, 1, seed, first)
     episodes = make_episodes(num, 0, mix=DRIVERS, setting=setting, first=SPLITS[split] + first)
     env = ToyEnv(1, setting)
     actions_E_M_A_D = torch.from_numpy(episodes.actions).unflatten(1, (-1, env.metadata["chunk"]))
-    return Played(starts, actions_E_M_A_D.transpose(0, 1).contiguous())
+    return starts, actions_E_M_A_D.transpose(0, 1).contiguous()
 
 
 def by_policy(policy: Policy, num: int, split: str, first: int, seed: int, setting: str = "default") -> Played:
     """Episodes of a policy that samples."""
     starts = held_out_starts(num, 1, seed, first)
     env = ToyEnv(min(num, _TOGETHER), setting, split=split)
-    return Played(starts, evaluate(policy, env, starts, [TASK], "sample").played.actions_M_E_A_D)
+    return starts, evaluate(policy, env, starts, [TASK], "sample").played.actions_M_E_A_D
 
 
 def labelled(
@@ -193,9 +185,10 @@ def labelled(
     Imagined pictures are there twice: labelled by what they show (the detector sees the puck, and the goal is known),
     and by how the simulator's episode of the same actions stood at this step.
     """
-    together = min(len(played.starts), _TOGETHER)
+    starts, actions = played
+    together = min(len(starts), _TOGETHER)
     env = ToyEnv(together, setting, split=split, reward_on="each")
-    true, reward_E_F = film(env, played.starts, played.actions_M_E_A_D)
+    true, reward_E_F = film(env, starts, actions)
     found = {SIMULATOR: _pictures(true[:, :, 1:], reward_E_F)}
     if imagination is None:
         return found
@@ -204,8 +197,8 @@ def labelled(
     judge, toy_starts = ToyDetectorReward(setting), ToyStarts(setting, split=split)
     given = (imagination, toy_starts, judge, together, env.metadata["max_steps"])
     imagined_env = WorldModelEnv(*given, scoring=Scoring(judge="last", reward_on="last"))
-    imagined = film(imagined_env, played.starts, played.actions_M_E_A_D)[0][:, :, 1:]
-    goal = toy_starts.starts(played.starts.task_ids, played.starts.trial_ids).context["goal"]
+    imagined = film(imagined_env, starts, actions)[0][:, :, 1:]
+    goal = toy_starts.starts(starts.task_ids, starts.trial_ids).context["goal"]
     shown = judge.judge(imagined.permute(0, 2, 3, 4, 1), {"goal": goal})
     found[SHOWN] = _pictures(imagined, shown.value_E_F)
     found[OUTCOME] = _pictures(imagined, reward_E_F)
