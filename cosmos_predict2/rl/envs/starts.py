@@ -12,35 +12,12 @@ from cosmos_predict2.toy_world.rendering import render
 from imaginaire.errors import ConfigError, near
 
 
-class Tables:
-    """The starts of the toy world by task and trial: for one task, the first states of `make_episodes` by number.
-
-    They are an endless series, of which each split has a part (`SPLITS`): no start of "val" is one of "train".
-    """
-
-    def __init__(self, setting: str, tasks: Sequence[str], size: int | None, split: str, seed: int) -> None:
-        if split not in SPLITS:
-            raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
-        try:
-            self.setting, self.size = find_setting(setting, size)
-            self.tasks = find_tasks(tasks)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        self.seed, self._first = seed, SPLITS[split]
-        self.about = dict(setting=setting, tasks=list(tasks), size=self.size, split=split, seed=seed)
-
-    def states(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> Floats:
-        """First states [N, 10]."""
-        generators = [episode_generator(self.seed, self._first + int(trial) % NUM_TRIALS) for trial in trial_ids]
-        chosen = [self.tasks[int(task) % len(self.tasks)] for task in task_ids]
-        return lay_table(generators, chosen, self.setting, self.size)
-
-    def sentences(self, task_ids: Sequence[int]) -> list[str]:
-        return [self.tasks[int(task) % len(self.tasks)].sentence for task in task_ids]
-
-
 class ToyStarts(StartsDefaults):
-    """The toy world's starts, those that `ToyEnv` has with the same arguments; ``goal`` and ``states`` are known."""
+    """The starts that `ToyEnv` has with the same arguments; ``goal`` and ``states`` are known.
+
+    For one task they are the first states of `make_episodes` by number: an endless series, of which each split has a
+    part (`SPLITS`), so that no start of "val" is one of "train".
+    """
 
     history = 1
 
@@ -52,17 +29,30 @@ class ToyStarts(StartsDefaults):
         split: str = "train",
         seed: int = 0,
     ) -> None:
-        self.tables = Tables(setting, tasks, size, split, seed)
-        self.num_tasks = len(self.tables.tasks)
+        if split not in SPLITS:
+            raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
+        try:
+            self.setting, self.side = find_setting(setting, size)
+            self.tasks = find_tasks(tasks)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self.seed, self._first, self.num_tasks = seed, SPLITS[split], len(self.tasks)
+        self.about = dict(setting=setting, tasks=list(tasks), size=self.side, split=split, seed=seed)
 
     def __len__(self) -> int:
         return NUM_TRIALS
 
+    def states(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> Floats:
+        """First states [N, 10]."""
+        generators = [episode_generator(self.seed, self._first + int(trial) % NUM_TRIALS) for trial in trial_ids]
+        chosen = [self.tasks[int(task) % self.num_tasks] for task in task_ids]
+        return lay_table(generators, chosen, self.setting, self.side)
+
+    def sentences(self, task_ids: Sequence[int]) -> list[str]:
+        return [self.tasks[int(task) % self.num_tasks].sentence for task in task_ids]
+
     def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
-        states = self.tables.states(task_ids, trial_ids)
-        return FirstFrames(
-            torch.from_numpy(render(states, self.tables.size))[:, None],
-            None,
-            self.tables.sentences(task_ids),
-            {"goal": torch.from_numpy(states[:, GOAL].copy()), "states": torch.from_numpy(states)},
-        )
+        states = self.states(task_ids, trial_ids)
+        pictures = torch.from_numpy(render(states, self.side))[:, None]
+        known = {"goal": torch.from_numpy(states[:, GOAL].copy()), "states": torch.from_numpy(states)}
+        return FirstFrames(pictures, None, self.sentences(task_ids), known)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS
 from cosmos_predict2.rl.envs.scoring import Book, Chunk, Ids
-from cosmos_predict2.rl.envs.starts import Tables
+from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from cosmos_predict2.toy_world.physics import (
     CLOSED,
@@ -65,10 +65,10 @@ class ToyEnv(EnvDefaults):
     ) -> None:
         if reward_on not in REWARD_ON:
             raise ConfigError(f"reward_on is '{reward_on}'.{near(reward_on, REWARD_ON)}")
-        self.tables = Tables(setting, tasks, size, split, seed)
-        self.setting, self.size = self.tables.setting, self.tables.size
+        self.tables = ToyStarts(setting, tasks, size, split, seed)
+        self.setting, self.size = self.tables.setting, self.tables.side
         max_steps = self.setting.num_steps if num_steps is None else num_steps
-        numbers = dict(num_tasks=len(self.tables.tasks), num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed)
+        numbers = dict(num_tasks=self.tables.num_tasks, num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed)
         self._book = Book(num_envs, **numbers)
         try:
             action_layout(action_dim)
