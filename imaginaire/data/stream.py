@@ -317,9 +317,8 @@ def _check_not_empty(loader: Any) -> None:
     if isinstance(loader, ResumableLoader) or length(loader) != 0:
         return
     raise DataError(
-        f"dataloader_train gives no batch: the data set has {length(getattr(loader, 'dataset', None))}"
-        f" samples for this rank's batch_size={getattr(loader, 'batch_size', None)}. Lower dataloader_train.batch_size"
-        " or add data."
+        f"dataloader_train gives no batch: the data set has {length(getattr(loader, 'dataset', None))} samples for this"
+        f" rank's batch_size={getattr(loader, 'batch_size', None)}. Lower dataloader_train.batch_size or add data."
     )
 
 
