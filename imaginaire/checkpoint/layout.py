@@ -153,15 +153,8 @@ class CheckpointSet:
         from imaginaire.checkpoint.dcp import SafeFileSystemReader
 
         places = SafeFileSystemReader(path).read_metadata().storage_data.items()
-        return [
-            Archive(
-                Path(storage.join(path, place.relative_path)),
-                f"'{index.fqn}' in {storage.join(path, place.relative_path)}",
-                place.offset,
-                place.length,
-            )
-            for index, place in places
-        ]
+        parts = ((index.fqn, storage.join(path, place.relative_path), place) for index, place in places)
+        return [Archive(Path(file), f"'{name}' in {file}", place.offset, place.length) for name, file, place in parts]
 
     def bytes(self) -> int:
         return sum(_bytes(self.path(kind)) for kind in KINDS if self.has(kind))

@@ -35,15 +35,9 @@ log = logging.getLogger(__name__)
 RENAMED = {"data_train": "dataloader_train", "data_val": "dataloader_val"}  # both spellings are in guides
 LAZY_MEMBERS = ("model", "optimizer", "scheduler", "dataloader_train", "dataloader_val")
 
-EXTRAS = {  # top-level packages of the optional extras, for the cure in a message
-    "megatron": "compat",
-    "transformer_engine": "te",
-    "flash_attn": "flash",
-    "apex": "gpu",
-    "ray": "rl",
-    "robosuite": "vla",
-    "s3fs": "s3",
-}
+# top-level packages of the optional extras, for the cure in a message
+EXTRAS = {"megatron": "compat", "transformer_engine": "te", "flash_attn": "flash", "apex": "gpu"}
+EXTRAS |= {"ray": "rl", "robosuite": "vla", "s3fs": "s3"}
 
 HOME = Path(__file__).resolve().parents[2]  # of our packages
 

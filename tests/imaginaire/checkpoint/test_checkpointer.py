@@ -26,13 +26,8 @@ from tests.training import difference, run_dir, saved, train
 
 pytestmark = pytest.mark.slow
 
-QUICK = [
-    "trainer.run_validation=False",
-    "dataloader_train.num_workers=0",
-    "trainer.max_iter=6",
-    "checkpoint.save_iter=2",
-    "checkpoint.keep_last=3",
-]
+QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trainer.max_iter=6"]
+QUICK += ["checkpoint.save_iter=2", "checkpoint.keep_last=3"]
 
 
 @pytest.fixture(scope="module")

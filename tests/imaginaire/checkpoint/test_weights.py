@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,6 @@ def test_an_object_is_refused_by_name_and_not_run(tmp_path: Path, new_format: bo
 
 @pytest.mark.parametrize("is_allowed_by_others", [False, True])
 def test_numpy_content_is_refused_by_name(tmp_path: Path, is_allowed_by_others: bool) -> None:
-    import numpy
-
     from_numpy = [numpy.ones(2).__reduce__()[0], numpy.ndarray, numpy.dtype, type(numpy.dtype(float))]
     torch.save({"w": torch.ones(2), "x": numpy.ones(2)}, tmp_path / "m.pt")
     with torch.serialization.safe_globals(from_numpy if is_allowed_by_others else []):
@@ -157,8 +156,6 @@ DAMAGE = {
 
 
 def _zip() -> bytes:
-    import zipfile
-
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("word/document.xml", "x" * 100)
@@ -504,13 +501,8 @@ def test_hub_ids_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_select_takes_one_network_and_drops_the_extras(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     one, two = torch.ones(1), torch.full((1,), 2.0)
-    both = {
-        "net.a": one,
-        "net_ema.a": two,
-        "net.pos_embedder.seq": one,
-        "net.accum_iteration": one,
-        "net.x._extra_state": one,
-    }
+    extras = dict.fromkeys(("net.pos_embedder.seq", "net.accum_iteration", "net.x._extra_state"), one)
+    both = {"net.a": one, "net_ema.a": two, **extras}
     assert_same(weights.select(both, "net"), {"a": one})
     assert_same(weights.select(both, "auto"), {"a": one})
     assert_same(weights.select(both, "net_ema"), {"a": two})
@@ -518,11 +510,9 @@ def test_select_takes_one_network_and_drops_the_extras(caplog: pytest.LogCapture
     assert_same(weights.select({"a": one}, "auto"), {"a": one})
     with pytest.raises(ConfigError, match=r"'ema'.*net_ema"):
         weights.select(both, "ema")
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
-        "weights: net; the file holds net and net_ema (asked: auto)",
-        "weights: net_ema; the file holds net_ema (asked: auto)",
-    ]  # and nothing where there is nothing to choose
+    said = ["weights: net; the file holds net and net_ema (asked: auto)"]
+    said += ["weights: net_ema; the file holds net_ema (asked: auto)"]  # and nothing where there is nothing to choose
+    assert [record.getMessage() for record in caplog.records] == said
     assert_same(weights.select({"a": one}, "net"), {"a": one})
     assert_same(weights.select({"net.a": one, "head": two}, "net"), {"a": one, "head": two})
     assert_same(weights.select({**both, "net_ref.a": two, "net_old.a": two}, "auto"), {"a": one})
@@ -541,20 +531,11 @@ def test_two_entries_are_not_given_one_name() -> None:
 
 
 def test_load_into_copies_casts_and_accounts() -> None:
-    targets = {
-        "a": torch.zeros(2, dtype=torch.bfloat16),
-        "b": torch.zeros(3),
-        "c": torch.zeros(4),
-        "scalar": torch.zeros(()),
-    }
+    targets = {"a": torch.zeros(2, dtype=torch.bfloat16), "b": torch.zeros(3), "c": torch.zeros(4)}
+    targets["scalar"] = torch.zeros(())
     addresses = {name: tensor.data_ptr() for name, tensor in targets.items()}
-    source = {
-        "a": torch.ones(2),
-        "b": torch.ones(4),
-        "scalar": torch.tensor(5.0),
-        "z": torch.ones(1),
-        "x._extra_state": torch.ones(1),
-    }
+    source = {"a": torch.ones(2), "b": torch.ones(4), "scalar": torch.tensor(5.0)}
+    source |= {"z": torch.ones(1), "x._extra_state": torch.ones(1)}
     report = weights.load_into(targets, source)
     assert report == weights.account(targets, source)
     assert report.matched == ("a", "scalar") and report.missing == ("c",)

@@ -174,11 +174,8 @@ def test_a_config_file_below_the_working_directory_has_its_dotted_name(
     (robot / "parts_py.py").write_text(PARTS)
     (robot / "my_py_config.py").write_text(CONFIG.replace("from parts", "from robot_xyz.parts_py"))
     monkeypatch.chdir(project)
-    for path in (
-        "robot_xyz/my_py_config.py",
-        str(robot / "my_py_config.py"),
-        "./robot_xyz/../robot_xyz/my_py_config.py",
-    ):
+    here = "robot_xyz/my_py_config.py"
+    for path in (here, str(robot / "my_py_config.py"), f"./robot_xyz/../{here}"):
         made = compose(path, ["experiment=inline_exp"])
         assert "robot_xyz.parts_py.Loader" in to_yaml(made)
         assert "robot_xyz.my_py_config" in sys.modules

@@ -173,17 +173,8 @@ def test_a_call_that_fails_names_key_and_target(node: Any, place: str, named: st
 
 @pytest.mark.parametrize(
     "value",
-    [
-        torch.bfloat16,
-        torch.channels_last,
-        torch.relu,
-        torch.nn.functional.gelu,
-        torch.optim.AdamW,
-        Colour.RED,
-        len,
-        dict,
-    ]
-    + [Recorder.make, Path, functools.partial],
+    [torch.bfloat16, torch.channels_last, torch.relu, torch.nn.functional.gelu, torch.optim.AdamW, Colour.RED]
+    + [len, dict, Recorder.make, Path, functools.partial],
 )
 def test_names_find_the_same_object(value: Any) -> None:
     assert locate(name_of(value)) == value
@@ -290,12 +281,9 @@ def test_a_bad_file_is_one_message(text: str, named: str) -> None:
 
 
 def test_aliases_may_repeat_what_they_name() -> None:
-    assert from_yaml("a: &a {x: 1, y: [2]}\nb: *a\nc: {<<: *a, x: 3}\nd: [*a, *a]") == {
-        "a": {"x": 1, "y": [2]},
-        "b": {"x": 1, "y": [2]},
-        "c": {"x": 3, "y": [2]},
-        "d": [{"x": 1, "y": [2]}] * 2,
-    }
+    one = {"x": 1, "y": [2]}
+    found = from_yaml("a: &a {x: 1, y: [2]}\nb: *a\nc: {<<: *a, x: 3}\nd: [*a, *a]")
+    assert found == {"a": one, "b": one, "c": {**one, "x": 3}, "d": [one, one]}
 
 
 # --- freezing ---

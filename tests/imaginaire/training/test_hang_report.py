@@ -52,12 +52,8 @@ def test_a_table_says_who_does_not_answer() -> None:
 
 
 def test_the_dead_are_told_from_those_that_left() -> None:
-    entries = [
-        _seen(0, "backward"),
-        _seen(1, "backward"),
-        _seen(2, "left after OSError: no disk"),
-        _seen(3, "backward"),
-    ]
+    entries = [_seen(rank, "backward") for rank in range(4)]
+    entries[2] = _seen(2, "left after OSError: no disk")
     dead, left = "rank 1 (a): killed from outside", "rank 2 (a) left after OSError: no disk"
     found = places.gone(entries, 100, answered={0, 3})
     assert [line for line in found if left in line] and [line for line in found if dead in line] and len(found) == 2
@@ -110,9 +106,7 @@ def test_alarms_that_ranks_raise_at_one_moment_are_one(two_ranks: list[Any]) -> 
     alarm = places.Alarm("rank 1: no progress", 100.0)
     mine.answer(alarm)
     other.answer(places.Alarm("rank 0: no progress", 100.01))
-    assert 0 in other.answered(alarm), (
-        "a store does not wait for what it sets, but for what the same one asks behind it"
-    )
+    assert 0 in other.answered(alarm)  # a store waits for what the same one asks behind what it sets
     assert mine.answered(alarm) == {0, 1}
     assert mine.answered(places.Alarm("of a later hang", 200.0)) == set()
 

@@ -144,12 +144,7 @@ SPLITS = {  # of four samples a step: samples a micro-batch, on one process or o
     2: {
         "replicated": ["trainer.grad_accum_iter=1"],
         "replicated, accumulated": ["trainer.grad_accum_iter=2", "dataloader_train.batch_size=1"],
-        "sharded, accumulated": [
-            "trainer.grad_accum_iter=2",
-            "dataloader_train.batch_size=1",
-            "trainer.distributed_parallelism=fsdp",
-            "model.fsdp_shard_size=2",
-        ],
+        "sharded, accumulated": ["trainer.grad_accum_iter=2", "dataloader_train.batch_size=1", *FSDP],
     },
 }
 

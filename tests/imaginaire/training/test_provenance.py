@@ -63,11 +63,8 @@ def test_git_state_tells_commit_and_changes(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-qm", "first")
-    assert provenance.git_state(tmp_path) == {
-        "commit": git("rev-parse", "HEAD").strip(),
-        "branch": "main",
-        "dirty": False,
-    }
+    commit = git("rev-parse", "HEAD").strip()
+    assert provenance.git_state(tmp_path) == {"commit": commit, "branch": "main", "dirty": False}
     (tmp_path / "a").write_text("2")
     state = provenance.git_state(tmp_path)
     assert state is not None and state["dirty"]

@@ -263,6 +263,7 @@ _OF_A_LOADER = ("batch_size", "num_workers", "shuffle", "pin_memory", "timeout",
 _OF_A_MODEL = ("width", "window", "depth", "dropout", "precision", "ema_rate", "fsdp_shard_size")
 _LINEAR = ["model._target_=torch.nn.Linear", "+model.in_features=1", "+model.out_features=1"]
 _WAVES = ["dataloader_train._target_=examples.minimal.data.Waves", "~dataloader_train.dataset"]
+_UNREADABLE = [f"dataloader_train.dataset._target_={__name__}.Unreadable"]
 _MISSING = [f"dataloader_train.dataset._target_={__name__}.Missing", "+dataloader_train.dataset.folder=/no/such/folder"]
 
 
@@ -275,11 +276,7 @@ _MISSING = [f"dataloader_train.dataset._target_={__name__}.Missing", "+dataloade
         ([*_LINEAR, *(f"~model.{name}" for name in _OF_A_MODEL)], ConfigError, "model: Linear"),
         ([f"model._target_={__name__}.WithoutStep"], ConfigError, "model: WithoutStep"),
         ([*_WAVES, *(f"~dataloader_train.{name}" for name in _OF_A_LOADER)], ConfigError, "dataloader_train .*Waves"),
-        (
-            [f"dataloader_train.dataset._target_={__name__}.Unreadable"],
-            ConfigError,
-            "dataloader_train.dataset: .*FileNot",
-        ),
+        (_UNREADABLE, ConfigError, "dataloader_train.dataset: .*FileNot"),
         (["+trainer.callbacks.loss_log.logging_iter_multipler=0"], ConfigError, "loss_log.logging_iter_multipler"),
         (_MISSING, DataError, "dataloader_train.dataset: .*/no/such/folder"),
         ([f"model._target_={__name__}.NoBatches", *QUICK], DataError, "NoBatches"),
@@ -371,7 +368,7 @@ def test_a_refused_start_leaves_the_config_that_was_there(tmp_path: Path) -> Non
     before = config.read_text()
     (run_dir(tmp_path, "made") / "notes").mkdir(parents=True)  # by somebody else
     with pytest.raises(ConfigError, match="Unreadable"):
-        train(tmp_path, ["job.name=made", f"dataloader_train.dataset._target_={__name__}.Unreadable"])
+        train(tmp_path, ["job.name=made", *_UNREADABLE])
     assert (run_dir(tmp_path, "made") / "notes").is_dir()
     with pytest.raises(CheckpointError):  # weights that do not fit
         train(tmp_path, [*QUICK, "model.width=32"])

@@ -99,14 +99,8 @@ def test_trackers_get_the_same_values_with_second_names_and_images_and_the_file_
 
 
 def test_console_line_shows_what_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    values = {
-        "train/loss": 0.12345,
-        "train/grad_norm": 1.0,
-        "optim/lr_0": 1e-4,
-        "train/s_per_iter": 0.5123,
-        "train/data_percent": 3.2,
-        "device/cpu_mem_gb": 2.0,
-    }
+    values = {"train/loss": 0.12345, "train/grad_norm": 1.0, "optim/lr_0": 1e-4}
+    values |= {"train/s_per_iter": 0.5123, "train/data_percent": 3.2, "device/cpu_mem_gb": 2.0}
     line = "loss 0.1235 grad_norm 1.000 lr 0.0001 0.512 s/iter, 9 min left data 3 %"
     assert console_line(values, 7, 120, 540.0) == f"iter 7/120 5 % {line} host mem 2.0 GB"
     assert "left" not in console_line(values, 120, 120, 0.0)

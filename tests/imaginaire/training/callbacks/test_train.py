@@ -20,13 +20,7 @@ def test_low_precision_casts_floats_at_any_depth(tmp_path: Path) -> None:
     trainer = Trainer(make_config({"low_prec": lazy(LowPrecision)}), tmp_path)
     trainer.model.precision = torch.bfloat16
     x = torch.ones(2)
-    batch: dict[str, Any] = {
-        "x": x,
-        "n": torch.ones(2, dtype=torch.int64),
-        "text": "a",
-        "l": [x, (x, 1)],
-        "p": Pair(x, x),
-    }
+    batch: dict[str, Any] = dict(x=x, n=torch.ones(2, dtype=torch.int64), text="a", l=[x, (x, 1)], p=Pair(x, x))
     for hook in (trainer.callbacks.on_training_step_start, trainer.callbacks.on_validation_step_start):
         copy = {**batch, "l": list(batch["l"])}
         hook(trainer.model, copy, 0)
