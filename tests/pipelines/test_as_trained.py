@@ -16,7 +16,8 @@ from torch import Tensor
 from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.card import KEY, register
 from cosmos_predict2.checkpoints.dit_loading import part_differences
-from cosmos_predict2.configs.choice import choose_model, get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.configs.choice import choose_model
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig, Video2WorldModel
 from cosmos_predict2.pipelines.flags import VideoModel

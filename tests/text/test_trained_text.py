@@ -13,7 +13,8 @@ import torch
 from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.export import Export, export
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY
-from cosmos_predict2.configs.choice import choose_model, get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.configs.choice import choose_model
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mock import MockVideos
