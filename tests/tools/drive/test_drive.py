@@ -259,7 +259,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--suite", "toy", "--policy", f"{HERE}:Wide"], "7 numbers per action"),
     (["--data", "{data}", "--policy", f"{HERE}:Wide"], "cloned anew"),
     (["--data", "{data}", "--actions", "13"], "13 actions are to be executed"),
-    (["--data", "{wide}"], "it is of another robot"),
+    (["--data", "{wide}"], "those of the world model have 4"),
     (["--data", "{data}", "--out", "{data}"], "holds no driven episodes"),
     (["--data", "{data}", "--world_model", "{data}"], "{data}"),
     (["--data", "{data}", "--port", "-1"], "--port"),
