@@ -90,15 +90,12 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--until_success: {type(env).__name__} ends its episodes by itself. Leave it out.")
     fps = args.fps or float(env.metadata.get("control_hz", suite.fps))
     place = out if args.append else out.with_name(f"{out.name}.unfinished")  # until its index is written
-    if args.append:
-        writer = Writer.after(out)
-    else:
+    if not args.append:
         shutil.rmtree(place, ignore_errors=True)
-        if args.base:
-            shutil.copytree(args.base, place)
-            writer = Writer.after(place)
-        else:
-            writer = Writer(place, fps, robot=str(env.metadata.get("suite", args.suite)))
+    if args.base:
+        shutil.copytree(args.base, place)
+    robot = str(env.metadata.get("suite", args.suite))
+    writer = Writer.after(place) if args.append or args.base else Writer(place, fps, robot=robot)
     camera = args.camera or CAMERA
     if before := len(writer):
         camera = choose_camera(read_info(place), args.camera) if args.camera else CAMERA
@@ -119,16 +116,15 @@ def run(args: argparse.Namespace) -> None:
     writer.finish()
     record = place / RECORD
     names = ("suite", "policy", "mode", "first", "seed")
+    played, earlier = len(writer) - before, foreign_json.load_object(record)["collections"] if record.is_file() else []
     figures: dict[str, Any] = {name: getattr(args, name) for name in names}
-    figures |= dict(execute=execute, episodes=len(writer) - before, from_episode=before, successes=successes, lost=lost)
-    figures["command"] = parser.command()
-    earlier = foreign_json.load_object(record)["collections"] if record.is_file() else []
-    storage.write_json(record, {"collections": [*earlier, {**figures, **suite.conditions(), "versions": run_record()}]})
+    figures |= dict(execute=execute, episodes=played, from_episode=before, successes=successes, lost=lost)
+    figures |= dict(command=parser.command(), **suite.conditions(), versions=run_record())
+    storage.write_json(record, {"collections": [*earlier, figures]})
     if not args.append:
         place.replace(out)
     if lost:
         log.warning("%d of %d episodes were lost with their simulators and are not recorded", lost, args.episodes)
-    played = len(writer) - before
     print(f"{played} episodes, {successes} with success ({successes / played:.3f}); {len(writer)} in {out}")
 
 

@@ -131,24 +131,17 @@ def _source_and_destination(args: argparse.Namespace) -> tuple[str, str, str | N
     words, to = [word for word in (args.source, args.destination) if word is not None], args.to
     if args.from_ is None:
         if len(words) < 2:
-            raise ConfigError(
-                f"{len(words)} of SOURCE and DESTINATION given: give both, or --from SOURCE --to DESTINATION."
-            )
+            raise ConfigError("Give both SOURCE and DESTINATION, or --from SOURCE --to DESTINATION.")
         if to is not None and to not in KNOWN:
-            raise ConfigError(
-                f"--to {to}: no form is called so.{near(to, KNOWN)} A destination is the second word, or --to beside"
-                " --from."
-            )
+            raise ConfigError(f"--to {to}: no form is called so.{near(to, KNOWN)} A destination is the second word.")
         return words[0], words[1], to
     if words:
         raise ConfigError(f"--from {args.from_} and {' '.join(words)}: give --from SOURCE --to DESTINATION alone.")
     if to is None:
         raise ConfigError(f"--from {args.from_} needs --to DESTINATION.")
     if to in KNOWN:
-        raise ConfigError(
-            f"--from {args.from_} --to {to}: beside --from, --to is what to write, and {to} is a form. Give"
-            f" {args.from_} DESTINATION --to {to}, or --to ./{to} for a folder of this name."
-        )
+        cure = f"Give {args.from_} DESTINATION --to {to}, or --to ./{to} for a folder of this name."
+        raise ConfigError(f"--from {args.from_} --to {to}: beside --from, --to is what to write. {cure}")
     return args.from_, to, None
 
 
@@ -184,10 +177,8 @@ def _form_of(source: str, destination: str) -> str:
         return found
     if holds_policy(source):
         return PUBLIC
-    raise ConfigError(
-        f"{destination} does not end in .pt or .safetensors, and {source} is no policy: choose another name, or give"
-        f" SOURCE DESTINATION --to FORM: {', '.join(KNOWN)}."
-    )
+    forms = f"choose another name, or give SOURCE DESTINATION --to FORM: {', '.join(KNOWN)}"
+    raise ConfigError(f"{destination} does not end in .pt or .safetensors, and {source} is no policy: {forms}.")
 
 
 if __name__ == "__main__":

@@ -69,17 +69,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         os.environ.setdefault("IMAGINAIRE_OUTPUT_ROOT", place)
     if args.dryrun and translation.evaluation is None:
         print(f"# processes: {translation.num_gpus}, one for each GPU ({translation.gpu_product})")
-    return launch.start(
-        translation,
-        overrides,
-        train.main,
-        name="recipe",
-        dryrun=args.dryrun,
-        debug=args.debug,
-        num_machines=args.num_workers,
-        torchrun=lambda: torchrun(args),
-        is_logged=bool(args.log_dir),
-    )
+    own = dict(name="recipe", num_machines=args.num_workers, torchrun=lambda: torchrun(args))
+    options = command_line.options_of(launch.start, args, **own, is_logged=bool(args.log_dir))
+    return launch.start(translation, overrides, train.main, **options)
 
 
 def translate(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
@@ -94,10 +86,8 @@ def _require_script(script: str, fitting: Sequence[str]) -> None:
         return
     name = Path(script.replace(".", "/") if not script.endswith(".py") else script).stem
     if name not in SCRIPTS:
-        raise ConfigError(
-            f"{script}: scripts of your own are not run. Data sets and rewards of your own are experiments here:"
-            f" documentations/world_model_rl.md. Give cosmos_rl.tools.dataset.{fitting[0]}, or leave it out."
-        )
+        cure = f"Give cosmos_rl.tools.dataset.{fitting[0]}, or your experiment: documentations/world_model_rl.md."
+        raise ConfigError(f"{script}: scripts of your own are not run. {cure}")
     if name not in fitting:
         raise ConfigError(f"{script} does not fit the recipe: give cosmos_rl/tools/dataset/{fitting[0]}.py.")
 
@@ -106,10 +96,8 @@ def _require_platform(name: str, fitting: Sequence[str]) -> None:
     """Raise where ROBOT_PLATFORM, which is only read of policies, names another robot than the recipe's."""
     platforms = [platform for platform, script in PLATFORMS.items() if script in fitting]
     if name and platforms and name.upper() not in platforms:
-        raise ConfigError(
-            f"ROBOT_PLATFORM={name} does not fit the recipe, whose simulator is that of"
-            f" {' or '.join(platforms)}: set it so, or leave it out."
-        )
+        known = " or ".join(platforms)
+        raise ConfigError(f"ROBOT_PLATFORM={name} does not fit the recipe: set {known}, or leave it out.")
 
 
 def _require_recipe(path: str) -> None:

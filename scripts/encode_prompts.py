@@ -72,9 +72,7 @@ def encoder_of(args: argparse.Namespace, path: str, *, num_tokens: int, width: i
 
         return BytesEncoder(num_tokens, width if args.text_width is None else args.text_width, device=args.device)
     if args.text_width is not None:
-        raise ConfigError(
-            f"--text_width is for --text_encoder bytes; {args.text_encoder} has the width of its weights."
-        )
+        raise ConfigError(f"--text_width is of --text_encoder bytes; {args.text_encoder} has that of its weights.")
     options |= dict(max_length=num_tokens, dtype=args.dtype, device=args.device)
     if args.text_encoder == "t5":
         from cosmos_predict2.text.t5 import T5Encoder

@@ -81,10 +81,8 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--videos {args.videos} needs --out, the folder that they are written to.")
     is_compared, has_judge = args.world_model is not None, args.reward is not None or args.suite == suites.TOY
     if (args.reward is not None and not is_compared) or (is_compared and not has_judge):
-        raise ConfigError(
-            f"--world_model PATH --reward PATH go together in --suite {args.suite}: the reward judges what is imagined"
-            " (scripts.train_reward_model). The toy world alone has a detector of its own."
-        )
+        why = "the reward judges what is imagined (scripts.train_reward_model); the toy world has a detector"
+        raise ConfigError(f"--world_model PATH --reward PATH go together in --suite {args.suite}: {why}.")
     if args.world_model == "" and args.suite != suites.TOY:
         raise ConfigError(f"--world_model PATH: the model that ships is of the toy world, not of --suite {args.suite}.")
     if args.num_steps is not None and args.world_model is None:
@@ -93,9 +91,8 @@ def run(args: argparse.Namespace) -> None:
     of_place = ("setting", "split", "max_steps", "num_steps_wait", "image_size", "render")
     place = suites.find(args.suite, args.tasks, **{name: getattr(args, name) for name in of_place})
     if args.workers is not None and (args.batch_size is not None or not place.has_workers):
-        raise ConfigError(
-            f"--workers {args.workers} has no meaning for --suite {args.suite}, or beside --batch_size: leave it out."
-        )
+        why = f"has no meaning for --suite {args.suite}, or beside --batch_size"
+        raise ConfigError(f"--workers {args.workers} {why}: leave it out.")
     args.tasks, args.episodes, args.fps = place.tasks, args.episodes or place.episodes, args.fps or place.fps
     options = command_line.key_values(args.options, "--options")
     policy, card = find_policy(args.policy, "net_ema" if args.load_ema else "auto", options)
@@ -153,10 +150,8 @@ def _imagination(args: argparse.Namespace, action_dim: int) -> Any:
     from cosmos_predict2.configs.rl.imagination import imagination_of
 
     imagination = imagination_of(args.world_model, device=args.device)
-    if imagination.transform.dim != action_dim:
-        raise ConfigError(
-            f"--world_model: its actions have {imagination.transform.dim} numbers, those of the policy {action_dim}."
-        )
+    if (dim := imagination.transform.dim) != action_dim:
+        raise ConfigError(f"--world_model: its actions have {dim} numbers, those of the policy {action_dim}.")
     return imagination
 
 

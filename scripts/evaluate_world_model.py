@@ -93,21 +93,14 @@ def run(args: argparse.Namespace) -> int:
     of_actions = next(group for group in parser._action_groups if group.title == WITH_ACTIONS)._group_actions
     for flag in of_actions:
         if getattr(args, flag.dest) not in (flag.default, "cpu"):
-            raise ConfigError(
-                f"{flag.option_strings[0]} goes with action-conditioned models, and {args.dit_path} is of one without"
-                " actions. Leave it out."
-            )
+            name = flag.option_strings[0]
+            raise ConfigError(f"{name} goes with models with actions, and {args.dit_path} has none. Leave it out.")
     if args.save_path:
         check_writable(args.save_path, WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
     overrides = [f"experiment={args.experiment}", *args.overrides]
-    found = evaluate(
-        compose(args.config, overrides) if args.experiment else composed_run(card, args.overrides),
-        args.dit_path,
-        data=args.data,
-        which="net_ema" if args.load_ema else "auto",
-        num_clips=args.num_clips,
-        num_steps=args.num_steps or NUM_STEPS,
-    )
+    config = compose(args.config, overrides) if args.experiment else composed_run(card, args.overrides)
+    own = dict(which="net_ema" if args.load_ema else "auto", num_steps=args.num_steps or NUM_STEPS)
+    found = evaluate(config, args.dit_path, **command_line.options_of(evaluate, args, **own))
     print(found.figures.as_text())
     fps = args.fps or found.fps
     found.write_report(Path(args.out), fps)
@@ -141,20 +134,15 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.world_model.assembly import check_device
 
     if args.overrides or args.save_path:
-        raise ConfigError(
-            f"{(args.overrides or ['--save_path'])[0]} goes with Video2World models without actions:"
-            " the folder of a run, or --experiment NAME."
-        )
+        first = (args.overrides or ["--save_path"])[0]
+        raise ConfigError(f"{first} goes with models without actions: the folder of a run, or --experiment NAME.")
     check_device(args.device or "cpu")
     if args.lpips:
         lpips_package()
     if args.dit_path and not (card := read_card(args.dit_path).opened()).has_action_embedders:
-        raise CheckpointError(
-            unregistered(card)
-            or f"{args.dit_path} is of a model without actions, and lies in no run of one. Of a tiny Video2World model"
-            " give --experiment NAME, too, the one that it was trained by; otherwise weights of an action-conditioned"
-            " model."
-        )
+        cure = "Give --experiment NAME, by which a tiny Video2World model was trained, or weights of one with actions."
+        without = f"{args.dit_path} is of a model without actions, and lies in no run of one. {cure}"
+        raise CheckpointError(unregistered(card) or without)
     model_flags = ("model_size", "dit_path", "load_ema", "action_transform", "tokenizer_path")
     choice = choose_action_model(ActionModel(**{name: getattr(args, name) for name in model_flags}))
     recordings = _recordings(args, choice)
@@ -166,18 +154,9 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     )
     text, _ = read_texts(Text(), choice.config, choice.card or ModelCard(), pipe.dit.text_channels)
     num_steps = args.num_steps or choice.config.timestamps.nfe
-    report, imagined, tried = measured(
-        pipe,
-        recordings,
-        num_steps=num_steps,
-        guidance=args.guidance,
-        seed=args.seed,
-        batch_size=args.batch_size,
-        text_1_S_E=text,
-        with_lpips=args.lpips,
-        weights=described_weights(choice.dit_path, "net_ema" if args.load_ema else "auto"),
-        views=choice.card.views,
-    )
+    own = dict(num_steps=num_steps, text_1_S_E=text, with_lpips=args.lpips, views=choice.card.views)
+    own["weights"] = described_weights(choice.dit_path, "net_ema" if args.load_ema else "auto")
+    report, imagined, tried = measured(pipe, recordings, **command_line.options_of(measured, args, **own))
     print(report.as_text())
     futures = figures = None
     num_episodes = NUM_EPISODES if args.toy_episodes is None else args.toy_episodes

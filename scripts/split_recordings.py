@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> None:
     else:
         outcomes = splits.recorded_outcomes(source, args.success_column, last=args.judge == LAST)
         judged_by = f"{args.success_column}, {args.judge} frame"
-    how = dict(seed=args.seed, before=splits.read_split(args.extend) if args.extend else None)
-    split = splits.make_split(args.data, held_out=args.held_out, outcomes=outcomes, judged_by=judged_by, **how)
+    own = dict(outcomes=outcomes, judged_by=judged_by, before=splits.read_split(args.extend) if args.extend else None)
+    split = splits.make_split(args.data, **command_line.options_of(splits.make_split, args, **own))
     splits.write_split(out, split)
     print(_verdict(split))
     print(f"split: {out} ({split.digest})")

@@ -59,10 +59,8 @@ def _starts(text: str) -> list[int] | str:
 def _suite(text: str) -> str:
     """The ``type`` of --suite."""
     if text != "toy":
-        raise argparse.ArgumentTypeError(
-            f"'{text}' has no expert to clone; only toy has. Record a driver of yours (python -m scripts.collect"
-            f" --suite {text} --policy MODULE:CLASS --episodes 50 --out DATA), and clone it: --data DATA"
-        )
+        collect = f"python -m scripts.collect --suite {text} --policy MODULE:CLASS --episodes 50 --out DATA"
+        raise argparse.ArgumentTypeError(f"'{text}' has no expert. Record a driver ({collect}), and give --data DATA")
     return text
 
 
@@ -158,10 +156,8 @@ def _clone_recordings(args: argparse.Namespace, own_arguments: Mapping[str, Any]
     from imaginaire.training import trainer
 
     if args.device and not str(distributed.device()).startswith(args.device):
-        raise ConfigError(
-            f"--device {args.device}: recordings are cloned on {distributed.device().type}. An empty"
-            " CUDA_VISIBLE_DEVICES hides the GPUs."
-        )
+        why = f"recordings are cloned on {distributed.device().type}. An empty CUDA_VISIBLE_DEVICES hides the GPUs"
+        raise ConfigError(f"--device {args.device}: {why}.")
     model, data = "model.config", "dataloader_train.dataset"
     values: dict[str, Any] = {f"+{model}.arguments.{name}": value for name, value in own_arguments.items()}
     values |= {f"{model}.policy": args.policy, f"{model}.num_knots": args.knots, f"{model}.noise": args.noise}

@@ -164,10 +164,8 @@ def _problem(args: argparse.Namespace, qualities: Mapping[str, Any], ends: Mappi
         if args.least_area != 0 and not found.area_under_curve > least:
             limit = "chance alone gives up to" if args.least_area is None else "--least_area is"
             cure = _LIMITED_BY if kind == OUTCOME else "Train longer (--steps), or record more episodes."
-            return (
-                f"{kind}: the area under the curve of {found.episodes} ends is {found.area_under_curve:.3f}, but"
-                f" {limit} {least:.3f}. {cure}"
-            )
+            area = f"the area under the curve of {found.episodes} ends is {found.area_under_curve:.3f}"
+            return f"{kind}: {area}, but {limit} {least:.3f}. {cure}"
     for kind, quality in qualities.items():
         for name in ("precision", "recall"):
             least, share = getattr(args, f"least_{name}"), getattr(quality, name)
@@ -243,11 +241,8 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
         imagination = imagination_of(args.world_model, device=device)
         card = read_card(args.world_model)
         if card.frame_rate is not None and abs(card.frame_rate / source.info.fps - 1) > 0.01:
-            raise DataError(
-                f"{args.data} has {source.info.fps:g} pictures a second, but {args.world_model} was trained on"
-                f" {card.frame_rate:g} (a stride): its actions lead further than one recorded picture. Give recordings"
-                " of that rate, or a world model without a stride."
-            )
+            rates = f"{source.info.fps:g} pictures a second, but {args.world_model} was trained on {card.frame_rate:g}"
+            raise DataError(f"{args.data} has {rates} (a stride). Give recordings of that rate, or another model.")
         if int(source.episodes.lengths.min()) < 2:
             raise DataError(f"{args.data} has an episode of one picture: nothing can be imagined of it. Remove it.")
         require_actions_of(source, imagination)

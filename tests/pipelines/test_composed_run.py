@@ -72,7 +72,7 @@ def test_the_command_takes_the_run_without_an_experiment(
     assert call(evaluate_world_model, "--dit_path", str(run)) == 2
     assert "own/val" in capsys.readouterr().err  # which is not there
     assert call(evaluate_world_model, "--dit_path", str(run), "--num_chunks", "3") == 2
-    assert "--num_chunks goes with action-conditioned models" in capsys.readouterr().err
+    assert "--num_chunks goes with models with actions" in capsys.readouterr().err
     (run / "config.yaml").write_text(text.replace("model_channels: 128", "model_channels: 2048"))
     assert call(evaluate_world_model, "--dit_path", str(run)) == 2
     assert "The network is 2048 wide" in capsys.readouterr().err

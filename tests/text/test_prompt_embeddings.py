@@ -155,7 +155,7 @@ def test_the_command_runs_the_real_encoders(kind: str, make, tmp_path: Path, mon
         (["--prompt", "a", "--out", "x.pt"], "ends in .safetensors"),
         (["--prompt", "a", "--out", "/proc/nowhere/x.safetensors"], "Choose another --out"),
         (["--prompt", "a", "--text_encoder", "bytes", "--device", "meta"], "--device meta"),
-        (["--prompt", "a", "--width", "8"], "--text_width is for"),
+        (["--prompt", "a", "--width", "8"], "--text_width is of"),
         (["--prompt", "a", "--text_encoder", "bytes", "--encoder_path", "x"], "has no weights"),
         (["--prompt", "a", "--device", "gpu"], "--device gpu"),
         (["--prompt", "a", "--checkpoint_dir", "nowhere"], "nowhere/google-t5/t5-11b does not exist"),
