@@ -93,9 +93,7 @@ class Checkpointer:
             for kind in ("scheduler", "trainer"):
                 checkpoint_layout.check_plain(trees[kind], kind)
         saved = CheckpointSet(self.folder, self._name(iteration))
-        self._writer = threading.Thread(
-            target=self._write_and_report, args=(saved, trees, start), name="checkpoint-writer"
-        )
+        self._writer = threading.Thread(target=self._write_and_report, args=(saved, trees, start), name="checkpoint")
         self._writer.start()
         self.saved_iteration = iteration
         self._callbacks.on_save_checkpoint_end(state.model, iteration)
@@ -393,7 +391,7 @@ def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer
     made = node(**arguments) if isinstance(node, type) else lazy_config.instantiate(node, **arguments)
     if not isinstance(made, Checkpointer):
         raise CheckpointError(
-            f"checkpoint.type makes a {type(made).__name__}, not a checkpointer. Choose ckpt_type=standard."
+            f"checkpoint.type makes a {type(made).__name__}, no checkpointer. Choose ckpt_type=standard."
         )
     return made
 

@@ -125,9 +125,7 @@ class CheckpointSet:
                 faults.append(str(error))
                 continue
             if found != recorded.get(kind):
-                faults.append(
-                    f"{self.path(kind)} ({found['bytes']} bytes) is not the file that was saved with this set."
-                )
+                faults.append(f"{self.path(kind)} ({found['bytes']} bytes) is not the file saved with this set.")
         return faults
 
     def damage(self, kinds: Iterable[str], share: tuple[int, int] = (0, 1)) -> list[str]:

@@ -235,9 +235,7 @@ def load_into(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, co
 @torch.no_grad()
 def _copy(name: str, target: Tensor, source: Tensor) -> None:
     if target.is_meta:
-        raise CheckpointError(
-            f"'{name}' is on the meta device: give the model memory (to_empty) before loading weights."
-        )
+        raise CheckpointError(f"'{name}' is on the meta device: give the model memory (to_empty) before loading.")
     if source.is_floating_point() and not target.is_floating_point():
         raise CheckpointError(f"'{name}' is {source.dtype} in the file and {target.dtype} in the model.")
     if target.is_floating_point() and not source.is_floating_point():

@@ -309,9 +309,7 @@ def _unknown_key(tree: DictConfig, key: str) -> ConfigError | None:
 def _unknown_name(tree: DictConfig, node: DictConfig, key: str, where: str, part: str) -> ConfigError:
     """The error for a name that a section does not have: with near names, full keys that end so, or how to add it."""
     if not where and part in registry.groups():
-        return ConfigError(
-            f"{key}: '{part}' is a group, but this configuration lists no such group. Set single values."
-        )
+        return ConfigError(f"{key}: '{part}' is a group, but this configuration does not list it. Set single values.")
     owner, known, is_open = where, [str(name) for name in node if not str(name).startswith("_")], True
     if (cls := typed_class(node)) is not None:
         owner, known, is_open = cls.__qualname__, [*nodes.fields_of(cls), *([] if where else registry.groups())], False
@@ -321,9 +319,8 @@ def _unknown_name(tree: DictConfig, node: DictConfig, key: str, where: str, part
         owner, known = describe(target), [*known, *taken]
     cure = f" To add it write +{key}=VALUE." if is_open or part in known else ""
     if not where or "Did you mean" not in near(part, known):
-        found = sorted(
-            (at for at, _ in nodes.everything(tree) if at.endswith(f".{part}")), key=lambda at: at.count(".")
-        )
+        ends = (at for at, _ in nodes.everything(tree) if at.endswith(f".{part}"))
+        found = sorted(ends, key=lambda at: at.count("."))
         if found:
             known, cure = [], f" Did you mean {' or '.join(found[:4])}?"
     return nodes.unknown(join(where, part), owner, known, cure)

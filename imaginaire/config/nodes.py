@@ -296,9 +296,7 @@ def _check_built(tree: DictConfig, members: Sequence[str]) -> None:
     for key, node in built.items():
         is_plain = isinstance(node, (DictConfig, ListConfig, str, int, float))  # else an object that is built already
         if is_plain and typed_class(node) is None and not (isinstance(node, DictConfig) and "_target_" in node):
-            raise ConfigError(
-                f"{key} is {node!r}, but it must have a _target_. Choose an entry of its group, or ~{key}."
-            )
+            raise ConfigError(f"{key} is {node!r}, but must have a _target_. Choose an entry of its group, or ~{key}.")
 
 
 def _check_call(key: str, node: DictConfig, target: Any) -> Iterator[str]:

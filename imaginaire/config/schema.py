@@ -189,7 +189,7 @@ class Profiling(Section):
             )
 
 
-_NO_STRAGGLERS = no_effect("slow ranks show in the iter_speed and device_monitor callbacks")
+_NO_CHECK = no_effect("slow ranks show in the iter_speed and device_monitor callbacks")
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -230,9 +230,7 @@ class TrainerConfig(Section):
     )
     grad_accum_iter: int = attrs.field(default=1, validator=at_least(1))
     profiling: Profiling = attrs.field(factory=Profiling)
-    straggler_detection: StragglerDetectionConfig = attrs.field(
-        factory=StragglerDetectionConfig, metadata=_NO_STRAGGLERS
-    )
+    straggler_detection: StragglerDetectionConfig = attrs.field(factory=StragglerDetectionConfig, metadata=_NO_CHECK)
     # what a non-finite loss or norm does
     non_finite: str = attrs.field(default="stop", validator=one_of("stop", "skip"))
     max_non_finite: int = attrs.field(default=10, validator=at_least(1))  # skips in a row before the run stops

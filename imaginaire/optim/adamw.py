@@ -266,7 +266,7 @@ def _torch_adamw(groups: list[dict[str, Any]], lr: float, betas: Sequence[float]
     if low := {param.dtype for param in params} - {torch.float32, torch.float64}:
         names = ", ".join(sorted(str(dtype) for dtype in low))
         log.warning(
-            "AdamW keeps no float32 masters of %s parameters: small updates are lost; fusedadamw keeps them", names
+            "AdamW keeps no float32 masters of %s parameters: small updates get lost; fusedadamw has them", names
         )
     fused = params[0].device.type in FUSED_DEVICES
     beta1, beta2 = map(float, betas)

@@ -88,9 +88,7 @@ class LoraLinear(nn.Module):
         """The base layer with W + alpha / rank * B A, summed in float32 and kept in W's dtype."""
         weight = self.base_layer.weight
         if is_dtensor(weight):
-            raise ConfigError(
-                "A sharded module cannot be merged; gather its weights or merge a saved checkpoint instead."
-            )
+            raise ConfigError("A sharded module cannot be merged; gather its weights, or merge a saved checkpoint.")
         a, b = self.factors
         update = b.float() @ a.float()
         weight.copy_(weight.float() + self.scaling * update)
@@ -113,9 +111,7 @@ def inject(module: nn.Module, rank: int, alpha: float, target_modules: Sequence[
     if not targets:
         raise ConfigError("lora_target_modules is empty; name at least one Linear, such as q_proj.")
     if adapters(module):
-        raise ConfigError(
-            f"The module already has LoRA adapters ({lora_spec(module)}); merge them before adding others."
-        )
+        raise ConfigError(f"The module already has LoRA adapters ({lora_spec(module)}); merge them before others.")
     seed = int(torch.randint(2**62, (), device="cpu"))
     layers, spec = _targets(module, targets), LoraSpec(rank, float(alpha), targets)
     module.requires_grad_(False)

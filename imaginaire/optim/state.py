@@ -69,7 +69,7 @@ def load_named_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str,
         optimizer.state[param] = {key: _load_value(key, value, param, optimizer) for key, value in kept.items()}
     if masters_missing:
         notes.append(
-            f"optimizer: no float32 masters of {masters_missing} parameters in the checkpoint; rounded weights start"
+            f"optimizer: no float32 masters of {masters_missing} parameters in the file; rounded weights start"
         )
     return notes + _hyperparameters(optimizer, names, saved_groups)
 
@@ -112,16 +112,12 @@ def _by_name(state: Mapping[str, Any], params: Mapping[str, Tensor]) -> tuple[Sa
 def _order_of_positions(state: Mapping[Any, Any], keys: list[Any], params: Mapping[str, Tensor]) -> dict[Any, str]:
     """Names of a state by position: in the model's order, or matrices first as cosmos-predict2 orders them."""
     if len(keys) != len(params):
-        raise CheckpointError(
-            f"The optimizer state is of {len(keys)} unnamed parameters; {len(params)} are trained here."
-        )
+        raise CheckpointError(f"The optimizer state is of {len(keys)} unnamed parameters; {len(params)} are trained.")
     for names in (list(params), sorted(params, key=lambda name: params[name].dim() < 2)):
         order = dict(zip(keys, names, strict=True))
         if not any(_wrong_shapes(values, params[order[key]]) for key, values in state.items()):
             return order
-    raise CheckpointError(
-        "The optimizer state has no parameter names, and its shapes do not fit this model's parameters."
-    )
+    raise CheckpointError("The optimizer state has no parameter names, and its shapes do not fit this model's.")
 
 
 def _check(

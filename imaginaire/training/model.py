@@ -326,9 +326,7 @@ class PowerEMA:
         if parameters.keys() != self.shadows.keys():
             gone = sorted(self.shadows.keys() - parameters.keys())[:5]
             new = sorted(parameters.keys() - self.shadows.keys())[:5]
-            raise ConfigError(
-                f"The EMA was built from a module with other parameters: it has {gone}, the module {new}."
-            )
+            raise ConfigError(f"The EMA is of a module with other parameters: it has {gone}, the module {new}.")
         return [(to_local(shadow), to_local(parameters[name])) for name, shadow in self.shadows.items()]
 
 

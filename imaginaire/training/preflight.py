@@ -71,9 +71,7 @@ def _check_model_class(target: Any) -> None:
         return  # a function that builds one; the trainer looks at what it gives
     name = target.__name__
     if not issubclass(target, ImaginaireModel):
-        raise ConfigError(
-            f"model: {name} is not an imaginaire.training.model.ImaginaireModel. Derive it from that class."
-        )
+        raise ConfigError(f"model: {name} is no imaginaire.training.model.ImaginaireModel. Derive it from that class.")
     if target.training_step is ImaginaireModel.training_step:
         raise ConfigError(f"model: {name} does not define training_step(batch, iteration) -> (metrics, loss).")
 

@@ -145,9 +145,8 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        run = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
-        )
+        command = ["git", "-C", str(folder), *arguments]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):  # no git here, or a file system too slow to ask
         return None
     return run.stdout.strip() if run.returncode == 0 else None

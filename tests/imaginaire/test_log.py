@@ -104,9 +104,7 @@ def test_in_a_log_there_is_a_line_now_and_then(clock: Clock, caplog: pytest.LogC
     assert 10 < len(said) < 16 and said[-1] == "no end: 7 so far"
 
 
-def test_the_bar_of_a_rollout_is_a_line_at_least_each_minute_in_a_log(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_bar_of_a_rollout_is_a_line_each_minute_in_a_log(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     """As the published guide shows it, for hours."""
     with caplog.at_level(logging.INFO), Progress("Generating Rollout Epochs", 16, as_bar=True) as bar:
         for second in range(10, 2 * 3600, 10):

@@ -49,9 +49,7 @@ class SelfChecks(Callback):
         _require(_first_unusable(parameters))
         self._facts = [f"{len(parameters)} parameters finite"]
         if (name := parallel.replicas_equal(model, sharded=True)) is not None:
-            _require(
-                f"{name} differs between the replicas of its shards. All ranks must start from the same file and seed."
-            )
+            _require(f"{name} differs between the replicas of its shards. All ranks must start from one file and seed.")
         if distributed.world_size() > 1:
             self._facts.append("replicas equal")
         is_own_start = not self.config.checkpoint.load_path  # other weights may have adapters that are trained
@@ -113,9 +111,7 @@ class SelfChecks(Callback):
 
     def _check_idle_adapters(self, model: Any) -> None:
         has_start = self.config.checkpoint.load_path or model.has_start_weights()
-        problem = (
-            "the gradient of every lora_B is zero, so the adapters learn nothing: they sit behind weights of zero."
-        )
+        problem = "the gradient of every lora_B is zero, so the adapters learn nothing: they lie behind weights of 0."
         if has_start:
             _require(f"{problem} Start from trained weights (model.config.model_manager_config.dit_path).")
         log.warning("%s That is how random weights begin: set model.config.model_manager_config.dit_path", problem)

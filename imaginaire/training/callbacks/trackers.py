@@ -103,9 +103,7 @@ class Metrics:
         if storage.is_remote(self._run_dir):
             self._temporary = tempfile.TemporaryDirectory(prefix="metrics-")
             self._folder = self._temporary.name
-            log.info(
-                "metrics: written in %s, uploaded to %s every %d s", self._folder, self._run_dir, UPLOAD_INTERVAL_S
-            )
+            log.info("metrics: written in %s, sent to %s every %d s", self._folder, self._run_dir, UPLOAD_INTERVAL_S)
             if storage.exists(remote := storage.join(self._run_dir, JSONL)):
                 Path(self._folder, JSONL).write_text(storage.read_text(remote), encoding="utf-8")
         Path(self._folder).mkdir(parents=True, exist_ok=True)
@@ -398,7 +396,7 @@ def chosen_mode(source: str, mode: str | None) -> str:
         return "online"
     if mode == "online":
         log.warning(
-            "W&B: %s asks for online, but there is no key; run `wandb login` or set WANDB_API_KEY. Disabled.", source
+            "W&B: %s asks for online, but there is no key: `wandb login`, or set WANDB_API_KEY. Disabled.", source
         )
     else:
         log.info("W&B: disabled, no key found (WANDB_API_KEY, `wandb login`, or WANDB_MODE=offline)")

@@ -163,9 +163,7 @@ def _zip() -> bytes:
 
 
 @pytest.mark.parametrize("second_byte", [1, 2, 3, 4, 5])
-def test_a_safetensors_file_whose_length_of_header_looks_like_a_pickle_is_read(
-    tmp_path: Path, second_byte: int
-) -> None:
+def test_a_safetensors_file_whose_header_looks_like_a_pickle_is_read(tmp_path: Path, second_byte: int) -> None:
     """The first two bytes of the file are then those of torch's old format."""
     wanted, path = second_byte * 256 + 0x80, tmp_path / "m.safetensors"
     content = {"x": torch.arange(3.0)}
@@ -581,9 +579,8 @@ def test_require_lets_listed_patterns_pass() -> None:
 
 
 def test_require_never_accepts_a_file_of_which_nothing_fits() -> None:
-    text = _require_error(
-        weights.LoadReport(missing=("a",), unexpected=("b",)), allow_missing=["*"], allow_unexpected=["*"]
-    )
+    report = weights.LoadReport(missing=("a",), unexpected=("b",))
+    text = _require_error(report, allow_missing=["*"], allow_unexpected=["*"])
     assert "0 matched, 1 missing, 1 unexpected" in text
 
 

@@ -227,13 +227,9 @@ def test_a_foreign_sampler_on_other_ranks_repeats_and_loses_nothing(change: tupl
 
 def test_ranks_that_would_read_the_same_samples_are_refused() -> None:
     of = dims(2, 1)
-    with pytest.raises(
-        DataError, match=r"all 2 ranks read the same samples by BatchSampler with RandomSampler. Give it"
-    ):
+    with pytest.raises(DataError, match=r"all 2 ranks read the same samples by BatchSampler with RandomSampler"):
         take(DataLoader(Numbers(), batch_size=2, shuffle=True), 1, of=of)
-    with pytest.raises(
-        DataError, match=r"DistributedSampler is for rank 3 of 4, but this is data-parallel rank 1 of 2"
-    ):
+    with pytest.raises(DataError, match=r"DistributedSampler is for rank 3 of 4, but this is .* rank 1 of 2"):
         take(DataLoader(Numbers(), sampler=DistributedSampler(Numbers(), 4, 3)), 1, of=dims(4, 3, cp=2))
     with pytest.raises(DataError, match=r"its data set has 10 samples, but its DistributedSampler is for one of 7"):
         take(DataLoader(Numbers(), sampler=DistributedSampler(range(7), 1, 0)), 1)  # type: ignore[arg-type]

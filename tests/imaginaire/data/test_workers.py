@@ -131,9 +131,8 @@ def test_samples_that_do_not_fit_into_a_batch_are_named(num_workers: int) -> Non
 def test_differences_are_in_words() -> None:
     one, two = torch.zeros(1), torch.zeros(2)
     assert workers.difference({"a": one}, {"a": one}) is None
-    assert (
-        workers.difference({"a": one, "b": 1}, {"a": one}) == "keys that only the first has: b; only the second: none"
-    )
+    only = "keys that only the first has: b; only the second: none"
+    assert workers.difference({"a": one, "b": 1}, {"a": one}) == only
     assert workers.difference({"a": {"b": one}}, {"a": {"b": two}}) == "a.b is [1] in the first and [2] in the second"
     assert workers.difference({"a": one}, {"a": 1.0}) == "a is a Tensor in the first and a float in the second"
 

@@ -276,9 +276,7 @@ def test_the_norm_copies_few_gradients_at_a_time(monkeypatch: pytest.MonkeyPatch
 
 
 def test_sizes_that_do_not_divide_are_refused_with_those_that_do() -> None:
-    with pytest.raises(
-        ConfigError, match=r"fsdp_shard_size=4 does not divide the 6 processes. Use one of \[1, 2, 3, 6\]"
-    ):
+    with pytest.raises(ConfigError, match=r"fsdp_shard_size=4 does not divide the 6 .* Use one of \[1, 2, 3, 6\]"):
         ParallelDims(world_size=6).fsdp_mesh(4)
     with pytest.raises(ConfigError, match="context_parallel_size=4 does not divide the 6 processes"):
         parallel.check_context_parallel_size(4, 6)

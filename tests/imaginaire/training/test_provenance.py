@@ -24,7 +24,7 @@ def _install(site: Path, distribution: str, package: str) -> Path:
     return site
 
 
-def test_another_distribution_in_front_of_ours_is_named_with_its_cure(
+def test_another_distribution_before_ours_is_named_with_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert provenance.foreign_packages() == []

@@ -30,9 +30,7 @@ def test_a_folder_is_held_by_one_run_and_must_be_writable(tmp_path: Path, scheme
         run_folder.check_writable(f"{scheme}{tmp_path}/file/run")
 
 
-def test_a_run_that_goes_on_with_other_data_says_which_keys_changed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_goes_on_with_other_data_names_the_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old = "{dataloader_train: {dataset: {dir: a, video_size: [64, 64], fps: null}}, trainer: {max_iter: 4}}"
     new = "{dataloader_train: {dataset: {dir: b, video_size: [48, 48], crop: center, fps: null}, num_workers: 2}, x: 2}"
     caplog.set_level(logging.WARNING)

@@ -83,9 +83,7 @@ def test_profiler_joins_when_enabled_and_writes_one_trace_per_period(tmp_path: P
     assert any("aten::" in str(name) for name in names)
 
 
-def test_profiler_begins_no_period_that_does_not_fit_and_is_silent(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_profiler_begins_no_period_too_many_and_is_silent(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     trainer = profiled(tmp_path, steps=9, profile_freq=4, max_iter=9)
     profile = cast(Profiler, trainer.callbacks["profiler"])._profile
     assert profile is not None and profile.current_action is torch.profiler.ProfilerAction.NONE

@@ -58,9 +58,7 @@ def test_loss_log_with_a_multiplier_has_its_own_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("steps", "logged"), [(1, [1]), (3, [1, 3]), (9, [1, 9]), (10, [10]), (12, [10])])
-def test_a_run_shorter_than_logging_iter_has_its_first_and_last_row(
-    steps: int, logged: list[int], tmp_path: Path
-) -> None:
+def test_a_run_shorter_than_logging_iter_has_first_and_last_row(steps: int, logged: list[int], tmp_path: Path) -> None:
     callbacks = {"loss_log": lazy(LossLog), "slow": lazy(LossLog, logging_iter_multipler=2), "clip": lazy(GradClip)}
     trainer = Trainer(make_config(callbacks, logging_iter=10, max_iter=steps), tmp_path)
     trainer.start()
@@ -79,9 +77,7 @@ class Player(Model):
     validation_metric, validation_note = "greedy_success", "unchecked"
 
 
-def test_a_model_may_log_something_better_than_its_validation_loss(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_may_log_something_other_than_its_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = Trainer(make_config({"loss_log": lazy(LossLog)}), tmp_path, Player())
     trainer.start()
     trainer.callbacks.on_validation_start(trainer.model, [], 0)
@@ -174,9 +170,7 @@ def test_iter_speed_counts_the_first_hits_then_logs_speed_and_its_split(
     assert second["train/samples_per_s"] == pytest.approx(3 / second["train/s_per_iter"])
 
 
-def test_iter_speed_leaves_out_validation_saving_and_what_is_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_iter_speed_leaves_out_validation_saving_and_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 10))
     trainer = Trainer(make_config({"iter_speed": lazy(IterSpeed, hit_thres=0)}), tmp_path)
     trainer.start()
