@@ -100,10 +100,8 @@ def check_weights(args: argparse.Namespace) -> None:
     from cosmos_predict2.text.t5 import T5Encoder
 
     if problems := T5Encoder.problems(args.cache_dir):
-        raise CheckpointError(
-            f"--cache_dir: {problems[0]} Or add --text_encoder bytes, which needs no weights: enough for the tiny"
-            " models and for trying things out, but the released models do not know it."
-        )
+        other = "--text_encoder bytes, which needs no weights: for tiny models and trials, not for released models"
+        raise CheckpointError(f"--cache_dir: {problems[0]} Or add {other}.")
 
 
 def make_encoder(args: argparse.Namespace) -> TextEncoder:

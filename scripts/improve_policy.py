@@ -52,10 +52,8 @@ def run(args: argparse.Namespace) -> int:
     if args.phases and not args.suite:
         raise ConfigError(f"--phases {args.phases}: true episodes need --suite, where the policy can play them.")
     if args.phases and args.success_column != SUCCESS_COLUMN:
-        raise ConfigError(
-            f"--success_column {args.success_column}: true episodes are recorded with {SUCCESS_COLUMN}. Rename it in"
-            " the recordings, or leave --phases out."
-        )
+        cure = f"are recorded with {SUCCESS_COLUMN}. Rename it in the recordings, or leave --phases out"
+        raise ConfigError(f"--success_column {args.success_column}: true episodes {cure}.")
     given = {field.name: getattr(args, field.name) for field in fields(Options) if field.name != "imports"}
     given["policies"] = tuple(dict.fromkeys(args.policies or Options.policies))
     options = Options(**given, imports=tuple(getattr(args, "import")))

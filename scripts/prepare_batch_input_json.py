@@ -57,10 +57,8 @@ def batch_entries(pictures_dir: str, save_dir: str) -> Outcome[dict[str, str]]:
     """One entry a picture that has a prompt: ``NAME.txt`` or ``NAME..txt`` beside it, without the spaces around it."""
     pictures = require_files(Path(pictures_dir), IMAGE_SUFFIXES, "pictures")
     if os.path.realpath(pictures_dir) == os.path.realpath(save_dir):
-        raise DataError(
-            f"The videos may not go to {save_dir}, where the pictures lie: the inference script writes NAME.txt beside"
-            " each video, which would replace the prompt. Give another --save_path."
-        )
+        why = "where the pictures lie: NAME.txt beside each video would replace the prompt"
+        raise DataError(f"The videos may not go to {save_dir}, {why}. Give another --save_path.")
     outcome, without_prompt = Outcome[dict[str, str]](), []
     for stem, path in pictures.items():
         texts = [path.with_name(stem + ending) for ending in (".txt", "..txt")]

@@ -131,11 +131,9 @@ def run(args: argparse.Namespace) -> None:
     drawn = drawn_file("share of true successes", {**lines, "as it should be": [(0, 0), (1, 1)]}, "probability")
     (out / PICTURE).write_text(drawn, encoding="utf-8")
     if problem := _problem(args, qualities, ends):
-        raise DataError(
-            f"{problem} A policy would learn from wrong rewards, so no {FILE} is written; {out / FIGURES} has all"
-            " figures. To write it nevertheless: --least_precision 0 --least_recall 0"
-            f"{' --least_area 0' if ends else ''}."
-        )
+        why = f"A policy would learn from wrong rewards, so no {FILE} is written; {out / FIGURES} has all figures."
+        cure = f"--least_precision 0 --least_recall 0{' --least_area 0' if ends else ''}"
+        raise DataError(f"{problem} {why} To write it nevertheless: {cure}.")
     write_classifier(out / FILE, model, about)
     print(
         f"reward model: {out / FILE}, threshold {threshold.value:.3f} in the middle of {threshold.low:.3f} to"

@@ -237,9 +237,7 @@ def choose_action_model(flags: ActionModel) -> Choice:
     config.state_t = 1 + config.chunk_size // 4
     if flags.given_timestep is not None:
         if config.flow is None or not 0 <= flags.given_timestep < 1000:
-            raise ConfigError(
-                f"--given_timestep {flags.given_timestep:g}: 0 at least and below 1000, of Predict2.5 weights alone."
-            )
+            raise ConfigError(f"--given_timestep {flags.given_timestep:g}: from 0 to below 1000, of Predict2.5 alone.")
         config.flow = attrs.evolve(config.flow, conditional_frame_timestep=flags.given_timestep)
     config.guardrail_config.checkpoint_dir = checkpoint_dir()
     return Choice(config, card.path, size, card)

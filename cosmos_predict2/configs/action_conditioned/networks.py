@@ -24,6 +24,12 @@ STATE_T = 4  # latent frames
 FPS = 4  # label of the frame rate, whatever that of the recording
 
 
+def require_size(model_size: str) -> str:
+    if model_size not in SIZES:
+        raise ConfigError(f"No action-conditioned model is of size '{model_size}'. There are: {', '.join(SIZES)}.")
+    return model_size
+
+
 def network_node(network: str, action_dim: int, numbers: dict[str, Any]) -> Any:
     """The lazy node of a network for clips of 12 actions with so many numbers each."""
     if network == "flat":
@@ -54,17 +60,10 @@ def get_cosmos_predict2_action_conditioned_pipeline(
     *, model_size: str = "2B", network: str = "flat", resolution: str = "", fps: int = 0
 ) -> Video2WorldActionPipelineConfig:
     """The pipeline's config. Resolution and rate have one choice each, 480 and 4; for the tiny model 48 and 10."""
-    if model_size not in SIZES:
-        raise ConfigError(
-            f"There is no action-conditioned model of size '{model_size}'. There are: {', '.join(SIZES)}."
-        )
-    is_tiny = model_size == "tiny"
-    only = ("48", 10) if is_tiny else ("480", FPS)
-    if (resolution or only[0], fps or only[1]) != only:
-        raise ConfigError(
-            f"The action-conditioned {model_size} model has resolution {only[0]} and {only[1]} frames per second, not"
-            f" {resolution or only[0]} and {fps or only[1]}."
-        )
+    only = ("48", 10) if require_size(model_size) == "tiny" else ("480", FPS)
+    if (asked := (resolution or only[0], fps or only[1])) != only:
+        has = "resolution {} and {} frames per second, not {} and {}".format(*only, *asked)
+        raise ConfigError(f"The action-conditioned {model_size} model has {has}.")
     base = get_cosmos_predict2_video2world_pipeline(model_size=model_size, resolution=only[0])
     base.fps = only[1]
     return with_actions(base, network, ACTION_DIM[model_size])
@@ -74,9 +73,7 @@ def get_cosmos_predict2p5_action_conditioned_pipeline(
     *, model_size: str = "2B", network: str = "chunk"
 ) -> Video2WorldActionPipelineConfig:
     """The config of a Predict2.5 pipeline with actions; its text is the embedding of the empty prompt."""
-    if model_size not in SIZES:
-        raise ConfigError(f"No action-conditioned model is of size '{model_size}'. There are: {', '.join(SIZES)}.")
-    is_tiny = model_size == "tiny"
+    is_tiny = require_size(model_size) == "tiny"
     base = get_cosmos_predict2p5_video2world_pipeline(model_size=model_size, resolution="48" if is_tiny else "480")
     base.fps = base.fps if is_tiny else FPS
     return with_actions(base, network, ACTION_DIM[model_size])

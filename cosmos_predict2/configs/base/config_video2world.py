@@ -117,9 +117,7 @@ def find_size(sizes: Mapping[str, Size], family: str, model_size: str, resolutio
         raise ConfigError(f"There is no {family} model of size '{model_size}'. There are: {', '.join(sizes)}.")
     size = sizes[model_size]
     if (resolution and resolution not in size.resolutions) or (fps and fps not in size.rates):
-        raise ConfigError(
-            f"The {model_size} model of {family} has no variant with resolution {resolution or size.resolutions[0]} and"
-            f" {fps or size.rates[0]} frames per second. Resolutions: {', '.join(size.resolutions)}; rates:"
-            f" {', '.join(map(str, size.rates))}."
-        )
+        asked = f"resolution {resolution or size.resolutions[0]} and {fps or size.rates[0]} frames per second"
+        known = f"Resolutions: {', '.join(size.resolutions)}; rates: {', '.join(map(str, size.rates))}."
+        raise ConfigError(f"The {model_size} model of {family} has no variant with {asked}. {known}")
     return size

@@ -55,23 +55,15 @@ def find_parts(cosmos_model_dir: str) -> ModelDir:
     weights = sorted(folder.glob("*.pt")) or sorted(folder.glob("*.safetensors"))
     if len(weights) != 1:
         listed = ", ".join(path.name for path in weights) or "none"
-        raise CheckpointError(
-            f"{folder} (cosmos_model_dir) has {listed} of *.pt, the world model's weights: one is expected. {fetch}"
-        )
+        raise CheckpointError(f"{folder} (cosmos_model_dir) has {listed} of *.pt, weights: one is expected. {fetch}")
     starts = folder / "dataset"
     if not any(starts.glob("*.npy")) and not (starts / FILE).is_file():
-        raise DataError(
-            f"{starts} has no recorded first states, *.npy or {FILE} (cosmos_model_dir). {fetch}, or of recordings of"
-            f" yours: python -m scripts.make_reset_states --dataset RECORDINGS --out {starts}"
-        )
+        own = f"python -m scripts.make_reset_states --dataset RECORDINGS --out {starts}"
+        raise DataError(f"{starts} has no recorded first states, *.npy or {FILE} (cosmos_model_dir). {fetch}, or {own}")
     return ModelDir(
         weights=str(weights[0]),
         tokenizer=require(folder / "tokenizer" / "tokenizer.pth", "the world model's tokenizer", fetch),
-        reward=require(
-            folder / "resnet_rm.pth",
-            "the success classifier",
-            f"{fetch}, or train one: python -m scripts.train_reward_model",
-        ),
+        reward=require(folder / "resnet_rm.pth", "the success classifier", f"{fetch}, or scripts.train_reward_model"),
         starts=str(starts),
         statistics=require(folder / "dataset_statistics.json", "statistics of its actions", fetch),
     )
@@ -100,12 +92,7 @@ def from_model_dir(
         device=device,
         precision=precision,
     )
-    return WorldModelEnv(
-        imagination,
-        RecordedStarts(parts.starts, history=history, size=size),
-        ResnetReward(parts.reward, rounded=True, device=str(imagination.world.device)),
-        num_envs,
-        max_steps,
-        scoring=scoring or Scoring(use_rel_reward=True, terminate_on_success=True),
-        **options,
-    )
+    starts = RecordedStarts(parts.starts, history=history, size=size)
+    reward = ResnetReward(parts.reward, rounded=True, device=str(imagination.world.device))
+    scoring = scoring or Scoring(use_rel_reward=True, terminate_on_success=True)
+    return WorldModelEnv(imagination, starts, reward, num_envs, max_steps, scoring=scoring, **options)

@@ -256,10 +256,8 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
         first = FirstPictures(source, source.camera(args.camera), fit)
     starts: Any = RecordedStarts(args.starts, by_task=False, size=size) if args.starts else first
     if starts is None and not args.suite:
-        raise ConfigError(
-            "There is no picture to begin with, as the world model records no data set that is here: --data FOLDER,"
-            " --starts FOLDER of scripts.make_reset_states, or --suite ENV."
-        )
+        cure = "Give --data FOLDER, --starts FOLDER of scripts.make_reset_states, or --suite ENV."
+        raise ConfigError(f"There is no picture to begin with: the world model records no data set of here. {cure}")
     recorded, dim, simulator = None if starts is None else starts.recorded, imagination.transform.dim, None
     policy: Any
     policy, card = find_policy(args.policy) if args.policy else (None, None)

@@ -47,10 +47,8 @@ def improve(options: Options) -> Verdict:
             cloneable(policy)
     recorded = look(options)
     if recorded.num_actions < CHUNK:
-        raise DataError(
-            f"{options.data}: the longest episode has {recorded.num_actions + 1} frames, and a world model learns from"
-            f" windows of {CHUNK + 1}. Record longer episodes, or more frames per second."
-        )
+        why = f"has {recorded.num_actions + 1} frames, and a world model learns from windows of {CHUNK + 1}"
+        raise DataError(f"{options.data}: the longest episode {why}. Record longer ones, or more frames per second.")
     if options.suite:
         require_suite(options, recorded)
     figures = Figures(options.out)
@@ -97,25 +95,18 @@ def require_suite(options: Options, recorded: Recorded) -> None:
     try:
         env = suites.find(options.suite).env(1, policy)
     except ConfigError as error:
-        raise ConfigError(
-            f"--suite {options.suite} does not fit the recordings, whose actions have {recorded.action_dim} numbers:"
-            f" {error}"
-        ) from error
+        misfit = f"does not fit the recordings, whose actions have {recorded.action_dim} numbers"
+        raise ConfigError(f"--suite {options.suite} {misfit}: {error}") from error
     try:
         require_known_sentences(recorded.sentences, env.reset()[0])
         require_views(f"--camera {options.camera}", views_of(recorded.camera), env.reset()[0])
         if options.phases:  # they add episodes to the recordings
-            names = require_own_layout(Path(options.data)).features
-            require_columns(
-                names, env.reset()[0], recorded.camera or CAMERA, f"--phases {options.phases}: {options.data}"
-            )
+            names, what = require_own_layout(Path(options.data)).features, f"--phases {options.phases}: {options.data}"
+            require_columns(names, env.reset()[0], recorded.camera or CAMERA, what)
         most = env.metadata["max_steps"]
         if most != recorded.num_actions:
-            log.warning(
-                "an episode of %s has at most %d actions, the longest recording %d: success after more time than was"
-                " recorded is not imagined",
-                *(options.suite, most, recorded.num_actions),
-            )
+            lengths = f"has at most {most} actions, the longest recording {recorded.num_actions}"
+            log.warning("an episode of %s %s: success after more time is not imagined", options.suite, lengths)
         if "scaled_low" in env.metadata:
             require_unit(options, env.metadata["scaled_low"], env.metadata["scaled_high"])
     finally:
@@ -135,10 +126,8 @@ def require_unit(options: Options, low: Sequence[float], high: Sequence[float]) 
     )
     word = "&" if "?" in options.suite else "?"
     if (abs(actions) > 1).mean() > MOST_BEYOND:
-        raise ConfigError(
-            f"--suite {options.suite}: {about}. If they are in the environment's own unit, write"
-            f" '{options.suite}{word}actions=native'; else record them between -1 and 1."
-        )
+        cure = f"If they are in its unit, write '{options.suite}{word}actions=native'; else record them from -1 to 1"
+        raise ConfigError(f"--suite {options.suite}: {about}. {cure}.")
     log.warning("%s: %s; if that is its own unit, %sactions=native is missing", options.suite, about, word)
 
 

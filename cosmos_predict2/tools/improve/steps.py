@@ -78,10 +78,8 @@ class Runner:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise ConfigError(
-                f"--out {self.folder}: another process works there, or a step of one that was killed is not over yet."
-                " Wait for it, or give another folder."
-            ) from error
+            why = "another process works there, or a step of one that was killed. Wait for it, or give another folder"
+            raise ConfigError(f"--out {self.folder}: {why}.") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -174,10 +172,10 @@ class Runner:
             errors = [line for line in printed if _ERROR.match(line)]
             marker["error"] = errors[-1].partition(": ")[2] if errors else "\n".join(printed[-_TAIL:])
             storage.write_json(path, {**marker, "state": FAILED, "code": code})
-            raise TrainingError(
-                f"{number}, ended with exit code {code}: {marker['error']}\n"
-                f"All that it printed: {self.folder / 'logs' / f'{step.name}.log'}. The same command goes on from here."
+            printed_to = (
+                f"All that it printed: {self.folder / 'logs' / step.name}.log. The same command goes on from here."
             )
+            raise TrainingError(f"{number}, ended with exit code {code}: {marker['error']}\n{printed_to}")
         if missing:
             raise TrainingError(f"{number}: it ended well, but {missing[0]} is not there.")
         storage.write_json(path, {**marker, "state": DONE, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})

@@ -108,9 +108,7 @@ def chosen(options: Options) -> Clone:
     try:  # the folder may have been moved
         name = Path(foreign_json.load_object(path)["policies"][0]["policy"]).parent.name
     except (ValueError, LookupError, TypeError) as error:
-        raise DataError(
-            f"{path} is no ranking of clones ({error!r}). Remove it: the same command ranks again."
-        ) from error
+        raise DataError(f"{path} is no ranking of clones ({error!r}). Remove it: it is made again.") from error
     return next((clone for clone in clones if clone.name == name), clones[0])  # of one that is not trained any more
 
 
