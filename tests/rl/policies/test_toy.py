@@ -59,17 +59,6 @@ def test_actions_hold_each_knot_and_leave_the_rest_at_0(pictures: Tensor) -> Non
         assert actions[..., 2:].abs().max() == 0
 
 
-def test_a_draw_comes_from_the_environments_own_generator_alone(pictures: Tensor) -> None:
-    one = policy()
-    together = one.act({"full_image": pictures}, mode="sample", generators=generators(len(pictures)))
-    noise = (together.record["knots"] - one.means(together.record["features"])) / one.noise
-    for i in (0, 7):
-        expected = torch.randn(4, 2, generator=torch.Generator().manual_seed(i))
-        torch.testing.assert_close(noise[i], expected, rtol=0, atol=1e-5)
-    greedy = one.act({"full_image": pictures}, mode="greedy", generators=generators(len(pictures)))
-    assert torch.equal(greedy.record["knots"], one.means(greedy.record["features"]))
-
-
 def test_log_prob_is_that_of_the_normal_distribution_before_clipping(pictures: Tensor) -> None:
     one = policy(noise=1.5)
     record = one.act({"full_image": pictures}, mode="sample", generators=generators(len(pictures))).record

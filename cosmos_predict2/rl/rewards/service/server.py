@@ -190,7 +190,6 @@ class Service:
             {
                 "name": name,
                 "workers": self.supervisor.states()[name],
-                "needs_pixels": self.supervisor.needs_pixels(name),
                 "timeout_s": self.timeouts[name],
                 "waiting": depths[name].num_open if name in depths else 0,
                 "fault": self.supervisor.why_broken(name),

@@ -34,18 +34,6 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 Labels = tuple[tuple[str, str], ...]
-HELP = {
-    "reward_requests_total": "requests accepted, by whether they were new",
-    "reward_rejects_total": "requests rejected, by reason",
-    "reward_clips_total": "clips scored",
-    "reward_jobs_total": "jobs scored by the workers of this service, by outcome",
-    "reward_portions_total": "portions of jobs that were scored together",
-    "reward_score_seconds_total": "seconds of the portions in their workers, by part",
-    "reward_worker_starts_total": "starts of worker processes",
-    "reward_jobs": "jobs in the queue, by state",
-    "reward_oldest_job_seconds": "how long the oldest waiting or running job has been there",
-    "reward_workers": "worker processes, by state",
-}
 
 
 class Metrics:
@@ -67,7 +55,7 @@ class Metrics:
             found[name] = "gauge", [(tuple(sorted(labels.items())), value) for labels, value in measured]
         lines: list[str] = []
         for name, (kind, rows) in found.items():
-            lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} {kind}"]
+            lines.append(f"# TYPE {name} {kind}")
             for labels, value in rows:
                 words = ",".join(f'{label}="{text}"' for label, text in labels)
                 lines.append(f"{name}{{{words}}} {value:g}")
@@ -94,7 +82,6 @@ class Slot:
         self.device = device
         self.state = STARTING
         self.reason = ""
-        self.needs_pixels: bool | None = None
         self.process: subprocess.Popen[str] | None = None
         self.thread = threading.Thread(target=self._run, daemon=True, name=f"worker of {reward.reward_type}")
         self.version = version_of(reward, of.settings.decode)
@@ -209,7 +196,7 @@ class Slot:
     def _take(self, event: dict[str, Any]) -> None:
         name, metrics = self.reward.reward_type, self.of.metrics
         if event["event"] == "ready":
-            self.state, self.reason, self.needs_pixels = READY, "", event["needs_pixels"]
+            self.state, self.reason = READY, ""
             log.info("the reward %s is ready%s", name, f" on {self.device}" if self.device else "")
         elif event["event"] == "alive":
             self._busy_until = time.monotonic() + self.reward.timeout_s
@@ -274,9 +261,6 @@ class Supervisor:
     def version(self, reward: str) -> str:
         """The version of the reward's present workers."""
         return self._of(reward)[0].version
-
-    def needs_pixels(self, reward: str) -> bool | None:
-        return next((slot.needs_pixels for slot in self._of(reward) if slot.needs_pixels is not None), None)
 
     def _of(self, reward: str) -> list[Slot]:
         return [slot for slot in self.slots if slot.reward.reward_type == reward]

@@ -177,7 +177,7 @@ def main() -> int:
         report({"event": "unfit", "reason": str(error)})
         return UNFIT
     worker.draining = draining
-    report({"event": "ready", "needs_pixels": worker.scorer.needs_pixels})
+    report({"event": "ready"})
     worker.run()
     worker.queue.close()
     sys.stderr.flush()

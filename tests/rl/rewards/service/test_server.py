@@ -115,7 +115,7 @@ def test_each_reward_has_facts_of_its_own(here: tuple[Here, TestClient]) -> None
     made, client = here
     assert client.get("/readyz").json() == {"ready": True, "faults": []}
     for other in made.supervisor.slots[1:]:
-        other.state, other.reason, other.version, other.needs_pixels = BROKEN, "torn", "v2", True
+        other.state, other.reason, other.version = BROKEN, "torn", "v2"
     both = body("a", request_id="id").replace(b'{"mean": 1.0}', b'{"mean": 1.0, "other": 1.0}')
     tickets = [enqueue(client, data).json()["uuid"] for data in (both, body("b"))]
     for name in ("mean", "other"):
@@ -128,8 +128,8 @@ def test_each_reward_has_facts_of_its_own(here: tuple[Here, TestClient]) -> None
     made.queue.put("t", {"other": "v2", "mean": "v"}, b"body", "d", 1)
     assert client.get("/readyz").json()["faults"] == ["other is not ready", "the queue is full (3 jobs)"]
     assert client.get("/v1/rewards").json()["rewards"] == [
-        dict(name="mean", workers=[READY], needs_pixels=None, timeout_s=120.0, waiting=2, fault=""),
-        dict(name="other", workers=[BROKEN] * 2, needs_pixels=True, timeout_s=121.0, waiting=1, fault="torn"),
+        dict(name="mean", workers=[READY], timeout_s=120.0, waiting=2, fault=""),
+        dict(name="other", workers=[BROKEN] * 2, timeout_s=121.0, waiting=1, fault="torn"),
     ]
     made.supervisor.slots[2].state = READY
     assert client.get("/readyz").json()["faults"] == ["the queue is full (3 jobs)"]

@@ -40,7 +40,7 @@ reward = told["settings"]["rewards"][0]["reward_type"]
 queue = open_queue(told["settings"]["queue"], Limits())
 def report(**event): print(json.dumps(event), flush=True)
 if reward == "torn": os._exit(1)
-report(event="ready", needs_pixels=False)
+report(event="ready")
 while True:
     jobs = queue.lease(reward, told["name"], 4, 30.0)
     if not jobs:
@@ -135,7 +135,7 @@ def test_a_process_is_told_its_settings_and_what_it_says_is_taken(
     supervisor, calls, released = alone("cpu", "cuda:1"), [], []
     slot = supervisor.slots[1]
     scored = dict(event="scored", clips=20, done=4, failed=2, total_s=1, decode_s=2, score_s=3)
-    events = [dict(event="ready", needs_pixels=True), dict(event="alive"), scored]
+    events = [dict(event="ready"), dict(event="alive"), scored]
     process = Process(["no JSON", *map(json.dumps, events)], code)
     popen = lambda *words, **named: calls.append((words, named)) or process  # noqa: E731
     monkeypatch.setattr(supervisors.subprocess, "Popen", popen)
@@ -155,7 +155,7 @@ def test_a_process_is_told_its_settings_and_what_it_says_is_taken(
     assert process.kills == 1 + is_stopping
     assert calls[0][0][0] == [sys.executable, "-m", "cosmos_predict2.rl.rewards.service.worker"]
     assert calls[0][1]["env"]["PYTHONPATH"].startswith(f"{supervisors.ROOT}:") and calls[0][1]["start_new_session"]
-    assert (slot.state, slot.reason, slot.needs_pixels, slot._busy_until) == (READY, "", True, None)
+    assert (slot.state, slot.reason, slot._busy_until) == (READY, "", None)
     told, (reward,) = sent["settings"], sent["settings"]["rewards"]
     assert sent["device"] == "cuda:1" and sent["version"] == slot.version and told["token"] == ""
     assert told["queue"] == supervisor.settings.queue and told["decode"]["model_path"] == "tiny"
@@ -181,7 +181,7 @@ def test_a_process_has_a_time_to_load_and_a_time_for_each_step(alone: Any, monke
     ]:
         clock[0] = seconds
         if event:
-            slot._take(dict(event=event, needs_pixels=False))
+            slot._take(dict(event=event))
         assert slot._overdue(100.0) == expected
     slot._take(SCORED)
     assert slot._overdue(100.0) == ""
@@ -216,8 +216,8 @@ def test_a_reward_of_several_workers_is_ready_by_one_and_broken_by_all(alone: An
         first.state, second.state = states
         assert (supervisor.is_ready("mine"), supervisor.is_broken("mine")) == (is_ready, is_broken)
         assert supervisor.states() == {"mine": [*states]}
-    second.reason, second.needs_pixels = "torn", False
-    assert (supervisor.why_broken("mine"), supervisor.needs_pixels("mine")) == ("torn", False)
+    second.reason = "torn"
+    assert supervisor.why_broken("mine") == "torn"
 
 
 def supervised(folder: Path, *names: str, timeout_s: float = 1.0) -> Supervisor:

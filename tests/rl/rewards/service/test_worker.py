@@ -163,7 +163,7 @@ def test_the_process_of_a_worker_speaks_to_its_server_and_ends_with_it(tmp_path:
     assert event["event"] == "unfit" and "no.such" in event["reason"]
     assert unfit.wait(LONGEST_S) == workers.UNFIT
     events = [json.loads(worker.stdout.readline()) for _ in range(5)]
-    assert events[0] == {"event": "ready", "needs_pixels": True}
+    assert events[0] == {"event": "ready"}
     assert [one["event"] for one in events[1:]] == [*["alive"] * 3, "scored"]
     queue.put("u", {"mean": "v1"}, body("sleep"), "d", 1)
     while json.loads(worker.stdout.readline())["event"] != "alive":
