@@ -390,9 +390,7 @@ def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer
         node = locate(node, KEY)
     made = node(**arguments) if isinstance(node, type) else lazy_config.instantiate(node, **arguments)
     if not isinstance(made, Checkpointer):
-        raise CheckpointError(
-            f"checkpoint.type makes a {type(made).__name__}, no checkpointer. Choose ckpt_type=standard."
-        )
+        raise CheckpointError(f"{KEY} makes a {type(made).__name__}, no checkpointer. Choose ckpt_type=standard.")
     return made
 
 

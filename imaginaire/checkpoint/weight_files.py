@@ -350,9 +350,7 @@ def _open_index(folder: _Folder, index: str) -> Mapping[str, Tensor]:
     _require_shards(folder, needed)
     shards = {name: folder.open(name) for name in needed}
     if lost := [name for name, shard in places.items() if name not in shards[shard]]:
-        raise CheckpointError(
-            f"{folder.address}: {index} names {len(lost)} tensors that its shards do not hold: {listed(lost)}."
-        )
+        raise CheckpointError(f"{folder.address}: {index} names {len(lost)} tensors that no shard has: {listed(lost)}.")
     return LazyTensors({name: (shards[shard], name) for name, shard in places.items()})
 
 

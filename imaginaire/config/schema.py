@@ -276,9 +276,7 @@ class CheckpointConfig(Section):
     jit: JITConfig = attrs.field(factory=JITConfig, metadata=no_effect("checkpoints hold weights, not traced programs"))
     verbose: bool = True
     keys_not_to_resume: list[str] = attrs.field(factory=list)
-    broadcast_via_filesystem: bool = attrs.field(
-        default=False, metadata=no_effect("every rank reads its own part of the files")
-    )
+    broadcast_via_filesystem: bool = attrs.field(default=False, metadata=no_effect("each rank reads its own files"))
     load_ema_to_reg: bool = False
     dcp_allow_mismatched_size: bool = False
     save_to_object_store: ObjectStoreConfig = attrs.field(factory=ObjectStoreConfig, metadata=_STORE_BY_PATH)

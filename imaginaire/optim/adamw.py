@@ -120,9 +120,7 @@ class FusedAdamW(Optimizer):
 
     def _row(self, param: Tensor, grad: Tensor, master_weights: bool) -> "_Row":
         if grad.layout is not torch.strided:
-            raise RuntimeError(
-                f"FusedAdamW takes dense gradients; a parameter of shape {tuple(param.shape)} has a sparse one."
-            )
+            raise RuntimeError(f"FusedAdamW takes dense gradients; one of shape {tuple(param.shape)} is sparse.")
         state = self.state[param]
         if "exp_avg" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
@@ -265,9 +263,7 @@ def _torch_adamw(groups: list[dict[str, Any]], lr: float, betas: Sequence[float]
     params = [param for group in groups for param in group["params"]]
     if low := {param.dtype for param in params} - {torch.float32, torch.float64}:
         names = ", ".join(sorted(str(dtype) for dtype in low))
-        log.warning(
-            "AdamW keeps no float32 masters of %s parameters: small updates get lost; fusedadamw has them", names
-        )
+        log.warning("AdamW has no float32 masters of %s parameters: small updates get lost; fusedadamw has them", names)
     fused = params[0].device.type in FUSED_DEVICES
     beta1, beta2 = map(float, betas)
     return AdamW(groups, lr=float(lr), betas=(beta1, beta2), eps=float(eps), fused=fused)

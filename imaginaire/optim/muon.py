@@ -57,9 +57,7 @@ def muon(
         )
     matrices = [param for name, param in named if param.dim() == 2 and BLOCKS in name.split(".")]
     if not matrices:
-        raise ConfigError(
-            f"optimizer muon found no trainable matrix in a '{BLOCKS}' of {type(model).__name__}; use optimizer=adamw."
-        )
+        raise ConfigError(f"muon: no trainable matrix in a '{BLOCKS}' of {type(model).__name__}; use optimizer=adamw.")
     taken = set(matrices)
     others = [param for _, param in named if param not in taken]
     groups = [{"params": matrices, "lr": float(lr), "orthogonal": True}]

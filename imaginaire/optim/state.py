@@ -57,20 +57,18 @@ def load_named_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str,
     params = {names[param]: param for group in optimizer.param_groups for param in group["params"]}
     saved, saved_groups = _by_name(state, params)
     notes = _check(optimizer, params, saved, saved_groups, str(state.get("class", "")))
-    masters_missing = 0
+    num_lacking = 0
     for name, param in params.items():
         values = saved.get(name)
         if not values:
             optimizer.state.pop(param, None)  # it had no gradient yet when the state was saved
             continue
         wanted = _wanted_keys(optimizer, param)
-        masters_missing += wanted is not None and "master" in wanted and "master" not in values
+        num_lacking += wanted is not None and "master" in wanted and "master" not in values
         kept = {key: value for key, value in values.items() if wanted is None or key in wanted}
         optimizer.state[param] = {key: _load_value(key, value, param, optimizer) for key, value in kept.items()}
-    if masters_missing:
-        notes.append(
-            f"optimizer: no float32 masters of {masters_missing} parameters in the file; rounded weights start"
-        )
+    if num_lacking:
+        notes.append(f"optimizer: no float32 masters of {num_lacking} parameters in the file; rounded weights start")
     return notes + _hyperparameters(optimizer, names, saved_groups)
 
 

@@ -91,7 +91,7 @@ def check_built(config: Config, model: Any, dataloader_train: Any, dataloader_va
             )
     if config.trainer.run_validation and dataloader_val is None:
         raise ConfigError(
-            "trainer.run_validation=True, but dataloader_val is not set. Set dataloader_val, or run_validation=False."
+            "trainer.run_validation=True, but dataloader_val is not set. Set it, or run_validation=False."
         )
 
 

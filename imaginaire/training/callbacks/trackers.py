@@ -395,9 +395,7 @@ def chosen_mode(source: str, mode: str | None) -> str:
     if has_key():
         return "online"
     if mode == "online":
-        log.warning(
-            "W&B: %s asks for online, but there is no key: `wandb login`, or set WANDB_API_KEY. Disabled.", source
-        )
+        log.warning("W&B: %s asks for online, but there is no key: `wandb login` or WANDB_API_KEY. Disabled.", source)
     else:
         log.info("W&B: disabled, no key found (WANDB_API_KEY, `wandb login`, or WANDB_MODE=offline)")
     return "disabled"

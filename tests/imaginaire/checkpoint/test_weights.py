@@ -625,15 +625,13 @@ def _load_shards(folder: str) -> None:
     assert torch.equal(plain.full_tensor(), torch.arange(28.0).view(4, 7))
 
 
-@pytest.mark.parametrize(
-    "world_size", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.long)]
-)
-def test_sharded_targets_take_their_own_piece(tmp_path: Path, world_size: int) -> None:
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.long)])
+def test_sharded_targets_take_their_own_piece(tmp_path: Path, world: int) -> None:
     tensors = {name: torch.randn_like(value) for name, value in _Uneven().state_dict().items()}
     torch.save(tensors, tmp_path / "model.pt")
     save_file(tensors, tmp_path / "model.safetensors")
     save_dcp(tmp_path / "dcp", tensors)
-    run_distributed(_load_shards, world_size=world_size, args=(str(tmp_path),))
+    run_distributed(_load_shards, world, args=(str(tmp_path),))
 
 
 # Numbers that are not finite ------------------------------------------------------------------------------------------

@@ -22,6 +22,10 @@ from imaginaire.config.schema import Config, JITConfig, JobConfig, Profiling
 from imaginaire.errors import ConfigError
 
 
+def node_of(content: Any) -> DictConfig:
+    return DictConfig(content, flags={"allow_objects": True})
+
+
 class Colour(enum.Enum):
     RED = 1
 
@@ -128,7 +132,7 @@ def test_a_data_set_that_the_sampler_repeats_is_built_once() -> None:
 def test_lists_typed_nodes_and_other_values() -> None:
     assert instantiate([L(needs)(x=1), 5]) == [3, 5]
     assert instantiate(ListConfig([L(needs)(x=1)], flags={"allow_objects": True})) == [3]
-    made = instantiate(DictConfig(Settings(part=L(needs)(x=1), names=["a"]), flags={"allow_objects": True}))
+    made = instantiate(node_of(Settings(part=L(needs)(x=1), names=["a"])))
     assert isinstance(made, Settings) and isinstance(made.jit, JITConfig)
     assert made.names == ["a"] and type(made.names) is list
     assert instantiate(made.part) == 3  # a lazy part waits for its owner
@@ -142,9 +146,7 @@ def test_a_target_may_be_a_name_or_a_node_that_makes_it() -> None:
 
 
 def test_interpolations_are_resolved_for_the_target() -> None:
-    tree = DictConfig(
-        {"lr": 3, "node": L(Recorder)(a="${lr}", c={"x": "${add:${lr},2}"})}, flags={"allow_objects": True}
-    )
+    tree = node_of({"lr": 3, "node": L(Recorder)(a="${lr}", c={"x": "${add:${lr},2}"})})
     made = instantiate(tree.node)
     assert (made.a, made.c) == (3, {"x": 5})
 
@@ -161,7 +163,7 @@ FAILING = [  # node, its place, what the message names besides the place
 
 @pytest.mark.parametrize(("node", "place", "named"), FAILING)
 def test_a_call_that_fails_names_key_and_target(node: Any, place: str, named: str) -> None:
-    tree = DictConfig({"opt": node}, flags={"allow_objects": True})
+    tree = node_of({"opt": node})
     value = tree.opt.deep if "deep" in tree.opt else tree.opt
     with pytest.raises(ConfigError) as error:
         instantiate({"_target_": anything, "opt": value} if isinstance(value, ListConfig) else value)
@@ -218,7 +220,7 @@ VALUES: list[Any] = [
 
 @pytest.mark.parametrize("value", VALUES, ids=[str(i) for i in range(len(VALUES))])
 def test_values_survive_the_file(value: Any) -> None:
-    node = DictConfig({"a": value, "b": [value]}, flags={"allow_objects": True})
+    node = node_of({"a": value, "b": [value]})
     text = to_yaml(node)
     again = from_yaml(text)
     assert to_yaml(again) == text
@@ -245,7 +247,7 @@ def test_a_whole_config_survives_the_file_and_runs_again(tmp_path: Path) -> None
 
 def test_the_file_is_plain_yaml_with_resolved_values() -> None:
     tree = {"f": 1e-4, "t": torch.bfloat16, "p": Path("a/b"), "n": L(needs)(x=1), "c": "${f}", "s": ["${subtract:3,1}"]}
-    data = yaml.safe_load(to_yaml(DictConfig(tree, flags={"allow_objects": True})))
+    data = yaml.safe_load(to_yaml(node_of(tree)))
     assert data["t"] == {"_object_": "torch.bfloat16"} and data["n"]["_target_"] == f"{__name__}.needs"
     assert (data["p"], data["c"], data["s"]) == ("a/b", data["f"], [2])
 

@@ -209,9 +209,7 @@ def test_apex_path_equals_torchs(dtype: torch.dtype) -> None:
 # State by name
 
 
-def _trained(
-    dtype: torch.dtype = torch.bfloat16, steps: int = 3, **options: Any
-) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _trained(dtype: torch.dtype = torch.bfloat16, steps: int = 3, **options: Any) -> tuple[nn.Module, Any]:
     model = _model(dtype)
     optimizer = fused_adamw(model, lr=1e-2, **options)
     for step in range(steps):

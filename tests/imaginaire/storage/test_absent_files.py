@@ -39,9 +39,8 @@ def test_the_file_that_a_printed_path_means_is_named(printed: str, tmp_path: Pat
 def test_where_none_is_meant_what_is_there_is_listed() -> None:
     text = str(absent(FILE.replace("1000", "3000")))
     assert "has no 'iter_000003000.pt'. Did you mean iter_000001000.pt, iter_000000200.pt?" in text
-    assert "has no 'mine'. Known: 14b_groot_gr1_480, 2b_groot_gr1_480." in str(
-        absent(FILE.replace("2b_groot_gr1_480", "mine"))
-    )
+    text = str(absent(FILE.replace("2b_groot_gr1_480", "mine")))
+    assert "has no 'mine'. Known: 14b_groot_gr1_480, 2b_groot_gr1_480." in text
     wrong = FILE.replace("2b_groot", "predict2_video2world_training_14b_groot")
     assert "There is" not in str(absent(wrong)), "that run has no checkpoints"
 

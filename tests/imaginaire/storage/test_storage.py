@@ -57,9 +57,7 @@ def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, disk: list[tup
 
 
 @pytest.mark.parametrize("is_dcp", [False, True], ids=["standard", "dcp"])
-def test_a_checkpoint_is_on_the_disk_before_the_pointer_names_it(
-    is_dcp: bool, tmp_path: Path, disk: list[tuple[str, str]]
-) -> None:
+def test_a_checkpoint_is_on_the_disk_before_its_pointer(is_dcp: bool, tmp_path: Path, disk: list[Any]) -> None:
     saved = CheckpointSet(str(tmp_path), checkpoint_layout.set_name(5, dcp=is_dcp))
     trees: dict[str, Any] = {kind: {"weight": torch.ones(3), "iteration": 5} for kind in KINDS}
     (checkpoint_layout.write_dcp if is_dcp else checkpoint_layout.write_standard)(saved, trees)

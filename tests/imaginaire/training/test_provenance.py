@@ -24,9 +24,7 @@ def _install(site: Path, distribution: str, package: str) -> Path:
     return site
 
 
-def test_another_distribution_before_ours_is_named_with_its_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_distribution_before_ours_is_named_with_a_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance.foreign_packages() == []
     site = _install(tmp_path, "cosmos-predict2", "cosmos_predict2")
     monkeypatch.syspath_prepend(site)
@@ -54,9 +52,7 @@ def test_the_record_of_a_run_is_plain_and_holds_what_repeats_it_but_no_secret(mo
 def test_git_state_tells_commit_and_changes(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-        return subprocess.run(
-            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout
+        return subprocess.check_output(["git", *identity, *arguments], cwd=tmp_path, text=True)
 
     assert provenance.git_state(tmp_path) is None
     git("init", "-q", "-b", "main")

@@ -159,9 +159,8 @@ def test_iter_speed_counts_the_first_hits_then_logs_speed_and_its_split(
             trainer.step(0.5)
     trainer.metrics.close()
     hits = [r for r in caplog.records if "Hit counter" in r.getMessage()]
-    assert [h.getMessage().split(" | Time")[0] for h in hits] == [
-        f"Iteration {i}: Hit counter: {i}/3 | Loss: 0.5000" for i in (1, 2, 3)
-    ]
+    said = [h.getMessage().split(" | Time")[0] for h in hits]
+    assert said == [f"Iteration {i}: Hit counter: {i}/3 | Loss: 0.5000" for i in (1, 2, 3)]
     assert [h.levelname for h in hits] == ["INFO", "DEBUG", "INFO"]
     first, second = records(tmp_path)
     assert (first["iteration"], second["iteration"]) == (4, 6)

@@ -112,9 +112,8 @@ def test_console_line_shows_what_is_known(tmp_path: Path, caplog: pytest.LogCapt
         metrics.log({"train/loss": 1.0}, 2)
         metrics.flush(2)
     metrics.close()
-    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("iter")] == [
-        "iter 2 loss 1.0000 host mem 3.0 GB"
-    ]
+    lines = [text for text in caplog.messages if text.startswith("iter")]
+    assert lines == ["iter 2 loss 1.0000 host mem 3.0 GB"]
 
 
 def test_without_the_packages_there_is_one_line_each(
@@ -127,7 +126,7 @@ def test_without_the_packages_there_is_one_line_each(
         metrics = new(tmp_path)
     metrics.log({"x": 1.0}, 1)
     metrics.close()
-    assert [r.getMessage() for r in caplog.records if ".[track]" in r.getMessage()] == [
+    assert [text for text in caplog.messages if ".[track]" in text] == [
         "TensorBoard: not installed; for it: pip install -e '.[track]'",
         "W&B: wandb is not installed; for it: pip install -e '.[track]'",
     ]
