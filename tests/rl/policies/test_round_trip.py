@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a policy executes and what it records of a demonstrator are inverses, for every transform of actions; and
-statistics and gripper of a base do not change recordings of another robot."""
+statistics and gripper of a base do not change recordings of another robot. Weights are where a policy looks."""
 
 import itertools
 import json
@@ -10,19 +10,22 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.released import EMBODIED
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies import cloning
-from cosmos_predict2.rl.policies.files import read_policy
+from cosmos_predict2.rl.policies.files import load_weights, read_policy
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.inputs import GRIPPERS, with_gripper, without_gripper
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy, recorded_settings
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
+from imaginaire.errors import CheckpointError
+from imaginaire.findings import CheckContext
 from scripts import train_policy
 from tests.programs import call
 
@@ -199,3 +202,39 @@ def test_a_number_that_hardly_ever_moves_keeps_its_rare_values() -> None:
     actions[3, :, 1] = 1.0
     found = cloning.Windows(torch.zeros(500, 4, 4, 3), actions, ["go"] * 500).statistics()
     assert (found["q01"][1], found["q99"][1]) == (0.0, 1.0) and (found["q01"][0], found["q99"][0]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("policy", "name"), [(OpenVLAPolicy, "openvla_oft"), (Pi05Policy, "pi05")])
+def test_a_policy_without_weights_is_refused_before_anything_is_built(policy: Any, name: str, tmp_path: Path) -> None:
+    def found(path: str) -> str:
+        (one,) = policy.check({"path": path}, CheckContext(key="model.config.policy"))
+        assert one.level == "error"
+        return str(one)
+
+    told = found("")
+    assert told.startswith("model.config.policy.path: the policy has no weights")
+    assert f"model.config.policy.path=models/{EMBODIED[name][1]}" in told
+    assert f"python -m scripts.download_checkpoints --embodied {name}" in told
+    assert f"{tmp_path} has no config.json" in found(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert not [*policy.check({"path": str(tmp_path)}, CheckContext()), *policy.check({"path": "a/b"}, CheckContext())]
+    with pytest.raises(CheckpointError, match=f"download_checkpoints --embodied {name}"):
+        policy("")
+
+
+class WithNet(nn.Module):
+    """A policy's parameters, of which a part has the name that a run gives its whole network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.log_std = nn.Linear(2, 3), nn.Parameter(torch.randn(3))
+
+
+@pytest.mark.parametrize("prefix", ["", "net."])
+def test_a_part_of_a_policy_may_be_called_net(prefix: str, tmp_path: Path) -> None:
+    """In the policy's own file, and in a run's, which has a world model besides."""
+    written, read = WithNet(), WithNet()
+    tensors = {f"{prefix}{name}": value for name, value in written.state_dict().items()}
+    torch.save(tensors | ({"world_model.net.weight": torch.zeros(1)} if prefix else {}), tmp_path / "weights.pt")
+    load_weights(read, str(tmp_path / "weights.pt"))
+    assert all(torch.equal(value, written.state_dict()[name]) for name, value in read.state_dict().items())
