@@ -57,7 +57,6 @@ class Job:
     reward: str
     attempt: int
     body: bytes = field(repr=False)
-    is_suspect: bool = False  # a worker died of it, perhaps
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,8 @@ class Queue(Protocol):
     def put(self, ticket: str, rewards: Mapping[str, str], body: bytes, digest: str, num_clips: int) -> bool:
         """Accept a request of rewards in their present versions; False where nothing of it is to be scored anew."""
 
-    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspects: bool = True) -> list[Job]:
-        """One suspect, unless they are excluded; else up to ``limit`` jobs, oldest first."""
+    def lease(self, reward: str, worker: str, limit: int, seconds: float) -> list[Job]:
+        """The oldest suspect alone, or up to ``limit`` jobs, oldest first."""
 
     def renew(self, jobs: Sequence[Job], worker: str, seconds: float) -> None:
         """Keep these jobs, as far as the worker has them still."""

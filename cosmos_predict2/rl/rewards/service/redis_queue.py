@@ -86,8 +86,7 @@ local waiting = p .. ':waiting:' .. reward
 for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', p .. ':running:' .. reward, '-inf', '(' .. now)) do
   retry(ticket, reward, '', 0, most)
 end
-local tickets = redis.call('ZRANGEBYSCORE', waiting, '-inf', '(0', 'LIMIT', 0, tonumber(ARGV[6]))
-local is_suspect = #tickets
+local tickets = redis.call('ZRANGEBYSCORE', waiting, '-inf', '(0', 'LIMIT', 0, 1)
 if #tickets == 0 then tickets = redis.call('ZRANGEBYSCORE', waiting, 0, '+inf', 'LIMIT', 0, limit) end
 local found = {}
 for _, ticket in ipairs(tickets) do
@@ -95,7 +94,7 @@ for _, ticket in ipairs(tickets) do
   redis.call('ZREM', waiting, ticket)
   redis.call('HSET', key, 'state', 'running', 'worker', worker)
   redis.call('ZADD', p .. ':running:' .. reward, now + seconds, ticket)
-  for _, one in ipairs({ticket, redis.call('HINCRBY', key, 'attempt', 1), is_suspect}) do found[#found + 1] = one end
+  for _, one in ipairs({ticket, redis.call('HINCRBY', key, 'attempt', 1)}) do found[#found + 1] = one end
 end
 return found
 """,
@@ -173,12 +172,12 @@ class RedisQueue:
             raise queue.QueueFull("the limit of waiting jobs or bytes is reached.")
         return bool(answer == b"new")
 
-    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspects: bool = True) -> list[Job]:
-        found = self._run("lease", reward, worker, limit, seconds, self.limits.max_attempts, int(suspects))
+    def lease(self, reward: str, worker: str, limit: int, seconds: float) -> list[Job]:
+        found = self._run("lease", reward, worker, limit, seconds, self.limits.max_attempts)
         jobs = []
-        for ticket, attempt, is_suspect in zip(found[::3], found[1::3], found[2::3]):
+        for ticket, attempt in zip(found[::2], found[1::2]):
             body = self._call("get", self._key("body", ticket.decode()))
-            jobs.append(Job(ticket.decode(), reward, int(attempt), body, bool(is_suspect)))
+            jobs.append(Job(ticket.decode(), reward, int(attempt), body))
         return jobs
 
     def renew(self, jobs: Sequence[Job], worker: str, seconds: float) -> None:

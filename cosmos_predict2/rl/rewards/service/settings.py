@@ -29,6 +29,7 @@ DEFAULT_QUEUE = f"{os.environ.get('IMAGINAIRE_OUTPUT_ROOT', 'checkpoints')}/rewa
 _IGNORED = {
     **dict.fromkeys(("redis_host", "redis_port"), "use queue = 'redis://HOST:PORT'"),
     **dict.fromkeys(("max_uploads", "idle_s"), "bodies are received as they come"),
+    "max_wait_s": "a portion has what waits when a worker is free",
     "no_latent_decoder": "latents are decoded where a reward needs pixels",
     "chunk_duration": "a clip is decoded in windows of temporal_window",
     "load_mean_std": "mean and deviation of the latents are those of the tokenizer",
@@ -62,7 +63,6 @@ class RewardSettings:
     device: str | list[str] = ""  # "": a GPU where there is one; a list: a worker on each
     venv_python: str = ""  # an interpreter of another environment; it needs this project's packages
     max_batch: int = attrs.field(default=8, validator=validators.ge(1))  # jobs that are scored together
-    max_wait_s: float = attrs.field(default=0.02, validator=validators.ge(0))  # how long a portion waits for more
     timeout_s: float = attrs.field(default=120.0, validator=validators.gt(0))  # to decode a clip, or score a portion
     enable: bool = True
 
@@ -151,12 +151,12 @@ def _made(cls: type, values: Any, table: str) -> Any:
     fields = {one.name: one for one in attrs.fields(cls) if one.init}
     given = {}
     for name, value in values.items():
-        if name in _IGNORED:
-            log.info("%s: '%s' is ignored: %s", where, name, _IGNORED[name])
-        elif name not in fields:
-            raise ConfigError(f"{where} has the unknown field '{name}'.{near(name, fields)}")
-        else:
+        if name in fields:
             given[name] = _of_type(value, fields[name], where)
+        elif name in _IGNORED:
+            log.info("%s: '%s' is ignored: %s", where, name, _IGNORED[name])
+        else:
+            raise ConfigError(f"{where} has the unknown field '{name}'.{near(name, fields)}")
     try:
         return cls(**given)
     except (TypeError, ValueError) as error:

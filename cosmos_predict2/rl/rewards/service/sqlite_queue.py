@@ -86,7 +86,7 @@ class SQLiteQueue:
             db.executemany(f"INSERT OR REPLACE INTO jobs {values}", rows)
         return True
 
-    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspects: bool = True) -> list[Job]:
+    def lease(self, reward: str, worker: str, limit: int, seconds: float) -> list[Job]:
         ended = "reward = ? AND state = 'running' AND lease_until < ?"
         is_work = f"SELECT 1 FROM jobs WHERE (reward = ? AND state = 'queued') OR ({ended}) LIMIT 1"
         if not self._read(is_work, (reward, reward, now())):  # a look that locks nothing
@@ -94,17 +94,17 @@ class SQLiteQueue:
         with self._writing() as db:
             self._retry(db, ended, (reward, now()))
             waiting = (
-                "SELECT number, ticket, attempt, deaths, body FROM jobs JOIN bodies USING (ticket)"
+                "SELECT number, ticket, attempt, body FROM jobs JOIN bodies USING (ticket)"
                 " WHERE reward = ? AND state = 'queued' AND deaths {} 0 ORDER BY number LIMIT ?"
             )
-            rows = db.execute(waiting.format(">"), (reward, int(suspects))).fetchall()
+            rows = db.execute(waiting.format(">"), (reward, 1)).fetchall()
             rows = rows or db.execute(waiting.format("="), (reward, limit)).fetchall()
             db.executemany(
                 "UPDATE jobs SET state = 'running', worker = ?, lease_until = ?, attempt = attempt + 1"
                 " WHERE number = ?",
                 [(worker, now() + seconds, row[0]) for row in rows],
             )
-        return [Job(ticket, reward, attempt + 1, body, deaths > 0) for _, ticket, attempt, deaths, body in rows]
+        return [Job(ticket, reward, attempt + 1, body) for _, ticket, attempt, body in rows]
 
     def renew(self, jobs: Sequence[Job], worker: str, seconds: float) -> None:
         ends = now() + seconds

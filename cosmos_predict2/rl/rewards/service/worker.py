@@ -75,18 +75,8 @@ class Worker:
                 wait = min(2 * wait, LONGEST_WAIT_S)
 
     def _next_portion(self) -> list[Job]:
-        """Waiting jobs, at most a batch; where there are some, after a short wait for more. A suspect stays alone."""
-        most, ends = self.reward.max_batch, time.monotonic() + self.reward.max_wait_s
-        jobs = self._lease(most, suspects=True)
-        while jobs and not jobs[0].is_suspect and len(jobs) < most and time.monotonic() < ends:
-            time.sleep(min(SHORTEST_WAIT_S, self.reward.max_wait_s))
-            jobs += self._lease(most - len(jobs), suspects=False)
-        return jobs
-
-    def _lease(self, limit: int, suspects: bool) -> list[Job]:
-        jobs = self.queue.lease(self.reward.reward_type, self.name, limit, self.lease_s, suspects)
-        self._held = [*self._held, *jobs]
-        return jobs
+        self._held = self.queue.lease(self.reward.reward_type, self.name, self.reward.max_batch, self.lease_s)
+        return self._held
 
     def _score(self, jobs: Sequence[Job]) -> None:
         self.report({"event": "alive"})

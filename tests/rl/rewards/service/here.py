@@ -41,7 +41,7 @@ class Here:
         version = self.supervisor.version(names[0])
         self.reports: list[dict[str, Any]] = []
         scorer = Scorer(names[0], function, lambda: build_decoder(decode or DecodeSettings(), "cpu"))
-        own = attrs.evolve(self.settings, rewards=[attrs.evolve(rewards[0], max_wait_s=0.0)])
+        own = attrs.evolve(self.settings, rewards=rewards[:1])
         self.worker = Worker("w", version, own, self.queue, scorer, self.reports.append)
         self.thread = threading.Thread(target=self.worker.run)
 

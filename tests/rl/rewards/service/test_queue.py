@@ -264,18 +264,18 @@ class Reference:
             self.rows[ticket, reward] = Row(self.number, self.clock())
         return True
 
-    def lease(self, reward: str, worker: str, limit: int, seconds: float, suspects: bool) -> list[Job]:
+    def lease(self, reward: str, worker: str, limit: int, seconds: float) -> list[Job]:
         own = {key: row for key, row in self.rows.items() if key[1] == reward}
         for row in own.values():
             if row.state == "running" and row.ends < self.clock():
                 self._retry(row, "", False)
         waiting = sorted((row.number, key) for key, row in own.items() if row.state == "queued")
-        alone = [key for _, key in waiting if own[key].deaths][:suspects]
+        alone = [key for _, key in waiting if own[key].deaths][:1]
         jobs = []
         for key in alone or [key for _, key in waiting if not own[key].deaths][:limit]:
             row = own[key]
             row.state, row.worker, row.ends, row.attempt = "running", worker, self.clock() + seconds, row.attempt + 1
-            jobs.append(Job(*key, row.attempt, BODIES[key[0]], row.deaths > 0))
+            jobs.append(Job(*key, row.attempt, BODIES[key[0]]))
         return jobs
 
     def renew(self, jobs: Sequence[Job], worker: str, seconds: float) -> None:
@@ -452,7 +452,7 @@ def test_the_queue_does_what_its_contract_says(limits: Limits, clock_and_place: 
             digest = "another" if draw.random() < 0.1 else "digest"
             both("put", ticket, asked, BODIES[ticket], digest, draw.randint(1, 3))
         elif kind == "lease":
-            leased += both("lease", reward, worker, draw.randint(1, 3), draw.choice((5.0, 50.0)), draw.random() < 0.5)
+            leased += both("lease", reward, worker, draw.randint(1, 3), draw.choice((5.0, 50.0)))
         elif kind == "release":
             both("release", reward, worker, f"signal {step}", draw.random() < 0.5)
         elif kind == "purge":
@@ -470,7 +470,7 @@ def test_the_queue_does_what_its_contract_says(limits: Limits, clock_and_place: 
             else:
                 both(kind, job, name, *((f'"{step}"', draw.choice(("v1", "v2"))) if kind == "finish" else ("torn",)))
     clock[0] += 60.0  # every lease has ended
-    while jobs := [job for reward in REWARDS for job in both("lease", reward, "last", 9, 1e9, True)]:
+    while jobs := [job for reward in REWARDS for job in both("lease", reward, "last", 9, 1e9)]:
         for job in jobs:
             both("finish", job, "last", "{}", "v1")
     for _ in range(2):

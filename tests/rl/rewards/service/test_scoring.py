@@ -284,7 +284,7 @@ def test_the_page_shows_the_values_that_hold_without_a_file(tmp_path: Path) -> N
     top = {name: value for name, value in shown.items() if name not in ("queue", "decode_args", "reward_args")}
     assert top == {name: getattr(settings, name) for name in top}
     assert {"max_queue_gb", "max_wait_s", "grace_s"} <= {*top}
-    row = {name: shown["reward_args"][0][name] for name in ("max_batch", "max_wait_s", "timeout_s")}
+    row = {name: shown["reward_args"][0][name] for name in ("max_batch", "timeout_s")}
     assert row == {name: getattr(reward, name) for name in row}
     assert replace(Limits(), max_bytes=0) == replace(settings.limits(), max_bytes=0)
 

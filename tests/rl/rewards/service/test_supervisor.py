@@ -75,7 +75,7 @@ def alone(tmp_path: Path) -> Iterator[Callable[..., Supervisor]]:
     made: list[Supervisor] = []
 
     def make(*devices: str, **patience: float) -> Supervisor:
-        options: dict[str, Any] = dict(arguments={"k": 1}, model_path="m", dtype="float16", max_batch=3, max_wait_s=0.5)
+        options: dict[str, Any] = dict(arguments={"k": 1}, model_path="m", dtype="float16", max_batch=3)
         reward = RewardSettings(reward_type="mine=no:thing", device=list(devices or ("cpu",)), timeout_s=7.0, **options)
         kept: dict[str, Any] = dict(lease_s=9.0, max_attempts=4, grace_s=0.05, decode=DecodeSettings(model_path="tiny"))
         settings = ServiceSettings(queue=str(tmp_path / "queue.sqlite3"), rewards=[reward], **kept)
@@ -306,4 +306,5 @@ def test_a_worker_that_starts_again_scores_in_the_version_of_what_is_there_by_th
         await_that(lambda: queue.depth()["mine"].counts.get("running") == 1)
         supervisor.stop()
         (job,) = queue.lease("mine", "next", 1, 30.0)
-        assert not job.is_suspect
+        queue.release("mine", "next", "signal 9", has_died=True)
+        assert queue.look(job.ticket, "mine").state == "queued"  # of two deaths it would fail

@@ -55,33 +55,14 @@ def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(tmp_pa
     lease = leases([[], [], [job], *[[]] * 5, OSError("gone"), [job], OSError("gone"), [job], []])
     held: list[list[Job]] = []
     made.worker.reward.max_batch = 2
-    made.worker.reward.max_wait_s = 0.0
     made.worker.queue = SimpleNamespace(lease=lease, finish=lambda *_: True)  # type: ignore[assignment]
     steps = Steps(10)
     made.worker.draining = steps  # type: ignore[assignment]
-    made.worker._held = [job]  # of a portion whose second lease failed
+    made.worker._held = [job]
     made.worker.report = lambda event: held.append(made.worker._held)  # type: ignore[assignment]
     made.worker.run()
     assert steps.waits == pytest.approx([0.01, 0.02, 0.01, 0.02, 0.04, 0.08, 0.1, workers.OUTAGE_WAIT_S, 1.0, 0.01])
     assert held[-2:] == [[job], []]  # while it is scored, and then
-    made.queue.close()
-
-
-def test_a_portion_is_filled_and_not_overfilled(tmp_path: Path) -> None:
-    made, asked = Here(tmp_path), []
-    jobs = [Job(f"t{k}", "mean", 1, b"") for k in range(3)]
-    left = [jobs[:1], [], jobs[1:]]
-
-    def lease(reward: str, worker: str, limit: int, seconds: float, suspects: bool) -> list[Job]:
-        asked.append((reward, worker, limit, seconds, suspects))
-        return left.pop(0)
-
-    made.worker.reward.max_batch = 3
-    made.worker.reward.max_wait_s = HANG_S
-    made.worker.lease_s = 7.0
-    made.worker.queue = SimpleNamespace(lease=lease)  # type: ignore[assignment]
-    assert made.worker._next_portion() == jobs == made.worker._held
-    assert asked == [("mean", "w", limit, 7.0, k == 0) for k, limit in enumerate((3, 2, 2))]
     made.queue.close()
 
 
@@ -110,6 +91,24 @@ def test_results_and_reasons_are_written_and_reported(tmp_path: Path) -> None:
     results[:] = [good]
     worker._score([job])
     assert made.reports[-1]["decode_s"] == 0.0
+    made.queue.close()
+
+
+def test_leases_are_kept_after_a_renewal_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = Here(tmp_path), []
+
+    def renew(jobs: Sequence[Job], worker: str, seconds: float) -> None:
+        asked.append((jobs, worker, seconds))
+        if len(asked) < 2:
+            raise OSError("gone")
+        raise SystemExit  # of the test's own
+
+    monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=lambda _: None))
+    made.worker.queue = SimpleNamespace(renew=renew)  # type: ignore[assignment]
+    made.worker._held = jobs = [Job("t", "mean", 1, b"")]
+    with pytest.raises(SystemExit):
+        made.worker._keep_leases()
+    assert asked == [(jobs, "w", 30.0)] * 2
     made.queue.close()
 
 
@@ -205,39 +204,10 @@ def test_a_portion_keeps_its_leases_however_long_it_takes(tmp_path: Path, monkey
     assert not stolen
 
 
-def test_all_jobs_of_a_portion_keep_their_leases_also_those_that_were_leased_first(tmp_path: Path) -> None:
-    made, is_scoring, renewed, found = Here(tmp_path), threading.Event(), threading.Event(), []
-    left = [[Job(ticket, "mean", 1, body(ticket))] for ticket in ("first", "second")]
-
-    def renew(jobs: Sequence[Job], worker: str, seconds: float) -> None:
-        if is_scoring.is_set():
-            found.append([job.ticket for job in jobs])
-            if len(found) == 1:
-                raise OSError("gone")  # and is asked again
-            renewed.set()
-
-    def slow(clips: Clips, context: Any) -> Any:
-        is_scoring.set()
-        assert renewed.wait(LONGEST_S)
-        return mean(clips, context)
-
-    made.worker.queue = SimpleNamespace(  # type: ignore[assignment]
-        lease=lambda *_: left.pop(0) if left else [], renew=renew, finish=lambda *_: True
-    )
-    made.worker.reward.max_batch = 2
-    made.worker.reward.max_wait_s = LONGEST_S
-    made.worker.lease_s = 0.3
-    made.worker.scorer.function = slow
-    made.work()
-    assert renewed.wait(LONGEST_S)
-    made.close()
-    assert found[0] == found[1] == ["first", "second"]
-
-
 def test_a_suspect_is_scored_first_and_alone(tmp_path: Path) -> None:
     made = Here(tmp_path)
     queue, worker = made.queue, made.worker
-    worker.reward.max_batch, worker.reward.max_wait_s, worker.lease_s = 2, 0.05, LONGEST_S
+    worker.reward.max_batch, worker.lease_s = 2, LONGEST_S
     for ticket in ("s0", "s1", "t0", "t1", "t2"):
         queue.put(ticket, {"mean": "v"}, b"body", ticket, 1)
         if ticket == "s1":
