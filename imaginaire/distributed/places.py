@@ -38,11 +38,12 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """The last words of a rank, and when it wrote them."""
+    """The last words of a rank: its activity, since when, and when it wrote them."""
 
     rank: int
     host: str
-    activity: Activity
+    text: str
+    since: float
     time: float
 
 
@@ -93,16 +94,13 @@ class Board:
         self.lost_since: float | None = None  # when the store first did not answer, by the monotonic clock
 
     def publish(self, activity: Activity) -> None:
-        entry = {"host": self._host, "at": activity.text, "since": activity.since, "time": time.time()}
-        self._set(str(self.rank), entry)
+        words = {"text": activity.text, "since": activity.since, "time": time.time()}
+        self._set(str(self.rank), {"host": self._host, **words})
 
     def read(self) -> list[RankReport | None]:
         """The newest state of every rank, in rank order; None for one that never published."""
         values = [self._get(str(rank)) for rank in range(self.world_size)]
-        return [
-            None if v is None else RankReport(rank, v["host"], Activity(v["at"], v["since"]), v["time"])
-            for rank, v in enumerate(values)
-        ]
+        return [None if words is None else RankReport(rank, **words) for rank, words in enumerate(values)]
 
     def raise_alarm(self, reason: str) -> None:
         """Have all ranks write where they are, unless they have just been asked."""
@@ -112,7 +110,7 @@ class Board:
 
     def alarm(self) -> Alarm | None:
         value = self._get(_ALARM)
-        return None if value is None else Alarm(value["reason"], value["time"])
+        return None if value is None else Alarm(**value)
 
     def answer(self, alarm: Alarm) -> None:
         self._set(f"answer{self.rank}", {"time": alarm.time})
@@ -208,7 +206,7 @@ def report(reached: str | None = None) -> str:
     publish()
     seen = _board.read()
     lines = table(seen, time.time())
-    late = [rank for rank, entry in enumerate(seen) if entry is None or entry.activity.text != reached]
+    late = [rank for rank, entry in enumerate(seen) if entry is None or entry.text != reached]
     if reached is not None and late:
         lines.append(f"missing at {reached}: {ranks(late)}")
     return "\n".join(f"  {line}" for line in lines)
@@ -221,11 +219,11 @@ def table(seen: Sequence[RankReport | None], now: float, answered: Collection[in
     for entry in seen:
         if entry is not None:
             answers = now - entry.time < SILENCE_S if answered is None else entry.rank in answered
-            groups.setdefault((answers, entry.activity.text), []).append(entry)
+            groups.setdefault((answers, entry.text), []).append(entry)
     unheard = [rank for rank, entry in enumerate(seen) if entry is None]
     lines = [f"{ranks(unheard)}: never heard of"] if unheard else []
     for (answers, text), members in sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]))):
-        since = max(now - entry.activity.since for entry in members)
+        since = max(now - entry.since for entry in members)
         line = f"{ranks([entry.rank for entry in members])} ({_hosts(members)}): {text}, for {since:.0f} s"
         if not answers:
             line += f"; no answer, last heard of {now - max(entry.time for entry in members):.0f} s ago"
@@ -235,8 +233,8 @@ def table(seen: Sequence[RankReport | None], now: float, answered: Collection[in
 
 def gone(seen: Sequence[RankReport | None], now: float, answered: Collection[int]) -> list[str]:
     """A sentence on the ranks that did not answer: those that left after an error, and the silent ones."""
-    left = [e for e in seen if e is not None and e.rank not in answered and e.activity.text.startswith(LEFT)]
-    lines = [f"{ranks([entry.rank])} ({entry.host}) {entry.activity.text}. See its own log." for entry in left]
+    left = [e for e in seen if e is not None and e.rank not in answered and e.text.startswith(LEFT)]
+    lines = [f"{ranks([entry.rank])} ({entry.host}) {entry.text}. See its own log." for entry in left]
     silent = sorted(set(range(len(seen))) - set(answered) - {entry.rank for entry in left})
     if silent and answered:
         hosts = _hosts([entry for rank in silent if (entry := seen[rank]) is not None]) or "never heard of"

@@ -18,7 +18,7 @@ from examples.minimal.data import Waves
 from imaginaire import distributed
 from imaginaire.config.schema import TrainerConfig
 from imaginaire.distributed import places
-from imaginaire.distributed.places import Activity, RankReport
+from imaginaire.distributed.places import RankReport
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.training.trainer import ImaginaireTrainer
 from imaginaire.training.watchdog import EXIT_TIMEOUT, Watchdog, lost_peer
@@ -31,7 +31,7 @@ HERE = "tests.imaginaire.training.test_hang_report"
 
 
 def _seen(rank: int, text: str, since: float = 0.0, at: float = 100.0, host: str = "a") -> RankReport:
-    return RankReport(rank, host, Activity(text, since), at)
+    return RankReport(rank, host, text, since, at)
 
 
 def test_a_table_begins_with_those_who_differ() -> None:
