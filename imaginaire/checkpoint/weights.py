@@ -11,7 +11,7 @@ piece. Nothing is skipped in silence: what did not match is in the report, and `
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import torch
@@ -53,18 +53,18 @@ CURE = (
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The names that matched and those that did not; ``shapes``: (found, expected) of each in ``wrong_shape``."""
+    """The names that matched and those that did not."""
 
     matched: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()  # in the model, not in the source
     unexpected: tuple[str, ...] = ()  # in the source, not in the model
-    wrong_shape: tuple[str, ...] = ()
-    shapes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()  # (source, model) for each of wrong_shape
+    wrong_shape: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)  # (source, model)
     not_finite: tuple[str, ...] = ()  # in the model now, with a NaN or an infinite number
 
     def summary(self) -> str:
-        kinds = [("missing", self.missing), ("unexpected", self.unexpected), ("wrong shape", self.wrong_shape)]
-        return ", ".join([f"{len(self.matched)} matched", *(f"{len(names)} {kind}" for kind, names in kinds if names)])
+        counts = {kind: len(getattr(self, kind)) for kind in ("matched", "missing", "unexpected", "wrong_shape")}
+        shown = (f"{count} {kind}" for kind, count in counts.items() if count or kind == "matched")
+        return ", ".join(shown).replace("_", " ")
 
     def require(
         self,
@@ -79,19 +79,18 @@ class LoadReport:
         Numbers that are not finite never are: a network with one gives NaN for everything.
         """
         refuse_not_finite(self.not_finite, source)
-        missing = _not_allowed(self.missing, allow_missing)
+        is_other_file = not self.matched and bool(self.missing or self.wrong_shape)  # of which nothing fits
+        missing = self.missing if is_other_file else _not_allowed(self.missing, allow_missing)
         unexpected = _not_allowed(self.unexpected, allow_unexpected)
-        wrong = () if allow_wrong_shape else self.wrong_shape
-        nothing = not self.matched and bool(self.missing or self.wrong_shape)
-        if not (missing or unexpected or wrong or nothing):
+        wrong = {} if allow_wrong_shape and not is_other_file else self.wrong_shape
+        if not (missing or unexpected or wrong):
             return
-        if nothing:
-            missing, wrong = self.missing, self.wrong_shape
-        shapes = dict(zip(self.wrong_shape, self.shapes))
         sections = {
             "in the model, missing in the file": missing,
             "in the file, unknown to the model": unexpected,
-            "of another shape": [f"{n}: file {list(shapes[n][0])}, model {list(shapes[n][1])}" for n in wrong],
+            "of another shape": [
+                f"{name}: file {list(found)}, model {list(own)}" for name, (found, own) in wrong.items()
+            ],
         }
         lines = [f"{source} does not fit the model ({self.summary()})."]
         for title, names in sections.items():
@@ -213,7 +212,7 @@ def load_into(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, co
     A target of another dtype is cast to; a DTensor takes its local shard; targets that the source does not name are
     left alone. Released extras that the model does not have are not counted as unexpected.
     """
-    matched, unexpected, wrong, shapes = [], [], [], []
+    matched, unexpected, wrong = [], [], {}
     for name in source:
         if name not in targets:
             if not is_extra(name):
@@ -221,15 +220,14 @@ def load_into(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, co
             continue
         target = targets[name]
         if (found := shape_of(source, name)) != tuple(target.shape):
-            wrong.append(name)
-            shapes.append((found, tuple(target.shape)))
+            wrong[name] = found, tuple(target.shape)
             continue
         if copies:
             _copy(name, target, source[name])
         matched.append(name)
     missing = [name for name in targets if name not in source]
     bad = parallel.not_finite({name: targets[name] for name in matched}) if copies else ()
-    return LoadReport(tuple(matched), tuple(missing), tuple(unexpected), tuple(wrong), tuple(shapes), bad)
+    return LoadReport(tuple(matched), tuple(missing), tuple(unexpected), wrong, bad)
 
 
 @torch.no_grad()

@@ -537,7 +537,7 @@ def test_load_into_copies_casts_and_accounts() -> None:
     report = weights.load_into(targets, source)
     assert report == weights.account(targets, source)
     assert report.matched == ("a", "scalar") and report.missing == ("c",)
-    assert report.unexpected == ("z",) and report.wrong_shape == ("b",)
+    assert report.unexpected == ("z",) and report.wrong_shape == {"b": ((4,), (3,))}
     assert report.summary() == "2 matched, 1 missing, 1 unexpected, 1 wrong shape"
     assert torch.equal(targets["a"], torch.ones(2, dtype=torch.bfloat16)) and targets["scalar"] == 5
     assert not targets["b"].any() and not targets["c"].any()
@@ -571,7 +571,9 @@ def test_require_lists_names_counts_and_shapes() -> None:
 
 
 def test_require_lets_listed_patterns_pass() -> None:
-    report = weights.LoadReport(matched=("a",), missing=("new.x", "new.y"), unexpected=("old.z",), wrong_shape=("w",))
+    report = weights.LoadReport(
+        matched=("a",), missing=("new.x", "new.y"), unexpected=("old.z",), wrong_shape={"w": ((1,), (2,))}
+    )
     report.require(["new.*"], ["old.*"], allow_wrong_shape=True)
     text = _require_error(report, allow_missing=["new.x"], allow_unexpected=["*"], allow_wrong_shape=True)
     assert "new.y" in text and "  new.x" not in text and "old.z" not in text
