@@ -49,14 +49,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.add_argument(
-            "--import",
-            default=[],
-            action="append",
-            type=imported,
-            metavar="MODULE",
-            help="a module of your own to import first, for what it makes buildable; may be repeated",
-        )
+        text = "a module of your own to import first, for what it makes buildable; may be repeated"
+        self.add_argument("--import", default=[], action="append", type=imported, metavar="MODULE", help=text)
 
     def command(self) -> str:
         """The command that started the program, for the records of what it makes."""

@@ -201,15 +201,8 @@ class Progress:
             use_own_lock()
             self._lines = False
             with _drawing():
-                self._bar = tqdm(
-                    desc=what,
-                    total=total,
-                    initial=done,
-                    unit=unit,
-                    unit_scale=self._in_bytes,
-                    leave=leave,
-                    dynamic_ncols=True,
-                )
+                shown: dict[str, Any] = {"desc": what, "total": total, "initial": done, "leave": leave}
+                self._bar = tqdm(**shown, unit=unit, unit_scale=self._in_bytes, dynamic_ncols=True)
 
     def update(self, count: int = 1) -> None:
         self.set(self.done + count)
@@ -233,15 +226,8 @@ class Progress:
         """``Generating Rollout Epochs:   6%|▋         | 1/16 [08:56<2:14:09, 536.61s/it]``."""
         from tqdm import tqdm
 
-        return tqdm.format_meter(
-            self.done,
-            self.total or 0,
-            elapsed_s,
-            prefix=self.what,
-            unit=self.unit,
-            unit_scale=self._in_bytes,
-            initial=self._done_before,
-        )
+        of_all: dict[str, Any] = {"prefix": self.what, "unit": self.unit, "unit_scale": self._in_bytes}
+        return tqdm.format_meter(self.done, self.total or 0, elapsed_s, initial=self._done_before, **of_all)
 
     def line(self, elapsed_s: float) -> str:
         """``120 of 400, 30 %, 2 min left``."""

@@ -308,12 +308,8 @@ class Checkpointer:
     def _require(self, report: weights.LoadReport, source: str) -> None:
         config = self.config
         if config.strict_resume:
-            report.require(
-                allow_missing=config.allow_missing,
-                allow_unexpected=config.allow_unexpected,
-                allow_wrong_shape=config.dcp_allow_mismatched_size,
-                source=source,
-            )
+            has_other_sizes = config.dcp_allow_mismatched_size
+            report.require(config.allow_missing, config.allow_unexpected, has_other_sizes, source)
         elif not report.matched:
             raise CheckpointError(f"{source}: not one of its tensors fits this model ({report.summary()}).")
         weights.refuse_not_finite(report.not_finite, source)

@@ -73,13 +73,9 @@ class ResumableLoader:
         self.dataset = dataset
         self.batch_size = batch_size
         self.shuffle = shuffle
-        self._options = {
-            "num_workers": num_workers,
-            "pin_memory": pin_memory and torch.cuda.is_available(),
-            "prefetch_factor": prefetch_factor if num_workers else None,
-            "collate_fn": collate_fn,
-            "timeout": timeout,
-        }
+        self._options = {"num_workers": num_workers, "collate_fn": collate_fn, "timeout": timeout}
+        self._options["pin_memory"] = pin_memory and torch.cuda.is_available()
+        self._options["prefetch_factor"] = prefetch_factor if num_workers else None
 
     def __len__(self) -> int:
         """Batches of one pass over the data set, for each rank."""
@@ -149,12 +145,8 @@ class DataStream:
 
     def state_dict(self) -> dict[str, int | None]:
         """The place, and what the order follows from: the seed, the number of samples and the batch size of a rank."""
-        return {
-            "samples_seen": self.samples_seen,
-            "epoch": self.epoch,
-            "samples_in_epoch": self.samples_in_epoch,
-            **self._identity,
-        }
+        place = {"samples_seen": self.samples_seen, "epoch": self.epoch, "samples_in_epoch": self.samples_in_epoch}
+        return {**place, **self._identity}
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.loader, ResumableLoader):

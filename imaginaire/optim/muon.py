@@ -63,17 +63,9 @@ def muon(
     groups = [{"params": matrices, "lr": float(lr), "orthogonal": True}]
     if others:
         groups.append({"params": others, "lr": float(adam_lr), "orthogonal": False})
-    return Muon(
-        groups,
-        momentum=momentum,
-        nesterov=nesterov,
-        precision=precision,
-        betas=betas,
-        eps=eps,
-        weight_decay=weight_decay,
-        master_weights=master_weights,
-        capturable=capturable,
-    )
+    adam: dict[str, Any] = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+    adam |= {"master_weights": master_weights, "capturable": capturable}
+    return Muon(groups, momentum=momentum, nesterov=nesterov, precision=precision, **adam)
 
 
 class Muon(FusedAdamW):

@@ -306,6 +306,9 @@ class WandbTracker:
         is_continued = self.run_id is not None
         self.run_id = self.run_id or secrets.token_hex(4)
 
+        limits: dict[str, Any] = {"init_timeout": INIT_TIMEOUT_S, "login_timeout": INIT_TIMEOUT_S}
+        limits["finish_timeout"] = FINISH_TIMEOUT_S
+
         def init() -> Any:
             run = wandb.init(
                 project=self._job.project,
@@ -316,13 +319,7 @@ class WandbTracker:
                 dir=folder,
                 mode=mode,  # type: ignore[arg-type]
                 config=dict(config or {}),
-                settings=wandb.Settings(
-                    silent=True,
-                    console="off",
-                    init_timeout=INIT_TIMEOUT_S,
-                    login_timeout=INIT_TIMEOUT_S,
-                    finish_timeout=FINISH_TIMEOUT_S,
-                ),
+                settings=wandb.Settings(silent=True, console="off", **limits),
             )
             run.define_metric("iteration")
             run.define_metric("*", step_metric="iteration")  # a resumed run may repeat them; W&B's own step may not
