@@ -4,7 +4,9 @@ same calls in random order, with everything compared after each."""
 
 import contextlib
 import random
+import shutil
 import sqlite3
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +33,9 @@ from cosmos_predict2.rl.rewards.service.queue import (
 )
 from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
+from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
+from tests.programs import HANG_S
 from tests.rl.rewards.doubles import in_threads
 
 A = {"a": "v1"}  # rewards, and their versions
@@ -478,3 +482,36 @@ def test_the_queue_does_what_its_contract_says(limits: Limits, clock_and_place: 
         both("purge")
     assert place.is_empty(queue)
     queue.close()
+
+
+def await_redis(port: int) -> None:
+    import redis
+
+    for _ in range(int(10 * HANG_S)):
+        try:
+            redis.Redis(port=port).ping()
+            return
+        except redis.ConnectionError:
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server is installed: apt-get install redis-server")
+    folder, port = tmp_path_factory.mktemp("redis"), free_port()
+    words = ["redis-server", "--port", str(port), "--dir", str(folder), "--appendonly", "yes", "--bind", "127.0.0.1"]
+    process = subprocess.Popen([*words, "--save", ""], stdout=subprocess.DEVNULL)
+    await_redis(port)
+    yield f"redis://127.0.0.1:{port}/0"
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> str:
+    """An empty Redis."""
+    import redis
+
+    redis.Redis.from_url(redis_server).flushdb()
+    return redis_server
