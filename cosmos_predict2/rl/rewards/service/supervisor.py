@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 STARTING, READY, WAITING, BROKEN, STOPPED = "starting", "ready", "waiting", "broken", "stopped"
 ROOT = Path(__file__).resolve().parents[4]
-
-
 Labels = tuple[tuple[str, str], ...]
 
 
