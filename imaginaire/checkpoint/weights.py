@@ -30,18 +30,9 @@ log = logging.getLogger(__name__)
 # What files hold besides weights: Transformer Engine's state, training statistics, buffers that are functions of the
 # config, and the records of a run about its data, its pipeline and its adapters.
 EXTRAS = (
-    "*_extra_state",
-    "*accum_video_sample_counter",
-    "*accum_image_sample_counter",
-    "*accum_iteration",
-    "*accum_train_in_hours",
-    "model_card",
-    "action_transform",
-    "action_pipeline",
-    "lora_alpha",
-    "*pos_embedder.seq",
-    "*pos_embedder.dim_spatial_range",
-    "*pos_embedder.dim_temporal_range",
+    *("*_extra_state", "*accum_video_sample_counter", "*accum_image_sample_counter", "*accum_iteration"),
+    *("*accum_train_in_hours", "model_card", "action_transform", "action_pipeline", "lora_alpha"),
+    *("*pos_embedder.seq", "*pos_embedder.dim_spatial_range", "*pos_embedder.dim_temporal_range"),
 )
 NAMES = 5  # shown for each kind of difference
 CURE = (
