@@ -29,6 +29,7 @@ from imaginaire.data import stream as data
 from imaginaire.data import workers
 from imaginaire.data.stream import DataStream
 from imaginaire.distributed import parallel, places
+from imaginaire.distributed.places import EXIT_INTERRUPTED, StopRequests, Watchdog, lost_peer
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError, UserError
 from imaginaire.optim import schedules
 from imaginaire.training import memory, preflight, provenance
@@ -37,7 +38,6 @@ from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.model import ImaginaireModel, evaluating, require_memory, to_device
 from imaginaire.training.run_folder import RunFolder, write_config
 from imaginaire.training.step import StepGuard, Timers, grad_scaler
-from imaginaire.training.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdog, lost_peer
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ import pytest
 from tqdm import tqdm
 
 from imaginaire import log as logs
+from imaginaire.distributed.places import Watchdog
 from imaginaire.log import Pace, Progress, _Terminal, duration, tracked
 from imaginaire.training.callbacks.trackers import Metrics
-from imaginaire.training.watchdog import Watchdog
 from tests.programs import HANG_S
 
 

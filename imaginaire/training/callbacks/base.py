@@ -20,8 +20,8 @@ from imaginaire import distributed
 from imaginaire.buildable import describe, target_of
 from imaginaire.config import lazy_config
 from imaginaire.distributed import places
+from imaginaire.distributed.places import lost_peer
 from imaginaire.errors import ConfigError
-from imaginaire.training.watchdog import lost_peer
 
 log = logging.getLogger(__name__)
 

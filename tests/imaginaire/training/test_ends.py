@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from examples.minimal.data import Waves
+from imaginaire.distributed.places import StopRequests
 from imaginaire.errors import DataError, TrainingError
 from imaginaire.training.callbacks import Callback
-from imaginaire.training.watchdog import StopRequests
 from tests.project import config as project
 from tests.training import difference, run_dir, saved, train
 

@@ -18,10 +18,9 @@ from examples.minimal.data import Waves
 from imaginaire import distributed
 from imaginaire.config.schema import TrainerConfig
 from imaginaire.distributed import places
-from imaginaire.distributed.places import RankReport
+from imaginaire.distributed.places import EXIT_TIMEOUT, RankReport, Watchdog, lost_peer
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.training.trainer import ImaginaireTrainer
-from imaginaire.training.watchdog import EXIT_TIMEOUT, Watchdog, lost_peer
 from tests.multiprocess import RankError, run_distributed
 from tests.programs import HANG_S
 from tests.training import run_dir, saved, train

@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from imaginaire import storage
 from imaginaire.checkpoint import dcp
+from imaginaire.distributed.places import EXIT_INTERRUPTED
 from imaginaire.errors import ConfigError
-from imaginaire.training.watchdog import EXIT_INTERRUPTED
 from tests.imaginaire.training.test_resume import compare
 from tests.multiprocess import Process
 from tests.programs import HANG_S

@@ -16,9 +16,9 @@ import tests.project.config as project
 from imaginaire import distributed
 from imaginaire.checkpoint import checkpointer
 from imaginaire.distributed import parallel
+from imaginaire.distributed.places import EXIT_INTERRUPTED
 from imaginaire.errors import TrainingError
 from imaginaire.training.callbacks import Callback
-from imaginaire.training.watchdog import EXIT_INTERRUPTED
 from tests.multiprocess import run_distributed
 from tests.programs import HANG_S, warm_python
 from tests.training import saved, train

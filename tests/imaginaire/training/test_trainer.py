@@ -16,13 +16,13 @@ import torch
 
 import tests.project.config as project
 from imaginaire.config import compose
+from imaginaire.distributed.places import EXIT_INTERRUPTED, EXIT_TIMEOUT
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from imaginaire.findings import CheckContext, Finding, error, warning
 from imaginaire.training import trainer
 from imaginaire.training.callbacks import Callback
 from imaginaire.training.callbacks.base import HOOKS
 from imaginaire.training.model import ImaginaireModel
-from imaginaire.training.watchdog import EXIT_INTERRUPTED, EXIT_TIMEOUT
 from tests.multiprocess import Process
 from tests.programs import HANG_S
 from tests.training import difference, losses, run_dir, saved, train
