@@ -2,25 +2,15 @@
 """The seams of inference and training: what a tokenizer, a text encoder, a guardrail and a refiner must offer.
 
 Optional members have their defaults in a class of their own: a class of yours may lack them, and gets them by
-`completed` where it comes in.
+`imaginaire.buildable.completed` where it comes in.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-
-T = TypeVar("T")
-
-
-def completed(thing: T, defaults: type) -> T:
-    """The same object or class, whose class has all optional members from now on; None stays None."""
-    for name, default in vars(defaults).items():
-        if thing is not None and not name.startswith("_") and not hasattr(thing, name):
-            setattr(thing if isinstance(thing, type) else type(thing), name, default)
-    return thing
 
 
 @runtime_checkable

@@ -47,6 +47,14 @@ def buildable(kind: str, name: str = "") -> Callable[[T], T]:
     return register
 
 
+def completed(thing: T, defaults: type) -> T:
+    """The same object or class, whose class has the optional members of ``defaults`` from now on; None stays None."""
+    for name, default in vars(defaults).items():
+        if thing is not None and not name.startswith("_") and not hasattr(thing, name):
+            setattr(thing if isinstance(thing, type) else type(thing), name, default)
+    return thing
+
+
 def _add(kind: str, name: str, thing: Any, table: dict[str, Any]) -> None:
     if name in table and path_of(table[name]) != path_of(thing):  # an equal one: its module was imported anew
         raise ConfigError(

@@ -22,7 +22,7 @@ from cosmos_predict2.data.video_folder import NO_ENCODER
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.released import describe_missing
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.cache import EmbeddingCache
+from cosmos_predict2.text.embeddings.encode import EmbeddingCache
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
 from cosmos_predict2.text.prompt_embeddings import constant_embedding_shape, read_constant_embedding

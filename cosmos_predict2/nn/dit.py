@@ -20,8 +20,15 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from cosmos_predict2.nn.attention import AttentionChoice, canonical_backend, choose_attention
-from cosmos_predict2.nn.blocks import Block, FinalLayer, KeysValues, Rope
+from cosmos_predict2.nn.blocks import (
+    AttentionChoice,
+    Block,
+    FinalLayer,
+    KeysValues,
+    Rope,
+    canonical_backend,
+    choose_attention,
+)
 from cosmos_predict2.nn.layers import (
     HasBuffers,
     LearnedPositions,

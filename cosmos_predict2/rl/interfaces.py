@@ -15,10 +15,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2 import interfaces
 from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
+from imaginaire import buildable
 
-completed = interfaces.completed
+completed = buildable.completed
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.checkpoints.card import TOKENIZER, ModelCard, read_card
 from cosmos_predict2.checkpoints.dit_loading import FILES, check_dit, part_differences, unregistered
 from cosmos_predict2.checkpoints.dit_weights import ACTION_EMBEDDERS, clean_name
-from cosmos_predict2.nn.attention import check_attention, choose_attention
+from cosmos_predict2.nn.blocks import check_attention, choose_attention
 from cosmos_predict2.nn.dit import COUNTERS, DiT
 from cosmos_predict2.nn.layers import HasBuffers, Start, starts
 from imaginaire import random

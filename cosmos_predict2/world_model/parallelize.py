@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.nn.action_dit import ActionDiT
-from cosmos_predict2.nn.attention import AttentionOp
+from cosmos_predict2.nn.blocks import AttentionOp
 from cosmos_predict2.nn.dit import DiT
 from imaginaire.distributed.context_parallel import exchange, gather, split
 from imaginaire.distributed.parallel import ParallelDims, divisors

@@ -21,7 +21,7 @@ from cosmos_predict2.checkpoints import load_dit, read_card
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.diffusion.solvers import Step, guide, sample
-from cosmos_predict2.interfaces import TextEncoder, TokenizerDefaults, VideoTokenizer, completed
+from cosmos_predict2.interfaces import TextEncoder, TokenizerDefaults, VideoTokenizer
 from cosmos_predict2.nn.blocks import KeysValues
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens
@@ -33,7 +33,7 @@ from cosmos_predict2.world_model.objectives import Predict, SamplingPath, chosen
 from cosmos_predict2.world_model.options import GUIDED, UNGUIDED, SamplingOptions
 from cosmos_predict2.world_model.parallelize import ContextParallel, compile_blocks
 from imaginaire import distributed
-from imaginaire.buildable import target_of
+from imaginaire.buildable import completed, target_of
 from imaginaire.config import lazy_config
 from imaginaire.distributed.parallel import is_fsdp
 from imaginaire.errors import CheckpointError, ConfigError, DataError

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from cosmos_predict2.nn import attention
-from cosmos_predict2.nn.attention import (
+from cosmos_predict2.nn.blocks import (
+    DENSE_STAND_INS,
     AttentionOp,
     attend,
     attend_by_heads,
@@ -71,7 +71,7 @@ def test_names_that_work_everywhere(name: str) -> None:
     assert chosen in ("torch", "math")
     assert bool(reason) == (name not in ("torch", "sdpa", "math")), "a word on what was not asked for"
     check_attention(op, 24, CPU, torch.float32)
-    assert ("dense in place of natten" in reason) == (name in attention.DENSE_STAND_INS)
+    assert ("dense in place of natten" in reason) == (name in DENSE_STAND_INS)
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.evaluation.reports.action_evaluation import evaluate
-from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_attention
+from cosmos_predict2.nn.blocks import BACKENDS, check_attention, choose_attention
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.evaluation_data import toy_recordings
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline

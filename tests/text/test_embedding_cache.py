@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.cache import EmbeddingCache
+from cosmos_predict2.text.embeddings.encode import EmbeddingCache
 from imaginaire.errors import DataError
 
 

@@ -27,7 +27,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from cosmos_predict2.text.embeddings import pickles
-from cosmos_predict2.text.embeddings.cache import KEY
 from cosmos_predict2.text.embeddings.pickles import LARGEST_BYTES, NUM_TOKENS, padded
 from cosmos_predict2.text.trained_text import encode_commands, parse_name
 from imaginaire import foreign_json, storage
@@ -39,6 +38,7 @@ FOLDER_NAMES = ("t5_xxl", "text_embedding")  # the first is written
 SUFFIXES = (".pickle", ".pkl", ".safetensors")  # the first that is there is read
 FORMS = {"pickle": ".pickle", "safetensors": ".safetensors"}
 FORMAT = "text_embeddings/1"
+KEY = "embedding"  # in a safetensors file, and in those of the cache
 RECORD = "embeddings.json"
 _PART = re.compile(r"embeddings\.shard-\d+-of-\d+\.json")
 

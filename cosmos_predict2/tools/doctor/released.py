@@ -12,7 +12,7 @@ import torch
 from cosmos_predict2 import released
 from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.data.video import media
-from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_attention
+from cosmos_predict2.nn.blocks import BACKENDS, check_attention, choose_attention
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire import storage
 from imaginaire.errors import UserError, first_line
