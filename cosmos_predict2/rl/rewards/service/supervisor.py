@@ -18,7 +18,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import attrs
@@ -87,6 +86,7 @@ class Slot:
         self._deaths_with_jobs = 0  # the same
         self._died_with_jobs = False
         self._busy_until: float | None = None
+        self._unfit = ""  # why its reward cannot be built
 
     def stop(self) -> None:
         """Let the running portion finish, then leave."""
@@ -130,7 +130,7 @@ class Slot:
 
     def _live(self) -> tuple[str, bool]:
         """Run one process to its end; why it ended, and whether another start is pointless."""
-        self.state, self._busy_until = STARTING, None
+        self.state, self._busy_until, self._unfit = STARTING, None, ""
         self.version = version_of(self.reward, self.of.settings.decode)  # its files may have changed
         kind, name = self.reward.reward_type, worker_name(self.reward.reward_type)
         command = [self.reward.venv_python or sys.executable, "-m", message.__module__]
@@ -142,10 +142,9 @@ class Slot:
         if self.of.stopping.is_set():
             process.kill()
         self.of.metrics.count("reward_worker_starts_total", reward=kind)
-        events: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-        reader = threading.Thread(target=_read_events, args=(process, events), daemon=True)
+        reader = threading.Thread(target=self._read, args=(process,), daemon=True)
         reader.start()
-        reason, is_unfit = "", False
+        reason = ""
         load_ends = time.monotonic() + self.of.patience.start_s
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -153,18 +152,10 @@ class Slot:
                 told = message(self.of.settings, self.reward, name=name, version=self.version, device=self.device)
                 process.stdin.write(told + "\n")
                 process.stdin.flush()
-            while True:
-                try:
-                    event = events.get(timeout=0.2)
-                except Empty:
-                    if reason := reason or self._overdue(load_ends):
-                        process.kill()
-                    continue
-                if event is None:
-                    break
-                if event["event"] == "unfit":
-                    reason, is_unfit = event["reason"], True
-                self._take(event)
+            while reader.is_alive():
+                reader.join(timeout=0.2)
+                if reader.is_alive() and (reason := reason or self._overdue(load_ends)):
+                    process.kill()
         finally:
             process.kill()
             code = process.wait()
@@ -175,13 +166,21 @@ class Slot:
             reader.join(timeout=5)
             self.process = None
             ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-            reason = reason or f"its process {ended}"
+            reason = self._unfit or reason or f"its process {ended}"
             is_drained = self.of.stopping.is_set()
             given_back = self.of.queue.release(kind, name, reason, has_died=not is_drained)
             if given_back:
                 self._died_with_jobs = True
                 log.warning("%d jobs of %s wait again: %s", given_back, kind, reason)
-        return reason, is_unfit or code == UNFIT
+        return reason, bool(self._unfit) or code == UNFIT
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        """Take the events of a process, until its end."""
+        assert process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):
+            for line in process.stdout:
+                with contextlib.suppress(json.JSONDecodeError):
+                    self._take(json.loads(line))
 
     def _overdue(self, load_ends: float) -> str:
         """The limit of time that the process has passed; empty while it has not."""
@@ -198,6 +197,8 @@ class Slot:
             log.info("the reward %s is ready%s", name, f" on {self.device}" if self.device else "")
         elif event["event"] == "alive":
             self._busy_until = time.monotonic() + self.reward.timeout_s
+        elif event["event"] == "unfit":
+            self._unfit = event["reason"]
         elif event["event"] == "scored":
             self._busy_until, self._deaths, self._deaths_with_jobs = None, 0, 0
             metrics.count("reward_clips_total", event["clips"], reward=name)
@@ -262,12 +263,3 @@ class Supervisor:
 
     def _of(self, reward: str) -> list[Slot]:
         return [slot for slot in self.slots if slot.reward.reward_type == reward]
-
-
-def _read_events(process: "subprocess.Popen[str]", events: "SimpleQueue[dict[str, Any] | None]") -> None:
-    assert process.stdout is not None
-    with contextlib.suppress(OSError, ValueError):
-        for line in process.stdout:
-            with contextlib.suppress(json.JSONDecodeError):
-                events.put(json.loads(line))
-    events.put(None)
