@@ -61,28 +61,15 @@ class Scorer:
         self._decoder: VideoTokenizer | None = None
 
     def score(self, bodies: Sequence[bytes]) -> list[dict[str, Any] | Exception]:
-        """A result for each body, or why there is none."""
-        results: list[Any] = []
-        for body in bodies:
-            try:
-                results.append(wire.parse(body))
-            except DataError as error:
-                results.append(error)
-        good = [k for k, one in enumerate(results) if isinstance(one, wire.Request)]
-        for k, result in zip(good, self._tried([results[k] for k in good]), strict=True):
-            results[k] = result
-        return results
-
-    def _tried(self, requests: Sequence[wire.Request]) -> list[dict[str, Any] | Exception]:
-        """The results; where the portion fails, each is tried alone, so that only the faulty one fails."""
+        """A result for each body, or why there is none; where they fail together, each is tried alone."""
         try:
-            return [*self._score(requests)]
+            return [*self._score([wire.parse(body) for body in bodies])]
         except Exception as error:  # a border: a user's function may raise anything
             if isinstance(error, RuntimeError) and "CUDA error" in str(error):  # only another process can go on
                 raise SystemExit(f"the GPU is lost to this process: {error}") from error
-            if len(requests) > 1:
-                log.warning("%s failed on %d requests together, trying each alone: %s", self.name, len(requests), error)
-                return [self._tried([one])[0] for one in requests]
+            if len(bodies) > 1:
+                log.warning("%s failed on %d requests together, trying each alone: %s", self.name, len(bodies), error)
+                return [self.score([one])[0] for one in bodies]
             if not isinstance(error, UserError):
                 log.error("%s failed", self.name, exc_info=error)
             return [error]
