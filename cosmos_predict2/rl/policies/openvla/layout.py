@@ -230,31 +230,17 @@ def write_folder(
 def _write_weights(
     folder: Path, tensors: Mapping[str, Tensor], shard: int, beside: Mapping[str, tuple[str, str]]
 ) -> None:
+    from huggingface_hub import split_torch_state_dict_into_shards  # which transformers brings
+
     own: dict[str, dict[str, Tensor]] = {}
     for name, (file, key) in beside.items():
         own.setdefault(file, {})[key] = tensors[name].clone()
     for file, state in own.items():
         torch.save(state, folder / file)
-    parts: list[dict[str, Tensor]] = [{}]
-    size = total = 0
-    for name, tensor in tensors.items():
-        if name in beside:
-            continue
-        if size and size + tensor.nbytes > shard:
-            parts.append({})
-            size = 0
-        parts[-1][name] = tensor
-        size += tensor.nbytes
-        total += tensor.nbytes
-    count = len(parts)
-    files = [
-        f"model-{i + 1:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors" for i in range(count)
-    ]
-    for file, part in zip(files, parts):
-        safetensors.torch.save_file(
-            {name: tensor.clone() for name, tensor in part.items()}, folder / file, {"format": "pt"}
-        )
-    if count > 1:
-        places = {name: file for file, part in zip(files, parts) for name in part}
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+    kept = {name: tensor for name, tensor in tensors.items() if name not in beside}
+    plan = split_torch_state_dict_into_shards(kept, max_shard_size=shard)
+    for file, names in plan.filename_to_tensors.items():
+        safetensors.torch.save_file({name: kept[name].clone() for name in names}, folder / file, {"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
