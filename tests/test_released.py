@@ -169,3 +169,8 @@ def test_a_tokenizer_in_place_of_a_network_is_a_fault_and_the_other_way_round(tm
 def test_the_embedding_of_no_text_is_fetched_with_the_weights_that_read_it() -> None:
     path = released.get_predict25_empty_text()
     assert released.download_command(path) == "python -m scripts.download_checkpoints --predict2_5 2B/robot/action-cond"
+
+
+def test_the_file_of_the_default_negative_prompt_is_what_the_code_uses() -> None:
+    path = Path(__file__).parents[1] / "prompts" / "video2world" / "negative" / "default.txt"
+    assert path.read_text(encoding="utf-8") == released.DEFAULT_NEGATIVE_PROMPT + "\n"

@@ -8,10 +8,14 @@ import pytest
 import torch
 
 from cosmos_predict2.checkpoints.card import KEY
-from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.config import (
+    Predict2ModelManagerConfig,
+    Predict2p5Video2WorldModelConfig,
+    Predict2Video2WorldModelConfig,
+)
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.layers import Start
-from cosmos_predict2.world_model.config import EMAConfig
+from cosmos_predict2.world_model.config import EMAConfig, FlowConfig
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError, DataError
@@ -204,13 +208,14 @@ def test_weights_that_a_file_gives_are_not_drawn_first(tmp_path: Path, monkeypat
     assert next(net.parameters()).requires_grad
 
 
-@pytest.mark.parametrize("is_image", [False, True])
+@pytest.mark.parametrize("change", ["none", "image", "flow with a given frame"])
 def test_the_first_loss_of_trained_weights_is_below_that_of_no_prediction(
-    is_image: bool, monkeypatch: pytest.MonkeyPatch
+    change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_model()
-    batch = make_batch(positions=[0, 1])
-    if is_image:
+    is_flow = change.startswith("flow")
+    model = make_model(**dict(family=Predict2p5Video2WorldModelConfig, flow=FlowConfig()) if is_flow else {})
+    batch = make_batch(positions=[0, 1]) | ({"num_conditional_frames": 1} if is_flow else {})
+    if change == "image":
         batch["images"] = batch.pop("video")[:, :, 0] / 127.5 - 1
     assert model.expected_first_loss({}) is None  # random weights
     model.config.model_manager_config.dit_path = "somewhere.pt"
