@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks import machine
 from benchmarks.rl_learning import train
-from cosmos_predict2.configs.choice import ActionModel, choose_action_model
+from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.evaluation.metrics.imagined_episodes import BATCH, Windows, coded, held_out_episodes, windows_of
 from cosmos_predict2.released import tiny_action_path
@@ -31,7 +31,7 @@ from cosmos_predict2.rl.rewards.action_following import ActionFollowing
 from cosmos_predict2.rl.rewards.toy import LOST_PX, seen
 from cosmos_predict2.toy_world.physics import GRIPPER, object_position
 from cosmos_predict2.world_model.imagination import Imagination
-from cosmos_predict2.world_model.options import SamplingOptions
+from cosmos_predict2.world_model.options import ActionModel, SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel, build_world_model
 
 EXPERIMENTS = ("tiny_flow_grpo_action_toy_world", "tiny_nft_action_toy_world")

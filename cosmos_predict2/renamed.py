@@ -13,6 +13,8 @@ KEYS = {  # of policies, which have the names of world models
 
 RENAMED = {
     "cosmos_predict2.checkpoints.tiny_base": "cosmos_predict2.released",  # what a page named
+    "cosmos_predict2.configs.base.config_predict2p5": "cosmos_predict2.configs.base.config_video2world",  # as below
+    "cosmos_predict2.configs.choice": "cosmos_predict2.configs.base.config_video2world",
     "cosmos_predict2.data.dataset_multiview": "cosmos_predict2.data.dataset_video",
     "cosmos_predict2.data.media": "cosmos_predict2.data.video.media",  # what pages imported, as video_quality below
     "cosmos_predict2.diffusion.step": "cosmos_predict2.diffusion.solvers",  # what pages imported

@@ -23,8 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
-from cosmos_predict2.pipelines.flags import Machine, Request, Settings, VideoModel
-from cosmos_predict2.world_model.options import SamplingOptions
+from cosmos_predict2.world_model.options import Machine, Request, SamplingOptions, Settings, VideoModel
 from imaginaire import log as logs
 from imaginaire.command_line import Help, Parser, add_flags, explained, values_of
 from imaginaire.errors import ConfigError, UserError
@@ -135,7 +134,7 @@ def prepare(args: argparse.Namespace) -> PreparedRun:
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
-    from cosmos_predict2.configs.choice import choose_model
+    from cosmos_predict2.configs.base.config_video2world import choose_model
     from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, announce, check_num_gpus
     from cosmos_predict2.world_model.assembly import check_device, check_parts
     from cosmos_predict2.world_model.config import PRECISIONS

@@ -15,8 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file runs from a checkout as it is
 
-from cosmos_predict2.pipelines.flags import ActionModel, Machine, Reading, RolloutSettings, Text
-from cosmos_predict2.world_model.options import SamplingOptions
+from cosmos_predict2.world_model.options import ActionModel, Machine, Reading, RolloutSettings, SamplingOptions, Text
 from imaginaire import command_line
 from imaginaire.buildable import locate
 from imaginaire.command_line import Help, Parser, add_flags, values_of
@@ -135,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     """Check all that can be known to be wrong, then build the model and imagine."""
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
-    from cosmos_predict2.configs.choice import choose_action_model
+    from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
     from cosmos_predict2.models.text import network_text_width
     from cosmos_predict2.pipelines.action_requests import prepare, read_texts, run_rollouts
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
@@ -332,7 +331,7 @@ def load_function(name: str) -> Any:
 
 def warn_of_differences(args: argparse.Namespace, choice: Any, sizes: set[Any]) -> None:
     """Warn of conditioning frames, and of (height, width) of first frames, that the weights were not trained with."""
-    from cosmos_predict2.configs.choice import warn_of_size
+    from cosmos_predict2.configs.base.config_video2world import warn_of_size
     from cosmos_predict2.tokenizers.sizes import pixel_frames
 
     most = None if choice.run is None else choice.run.max_conditioning_frames

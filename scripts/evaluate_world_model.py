@@ -122,16 +122,16 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.checkpoints.card import ModelCard, read_card
     from cosmos_predict2.checkpoints.dit_loading import unregistered
     from cosmos_predict2.checkpoints.dit_weights import described_weights
-    from cosmos_predict2.configs.choice import choose_action_model
+    from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
     from cosmos_predict2.evaluation.metrics.video_quality import lpips_package
     from cosmos_predict2.evaluation.reports.action_evaluation import evaluate as measured
     from cosmos_predict2.evaluation.reports.action_report import write_report as write_page
     from cosmos_predict2.evaluation.reports.toy_world import imagine_futures, measure
     from cosmos_predict2.pipelines.action_requests import read_texts
-    from cosmos_predict2.pipelines.flags import ActionModel, Text
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
     from cosmos_predict2.toy_world.physics import SETTINGS, find_tasks
     from cosmos_predict2.world_model.assembly import check_device
+    from cosmos_predict2.world_model.options import ActionModel, Text
 
     if args.overrides or args.save_path:
         first = (args.overrides or ["--save_path"])[0]

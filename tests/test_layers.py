@@ -185,7 +185,7 @@ def test_every_module_has_a_row_in_the_table() -> None:
         ("cosmos_predict2.toy_world.simulator", "import torch"),
         ("cosmos_predict2.pipelines.video2world", "from ..models import video2world_model"),
         ("cosmos_predict2.rl.rewards.client", "from cosmos_predict2.rl import losses"),
-        ("cosmos_predict2.configs.choice", "from cosmos_predict2.compat import fields"),
+        ("cosmos_predict2.configs.base.config_video2world", "from cosmos_predict2.compat import fields"),
     ],
 )
 def test_a_planted_import_is_found(module: str, source: str) -> None:

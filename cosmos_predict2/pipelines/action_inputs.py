@@ -37,8 +37,8 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import open_clip, probe, read_frames, stretch
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.pipelines.evaluation_data import warn_of_other_range
-from cosmos_predict2.pipelines.flags import LoadActions, Reading
 from cosmos_predict2.pipelines.recorded_run import own_arguments
+from cosmos_predict2.world_model.options import LoadActions, Reading
 from imaginaire.errors import DataError, near
 
 ACTION_KEYS = ("action", "actions", "toy_actions")

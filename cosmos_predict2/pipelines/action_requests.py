@@ -17,7 +17,6 @@ from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.video_quality import psnr
 from cosmos_predict2.pipelines.action_inputs import Episode, LeRobotRecordings, read_episode
-from cosmos_predict2.pipelines.flags import Reading, RolloutSettings, Text
 from cosmos_predict2.pipelines.requests import check_outputs
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import PREDICT25_EMPTY_TEXT
@@ -25,6 +24,7 @@ from cosmos_predict2.text.prompt_embeddings import read_constant_embedding, read
 from cosmos_predict2.text.trained_text import NO_TEXT, other_text, parse_name
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import check_bases, check_rollout, chunk_starts
+from cosmos_predict2.world_model.options import Reading, RolloutSettings, Text
 from imaginaire import storage
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError

@@ -15,7 +15,6 @@ from cosmos_predict2.guardrail.runner import GuardrailConfig, PromptRefinerConfi
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
-from imaginaire.training.model import check_rate
 
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
@@ -25,7 +24,7 @@ class EMAConfig(Section):
     """The power-function average of the weights, kept in training."""
 
     enabled: bool = False
-    rate: float = attrs.field(default=0.1, validator=check_rate)
+    rate: float = attrs.field(default=0.1, validator=at_least(1e-6, at_most=0.3))
     iteration_shift: int = attrs.field(default=0, validator=at_least(0))
 
 

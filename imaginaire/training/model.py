@@ -246,12 +246,6 @@ def power_ema_exponent(rate: float) -> float:
     raise ConfigError(f"ema.rate is {rate}; the relative width of a power-function average lies between 0 and 0.3.")
 
 
-def check_rate(instance: Any, attribute: Any, value: Any) -> None:
-    """A validator of config fields: a relative width that an average can have."""
-    if isinstance(value, int | float):
-        power_ema_exponent(value)
-
-
 class PowerEMA:
     """The power-function average of a module's parameters, frozen ones included (EDM2, arXiv 2312.02696, eq. 123, 127).
 

@@ -26,12 +26,13 @@ from cosmos_predict2.checkpoints.card import (
 )
 from cosmos_predict2.checkpoints.dit_loading import parse_transform, require_transform, resume_differences
 from cosmos_predict2.checkpoints.dit_weights import open_dit
-from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
-from cosmos_predict2.configs.choice import choose_action_model
+from cosmos_predict2.configs.action_conditioned.networks import (
+    choose_action_model,
+    get_cosmos_predict2_action_conditioned_pipeline,
+)
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import EXPERIMENTS
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.flags import ActionModel
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import (
     get_cosmos_predict2_action_conditioned_checkpoint,
@@ -42,6 +43,7 @@ from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.text.trained_text import TrainedText
+from cosmos_predict2.world_model.options import ActionModel
 from cosmos_predict2.world_model.world_model import SamplingOptions, build_world_model
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import CheckpointError, ConfigError

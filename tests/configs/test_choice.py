@@ -17,20 +17,24 @@ from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.card import KNOWN, PIPELINE_KEY, card_of_config, card_tensors, name_of, text_tensor
 from cosmos_predict2.configs.action_conditioned.networks import (
+    choose_action_model,
     get_cosmos_predict2_action_conditioned_pipeline,
     get_cosmos_predict2p5_action_conditioned_pipeline,
 )
-from cosmos_predict2.configs.base.config_predict2p5 import get_cosmos_predict2p5_video2world_pipeline
-from cosmos_predict2.configs.base.config_video2world import SIZES, get_cosmos_predict2_video2world_pipeline
-from cosmos_predict2.configs.choice import choose_action_model, choose_model
+from cosmos_predict2.configs.base.config_video2world import (
+    SIZES,
+    choose_model,
+    get_cosmos_predict2_video2world_pipeline,
+    get_cosmos_predict2p5_video2world_pipeline,
+)
 from cosmos_predict2.models.model_checks import check_family
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
-from cosmos_predict2.pipelines.flags import ActionModel, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.released import released_but_absent
 from cosmos_predict2.world_model.assembly import check_parts, network_of
 from cosmos_predict2.world_model.config import FlowConfig
 from cosmos_predict2.world_model.objectives import EDM, objective_of
+from cosmos_predict2.world_model.options import ActionModel, VideoModel
 from examples.video2world import parse
 from imaginaire.command_line import values_of
 from imaginaire.config.compose import compose

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from cosmos_predict2.configs.base.config_predict2p5 import (
+from cosmos_predict2.configs.base.config_video2world import (
     get_cosmos_predict2p5_video2world_pipeline,
     get_predict2p5_dit_path,
 )

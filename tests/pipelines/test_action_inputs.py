@@ -12,7 +12,7 @@ import torch
 from cosmos_predict2.actions.transforms import controller, pose_differences, relative_pose
 from cosmos_predict2.data.video import media
 from cosmos_predict2.pipelines.action_inputs import raw_actions, read_episode
-from cosmos_predict2.pipelines.flags import Reading
+from cosmos_predict2.world_model.options import Reading
 from imaginaire.errors import ConfigError, DataError
 
 RANDOM = numpy.random.RandomState(0)

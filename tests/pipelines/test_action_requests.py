@@ -11,7 +11,7 @@ import torch
 from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.pipelines.action_inputs import Episode
 from cosmos_predict2.pipelines.action_requests import ActionRequest, Job, imagine, prepare
-from cosmos_predict2.pipelines.flags import Reading, RolloutSettings
+from cosmos_predict2.world_model.options import Reading, RolloutSettings
 from imaginaire.errors import DataError
 
 

@@ -16,11 +16,9 @@ from torch import Tensor
 from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.card import KEY, register
 from cosmos_predict2.checkpoints.dit_loading import part_differences
-from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
-from cosmos_predict2.configs.choice import choose_model
+from cosmos_predict2.configs.base.config_video2world import choose_model, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig, Video2WorldModel
-from cosmos_predict2.pipelines.flags import VideoModel
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
@@ -31,6 +29,7 @@ from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from cosmos_predict2.world_model.config import SolverConfig
 from cosmos_predict2.world_model.objectives import EDM
+from cosmos_predict2.world_model.options import VideoModel
 from cosmos_predict2.world_model.world_model import WorldModel, build_world_model
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.config.lazy_config import to_yaml

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.pipelines import video2world
-from cosmos_predict2.pipelines.flags import Request, Settings
 from cosmos_predict2.pipelines.requests import run_all
 from cosmos_predict2.pipelines.video2world import LeadingWorld, SpreadError, Video2WorldPipeline, check_num_gpus
+from cosmos_predict2.world_model.options import Request, Settings
 from cosmos_predict2.world_model.world_model import SamplingOptions, build_world_model
 from imaginaire import distributed
 from imaginaire.distributed import parallel

@@ -13,7 +13,7 @@ from cosmos_predict2.actions.statistics import column_statistics
 from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.pipelines.action_inputs import LeRobotRecordings, dataset_of_run
-from cosmos_predict2.pipelines.flags import Reading
+from cosmos_predict2.world_model.options import Reading
 from imaginaire.errors import ConfigError, DataError
 from tests.data import sources_lerobot as made
 

@@ -12,9 +12,9 @@ import torch
 
 from cosmos_predict2.data.video import media
 from cosmos_predict2.guardrail.runner import BlockedError, GuardrailRunner
-from cosmos_predict2.pipelines.flags import Request, Settings
 from cosmos_predict2.pipelines.requests import check_request, fingerprint, read_batch, run_all, write_contact_sheet
 from cosmos_predict2.pipelines.video2world import check_input, read_input
+from cosmos_predict2.world_model.options import Request, Settings
 from cosmos_predict2.world_model.world_model import SamplingOptions
 from imaginaire.errors import ConfigError, DataError
 from tests.pipelines.test_video2world import NoPucks, make_pipeline

@@ -13,14 +13,12 @@ import torch
 from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.export import Export, export
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY
-from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
-from cosmos_predict2.configs.choice import choose_model
+from cosmos_predict2.configs.base.config_video2world import choose_model, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text import TrainingTextConfig, data_text, data_text_problems, text_of_config
-from cosmos_predict2.pipelines.flags import VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card, with_trained_text
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -36,6 +34,7 @@ from cosmos_predict2.text.trained_text import (
     parse_name,
     with_tokens,
 )
+from cosmos_predict2.world_model.options import VideoModel
 from cosmos_predict2.world_model.world_model import SamplingOptions
 from examples.video2world import parse, prepare
 from imaginaire.config.compose import compose

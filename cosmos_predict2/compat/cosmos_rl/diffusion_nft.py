@@ -25,7 +25,7 @@ from cosmos_predict2.compat.fields import (
     under,
     unused,
 )
-from cosmos_predict2.configs.base.config_predict2p5 import RELEASES, get_predict2p5_dit_path
+from cosmos_predict2.configs.base.config_video2world import RELEASES, get_predict2p5_dit_path
 from imaginaire.errors import ConfigError, near
 
 SIZES = {"nvidia/Cosmos-Predict2.5-2B": "2B", "nvidia/Cosmos-Predict2.5-14B": "14B"}

@@ -1,25 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video2World by size, resolution and frame rate: the numbers of the released models, and of the tiny one."""
+"""Video2World models: the numbers of the released ones and of the tiny one, and the choice of the one to run.
 
+    config = get_cosmos_predict2_video2world_pipeline(model_size="2B", resolution="480", fps=10)
+    choice = choose_model(VideoModel(dit_path="checkpoints/.../iter_000001000.pt"))
+
+Numbers go by size, resolution and frame rate. The model to run is chosen by its name and size, by the run that the
+weights come from, or by the weights: whatever no flag sets is as their card records it. Predict2.5 is trained and
+sampled by flow times, reads Reason1 text through a projection, and may be given no frame at all.
+"""
+
+import logging
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cosmos_predict2.checkpoints import checkpoint_dir
+from cosmos_predict2.checkpoints.adapters import parse_lora
+from cosmos_predict2.checkpoints.card import ModelCard, read_card
+from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.recorded_run import apply_card, apply_text, place_tokenizer, read_and_warn
 from cosmos_predict2.released import (
     NETWORKS,
     get_cosmos_predict2_video2world_checkpoint,
+    get_cosmos_predict25_checkpoint,
+    get_reason1_encoder_dir,
     get_t5_model_dir,
     get_tokenizer_checkpoint,
+    released_but_absent,
     tiny_video2world_path,
 )
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
+from cosmos_predict2.tokenizers.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
-from cosmos_predict2.world_model.config import SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.options import Model, VideoModel
 from imaginaire.config import L
 from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 STATE_T = {16: 24, 10: 16}  # latent frames by frame rate: 93 and 61 pixel frames
 
@@ -121,3 +145,211 @@ def find_size(sizes: Mapping[str, Size], family: str, model_size: str, resolutio
         known = f"Resolutions: {', '.join(size.resolutions)}; rates: {', '.join(map(str, size.rates))}."
         raise ConfigError(f"The {model_size} model of {family} has no variant with {asked}. {known}")
     return size
+
+
+# Predict2.5 -----------------------------------------------------------------------------------------------------------
+
+
+PREDICT25 = "Predict2.5 Video2World"
+RELEASES = ("pre-trained", "post-trained")
+NUM_FRAMES = 77  # of a video that is made with the released weights, by default; they were trained with 93
+# A narrow text behind a projection, as in the released networks.
+TINY_TEXT = dict(crossattn_emb_channels=32, crossattn_proj_in_channels=64, use_wan_fp32_strategy=True)
+# Where the toy world's dynamics show: times around t = 8 / 9, noise levels around 8.
+TINY_SHIFT = 8.0
+PREDICT25_SIZES = {
+    "2B": Size(NETWORKS["2B Predict2.5"], ("720", "480"), (16,), "16:9", "predict2_2b_720"),
+    "14B": Size(NETWORKS["14B Predict2.5"], ("720", "480"), (16,), "16:9", "predict2_14b_720"),
+    "tiny": Size({**TINY_NET, **TINY_TEXT}, ("48",), (10,), "1:1"),
+}
+
+
+def get_cosmos_predict2p5_video2world_pipeline(
+    *, model_size: str = "2B", resolution: str = "", fps: int = 0
+) -> Video2WorldPipelineConfig:
+    """The pipeline's config, for clips of 93 frames; an empty resolution and a rate of 0 mean 720 and 16."""
+    size = find_size(PREDICT25_SIZES, PREDICT25, model_size, resolution, fps)
+    return pipeline_config(
+        model_size,
+        size,
+        resolution,
+        fps,
+        text_encoder=predict2p5_text_encoder(model_size),
+        min_num_conditional_frames=0,
+        max_num_conditional_frames=2,
+        flow=FlowConfig(shift=TINY_SHIFT) if model_size == "tiny" else FlowConfig(),
+    )
+
+
+def predict2p5_text_encoder(model_size: str) -> Any:
+    """The lazy node of the encoder whose text a size reads."""
+    if model_size == "tiny":
+        return L(BytesEncoder)(num_tokens=64, width=64)
+    return L(Reason1Encoder)(path=get_reason1_encoder_dir())
+
+
+def get_predict2p5_dit_path(*, model_size: str = "2B", release: str = "post-trained") -> str:
+    """The path of the released weights of a size: "pre-trained" to train on from, "post-trained" to make videos."""
+    find_size(PREDICT25_SIZES, PREDICT25, model_size)
+    if model_size == "tiny":
+        raise ConfigError(
+            "The tiny Predict2.5 model comes without weights. Train it: python -m scripts.train --"
+            " experiment=predict2p5_video2world_training_tiny_groot_gr1_480, and give its run folder as --dit_path."
+        )
+    if release not in RELEASES:
+        raise ConfigError(f"There are no '{release}' weights of Predict2.5. There are: {', '.join(RELEASES)}.")
+    return get_cosmos_predict25_checkpoint(f"{model_size}/{release}")
+
+
+# Choice of the model to run -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The model that the flags choose."""
+
+    config: Any  # Video2WorldPipelineConfig, or one for actions, its action_transform set
+    dit_path: str  # empty: random weights
+    model_size: str
+    card: ModelCard  # of the weights
+    aspect_ratio: str = ""
+
+    @property
+    def run(self) -> ModelCard | None:
+        """The card, where it suffices to build the pipeline; else None."""
+        return self.card if self.card.has_pipeline else None
+
+    @property
+    def video_size(self) -> tuple[int, int] | None:
+        """(height, width) of the clips that the run was trained on."""
+        return None if self.run is None else self.run.video_size
+
+    @property
+    def fps(self) -> float:
+        """Frames per second of the clips that the run was trained on, or of the model's."""
+        return float(self.config.fps if self.run is None else self.run.fps)
+
+
+def choose_model(flags: VideoModel, input_path: str | None = None) -> Choice:
+    """The Video2World pipeline's config and weights; of a run that recorded no frame rate, that of an input clip."""
+    use_checkpoint_dir(flags)
+    if flags.dit_path and (flags.model or flags.random_weights):
+        other = f"--model {flags.model}" if flags.model else "--random_weights"
+        raise ConfigError(f"{other} and --dit_path {flags.dit_path}: both name weights; give one of them.")
+    card = ModelCard() if flags.model else _card_of(flags)
+    is_predict2p5 = bool(flags.model) or card.is_predict2p5
+    if card.problem and not card.has_pipeline:  # loading reports it; until then the path decides
+        is_predict2p5 = is_predict2p5 or "Predict2.5" in card.path
+    sizes = PREDICT25_SIZES if is_predict2p5 else SIZES
+    trained = flags.model.partition("/")[0] if flags.model else _size_of(card, sizes)
+    size = agreed_size(flags, trained)
+    fps = int(flags.fps) if flags.fps and flags.fps in sizes[size].rates else 0
+    variant: dict[str, Any] = dict(model_size=size, resolution=flags.resolution or "", fps=fps)
+    if is_predict2p5:
+        if flags.natten:
+            raise ConfigError("--natten is a variant of Predict2; Predict2.5 has none.")
+        config = get_cosmos_predict2p5_video2world_pipeline(**variant)
+        config.state_t = config.state_t if size == "tiny" else latent_frames(NUM_FRAMES)
+        log.info("model: Predict2.5 %s", size)
+    else:
+        variant["natten"] = flags.natten
+        config = get_cosmos_predict2_video2world_pipeline(**variant)
+    run = card if card.has_pipeline else None
+    aspect_ratio = flags.aspect_ratio or sizes[size].aspect_ratio
+    if run is not None:
+        aspect_ratio = _follow(run, config, flags, aspect_ratio)
+    elif flags.tokenizer_path:
+        place_tokenizer(config, flags.tokenizer_path)
+    for adapter in flags.lora if flags.dit_path else ():
+        if (of_adapter := read_card(parse_lora(adapter)[0])).texts:  # adapters were trained last, so theirs counts
+            apply_text(of_adapter, config)
+    if flags.fps is not None:
+        if run is None and not fps:
+            log.warning("--fps %g is the rate of the mp4: the weights make %g frames per second", flags.fps, config.fps)
+        config.fps = flags.fps
+    elif run is not None and run.frame_rate is None and input_path and media.kind_of(input_path) == "video":
+        config.fps = media.probe_video(input_path).fps
+    if flags.num_frames is not None:
+        if flags.num_frames < 5 or flags.num_frames % 4 != 1:
+            own = pixel_frames(config.state_t)
+            raise ConfigError(f"--num_frames {flags.num_frames}: 1 + 4k, 5 at least; this model makes {own}.")
+        config.state_t = latent_frames(flags.num_frames)
+    config.guardrail_config.checkpoint_dir = config.prompt_refiner_config.checkpoint_dir = checkpoint_dir()
+    return Choice(config, _video_weights(flags, run, is_predict2p5, variant), size, card, aspect_ratio)
+
+
+def use_checkpoint_dir(flags: Model) -> None:
+    """Look for released weights where the flag says."""
+    if flags.checkpoint_dir:
+        os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(flags.checkpoint_dir)}"
+
+
+def _card_of(flags: Model) -> ModelCard:
+    """The card of the weights; where only adapters are named, of the first one that lies in a run."""
+    if why := released_but_absent(flags.dit_path):
+        raise ConfigError(f"--dit_path {flags.dit_path}: {why}.")
+    if flags.dit_path:
+        return read_and_warn(flags.dit_path)
+    cards = (read_and_warn(parse_lora(adapter)[0]) for adapter in flags.lora)
+    return next((card for card in cards if card.has_pipeline), ModelCard())
+
+
+def _size_of(card: ModelCard, sizes: Mapping[str, Any]) -> str | None:
+    """The name of the size of weights, by their record or their shapes; None where they have another, or none."""
+    if card.has_pipeline:
+        return card.model_size(sizes)
+    found = card.family and (card.family.width, card.family.num_blocks)
+    return next((n for n, size in sizes.items() if (size.net["model_channels"], size.net["num_blocks"]) == found), None)
+
+
+def agreed_size(flags: Model, trained: str | None) -> str:
+    """The size of the flag, which must be that of the weights."""
+    size = flags.model_size or trained or "2B"
+    if trained not in (None, size):
+        raise ConfigError(f"--model_size {size}, but the weights are of a {trained} model. Leave --model_size out.")
+    return size
+
+
+def _video_weights(flags: VideoModel, run: ModelCard | None, is_predict2p5: bool, variant: Mapping[str, Any]) -> str:
+    """The path of the weights; empty for random ones."""
+    if flags.dit_path or flags.random_weights:
+        return flags.dit_path
+    if run is not None and run.base and os.path.exists(run.base):
+        return run.base
+    if flags.model:
+        return get_cosmos_predict25_checkpoint(flags.model)
+    if is_predict2p5:
+        return get_predict2p5_dit_path(model_size=variant["model_size"], release="pre-trained")
+    return get_dit_path(**variant)
+
+
+def _follow(run: ModelCard, config: Any, flags: VideoModel, aspect_ratio: str) -> str:
+    """Make the config that of the run but for the flags, with a warning where they differ; gives the aspect ratio."""
+    state_t, fps = config.state_t, config.fps
+    resolution, ratio = run.shape
+    apply_card(run, config, tokenizer_path=flags.tokenizer_path)
+    log.info("run: %s: %s", run.source, run)
+    for flag, wanted, trained in (
+        ("--resolution", flags.resolution, resolution),
+        ("--aspect_ratio", flags.aspect_ratio, ratio),
+        ("--fps", flags.fps and f"{flags.fps:g}", f"{run.fps:g}"),
+        ("--num_frames", flags.num_frames, pixel_frames(run.state_t)),
+    ):
+        if None not in (wanted, trained) and wanted != trained:
+            log.warning("%s %s, but %s was trained at %s: %s", flag, wanted, run.source, trained, run)
+    if fps == flags.fps != run.fps:  # the length of the released model of this rate
+        config.state_t = state_t
+    config.resolution = flags.resolution or resolution
+    if ratio is None:
+        warn_of_size(run, size_of(config.resolution, aspect_ratio))
+        return aspect_ratio
+    return flags.aspect_ratio or ratio
+
+
+def warn_of_size(run: ModelCard, size: tuple[int, int]) -> None:
+    """Warn of frames of another (height, width) than the run's clips, where those are recorded."""
+    if run.video_size is None:
+        return
+    trained = (len(run.views) * run.video_size[0], run.video_size[1])
+    if trained != tuple(size):
+        log.warning("frames of %d,%d (height, width), but %s was trained at %d,%d", *size, run.source, *trained)

@@ -8,14 +8,14 @@ from typing import Any
 from omegaconf import ListConfig, OmegaConf
 
 from cosmos_predict2.checkpoints.card import read_card
-from cosmos_predict2.configs.choice import choose_action_model
+from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
 from cosmos_predict2.data.video.clips import Fit, stretch
-from cosmos_predict2.pipelines.flags import ActionModel
 from cosmos_predict2.pipelines.recorded_run import composed_run
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.world_model.assembly import device_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.options import ActionModel
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.config import lazy_config
 from imaginaire.data.facts import known

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cosmos_predict2.data.video import media
-from cosmos_predict2.pipelines.flags import Request
 from cosmos_predict2.pipelines.requests import check_request, read_batch
+from cosmos_predict2.world_model.options import Request
 from scripts import prepare_batch_input_json as script
 from tests.tools.prepare.conftest import Start
 

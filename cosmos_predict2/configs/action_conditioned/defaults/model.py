@@ -10,7 +10,7 @@ from cosmos_predict2.configs.action_conditioned.networks import (
     get_cosmos_predict2p5_action_conditioned_pipeline,
     network_node,
 )
-from cosmos_predict2.configs.base.config_predict2p5 import get_predict2p5_dit_path
+from cosmos_predict2.configs.base.config_video2world import get_predict2p5_dit_path
 from cosmos_predict2.configs.base.defaults.model import training_entry
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.text import TrainingTextConfig

@@ -5,13 +5,14 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from cosmos_predict2.configs.base.config_predict2p5 import (
+from cosmos_predict2.configs.base.config_video2world import (
     TINY_SHIFT,
+    get_cosmos_predict2_video2world_pipeline,
     get_cosmos_predict2p5_video2world_pipeline,
+    get_dit_path,
     get_predict2p5_dit_path,
     predict2p5_text_encoder,
 )
-from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
 from cosmos_predict2.models.config import (
     RELEASED_SIGMAS,
     TINY_SIGMAS,
