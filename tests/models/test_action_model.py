@@ -295,15 +295,6 @@ def _saved(net: torch.nn.Module, path: Path, **more: Tensor) -> str:
     return str(path)
 
 
-def test_weights_with_actions_are_matched_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = make_model()
-    path = _saved(first.net, tmp_path / "action.pt", **{KEY: transform_tensor(controller(3, 9.0))})
-    with caplog.at_level(logging.INFO):
-        second = make_model(dit_path=path)
-    assert "begin anew" not in caplog.text
-    assert torch.equal(loss_of(first, action_batch()), loss_of(second, action_batch()))
-
-
 def test_beside_adapters_new_embedders_are_trained(tmp_path: Path) -> None:
     lora = dict(train_architecture="lora", lora_rank=4, lora_alpha=4)
     base = Video2WorldDiT(**SIZE, **NET)
