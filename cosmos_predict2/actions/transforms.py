@@ -168,11 +168,7 @@ def _short(values: Sequence[float]) -> str:
 
 
 def relative_pose(
-    scale: float = ACTION_SCALE,
-    gripper_scale: float = 1.0,
-    *,
-    accumulate: Accumulate = None,
-    quaternion: bool = False,
+    scale: float = ACTION_SCALE, gripper_scale: float = 1.0, *, accumulate: Accumulate = None, quaternion: bool = False
 ) -> ActionTransform:
     """The transform of pose differences: position and angles scaled, a quaternion not, the gripper apart."""
     rotation = (1.0,) * 4 if quaternion else (scale,) * 3

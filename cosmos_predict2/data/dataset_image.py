@@ -42,11 +42,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self.image_size = (int(image_size[0]), int(image_size[1]))
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
         self.folder = CaptionedFolder(
-            dataset_dir,
-            *FILES,
-            skip_bad=skip_bad_samples,
-            text_encoder=text_encoder,
-            num_tokens=num_tokens,
+            dataset_dir, *FILES, skip_bad=skip_bad_samples, text_encoder=text_encoder, num_tokens=num_tokens
         )
 
     @classmethod

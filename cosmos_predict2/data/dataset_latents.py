@@ -25,13 +25,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.clip_dataset import ClipDataset
 from cosmos_predict2.data.video.media import opened_video
-from cosmos_predict2.data.video_folder import (
-    OF_FOLDER,
-    CaptionedFolder,
-    existing_folder,
-    list_captioned,
-    media_by_stem,
-)
+from cosmos_predict2.data.video_folder import OF_FOLDER, CaptionedFolder, existing_folder, list_captioned, media_by_stem
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers.sizes import latent_frames
 from imaginaire import foreign_json

@@ -9,13 +9,7 @@ from cosmos_predict2.data.clip_dataset import ClipDataset, clip_problems
 from cosmos_predict2.data.samples import FrameRule
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
-from cosmos_predict2.data.video_folder import (
-    OF_FOLDER,
-    CaptionedFolder,
-    existing_folder,
-    list_captioned,
-    media_by_stem,
-)
+from cosmos_predict2.data.video_folder import OF_FOLDER, CaptionedFolder, existing_folder, list_captioned, media_by_stem
 from cosmos_predict2.tokenizers.sizes import swapped_size
 from imaginaire.data.facts import DataFacts
 from imaginaire.errors import ConfigError, DataError, UserError

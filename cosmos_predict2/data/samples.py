@@ -41,10 +41,7 @@ def text_item(embedding: Tensor, mask: Tensor) -> dict[str, Tensor]:
 def frame_item(size: tuple[int, int]) -> dict[str, Tensor]:
     """A sample's picture size (height, width) and its padding mask: nothing is padded."""
     height, width = size
-    return {
-        "image_size": torch.tensor([height, width, height, width]),
-        "padding_mask": torch.zeros(1, height, width),
-    }
+    return {"image_size": torch.tensor([height, width, height, width]), "padding_mask": torch.zeros(1, height, width)}
 
 
 class BadSamples:

@@ -14,12 +14,7 @@ CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
 
 
 def libero_tree(
-    root: Path,
-    *,
-    suites: Mapping[str, Sequence[str]] = SUITES,
-    num_demos: int = 3,
-    num_steps: int = 16,
-    side: int = 16,
+    root: Path, *, suites: Mapping[str, Sequence[str]] = SUITES, num_demos: int = 3, num_steps: int = 16, side: int = 16
 ) -> Path:
     """Every picture is grey, of the frame's own brightness, with a bright top left corner."""
     import h5py

@@ -282,10 +282,7 @@ def _transform_of(options: Mapping[str, Any]) -> ActionTransform | None:
 
 
 def _transform(
-    given: GivenTransform,
-    scale: float,
-    gripper_scale: float,
-    form: Mapping[str, Any],
+    given: GivenTransform, scale: float, gripper_scale: float, form: Mapping[str, Any]
 ) -> ActionTransform | None:
     """The given transform, or the published one as a proposal; None where it is fitted to the data."""
     is_scaled = (scale, gripper_scale) != (ACTION_SCALE, 1.0)

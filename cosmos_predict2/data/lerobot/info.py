@@ -26,7 +26,7 @@ SPLITS = ("train", "val", "test", "full")
 VAL_FRACTION = 0.1
 # Parts of the action, in order, with their widths: what action-conditioned weights of a robot are trained with.
 EMBODIMENTS: dict[str, dict[str, int]] = {
-    "gr1": {"left_arm": 7, "left_hand": 6, "right_arm": 7, "right_hand": 6, "waist": 3},
+    "gr1": {"left_arm": 7, "left_hand": 6, "right_arm": 7, "right_hand": 6, "waist": 3}
 }
 STATE = "observation.state"
 _COLUMNS = {"state": STATE, "action": "action"}

@@ -16,13 +16,7 @@ from cosmos_predict2.callbacks.draw_samples import side_by_side
 from cosmos_predict2.checkpoints.dit_weights import described_weights
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics import held_out
-from cosmos_predict2.evaluation.reports.evaluation_page import (
-    FIGURES,
-    Page,
-    Table,
-    aligned,
-    shown_width,
-)
+from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, Table, aligned, shown_width
 from cosmos_predict2.models.text import TrainingText
 from cosmos_predict2.pipelines.recorded_run import dataset_node, described_dataset, held_out_doubt, held_out_node
 from cosmos_predict2.world_model.world_model import build_world_model

@@ -49,12 +49,7 @@ class Job:
 
 
 def fetch_source(
-    repo_id: str,
-    target: Path,
-    *,
-    camera: str | None = None,
-    revision: str | None = None,
-    dry_run: bool = False,
+    repo_id: str, target: Path, *, camera: str | None = None, revision: str | None = None, dry_run: bool = False
 ) -> bool:
     """Fetch a data set, of its videos those of one camera where one is named; False where a dry run cannot look on."""
     listing = hub.list_files(repo_id, patterns=["*"], revision=revision)

@@ -354,10 +354,7 @@ FAR, NEAR = Distances(10.0, 1.0), Distances(0.1, 1.0)
         ((a_gap(3.0), NEAR, read(0.8)), "in part"),
         ((a_gap(1.0, 0.5), FAR, read(0.0)), "in part"),  # it moves with actions, but not as they command
         ((a_gap(3.0), FAR, {}), "follows"),
-        (
-            (a_gap(3.0), FAR, read(0.0, coded=0.1)),
-            "follows",
-        ),  # the probe reads nothing of true frames
+        ((a_gap(3.0), FAR, read(0.0, coded=0.1)), "follows"),  # the probe reads nothing of true frames
         ((None, None, {}), "unknown"),
     ],
 )

@@ -10,11 +10,7 @@ import torch
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.t5 import T5Encoder
-from scripts import (
-    get_t5_embeddings,
-    get_t5_embeddings_from_cosmos_nemo_assets,
-    get_t5_embeddings_from_groot_dataset,
-)
+from scripts import get_t5_embeddings, get_t5_embeddings_from_cosmos_nemo_assets, get_t5_embeddings_from_groot_dataset
 from tests.text.folders import t5_folder
 from tests.tools.prepare.conftest import Start
 
