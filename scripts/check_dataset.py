@@ -8,8 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.tools.check.dataset import Requirements, check_dataset
-from cosmos_predict2.tools.check.report import as_json, as_text
+from cosmos_predict2.tools.check.dataset import Requirements, as_json, as_text, check_dataset
 from cosmos_predict2.tools.prepare.records import write_json
 from imaginaire import command_line
 from imaginaire.errors import ConfigError

@@ -125,7 +125,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
     from cosmos_predict2.evaluation.metrics.video_quality import lpips_package
     from cosmos_predict2.evaluation.reports.action_evaluation import evaluate as measured
-    from cosmos_predict2.evaluation.reports.action_report import write_report as write_page
+    from cosmos_predict2.evaluation.reports.action_evaluation import write_report as write_page
     from cosmos_predict2.evaluation.reports.toy_world import imagine_futures, measure
     from cosmos_predict2.pipelines.action_requests import read_texts
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline

@@ -18,9 +18,7 @@ import attrs
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
-from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
-from cosmos_predict2.actions.known_ranges import KnownRange, with_known_ranges
-from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, ActionTransform, KnownRange, with_known_ranges
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError, UserError, near
 

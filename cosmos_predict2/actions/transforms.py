@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions as a world model sees them: from poses or from a controller, scaled, and back again.
+"""Actions as a world model sees them: from poses or from a controller, scaled, and back again; and their contract.
 
 All in NumPy float64; data sets store float32. A pose is [x, y, z, roll, pitch, yaw] in metres and radians with
 R = Rz(yaw) Ry(pitch) Rx(roll), a gripper state 0 (open) to 1 (closed). N poses give N - 1 actions: action k leads from
@@ -9,13 +9,13 @@ which file it was.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import attrs
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
-from cosmos_predict2.actions.contract import ActionContract
 from cosmos_predict2.actions.rotations import (
     euler_to_matrix,
     matrix_to_euler,
@@ -32,9 +32,47 @@ Accumulate = str | int | None
 ACTION_SCALE = 20.0
 KINDS = ("relative_pose", "controller")
 COMBINATIONS = ("sum", "first", "last")
+SAME_RATE = 0.02  # a file's rate may be rounded: 29.97 and 30
 
 
 # ---- the transform, as a model's settings keep it --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ActionContract:
+    """The contract of recorded actions: the names of their numbers, in order, and their rate. Empty and None: not
+    recorded, which fits everything.
+
+    What is trained on recordings keeps it as plain data: a world model in its action transform's ``stats``, starts
+    beside the range of actions, a clone in its card. Where two of them meet, another order or rate is an error.
+    """
+
+    names: tuple[str, ...] = ()
+    rate: float | None = None  # actions per second
+
+    @classmethod
+    def read(cls, record: Any) -> "ActionContract":
+        """The contract that a record has; older ones and those of others have none."""
+        if not isinstance(record, Mapping):
+            return cls()
+        rate = record.get("rate")
+        return cls(tuple(map(str, record.get("names") or ())), float(rate) if isinstance(rate, int | float) else None)
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {"names": list(self.names), "rate": self.rate}
+        return {name: value for name, value in found.items() if value}
+
+    def require(self, other: "ActionContract", what: str, and_what: str, cure: str) -> None:
+        """Raise where ``what``, of this contract, takes actions of another order or rate than ``and_what`` has."""
+        if self.names and other.names and self.names != other.names:
+            ours, theirs = ", ".join(self.names), ", ".join(other.names)
+            raise ConfigError(f"{what} takes the actions ({ours}), but {and_what} ({theirs}): {cure}")
+        if self.rate and other.rate and abs(self.rate / other.rate - 1) > SAME_RATE:
+            rates = f"{what} takes {self.rate:g} actions per second, but {and_what} {other.rate:g}"
+            raise ConfigError(f"{rates}: {cure}")
+
+
+UNKNOWN = ActionContract()
 
 
 def _numbers(values: Sequence[float]) -> tuple[float, ...]:
@@ -179,6 +217,41 @@ def relative_pose(
 def controller(dim: int = 7, scale: float = ACTION_SCALE) -> ActionTransform:
     """The transform of controller actions: every number scaled alike, the gripper's too."""
     return ActionTransform(kind="controller", scale=(scale,) * dim)
+
+
+# ---- known ranges ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRange:
+    """A number of an action whose raw range is known before any recording is read: a gripper, a joint in a stated unit.
+    The raw value ``low`` becomes ``to`` for a model, and ``high`` 1: of a gripper the open and the closed one.
+
+    Usual values that lie beyond either end by more than ``slack`` of the range contradict it.
+    """
+
+    low: float
+    high: float
+    to: float = 0.0
+    slack: float = 0.1
+
+    def problem(self, q01: float, q99: float) -> str | None:
+        """Say what contradicts the range if 98 % of the raw values lie between these; null: nothing."""
+        least, most = sorted((self.low, self.high))
+        slack = self.slack * (most - least)
+        is_inside = q01 >= least - slack and q99 <= most + slack
+        return None if is_inside else f"98 % lie in {q01:.4g}..{q99:.4g}, but {least:g} to {most:g} is the range"
+
+
+def with_known_ranges(transform: ActionTransform, known: Mapping[int, KnownRange]) -> ActionTransform:
+    """The transform with these numbers by their ranges. If that is all of them it is no proposal any more, so that
+    weights of other units are refused."""
+    scale, offset = list(transform.scale), list(transform.offset or (0.0,) * transform.dim)
+    for k, of_number in known.items():
+        scale[k] = (1.0 - of_number.to) / (of_number.high - of_number.low)
+        offset[k] = of_number.to - of_number.low * scale[k]
+    is_open = transform.proposed and len(known) < transform.dim
+    return attrs.evolve(transform, scale=scale, offset=offset, proposed=is_open)
 
 
 # ---- actions ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
+from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract
 from imaginaire import buildable
 
 completed = buildable.completed

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cosmos_predict2.data.idle: openpi's rule for DROID, frame by frame."""
+"""cosmos_predict2.data.action_conditioned.dataset_lerobot: openpi's rule for DROID, frame by frame."""
 
 from itertools import pairwise
 
 import numpy
 import pytest
 
-from cosmos_predict2.data.idle import IdleRule
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import IdleRule
 
 
 def slowly(commands: numpy.ndarray, below: float, idle_run: int, moving_run: int, cut: int) -> list[bool]:

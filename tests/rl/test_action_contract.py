@@ -10,8 +10,7 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
-from cosmos_predict2.actions.transforms import ActionTransform, controller
+from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, ActionTransform, controller
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource

@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 
-from cosmos_predict2.actions.contract import UNKNOWN
+from cosmos_predict2.actions.transforms import UNKNOWN
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.replays import held, replayed, require_actions_of, whole_chunks
 from cosmos_predict2.rl.envs.starts import ToyStarts

@@ -13,8 +13,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
-from cosmos_predict2.actions.transforms import pose_differences
+from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, pose_differences
 from cosmos_predict2.data.action_conditioned import dataset_libero
 from cosmos_predict2.data.action_conditioned.recordings import Recordings, read_recordings
 from cosmos_predict2.data.clip_dataset import Windows

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 from torch import Tensor
 
-from cosmos_predict2.actions.contract import ActionContract
+from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Modality, Part, read_info, read_modality
 from cosmos_predict2.data.lerobot.layouts import Episodes, LayoutV2, LayoutV3, VideoLocation
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, ROBOTS, choose_form

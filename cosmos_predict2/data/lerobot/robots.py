@@ -7,7 +7,7 @@ Several programs wrote DROID as LeRobot data sets, each with columns of its own.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from cosmos_predict2.actions.known_ranges import KnownRange
+from cosmos_predict2.actions.transforms import KnownRange
 from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Part
 from imaginaire.errors import ConfigError, DataError, near
 

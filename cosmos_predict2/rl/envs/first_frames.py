@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
+from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract
 from cosmos_predict2.data.views import stacked
 from cosmos_predict2.rl.interfaces import Observation, VecEnv
 from imaginaire.errors import ConfigError

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cosmos_predict2.actions.contract import UNKNOWN, ActionContract
 from cosmos_predict2.actions.statistics import usual_statistics
+from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
 from cosmos_predict2.data.lerobot.info import held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource

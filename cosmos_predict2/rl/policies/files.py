@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from cosmos_predict2.actions.contract import ActionContract
+from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.checkpoints.adapters import Adapter
 from cosmos_predict2.checkpoints.card import name_of, run_folder, run_tree, safetensors_header
 from cosmos_predict2.released import EMBODIED, EMBODIED_DIR

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole data set: what it holds, which of its files do not belong together, and what is wrong with each of them."""
+"""A whole data set: what it holds, which of its files do not belong together, and what is wrong with each of them;
+as a report for people and for programs.
+"""
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import attrs
 
@@ -20,7 +24,7 @@ from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecor
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
 from cosmos_predict2.text.trained_text import encode_commands
 from cosmos_predict2.tokenizers.sizes import swapped_size
-from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault, file_of
+from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault, file_of, kind_of
 from cosmos_predict2.tools.check.recordings import (
     ActionTable,
     RecordingJob,
@@ -43,6 +47,8 @@ _SAMPLES = {  # form: folder, suffixes, what they are
     "latents": (dataset_latents.FOLDER, (dataset_latents.SUFFIX,), "latents"),
 }
 _NAMED = 3  # of many, so many are named in a note
+MOST_FAULTS = 50
+_MOST_ROWS = 8
 
 
 @attrs.define(kw_only=True, frozen=True)
@@ -412,3 +418,82 @@ def _workers(required: Requirements, paths: Iterable[Path]) -> int | None:
     if required.workers is not None:
         return required.workers
     return 0 if sum(path.stat().st_size for path in paths) < _SMALL else None
+
+
+# ---- a report for people and for programs ----------------------------------------------------------------------------
+
+
+def as_text(report: DatasetReport, most_faults: int = MOST_FAULTS) -> str:
+    """A few lines for each folder, then its notes and faults."""
+    lines = list(_lines(report))
+    faults = report.all_faults()
+    if faults:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(map(kind_of, faults)).most_common())
+        lines += ["", f"{len(faults)} fault{'s' if len(faults) > 1 else ''}: {kinds}"]
+        lines += [f"  {kind_of(fault)}: {fault.text}" for fault in faults[:most_faults]]
+        if len(faults) > most_faults:
+            lines.append(f"  ... and {len(faults) - most_faults} more; --json FILE writes all of them")
+    else:
+        lines += ["", "no faults"]
+    return "\n".join(lines)
+
+
+def as_json(report: DatasetReport) -> dict[str, Any]:
+    """Everything, without the single clips."""
+    readable = [facts for facts in report.clips if facts.height]
+    return {
+        "folder": report.folder,
+        "form": report.form,
+        "counts": report.counts,
+        "encoder": report.encoder,
+        "seconds": round(_seconds(readable), 3),
+        "num_frames": dict(_table(readable, "num_frames")),
+        "sizes": {f"{height}x{width}": n for (height, width), n in _table(readable, "height", "width")},
+        "fps": dict(_table([facts for facts in readable if facts.fps], "fps")),
+        "faults": [{"file": file_of(f), "kind": kind_of(f), "message": f.text} for f in report.faults],
+        "notes": report.notes,
+        "actions": [table.to_dict() for table in report.actions],
+        "parts": [as_json(part) for part in report.parts],
+    }
+
+
+def _lines(report: DatasetReport) -> Iterator[str]:
+    yield f"{report.folder}: {report.form}"
+    if report.counts:
+        yield f"  counts    {', '.join(f'{count} {what}' for what, count in report.counts.items())}"
+    if report.encoder:
+        yield f"  encoder   {report.encoder}"
+    readable = [facts for facts in report.clips if facts.height]
+    if readable and report.form != "image":
+        frames = sorted(facts.num_frames for facts in readable)
+        length = f"{_seconds(readable) / 60:.1f} min" if _seconds(readable) >= 60 else f"{_seconds(readable):.1f} s"
+        yield f"  frames    {frames[0]} to {frames[-1]}, median {median(frames):g}; {length} in all"
+        yield f"  fps       {_rows([(f'{fps:g}', n) for fps, n in _table(readable, 'fps')], 'clips')}"
+    if readable:
+        sizes = [(f"height {height}, width {width}", n) for (height, width), n in _table(readable, "height", "width")]
+        yield f"  size      {_rows(sizes, 'pictures' if report.form == 'image' else 'clips')}"
+    for table in report.actions:
+        title, *rows = table.lines()
+        yield f"  actions   {title}"
+        yield from (f"            {row}" for row in rows)
+    for note in report.notes[:_MOST_ROWS]:
+        yield f"  note      {note}"
+    if len(report.notes) > _MOST_ROWS:
+        yield f"  note      ... and {len(report.notes) - _MOST_ROWS} more"
+    for part in report.parts:
+        yield from _lines(part)
+
+
+def _rows(table: list[tuple[str, int]], what: str) -> str:
+    more = f"; {len(table) - _MOST_ROWS} more" if len(table) > _MOST_ROWS else ""
+    return "; ".join(f"{value} ({count} {what})" for value, count in table[:_MOST_ROWS]) + more
+
+
+def _table(facts: list[ClipFacts], *names: str) -> list[tuple[Any, int]]:
+    """How often which values occur, the most frequent first; of several names tuples of them."""
+    values = [tuple(round(getattr(item, name), 3) for name in names) for item in facts]
+    return Counter(value if len(names) > 1 else value[0] for value in values).most_common()
+
+
+def _seconds(facts: list[ClipFacts]) -> float:
+    return sum(item.num_frames / item.fps for item in facts if item.fps)

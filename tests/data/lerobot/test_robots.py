@@ -11,8 +11,7 @@ import numpy
 import pytest
 
 from cosmos_predict2.actions.transforms import ActionTransform
-from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.data.idle import IdleRule
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import IdleRule, LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.robots import ROBOTS
 from cosmos_predict2.data.lerobot.writer import write_table

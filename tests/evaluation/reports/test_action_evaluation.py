@@ -34,8 +34,8 @@ from cosmos_predict2.evaluation.reports.action_evaluation import (
     evaluate,
     seam_change,
     verdict,
+    write_report,
 )
-from cosmos_predict2.evaluation.reports.action_report import write_report
 from cosmos_predict2.evaluation.reports.toy_world import Futures, imagine_futures
 from cosmos_predict2.pipelines import evaluation_data
 from cosmos_predict2.pipelines.evaluation_data import Recordings, read_recordings, recordings_of_run, toy_recordings

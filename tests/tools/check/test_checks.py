@@ -22,8 +22,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
-from cosmos_predict2.tools.check.dataset import DatasetReport
-from cosmos_predict2.tools.check.report import as_text
+from cosmos_predict2.tools.check.dataset import DatasetReport, as_text
 from cosmos_predict2.tools.prepare.latent_cache import cache_latents
 from imaginaire.errors import ConfigError, DataError
 from scripts import check_dataset as script
