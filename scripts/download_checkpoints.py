@@ -5,8 +5,7 @@ that are here."""
 import argparse
 import sys
 
-from cosmos_predict2.checkpoints.download import check, fetch
-from cosmos_predict2.checkpoints.download_plan import DownloadFlags, DownloadPlan, make_plan
+from cosmos_predict2.checkpoints.download import DownloadFlags, DownloadPlan, check, fetch, make_plan
 from cosmos_predict2.released import EMBODIED_DIR, checkpoint_dir
 from imaginaire import command_line
 

@@ -14,8 +14,7 @@ import torch
 
 from cosmos_predict2 import released
 from cosmos_predict2.checkpoints import download, open_dit
-from cosmos_predict2.checkpoints.download import check
-from cosmos_predict2.checkpoints.download_plan import DownloadFlags, DownloadPlan, make_plan
+from cosmos_predict2.checkpoints.download import DownloadFlags, DownloadPlan, check, make_plan
 from imaginaire.command_line import values_of
 from imaginaire.errors import ConfigError
 from scripts import download_checkpoints
