@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from cosmos_predict2.checkpoints.adapter_export import ADAPTER_FORMS, AdapterExport, export_adapter
-from cosmos_predict2.checkpoints.export import FORMS, Export, export
+from cosmos_predict2.checkpoints.export import ADAPTER_FORMS, FORMS, Export, export, export_adapter
 from imaginaire import command_line, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
@@ -119,7 +118,7 @@ def run(args: argparse.Namespace) -> None:
         from cosmos_predict2.rl.policies.files import policy_adapter
 
         adapter = policy_adapter(args.source, _WHICH[args.weights], args.lora_alpha)
-        tensors = export_adapter(AdapterExport(args.source, args.destination, form, **options), adapter)
+        tensors = export_adapter(Export(args.source, args.destination, form, **options), adapter)
     else:
         options |= dict(merge_lora=args.merge_lora, rope_scale=tuple(args.rope_scale) if args.rope_scale else None)
         tensors = export(Export(args.source, args.destination, form, **options))

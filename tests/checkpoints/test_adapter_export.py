@@ -11,9 +11,8 @@ import torch
 import yaml
 
 from cosmos_predict2.checkpoints import apply_lora, load_dit, open_dit
-from cosmos_predict2.checkpoints.adapter_export import AdapterExport, export_adapter, shortest_targets
 from cosmos_predict2.checkpoints.adapters import base_fingerprint
-from cosmos_predict2.checkpoints.export import Export, export
+from cosmos_predict2.checkpoints.export import Export, export, export_adapter, shortest_targets
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire.errors import CheckpointError
@@ -46,7 +45,7 @@ def _run(folder: Path, net: Any, targets: str = TARGETS, base: str = "base.pt") 
 
 def _export(source: str, folder: Path, form: str, **options: Any) -> str:
     destination = str(folder / form)
-    export_adapter(AdapterExport(source, destination, form, **options))
+    export_adapter(Export(source, destination, form, **options))
     return destination
 
 

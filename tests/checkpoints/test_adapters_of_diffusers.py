@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.dit import diffusers_twin
 from cosmos_predict2.checkpoints import apply_lora
-from cosmos_predict2.checkpoints.adapter_export import AdapterExport, export_adapter
+from cosmos_predict2.checkpoints.export import Export, export_adapter
 from imaginaire.errors import CheckpointError
 from tests.checkpoints.nets import SMALL, call, inputs_of, random_net
 
@@ -87,7 +87,7 @@ def test_what_diffusers_saves_has_the_same_output_here_and_again_there(config: d
         assert len(apply_lora(ours, path)) == 20
         torch.testing.assert_close(call(ours), expected, rtol=1e-4, atol=1e-4)
     for form in ("diffusers-lora", "peft"):
-        export_adapter(AdapterExport(path, str(tmp_path / form), form))
+        export_adapter(Export(path, str(tmp_path / form), form))
     folder, transformer = str(tmp_path / "diffusers-lora"), diffusers_twin(random_net(seed=1), SMALL)
     documented = "transformer.load_lora_adapter(folder, use_safetensors=True)"
     assert documented in Path("documentations/weights.md").read_text()
