@@ -3,12 +3,22 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.evaluation.reports import action_evaluation
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import (
+    CLIPS_AT_ONCE,
+    VALUES_PER_PIXEL,
+    SamplingOptions,
+    WorldModel,
+    clips_at_once,
+)
+from tests.pipelines.test_video2world_action import inputs, make_pipeline
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("net", "tokenizer", "node")  # what the lazy node of a network or tokenizer is called
@@ -48,3 +58,53 @@ def test_a_tokenizer_of_yours_may_lack_what_is_optional() -> None:
     assert not mine.tokenizer.is_causal and mine.tokenizer.decode_groups is None
     for frames in (None, range(9), range(3), range(5, 8)):
         torch.testing.assert_close(mine.decode(latent, frames), theirs.decode(latent, frames))
+
+
+# Free memory of a device ----------------------------------------------------------------------------------------------
+
+GPU, GIB = torch.device("cuda"), 1 << 30
+
+
+def gpu_with(monkeypatch: pytest.MonkeyPatch, free: int, unused: int = 0) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: unused)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+
+
+def test_clips_at_once_follow_their_pixels_and_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_with(monkeypatch, 40 * GIB)
+    by_size = {side: clips_at_once(GPU, torch.bfloat16, 13, side, side) for side in (64, 256, 512, 1024, 4096)}
+    assert by_size[64] > CLIPS_AT_ONCE > by_size[256] and by_size[4096] == 1
+    assert 15 <= by_size[64] / by_size[256] <= 17 and 3.5 <= by_size[256] / by_size[512] <= 5
+    assert clips_at_once(GPU, torch.float32, 13, 512, 512) < by_size[512]
+    gpu_with(monkeypatch, 10 * GIB, unused=30 * GIB)
+    assert clips_at_once(GPU, torch.bfloat16, 13, 512, 512) == by_size[512]
+    assert clips_at_once(GPU, torch.bfloat16, 13, 512, 512, has_graphs=True) == max(1, by_size[512] // 4)
+    assert clips_at_once(torch.device("cpu"), torch.float32, 13, 4096, 4096) == CLIPS_AT_ONCE
+
+
+def test_the_published_tokenizer_is_what_is_counted_with() -> None:
+    in_work, remembered = max(LIVE_FRAMES.values())
+    assert 96 * (4 * in_work + remembered) == VALUES_PER_PIXEL
+
+
+def test_videos_are_coded_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = make_pipeline()
+    first, actions, seeds = inputs(3)
+    whole = pipe.generate_actions(first, actions, seeds, options=SamplingOptions(num_steps=2))
+    sizes: dict[str, list[int]] = {"encode": [], "decode": []}
+    for name, found in sizes.items():
+        run = getattr(pipe.world.tokenizer, name)
+
+        def counted(x: torch.Tensor, run: object = run, found: list[int] = found) -> torch.Tensor:
+            found.append(len(x))
+            return run(x)  # type: ignore[operator, no-any-return]
+
+        monkeypatch.setattr(pipe.world.tokenizer, name, counted)
+    monkeypatch.setattr(pipe.world, "clips_at_once", lambda num_frames, height, width: 2)
+    assert torch.allclose(
+        pipe.generate_actions(first, actions, seeds, options=SamplingOptions(num_steps=2)).int(), whole.int(), atol=1
+    )
+    assert sizes == {"encode": [3], "decode": [2, 1]}  # given frames are not counted on a CPU
+    action_evaluation._coded(pipe, whole)
+    assert sizes == {"encode": [3, 2, 1], "decode": [2, 1, 2, 1]}
