@@ -25,15 +25,8 @@ log = logging.getLogger("video2world_action")
 
 # What a record beside a video need not have: these change no result, or other entries have what they led to.
 NOT_RECORDED = {
-    *(
-        "checkpoint_dir",
-        "import",
-        "num_gpus",
-        "offload_tokenizer",
-        "disable_guardrail",
-        "disable_prompt_refiner",
-        "debug",
-    ),
+    *("checkpoint_dir", "import", "num_gpus", "offload_tokenizer"),
+    *("disable_guardrail", "disable_prompt_refiner", "debug"),
     *("input_annotation", "input_video", "input_root", "input_json_sub_folder"),  # annotation, video
     *("save_root", "start", "end", "overwrite"),  # save_path
     "episodes",  # episode

@@ -41,6 +41,8 @@ from cosmos_predict2.pipelines.recorded_run import own_arguments
 from cosmos_predict2.world_model.options import LoadActions, Reading
 from imaginaire.errors import DataError, near
 
+log = logging.getLogger(__name__)
+
 ACTION_KEYS = ("action", "actions", "toy_actions")
 
 
@@ -282,9 +284,6 @@ def _episode_of_own_code(load: LoadActions, annotation: dict[str, Any], video: s
     size = reading.size or (given.shape[2], given.shape[3])
     video = str(found.get("video_path", video))
     return Episode(stretch(given, size), actions, "action_load_fn", video, frames.tolist(), fps=_rate(video, reading))
-
-
-log = logging.getLogger(__name__)
 
 
 # LeRobot --------------------------------------------------------------------------------------------------------------
