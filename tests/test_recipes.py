@@ -15,7 +15,7 @@ import pytest
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from tests.checkpoints.hub_server import Hub, serve
-from tests.data import sources_agibot, sources_groot, sources_nemo
+from tests.data import sources_agibot, sources_hub_videos
 from tests.guides import linked
 from tests.programs import HANG_S, warm_python
 from tests.test_documentation import ROOT, blocks
@@ -34,8 +34,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "scratch").mkdir()
     repositories = {
         "agibot-world/AgiBotWorld-Alpha": agibot_repository(),
-        "nvidia/GR1-100": sources_groot.groot_files(folder / "scratch"),
-        "nvidia/Cosmos-NeMo-Assets": sources_nemo.nemo_files(folder / "scratch"),
+        "nvidia/GR1-100": sources_hub_videos.groot_files(folder / "scratch"),
+        "nvidia/Cosmos-NeMo-Assets": sources_hub_videos.nemo_files(folder / "scratch"),
     }
     with serve(Hub(repositories)) as hub:
         (folder / "endpoint").write_text(hub.url)
@@ -130,10 +130,10 @@ def test_the_groot_guide(checkout: Path) -> None:
     assert "no faults" in follow(checkout, needing(page)[0].replace("--num_frames 93", "--num_frames 9"))
     folder = checkout / "datasets/benchmark_train/gr1"
     samples = Dataset(str(folder), 9, (32, 48), text_encoder="t5")
-    assert len(samples) == len(sources_groot.PROMPTS)
+    assert len(samples) == len(sources_hub_videos.PROMPTS)
     prefix = "The robot arm is performing a task. "
     texts = {path.stem: path.read_text().strip() for path in (folder / "metas").iterdir()}
-    assert texts == {name: prefix + prompt for name, prompt in sources_groot.PROMPTS.items()}
+    assert texts == {name: prefix + prompt for name, prompt in sources_hub_videos.PROMPTS.items()}
     assert_same_by_hand(checkout, page, folder, folder.parent)
 
 
@@ -142,7 +142,7 @@ def test_the_nemo_guide(checkout: Path) -> None:
     assert "no faults" in follow(checkout, needing(page)[0].replace("--num_frames 93", "--num_frames 12"))
     folder = checkout / "datasets/cosmos_nemo_assets"
     samples = Dataset(str(folder), 12, (32, 48), text_encoder="t5")
-    assert len(samples) == len(sources_nemo.STEMS)
+    assert len(samples) == len(sources_hub_videos.NEMO_STEMS)
     assert_same_by_hand(checkout, page, folder, folder)
 
 
@@ -150,6 +150,6 @@ def test_the_guide_for_pictures(checkout: Path) -> None:
     (recipe,) = needing("post-training_text2image_cosmos_nemo_assets.md")[:1]
     follow(checkout, recipe.replace("--stride 30", "--stride 5"))
     pictures = ImageDataset(str(checkout / "datasets/cosmos_nemo_assets_images"), (32, 48))
-    assert len(pictures) == 3 * len(sources_nemo.STEMS)
+    assert len(pictures) == 3 * len(sources_hub_videos.NEMO_STEMS)
     assert pictures[0]["images"].shape == (3, 32, 48) and re.search(r"_\d{8}\.jpg$", str(sorted(
         (checkout / "datasets/cosmos_nemo_assets_images/images").iterdir())[0]))  # fmt: skip

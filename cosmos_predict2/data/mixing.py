@@ -188,11 +188,8 @@ class MixedLoader(ResumableLoader):
         if by == "sample" and isinstance(batch_size, Mapping):
             raise ConfigError("batch_size has one number for each data set, which needs by='batch'.")
         members = Joined(datasets, keys=keys, alike=by == "sample")
-        each = (
-            _in_order(batch_size, members.names)
-            if isinstance(batch_size, Mapping)
-            else [batch_size] * len(members.names)
-        )
+        sizes = batch_size if isinstance(batch_size, Mapping) else [batch_size] * len(members.names)
+        each = _in_order(sizes, members.names)
         super().__init__(members, min(each), shuffle=shuffle, **options)
         self.members = members
         self._by_batch = by == "batch"

@@ -8,7 +8,7 @@ them: every ``stride``-th, or the nearest ones at ``fps`` frames per second (whi
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -106,9 +106,6 @@ class PackedStrings(Sequence[str]):
             return [self[i] for i in range(*index.indices(len(self)))]
         place = place_of(index, len(self))
         return self._bytes[self._ends[place] : self._ends[place + 1]].tobytes().decode("utf-8", "surrogateescape")
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[i] for i in range(len(self)))
 
 
 # ---- which frames ----------------------------------------------------------------------------------------------------

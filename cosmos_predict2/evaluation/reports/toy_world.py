@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.callbacks.draw_samples import side_by_side
-from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.imagined_episodes import (
     HEADER,
@@ -24,7 +23,7 @@ from cosmos_predict2.evaluation.metrics.imagined_episodes import (
     pictures,
 )
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
+from cosmos_predict2.toy_world.episodes import Episodes, Mix
 from cosmos_predict2.toy_world.physics import (
     GRIPPER,
     Floats,
@@ -133,24 +132,10 @@ def imagine_futures(
     constants, size = find_setting(setting, size)
     target = find_tasks([task])[0].target
     length = 2 * pipe.config.chunk_size
-    first = make_episodes(
-        NUM_TABLES,
-        seed,
-        mix="expert",
-        setting=setting,
-        size=size,
-        tasks=(task,),
-        first=SPLITS["val"],
-        ring_elsewhere=0.0,
-        length=1,
-    ).states[:, 0]
-    dim = pipe.transform.dim
-    paths, actions = [], []
-    for degrees, speed in WAYS.values():
-        commanded = _held(first, target, degrees, speed, length, dim)
-        path = simulate(first, commanded, constants, size)
-        paths.append(path)
-        actions.append(commanded)
+    tables = held_out_episodes(NUM_TABLES, seed, mix="expert", setting=setting, size=size, tasks=(task,), length=1)
+    first = tables.states[:, 0]
+    actions = [_held(first, target, *way, length, pipe.transform.dim) for way in WAYS.values()]
+    paths = [simulate(first, commanded, constants, size) for commanded in actions]
     chosen = _clearest(numpy.stack(paths), target, size)
     simulated = torch.from_numpy(render(numpy.stack([path[chosen] for path in paths]), size)).permute(0, 4, 1, 2, 3)
     action_K_L_D = torch.from_numpy(numpy.stack([rows[chosen] for rows in actions])).float()

@@ -32,10 +32,6 @@ class ExtractionJob:
     stride: int
     caption: Path | None = None
 
-    @property
-    def first(self) -> Path:
-        return self.picture(0)
-
     def picture(self, number: int) -> Path:
         return self.out / "images" / f"{self.path.stem}_{number:08d}.jpg"
 
@@ -54,7 +50,7 @@ def plan(source: Path, out: Path, stride: int, *, captions: bool = False) -> lis
         if captions and not caption.is_file():
             raise DataError(f"{caption} is not there, so the pictures of {path.name} would have no caption.")
         clips.append(ExtractionJob(path, out, source, stride, caption if captions else None))
-    todo = [clip for clip in clips if not clip.first.is_file()]
+    todo = [clip for clip in clips if not clip.picture(0).is_file()]
     if done := len(clips) - len(todo):
         log.info("%d of %d clips are finished already", done, len(clips))
     return todo
@@ -106,7 +102,7 @@ def _extract(clip: ExtractionJob) -> int:
                 clip.meta(number).unlink(missing_ok=True)
         raise
     assert first is not None, "a clip without frames is an error of its reader"
-    write_image(clip.first, first)
+    write_image(clip.picture(0), first)
     return num_written
 
 

@@ -18,18 +18,18 @@ from scripts import (
     prepare_groot_data,
 )
 from tests.checkpoints.hub_server import Hub
-from tests.data import sources_groot, sources_nemo
-from tests.data.sources_groot import PROMPTS
+from tests.data import sources_hub_videos as sources
+from tests.data.sources_hub_videos import PROMPTS
 from tests.tools.prepare.conftest import Start, names
 
-GR1, NEMO = sources_groot.NAME, sources_nemo.NAME
+GR1, NEMO = sources.GROOT, sources.NEMO
 WANTED = {"metadata.csv", "source.json", *(f"videos/{name}.mp4" for name in PROMPTS)}
 
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
     scratch = tmp_path_factory.mktemp("scratch")
-    return {GR1: sources_groot.groot_files(scratch), NEMO: sources_nemo.nemo_files(scratch)}
+    return {GR1: sources.groot_files(scratch), NEMO: sources.nemo_files(scratch)}
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_nemo_clips_and_pictures_of_them_train(
     assert start(prepare_cosmos_nemo_data, "--out", dataset, "--dry_run") == 0 and not dataset.exists()
     assert start(prepare_cosmos_nemo_data, "--out", dataset) == 0
     assert f"get_t5_embeddings_from_cosmos_nemo_assets --data {dataset}" in caplog.text
-    assert names(dataset) == {"source.json", *(f"videos/{name}.mp4" for name in sources_nemo.STEMS)}
+    assert names(dataset) == {"source.json", *(f"videos/{name}.mp4" for name in sources.NEMO_STEMS)}
     hub.asked.clear()
     assert start(prepare_cosmos_nemo_data, "--out", dataset) == 0 and not hub.asked
     assert start(extract_images_from_videos, "--data", dataset, "--out", images, "--stride", 5, "--workers", 0) == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GR00T GR1 repository in its public layout, with clips of a few frames."""
+"""The GR00T GR1 and Cosmos NeMo assets repositories in their public layouts, with clips of a few frames."""
 
 from pathlib import Path
 
@@ -7,8 +7,9 @@ import torch
 
 from cosmos_predict2.data.video import media
 
-NAME = "nvidia/GR1-100"
+GROOT, NEMO = "nvidia/GR1-100", "nvidia/Cosmos-NeMo-Assets"
 PROMPTS = {"1": "Use the right hand to pick up the cup, then put it down.", "2": "Open the box.", "3": "Wave."}
+NEMO_STEMS = ("video_0", "video_1", "video_2", "video_3")
 
 
 def clip_bytes(folder: Path, number: int, num_frames: int = 9, size: tuple[int, int] = (32, 48)) -> bytes:
@@ -24,3 +25,9 @@ def groot_files(folder: Path) -> dict[str, bytes]:
     rows = "".join(f'{name}.mp4,"{prompt}"\n' for name, prompt in PROMPTS.items())
     clips = {f"gr1/{name}.mp4": clip_bytes(folder, int(name)) for name in PROMPTS}
     return {"README.md": b"# GR1", "metadata.csv": f"file_name,prompt\n{rows}".encode(), **clips}
+
+
+def nemo_files(folder: Path) -> dict[str, bytes]:
+    """The files of the repository; ``folder`` is for scratch."""
+    clips = {f"nemo_diffusion_example_data/{name}.mp4": clip_bytes(folder, i, 12) for i, name in enumerate(NEMO_STEMS)}
+    return {"README.md": b"# assets", "nemo_diffusion_example_data/readme.txt": b"four clips", **clips}
