@@ -15,6 +15,7 @@ from PIL import Image
 
 from cosmos_predict2.data.video import media
 from imaginaire.errors import DataError
+from tests.data.video_files import remux
 
 
 def _clip(num_frames: int = 5, height: int = 48, width: int = 64) -> torch.Tensor:
@@ -138,25 +139,12 @@ def test_every_so_manieth_frame_is_that_of_the_whole_clip(tmp_path: Path) -> Non
     assert torch.equal(some, whole[:, ::4])
 
 
-def _with_the_index_first(path: Path) -> bytes:
-    """The file with its table of frames before the frames, as web servers like it."""
-    import av
-
-    target = path.with_name("index_first.mp4")
-    with av.open(str(path)) as source, av.open(str(target), "w", options={"movflags": "faststart"}) as copy:
-        stream = copy.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(source.streams.video[0]):
-            if packet.dts is not None:
-                packet.stream = stream
-                copy.mux(packet)
-    return target.read_bytes()
-
-
 def test_a_scan_decodes_all_and_finds_what_is_cut_off_or_damaged(tmp_path: Path) -> None:
     noise = torch.randint(0, 256, (3, 30, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     media.write_video(tmp_path / "a.mp4", noise, 10)
     assert media.scan_video(tmp_path / "a.mp4") == media.probe_video(tmp_path / "a.mp4")
-    content = _with_the_index_first(tmp_path / "a.mp4")
+    remux(tmp_path / "a.mp4", tmp_path / "index_first.mp4", options={"movflags": "faststart"})
+    content = (tmp_path / "index_first.mp4").read_bytes()
     assert media.scan_video(tmp_path / "index_first.mp4").num_frames == 30
     (tmp_path / "cut.mp4").write_bytes(content[: len(content) * 2 // 3])
     assert media.probe_video(tmp_path / "cut.mp4").num_frames == 30  # its head still promises all of them

@@ -28,6 +28,7 @@ from imaginaire.errors import ConfigError, DataError
 from scripts import check_dataset as script
 from scripts import get_t5_embeddings, prepare_lerobot_data
 from tests.data import sources_lerobot as made
+from tests.data.video_files import remux
 from tests.programs import call
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -140,18 +141,10 @@ def _truncate(folder: Path) -> None:
 
 def _index_first_and_cut(folder: Path) -> None:
     """Cut off, but with an index that promises all of it."""
-    import av
-
-    path = folder / "videos" / "a.mp4"
-    with av.open(str(path)) as source, av.open(str(folder / "x.mp4"), "w", options={"movflags": "faststart"}) as copy:
-        stream = copy.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(source.streams.video[0]):
-            if packet.dts is not None:
-                packet.stream = stream
-                copy.mux(packet)
-    content = (folder / "x.mp4").read_bytes()
-    (folder / "x.mp4").unlink()
-    path.write_bytes(content[: len(content) * 3 // 4])
+    path, whole = folder / "videos" / "a.mp4", folder / "x.mp4"
+    remux(path, whole, options={"movflags": "faststart"})
+    path.write_bytes(whole.read_bytes()[: whole.stat().st_size * 3 // 4])
+    whole.unlink()
 
 
 def _no_frames(folder: Path) -> None:
