@@ -133,31 +133,25 @@ class Conditioner:
         self, batch: Mapping[str, Any], *, is_image: bool, keep: Mapping[str, Tensor] | None = None
     ) -> Condition:
         """The condition of a batch; ``keep`` as `draw_keep` gives it, or all of it."""
-        return self._make(batch, is_image, _required(batch, TEXT_KEY), keep)
-
-    def guidance_pair(self, batch: Mapping[str, Any], *, is_image: bool = False) -> tuple[Condition, Condition]:
-        """The condition with the text, and that with the batch's negative text in its place, or with zeros where it
-        has none."""
-        text = _required(batch, TEXT_KEY)
-        conditional = self._make(batch, is_image, text, None)
-        if NEGATIVE_TEXT_KEY in batch:
-            return conditional, self._make(batch, is_image, batch[NEGATIVE_TEXT_KEY], None)
-        dropped = {name: torch.full((1,), float(rate <= 1e-4)) for name, rate in self.rates.items()}
-        # The user's conditioning frames are never withheld.
-        dropped["use_video_condition"] = torch.ones(1)
-        return conditional, self._make(batch, is_image, text, dropped)
-
-    def _make(
-        self, batch: Mapping[str, Any], is_image: bool, text: Tensor, keep: Mapping[str, Tensor] | None
-    ) -> Condition:
         condition = Condition(
-            crossattn_emb_B_S_E=text,
+            crossattn_emb_B_S_E=_required(batch, TEXT_KEY),
             padding_mask_B_1_H_W=_required(batch, "padding_mask"),
             fps_B=_required(batch, "fps"),
             is_image=is_image,
             action_B_A_D=batch.get(ACTION_KEY),
         )
         return condition if keep is None else self.withheld(condition, keep)
+
+    def guidance_pair(self, batch: Mapping[str, Any]) -> tuple[Condition, Condition]:
+        """The condition with the text, and that with the batch's negative text in its place, or with zeros where it
+        has none."""
+        conditional = self.condition(batch, is_image=False)
+        if NEGATIVE_TEXT_KEY in batch:
+            return conditional, replace(conditional, crossattn_emb_B_S_E=batch[NEGATIVE_TEXT_KEY])
+        dropped = {name: torch.full((1,), float(rate <= 1e-4)) for name, rate in self.rates.items()}
+        # The user's conditioning frames are never withheld.
+        dropped["use_video_condition"] = torch.ones(1)
+        return conditional, self.withheld(conditional, dropped)
 
     def withheld(self, condition: Condition, keep: Mapping[str, Tensor]) -> Condition:
         """The condition with what ``keep`` leaves of it, as `draw_keep` gives it."""
