@@ -28,13 +28,12 @@ from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips, RewardDefaults, Scores, Ticket
 from cosmos_predict2.rl.rewards import wire
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
 _JITTER = random.Random()  # of its own: a retry must not move the random state of a training run
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 20.0
-WAIT_S = 20.0  # that a pull is held by the service
 LAST_LOOK_S = 5.0  # after a deadline, in which scores that are there are still taken
 NOT_READY = "Not found scores"  # the published service's answer 400 to a pull that comes too early
 LARGEST_ANSWER = 64 << 20
@@ -153,6 +152,7 @@ class RemoteReward(RewardDefaults):
         fetch_url: str = "",
         token: str = "",
         submit_deadline_s: float = 300.0,
+        wait_s: float = 20.0,
     ) -> None:
         if media not in ("latent", "video"):
             raise ConfigError(f"media={media!r}: expected latent or video.")
@@ -168,6 +168,7 @@ class RemoteReward(RewardDefaults):
         self.needs_pixels = media == "video"
         self.context = tuple(context)
         self.submit_deadline_s = submit_deadline_s
+        self.wait_s = wait_s
         self.num_clips = 0
         self.num_invalid = 0
         self._asked: dict[str, list[_Asked]] = {}  # clips that are alike have one id
@@ -195,7 +196,7 @@ class RemoteReward(RewardDefaults):
             log.warning("the reward %s of %s gives a true clip no valid score", self.reward, place)
 
     def _check_service(self, deadline: float) -> None:
-        """Raise where our service gives this reward more time than there is."""
+        """Raise where our service lacks this reward, or gives it more time than there is."""
         address = self.address
         headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
         try:
@@ -206,7 +207,12 @@ class RemoteReward(RewardDefaults):
         if answer.status != 200 or not isinstance(rows, list):
             return  # a published service has no such page
         limits = {row.get("name"): row.get("timeout_s") for row in rows if isinstance(row, dict)}
-        if isinstance(limit := limits.get(self.reward), (int, float)) and limit >= deadline:
+        if self.reward not in limits:
+            known = [str(name) for name in limits]
+            raise ConfigError(
+                f"The service at {address.enqueue_url} has no reward '{self.reward}'.{near(self.reward, known)}"
+            )
+        if isinstance(limit := limits[self.reward], (int, float)) and limit >= deadline:
             raise ConfigError(
                 f"The service notices that '{self.reward}' hangs after timeout_s={limit:g}, but a rollout waits"
                 f" {deadline:g} s for its scores: lower timeout_s in service.toml, or raise the reward's deadline."
@@ -317,12 +323,12 @@ class RemoteReward(RewardDefaults):
 
     def _pull(self, number: str, headers: Mapping[str, str], ends: float) -> Answer:
         def body(left: float) -> bytes:
-            wait = max(0.0, min(WAIT_S, left - 1))
+            wait = max(0.0, min(self.wait_s, left - 1))
             return f"uuid={number}&type={self.reward}&wait={wait:.1f}".encode()
 
         headers = {"Content-Type": "application/x-www-form-urlencoded", **headers}
         url = self.address.fetch_url
-        return self._ask(url, body, headers, ends, lambda left: min(WAIT_S + 10, max(left, 0.0) + 1))
+        return self._ask(url, body, headers, ends, lambda left: min(self.wait_s + 10, max(left, 0.0) + 1))
 
 
 def with_request_id(body: bytes, request_id: str) -> bytes:

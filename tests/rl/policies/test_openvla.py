@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -187,7 +188,7 @@ def test_numbers_are_outside_below_and_above_their_range() -> None:
 
 def test_towers_see_each_view_by_their_own_mean_and_deviation() -> None:
     """The channels of a view are those of the first tower and then of the second."""
-    resize = Resize(1, "bicubic")
+    resize = Resize("resize-naive", 1, "bicubic", (0, 0, 0))
     other = replace(resize, interpolation="bilinear")
     made = Preprocessor((resize, other), ((0.0, 0.1, 0.2), (0.5, 0.5, 0.5)), ((1.0, 2.0, 4.0), (0.5, 0.25, 0.5)))
     given = torch.tensor([[[51, 102, 153], [0, 51, 255]], [[255, 255, 255], [102, 0, 51]]], dtype=torch.uint8)
@@ -371,12 +372,13 @@ def test_statistics_are_those_of_the_named_data() -> None:
         statistics_for({"bridge": {}, "kuka": {}}, "", "here")
 
 
-def test_pictures_are_brought_to_size() -> None:
+@pytest.mark.parametrize("strategy", ["resize-naive", "letterbox", "resize-crop"])
+def test_pictures_are_brought_to_size(strategy: str) -> None:
     settings = dict(
-        image_resize_strategy="resize-naive",
+        image_resize_strategy=strategy,
         input_sizes=[[3, 28, 28]] * 2,
         interpolations=["bicubic", "bilinear"],
-        means=[[0.25] * 3, [0.5, 0.25, 0.0]],
+        means=[[0.25] * 3, [0.5, 0.25, 0.0]],  # a letterbox is filled with the last tower's
         stds=[[0.5] * 3, [0.5] * 3],
     )
     preprocessor = Preprocessor.of(settings, "settings")
@@ -384,7 +386,9 @@ def test_pictures_are_brought_to_size() -> None:
     picture[:, :, :, 40:] = 255
     resized = preprocessor.resized(picture)
     assert resized.shape == (1, 1, 2, 3, 28, 28)  # the towers' interpolations differ
-    assert (resized[..., 0] == 0).all() and (resized[..., 27] == 255).all()
+    assert (resized[..., 14, 0] == 0).all() and (resized[..., 14, 27] == 255).all()
+    corner = resized[0, 0, 0, :, 0, 0].tolist()
+    assert corner == ([127, 63, 0] if strategy == "letterbox" else [0, 0, 0])
     seen = preprocessor.normalized(resized)
     for tower, mean in enumerate(settings["means"]):  # each has its own interpolation
         of_tower = (resized[0, 0, tower] / 255 - torch.tensor(mean)[:, None, None]) / 0.5
@@ -394,6 +398,14 @@ def test_pictures_are_brought_to_size() -> None:
     for picture, x in ((1.0, 27), (0.0, 0)):
         expected = (picture - torch.tensor(settings["means"]).flatten()) / 0.5
         torch.testing.assert_close(seen[0, :, 14, x], expected)
+
+
+def test_the_longer_side_of_a_crop_is_rounded_as_torchvision_does() -> None:
+    picture = torch.randint(256, (40, 45, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8).numpy()
+    found = Resize("resize-crop", 224, "bicubic", (0, 0, 0))(picture)
+    resized = Image.fromarray(picture).resize((252, 224), Image.Resampling.BICUBIC)  # not 251
+    left = round((resized.width - 224) / 2)
+    assert (found == numpy.asarray(resized.crop((left, 0, left + 224, 224)))).all()
 
 
 def test_a_published_folder_is_a_policy_with_a_card(folder: Path, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def rewards_page(**timeouts: float) -> tuple[int, str, dict[str, str]]:
     [
         (rewards_page(mean=120.0), TICKET, SCORES, ""),
         ((404, "{}", {}), TICKET, SCORES, ""),  # a published service
+        (rewards_page(man=120.0), TICKET, SCORES, "man"),
         (rewards_page(mean=300.0), TICKET, SCORES, "timeout_s=300"),
         ((401, "{}", {}), (401, '{"message": "The bearer token is missing or wrong."}', {}), SCORES, "token"),
         ((404, "{}", {}), (400, '{"message": "is not served"}', {}), SCORES, "not served"),

@@ -23,7 +23,7 @@ from cosmos_predict2.text import pretrained
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
 PREPROCESSOR = "preprocessor_config.json"
-STRATEGY = "resize-naive"  # of every published policy
+STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
 CROP_AREA = 0.9
 Picture = NDArray[numpy.uint8]
 PROMPT = "In: What action should the robot take to {}?\nOut:"
@@ -51,16 +51,37 @@ def center_crop(picture: Picture, size: int, area: float = CROP_AREA) -> Picture
 
 @dataclass(frozen=True)
 class Resize:
-    """How a tower's pictures are brought to size, whatever their shape."""
+    """How a tower's pictures are brought to size."""
 
+    strategy: str
     size: int
     interpolation: str
+    fill: tuple[int, ...]  # of a letterbox
 
     def __call__(self, picture: Picture) -> Picture:
         from PIL import Image
 
+        image = Image.fromarray(picture)
         resample = Image.Resampling[self.interpolation.upper()]
-        return numpy.asarray(Image.fromarray(picture).resize((self.size, self.size), resample))
+        if self.strategy == "letterbox":
+            image = self._boxed(image)
+        if self.strategy == "resize-naive":
+            return numpy.asarray(image.resize((self.size, self.size), resample))
+        width, height = image.size
+        shorter = min(width, height)
+        sides = tuple(int(self.size * side / shorter) for side in (width, height))
+        image = image.resize((sides[0], sides[1]), resample)
+        left, top = (round((side - self.size) / 2) for side in sides)
+        return numpy.asarray(image.crop((left, top, left + self.size, top + self.size)))
+
+    def _boxed(self, image: Any) -> Any:
+        from PIL import Image
+
+        longest = max(image.size)
+        left, top = (int((longest - side) / 2) for side in image.size)
+        boxed = Image.new("RGB", (image.width + 2 * left, image.height + 2 * top), self.fill)
+        boxed.paste(image, (left, top))
+        return boxed
 
 
 @dataclass(frozen=True)
@@ -81,9 +102,10 @@ class Preprocessor:
             raise CheckpointError(
                 f"{source} has no {error}, how pictures are brought to size. Copy the published file there."
             ) from None
-        if strategy != STRATEGY:
-            raise CheckpointError(f"{source}: image_resize_strategy is '{strategy}', but '{STRATEGY}' alone is read.")
-        resizes = tuple(Resize(size[-1], name) for size, name in zip(sizes, interpolations))
+        if strategy not in STRATEGIES:
+            raise CheckpointError(f"{source}: image_resize_strategy is '{strategy}'.{near(strategy, STRATEGIES)}")
+        fill = tuple(int(255 * value) for value in means[-1])  # one frame for all towers, as published: of the last
+        resizes = tuple(Resize(strategy, size[-1], name, fill) for size, name in zip(sizes, interpolations))
         return cls(resizes, tuple(map(tuple, means)), tuple(map(tuple, stds)), crops)
 
     @property
