@@ -13,7 +13,6 @@ from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY
 from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.rl import objectives
-from cosmos_predict2.rl.clips import rollout
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.config import Predict2RLConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips
@@ -21,7 +20,7 @@ from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
-from imaginaire.errors import DataError, TrainingError
+from imaginaire.errors import DataError
 from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch
 
 FIRST, STEPS = 4, dict(sample_steps=3, train_on=[0, 1])
@@ -44,16 +43,14 @@ brightness.needs_pixels = True  # type: ignore[attr-defined]
 
 
 def model(dropout: float = 0.0, **rl: Any) -> FlowGRPOModel:
-    pipe = Video2WorldPipelineConfig(
-        net=L(Video2WorldDiT)(max_img_h=8, max_img_w=8, max_frames=4, **NET), tokenizer=L(PooledPixels)(), state_t=3
-    )
+    net = L(Video2WorldDiT)(max_img_h=8, max_img_w=8, max_frames=4, **NET)
+    pipe = Video2WorldPipelineConfig(net=net, tokenizer=L(PooledPixels)(), state_t=3)
     pipe.conditioner.text.dropout_rate = dropout
     options: dict[str, Any] = STEPS | dict(num_rollout=2, rollout_batch=2, noise_level=0.3) | rl
     rewards = {"bright": RewardConfig(make=f"{__name__}:brightness")}
     torch.manual_seed(0)
-    found = FlowGRPOModel(
-        Predict2RLConfig(pipe_config=pipe, precision="float32", rl=RLConfig(rewards=rewards, **options))
-    )
+    rl_config = RLConfig(rewards=rewards, **options)
+    found = FlowGRPOModel(Predict2RLConfig(pipe_config=pipe, precision="float32", rl=rl_config))
     draw_modulations(found)
     found.parallelize(ParallelDims())
     return found
@@ -125,9 +122,8 @@ def test_guidance_is_away_from_the_negative_text_or_from_none() -> None:
 def test_the_data_term_withholds_text_as_training_does_and_the_rollout_does_not() -> None:
     record = model(dropout=1.0).collect(batch()).record
     assert not record.data_condition.crossattn_emb_B_S_E.any()
-    torch.testing.assert_close(
-        record.samples.conditions.of(slice(0, 1))[0].crossattn_emb_B_S_E[0], batch()["t5_text_embeddings"][0]
-    )
+    shown = record.samples.conditions.of(slice(0, 1))[0].crossattn_emb_B_S_E[0]
+    torch.testing.assert_close(shown, batch()["t5_text_embeddings"][0])
 
 
 def test_groups_of_further_batches_take_the_places_of_those_without_spread() -> None:
@@ -151,18 +147,6 @@ def test_groups_of_further_batches_take_the_places_of_those_without_spread() -> 
         torch.testing.assert_close(part.data.x0_B_C_T_H_W[:, :, 0], given[:, :, 0])
         conditions.add(float(given[0].sum()))
     assert len(conditions) == 2
-
-
-def test_a_step_that_training_computes_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, judge = model(), rollout.judge
-
-    def off(path: Any, kept: Any) -> Any:
-        step, x0 = judge(path, kept)
-        return type(step)(step.mean_B_C_T_H_W + 0.1, step.std), x0
-
-    monkeypatch.setattr(rollout, "judge", off)
-    with pytest.raises(TrainingError, match="ratio_tolerance"):
-        one.training_step(next(one.minibatches(one.collect(batch(1)), {})[1]), 0)
 
 
 def test_the_text_of_a_group_is_not_copied_for_its_members() -> None:

@@ -78,21 +78,6 @@ def test_states_that_float16_cannot_hold_end_the_run_with_the_cure(tmp_path: Pat
         train(tmp_path, [*rl_options(), *FLOAT16[:2]], config=CONFIG)
 
 
-def _no_score(clips: Any, context: Any) -> Tensor:
-    raise RuntimeError("the judge is ill")
-
-
-def no_score() -> Any:
-    return _no_score
-
-
-def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path) -> None:
-    reward = f"{RL}.rewards.agreement.make={{_target_: tests.rl.test_flow_grpo.no_score}}"
-    options = rl_options(FLOW_GRPO, reward, f"{RL}.max_failed_rollouts=2")
-    with pytest.raises(TrainingError, match="agreement"):
-        train(tmp_path, options, config=CONFIG)
-
-
 def _spread(root: Path, ranks: dict[int, list[int]], *options: str) -> list[bool]:
     """For each iteration but the first: did it change the weights, where the groups of a rollout have spread on these
     ranks alone."""

@@ -55,14 +55,13 @@ def test_a_group_teaches_on_every_rank_that_shares_it() -> None:
 
 def test_a_rollout_has_failed_where_one_of_its_rewards_gave_nothing() -> None:
     for valid, has_failed in ((torch.tensor([[True, False]]), False), (torch.zeros(1, 2, dtype=torch.bool), True)):
-        scores = {
-            "good": Scores(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)),
-            "ill": Scores(torch.ones(1, 2), valid),
-        }
+        good = Scores(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
+        scores = {"good": good, "ill": Scores(torch.ones(1, 2), valid)}
         ours: Any = mock.Mock(groups=Groups(2))
         ours.scoring.fetch.return_value, ours.scoring.advantages.return_value = scores, (torch.zeros(1, 2), {})
         FlowGRPOModel._score(ours, [])
-        assert ours.count_failure.call_args.args[0] is has_failed
+        named = "score of ill" if has_failed else "score of good, ill"
+        assert ours.count_failure.call_args.args == (has_failed, named)
 
 
 def plain(dataset: Dataset[Any], batch_size: int, **_: Any) -> DataLoader[Any]:

@@ -303,16 +303,14 @@ def test_what_is_trained_of_each_sample_are_steps_or_levels() -> None:
     assert RLConfig(train_on=[0, 4, -1]).num_trained == 3
     assert RLConfig(objective="nft", num_timesteps=4).num_trained == 4
     assert RLConfig(objective="nft").num_trained == 10
-    made = {
-        name: dict(make="some:reward", weight=weight) for name, weight in dict(some=1.0, less=-0.5, none=0.0).items()
-    }
+    weights = dict(some=1.0, less=-0.5, none=0.0)
+    made = {name: dict(make="some:reward", weight=weight) for name, weight in weights.items()}
     assert set(reward_configs(RLConfig(rewards=made | {"off": None}))) == {"some", "less"}
 
 
 def test_an_argument_of_a_reward_beside_its_make_is_refused_with_its_place() -> None:
-    with pytest.raises(
-        ConfigError, match=r"rewards\.some\.scale: .*those of its make: model\.config\.rl\.rewards\.some"
-    ):
+    cure = r"rewards\.some\.scale: .*those of its make: model\.config\.rl\.rewards\.some"
+    with pytest.raises(ConfigError, match=cure):
         reward_configs(RLConfig(rewards={"some": dict(make="some:reward", scale=3)}))
 
 

@@ -179,28 +179,7 @@ def test_groups_outside_the_bounds_and_without_spread_are_left_out() -> None:
     torch.testing.assert_close(advantage[2], (scores - scores.mean()) / (scores.std() + 1e-6))  # of a sample
 
 
-def test_dynamic_sampling_takes_further_starts_until_groups_have_spread() -> None:
-    plain = model()
-    means = plain.source.collect(plain.starts(batch())).return_E.unflatten(0, (3, 4)).mean(dim=1)
-    bound = float(means.max()) - 1e-3  # which one of three groups reaches
-    found = model(lower_bound=bound).experience(batch(), iter(()))
-    assert found.group_facts["groups_with_spread"] == pytest.approx(1 / 3)
-    one = model(lower_bound=bound, max_rollouts=5)
-    found = one.experience(batch(), iter([batch(first) for first in (100, 200, 300, 400)]))
-    assert len(found.record) == 12
-    assert found.advantage_G_M.shape == (3, 4)
-    assert found.group_facts["rollouts"] > 1
-    assert found.group_facts["groups_with_spread"] > 0.5
-    kept = found.record.return_E.unflatten(0, (3, 4)).mean(dim=1)
-    assert (kept - means.max()).abs().min() < 1e-5
-
-
 # --- runs
-
-
-def test_a_policy_that_computes_other_probabilities_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="ratio_tolerance"):
-        run(tmp_path, name="forgetful_policy")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
 from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement, LogProb
+from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L, register_experiment
@@ -26,15 +26,6 @@ from tests.training import run_dir, train
 NAME = "vla"
 POLICIES = "cosmos_predict2.rl.policies"
 RL = "model.config.rl"
-
-
-class ForgetfulPolicy(ToyPolicy):
-    """Computes other probabilities than it decided by."""
-
-    def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
-        if not torch.is_grad_enabled():
-            return super().log_prob(record)
-        return super().log_prob({**record, "knots": record["knots"] + 0.01})
 
 
 def experiment(policy: Any) -> dict[str, Any]:
@@ -87,7 +78,6 @@ EXPERIMENTS = {  # the same functions at each composition
     "pi05_policy": lambda: experiment(L(f"{POLICIES}.pi05.policy.Pi05Policy")(path="")),
     "openvla_policy": lambda: experiment(L(f"{POLICIES}.openvla.policy.OpenVLAPolicy")(path="")),
     "of_recordings": of_recordings,
-    "forgetful_policy": lambda: experiment(L(ForgetfulPolicy)(width=16, noise=1.0)),
 }
 
 
