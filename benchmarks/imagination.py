@@ -142,16 +142,11 @@ def make_env(size: str, num_envs: int, folder: Path) -> WorldModelEnv:
     pictures = [generator.integers(0, 256, shape, dtype=numpy.uint8) for _ in range(num_envs)]
     write_starts(folder / FILE, (RecordedStart(f"start{i}", "a task", picture) for i, picture in enumerate(pictures)))
     torch.manual_seed(0)
-    return WorldModelEnv(
-        Imagination(rollout.make_pipeline(size, device, dtype).world),
-        RecordedStarts(str(folder), size=(height, width)),
-        ResnetReward(model=SuccessClassifier(), rounded=True, device=str(device)),
-        num_envs,
-        max_steps=256,
-        scoring=Scoring(use_rel_reward=True, terminate_on_success=True),
-        sampling=SAMPLING,
-        hand_over="uint8",
-    )
+    imagination = Imagination(rollout.make_pipeline(size, device, dtype).world)
+    starts = RecordedStarts(str(folder), size=(height, width))
+    reward = ResnetReward(model=SuccessClassifier(), rounded=True, device=str(device))
+    how: dict[str, Any] = dict(scoring=Scoring(use_rel_reward=True, terminate_on_success=True), hand_over="uint8")
+    return WorldModelEnv(imagination, starts, reward, num_envs, 256, sampling=SAMPLING, **how)
 
 
 def chunk(env: WorldModelEnv) -> float:
@@ -246,12 +241,9 @@ def report_parts(shares: machine.Phases, rounds: int) -> None:
 def report_step(seconds: float, flops: int, peak: float) -> None:
     """One evaluation of the network beside the fastest matrix product, and beside the data sheet."""
     rate = flops / seconds
-    print(
-        f"    a denoising step: {1e3 * seconds:.1f} ms, {flops / 1e12:.4g} TFLOP, {rate / 1e12:.4g} TFLOP/s:"
-        f" {rate / peak:.1%} of the fastest product, {machine.of_data_sheet(rate)} of the data sheet (goal"
-        f" {GOAL_SHARE:.0%})",
-        flush=True,
-    )
+    shares = f"{rate / peak:.1%} of the fastest product, {machine.of_data_sheet(rate)} of the data sheet"
+    speed = f"{1e3 * seconds:.1f} ms, {flops / 1e12:.4g} TFLOP, {rate / 1e12:.4g} TFLOP/s"
+    print(f"    a denoising step: {speed}: {shares} (goal {GOAL_SHARE:.0%})", flush=True)
 
 
 def report_memory(used: int, taken: int) -> None:

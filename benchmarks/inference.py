@@ -47,10 +47,9 @@ def counted(world: WorldModel) -> list[tuple[float, int]]:
     passes, forward = list[tuple[float, int]](), world.net.forward
 
     def call(x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        found: list[Any] = []
-        spent = machine.seconds(lambda: found.append(forward(x, *arguments, **options)))
+        spent, found = machine.timed(lambda: forward(x, *arguments, **options))
         passes.append((spent, len(x)))
-        return found[0]
+        return found
 
     world.net.forward = call  # type: ignore[assignment, method-assign]
     return passes
@@ -71,9 +70,8 @@ def measure(
         world._fits_doubled = lambda latent_B_C_T_H_W: True  # type: ignore[method-assign]
 
     def make(options: Any) -> torch.Tensor:
-        video: torch.Tensor = pipe(
-            PICTURES.get(size, PICTURE), *PROMPTS, options=options, embeddings=dict(zip(PROMPTS, text))
-        )
+        texts = dict(zip(PROMPTS, text))
+        video: torch.Tensor = pipe(PICTURES.get(size, PICTURE), *PROMPTS, options=options, embeddings=texts)
         return video
 
     warm = dataclasses.replace(options, num_steps=1, final_evaluation=False)  # kernels are chosen, memory is taken
@@ -81,10 +79,9 @@ def measure(
     phases, passes = machine.Phases(), counted(world)
     for part, name in (("encode", "given_latents"), ("denoise", "generate_latents"), ("decode", "decode")):
         phases.watch(part, world, name)
-    found: list[torch.Tensor] = []
-    whole = machine.seconds(lambda: found.append(make(options)))
-    shape = tuple(found[0].shape[2:])
-    if not torch.isfinite(found[0]).all():
+    whole, video = machine.timed(lambda: make(options))
+    shape = tuple(video.shape[2:])
+    if not torch.isfinite(video).all():
         raise SystemExit(f"{size} {resolution}, --network_batch {network_batch}: the video is not finite.")
 
     batch = passes[0][1]
@@ -118,9 +115,7 @@ def main() -> None:
     parser.add_argument("--resolutions", nargs="*", default=["480", "720"], choices=("480", "720"))
     parser.add_argument("--steps", type=int, default=STEPS, help=f"fewer than {STEPS}: the rest is computed")
     parser.add_argument("--network_batch", default="product", choices=BATCHES, help="of the halves of the guidance")
-    parser.add_argument(
-        "--compile_network", action="store_true", help="the network's blocks, as the programs' flag does"
-    )
+    parser.add_argument("--compile_network", action="store_true", help="as the flag of programs does")
     args = machine.parse(parser)
     machine.quiet_trainer()
     print(f"{machine.described(machine.device_and_dtype()[0])}, random weights")

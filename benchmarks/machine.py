@@ -130,13 +130,23 @@ def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 
     return found
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    """The time of a call, with all that it starts on the device."""
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """The seconds of a call, with all that it starts on the device, and what it gives."""
     wait()
     start = time.perf_counter()
-    run()
+    found = run()
     wait()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, found
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    return timed(run)[0]
+
+
+def add_numbers(made: argparse.ArgumentParser, **defaults: int) -> None:
+    """Flags that take whole numbers."""
+    for name, default in defaults.items():
+        made.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
 
 
 class Phases:

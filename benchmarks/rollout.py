@@ -129,9 +129,7 @@ def _imagine(
         "padding_mask": torch.zeros(size, 1, *inputs.frames.shape[3:], device=device),
     }
     num_B = torch.ones(size, device=device)
-    pair = [
-        condition.with_conditioning_frames(given, num_B) for condition in pipe.world.conditioner.guidance_pair(batch)
-    ]
+    pair = [one.with_conditioning_frames(given, num_B) for one in pipe.world.conditioner.guidance_pair(batch)]
     prepared = [None if way.prepares_each_step else _prepared(pipe, condition, way) for condition in pair]
 
     def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
@@ -179,12 +177,8 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
     """Print the table of one batch size: how many times as fast as the first way each is."""
     inputs = make_inputs(size, batch, pipe.transform.dim)
     runs = {way.name: partial(imagine, pipe, way, inputs, num_steps, SETTINGS[size][2]) for way in WAYS}
-    runs["generate_actions"] = partial(
-        pipe.generate_actions,
-        *_arguments(inputs),
-        SamplingOptions(num_steps=num_steps, guidance=GUIDANCE),
-        as_float=True,
-    )
+    options = SamplingOptions(num_steps=num_steps, guidance=GUIDANCE)
+    runs["generate_actions"] = partial(pipe.generate_actions, *_arguments(inputs), options, as_float=True)
     seconds = machine.in_turns(runs, rounds)
     print(f"\nbatch {batch}: 12 frames each, {num_steps} steps")
     for name in runs:
@@ -198,15 +192,7 @@ def published(
     """A replacement of `Imagination.generate_actions`: the same videos, made as the public code makes them."""
     pipe = Video2WorldActionConditionedPipeline(world)
 
-    def generate(
-        first: torch.Tensor,
-        actions: torch.Tensor,
-        seeds: list[int],
-        options: SamplingOptions,
-        *,
-        frames: range,
-        **_: Any,
-    ) -> torch.Tensor:
+    def generate(first: Tensor, actions: Tensor, seeds: list[int], options: Any, *, frames: range, **_: Any) -> Tensor:
         inputs = Inputs(first, actions, seeds)
         video = imagine(pipe, way, inputs, options.num_steps, num_tokens)
         return to_uint8(video[:, :, frames.start : frames.stop])

@@ -21,24 +21,14 @@ TOLERANCE = {torch.float32: (1e-5, 3e-5), torch.bfloat16: (0.05, 0.3)}  # latent
 
 def main() -> None:
     parser = machine.parser(__doc__, "threads", "device")
-    parser.add_argument("--frames", type=int, default=17)
-    parser.add_argument("--height", type=int, default=128)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--dim", type=int, default=96, help="width of the network; 96 is the released one")
-    parser.add_argument("--temporal_window", type=int, default=4, help="frames at a time")
-    parser.add_argument("--turns", type=int, default=3)
+    machine.add_numbers(parser, frames=17, height=128, width=128, turns=3, temporal_window=4, dim=96)  # 96 is released
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     arguments = machine.parse(parser)
     dtype = getattr(torch, arguments.dtype)
 
     torch.manual_seed(0)
-    tokenizer = WanTokenizer(
-        config=dict(dim=arguments.dim),
-        allow_random=True,
-        device=arguments.device,
-        dtype=dtype,
-        temporal_window=arguments.temporal_window,
-    )
+    how = dict(device=arguments.device, dtype=dtype, temporal_window=arguments.temporal_window)
+    tokenizer = WanTokenizer(config=dict(dim=arguments.dim), allow_random=True, **how)
     peer = diffusers_twin(tokenizer)
     video = torch.rand(1, 3, arguments.frames, arguments.height, arguments.width, device=arguments.device) * 2 - 1
     video = video.to(dtype)
@@ -56,10 +46,8 @@ def main() -> None:
         decoded: Tensor = peer.decode((latent.float() * std + mean).to(dtype)).sample
         return decoded
 
-    print(
-        f"{arguments.frames} frames of {arguments.height}x{arguments.width}, dim {arguments.dim}, {arguments.dtype} on "
-        f"{arguments.device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    )
+    size = f"{arguments.frames} frames of {arguments.height}x{arguments.width}, dim {arguments.dim}, {arguments.dtype}"
+    print(f"{size}; {machine.described(torch.device(arguments.device))}")
     limits = TOLERANCE[dtype]
     pairs = [
         ("encode", lambda: tokenizer.encode(video), peer_encode, limits[0]),
@@ -71,11 +59,8 @@ def main() -> None:
         turns = machine.in_turns({"ours": ours, "theirs": theirs}, arguments.turns, warm_up=0)
         own, other = (min(turns.wall[which]) for which in ("ours", "theirs"))
         own_cpu, other_cpu = (min(turns.core[which]) for which in ("ours", "theirs"))
-        print(
-            f"{name}: ours {own:.3f} s, diffusers {other:.3f} s, {other / own:.2f} times faster "
-            f"({other_cpu / own_cpu:.2f} in processor time); largest difference {difference:.1e}",
-            flush=True,
-        )
+        faster = f"{other / own:.2f} times faster ({other_cpu / own_cpu:.2f} in processor time)"
+        print(f"{name}: ours {own:.3f} s, diffusers {other:.3f} s, {faster}; largest difference {difference:.1e}")
 
 
 def diffusers_twin(tokenizer: WanTokenizer) -> Any:
@@ -83,13 +68,9 @@ def diffusers_twin(tokenizer: WanTokenizer) -> Any:
     from diffusers import AutoencoderKLWan
 
     config = tokenizer.config
-    peer = AutoencoderKLWan(
-        base_dim=config.dim,
-        z_dim=config.z_dim,
-        dim_mult=list(config.dim_mult),
-        num_res_blocks=config.num_res_blocks,
-        temperal_downsample=list(config.temperal_downsample),
-    )
+    sizes = dict(base_dim=config.dim, z_dim=config.z_dim, num_res_blocks=config.num_res_blocks)
+    lists = dict(dim_mult=list(config.dim_mult), temperal_downsample=list(config.temperal_downsample))
+    peer = AutoencoderKLWan(**sizes, **lists)
     weights = tokenizer.net.state_dict()
     named = {to_diffusers_name(name, config.num_res_blocks): w.contiguous() for name, w in weights.items()}
     peer.load_state_dict(named)

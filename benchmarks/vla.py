@@ -83,11 +83,9 @@ def iterations(num_envs: int, members: int, rounds: int) -> None:
                 total, chunk = sum(spent.values()), int(loop.model.net.chunk)  # type: ignore[arg-type]
                 of_policy = rounds * steps / chunk / (spent["policy"] + spent["transfer"])
                 parts = "  ".join(f"{part} {spent[part] / total:.0%}" for part in PARTS)
-                print(
-                    f"  {place:11} {name:18} {of_policy:6.0f} decisions/s {rounds * steps / spent['simulator']:7.0f}"
-                    f" env steps/s  all {steps / seconds.median(name):6.0f} steps/s  {parts}",
-                    flush=True,
-                )
+                of_env, whole = rounds * steps / spent["simulator"], steps / seconds.median(name)
+                speeds = f"{of_policy:6.0f} decisions/s {of_env:7.0f} env steps/s  all {whole:6.0f} steps/s"
+                print(f"  {place:11} {name:18} {speeds}  {parts}", flush=True)
 
 
 # --- passes
