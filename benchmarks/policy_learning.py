@@ -35,7 +35,7 @@ AT_THE_END = {"tiny_vla_grpo_world_model": 0.60}
 
 
 @dataclass(frozen=True)
-class PolicyRun:
+class LearningRun:
     """One run; ``curve`` has (core-seconds, success) of every check."""
 
     experiment: str
@@ -72,17 +72,17 @@ def clone(policy: str, seed: int, root: Path, windows: str = "") -> Path:
     return path / "policy.safetensors" if policy == "toy" else path
 
 
-def learn(experiment: str, seed: int, policy: Path, root: Path, overrides: Sequence[str] = ()) -> PolicyRun:
+def learn(experiment: str, seed: int, policy: Path, root: Path, overrides: Sequence[str] = ()) -> LearningRun:
     """One run from a clone."""
     options = [f"trainer.seed={seed}", f"model.config.policy.path={policy}", "checkpoint.keep_last=1"]
     folder, seconds = machine.train(root, f"{experiment}_{seed}", experiment, *options, *overrides)
     checks = machine.metrics(folder, SUCCESS)
     last = max(1, checks[-1]["iteration"])
     curve = [(seconds * check["iteration"] / last, check[SUCCESS]) for check in checks]
-    return PolicyRun(experiment, seed, curve[0][1], curve[-1][1], seconds, checks[-1].get("val/gap"), curve)
+    return LearningRun(experiment, seed, curve[0][1], curve[-1][1], seconds, checks[-1].get("val/gap"), curve)
 
 
-def missed(rows: Sequence[PolicyRun], least: float | None = None) -> list[str]:
+def missed(rows: Sequence[LearningRun], least: float | None = None) -> list[str]:
     """The goals that the runs of one experiment have not reached."""
     name = rows[0].experiment
     found = []

@@ -24,7 +24,13 @@ from benchmarks import machine
 from benchmarks.rl_learning import train
 from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
-from cosmos_predict2.evaluation.metrics.imagined_episodes import BATCH, Windows, coded, held_out_episodes, windows_of
+from cosmos_predict2.evaluation.metrics.imagined_episodes import (
+    BATCH,
+    EpisodeParts,
+    coded,
+    held_out_episodes,
+    windows_of,
+)
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.action_following import ActionFollowing
@@ -43,7 +49,7 @@ MIXES = ("wander", "mixed")  # what is trained, and what the base was trained on
 STEPS = 1
 
 
-def measure(world: WorldModel, windows: Windows, judge: "ActionJudge") -> dict[str, float]:
+def measure(world: WorldModel, windows: EpisodeParts, judge: "ActionJudge") -> dict[str, float]:
     """The figures of one set of weights."""
     own = windows.action_B_A_D
     video, other = (imagined(world, windows, actions) for actions in (own, own.roll(1, 0)))
@@ -62,7 +68,7 @@ def measure(world: WorldModel, windows: Windows, judge: "ActionJudge") -> dict[s
 class ActionJudge:
     """Accepts clips from which a regression reads their actions."""
 
-    def __init__(self, world: WorldModel, windows: Windows) -> None:
+    def __init__(self, world: WorldModel, windows: EpisodeParts) -> None:
         data = ToyWorldVideos(num_episodes=512, mix="mixed", captions=False, num_tokens=1, seed=11)
         self._reward = ActionFollowing(data, num_clips=len(data))
         true = self._score(coded(windows.video_B_C_F_H_W, world), windows.action_B_A_D)
@@ -82,14 +88,14 @@ def weights(path: str, which: str) -> WorldModel:
     return build_world_model(config, dtype=torch.float32).load(path, which)
 
 
-def imagined(world: WorldModel, windows: Windows, actions: Tensor) -> Tensor:
+def imagined(world: WorldModel, windows: EpisodeParts, actions: Tensor) -> Tensor:
     """uint8 videos from the windows' first frames."""
     first, seeds = windows.video_B_C_F_H_W[:, :, :1], range(len(windows))
     options = SamplingOptions(num_steps=STEPS)
     return Imagination(world).generate_actions(first, actions, seeds, options, batch_size=BATCH).cpu()
 
 
-def thing_px(video: Tensor, windows: Windows, thing: str) -> Any:
+def thing_px(video: Tensor, windows: EpisodeParts, thing: str) -> Any:
     """The distance of a thing from the simulator's, the mean over the frames after the first; [B]."""
     true = windows.states[:, 2:, GRIPPER if thing == "gripper" else object_position(0)]
     found = seen(video[:, :, 1:].float()).position[thing]

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
-from cosmos_predict2.world_model.options import Machine, Request, SamplingOptions, Settings, VideoModel
+from cosmos_predict2.world_model.options import Machine, SamplingOptions, Settings, VideoModel, VideoRequest
 from imaginaire import log as logs
 from imaginaire.command_line import Help, Parser, add_flags, explained, values_of
 from imaginaire.errors import ConfigError, UserError
@@ -47,7 +47,7 @@ def _parser() -> Parser:
     inputs = f"a picture, or an mp4 whose last frames are continued (default {DEFAULT_INPUT}; tiny: {TINY_INPUT})"
     add_flags(
         request,
-        Request,
+        VideoRequest,
         input_path={"default": None, "help": inputs},
         negative_prompt={
             "default": None,
@@ -196,7 +196,7 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
     if negative is None:
         negative = "" if is_tiny else DEFAULT_NEGATIVE_PROMPT
     bundled = str(ROOT / (TINY_INPUT if is_tiny else DEFAULT_INPUT)) if args.num_conditional_frames else ""
-    request = values_of(Request, args, input_path=args.input_path or bundled, negative_prompt=negative)
+    request = values_of(VideoRequest, args, input_path=args.input_path or bundled, negative_prompt=negative)
     if args.batch_input_json:
         requests = read_batch(args.batch_input_json, request)
     else:

@@ -15,7 +15,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file runs from a checkout as it is
 
-from cosmos_predict2.world_model.options import ActionModel, Machine, Reading, RolloutSettings, SamplingOptions, Text
+from cosmos_predict2.world_model.options import (
+    ActionModel,
+    Machine,
+    Reading,
+    RequestText,
+    RolloutSettings,
+    SamplingOptions,
+)
 from imaginaire import command_line
 from imaginaire.buildable import locate
 from imaginaire.command_line import Help, Parser, add_flags, values_of
@@ -68,7 +75,7 @@ def _parser() -> Parser:
     )
     add_flags(parser.add_argument_group("model").add_argument, ActionModel)
     add_recording_flags(parser.add_argument_group("recordings").add_argument)
-    add_flags(parser.add_argument_group("text (most action models have none)").add_argument, Text)
+    add_flags(parser.add_argument_group("text (most action models have none)").add_argument, RequestText)
     rollout = parser.add_argument_group("rollout").add_argument
     whole = "all actions, chunk after chunk; without it one chunk of an --input_annotation"
     rollout("--autoregressive", action="store_true", help=whole)
@@ -149,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     for adapter in args.lora:
         read_adapter(parse_lora(adapter)[0])
     check_parts(config.net, choice.dit_path, [config.tokenizer], "net_ema" if args.load_ema else "auto")
-    texts = read_texts(values_of(Text, args), config, choice.card, network_text_width(config.net))
+    texts = read_texts(values_of(RequestText, args), config, choice.card, network_text_width(config.net))
     settings, lerobot = settings_of(args, choice), None
     if of_lerobot:
         lerobot, requests, skipped = lerobot_requests_of(args, choice)

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page
+from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 
 OUTPUT = Path("outputs/demo")
@@ -144,7 +144,7 @@ def write_page(figures: Any, actions: Any, stopped_at: str, verdicts: Any, said:
     page = Page("What the demo has shown", ["no GPU, no download: all of this was made here"], video_width=640)
     page.heading("A new task in one or two minutes")
     page.verdict(f"Adapters on the tiny model: it {figures['verdict']}.")
-    page.clips([Clip("truth; before; after", "truth_before_after.mp4")])
+    page.clips([PageVideo("truth; before; after", "truth_before_after.mp4")])
     page.note(f"Held-out clips of a box pushed, which the base has never seen. {said['learned']}")
     page.link("its evaluation, with all figures and videos", "clips/index.html")
     page.heading("Interrupted and resumed")
@@ -155,7 +155,7 @@ def write_page(figures: Any, actions: Any, stopped_at: str, verdicts: Any, said:
     page.note(f"One curve: the run was stopped after {stopped_at} was saved, and the same command went on from there.")
     page.heading("Another model imagines what a robot's actions do")
     page.verdict(f"It {actions['verdict']['sentence']}.")
-    page.clips([Clip("above the simulator's futures, below the imagined ones", "actions/futures.mp4")])
+    page.clips([PageVideo("above the simulator's futures, below the imagined ones", "actions/futures.mp4")])
     page.note(said["futures"])
     page.link("its evaluation, with all figures and videos", "actions/index.html")
     page.heading("A policy learns in what that model imagines")
@@ -163,7 +163,7 @@ def write_page(figures: Any, actions: Any, stopped_at: str, verdicts: Any, said:
     before, after = (
         str(video.relative_to(OUTPUT)) for video in sorted((POLICY_RUN / "samples").glob("*_episodes.mp4"))
     )
-    page.clips([Clip("before: as it imagines, and as it truly goes", before), Clip("after", after)])
+    page.clips([PageVideo("before: as it imagines, and as it truly goes", before), PageVideo("after", after)])
     page.note("Its greedy actions, and the same ones in the simulator. No action was executed while it learnt.")
     page.heading("A gate says in which imagination a policy may learn")
     page.verdict("; ".join(f"{name}: {verdict}" for name, verdict in verdicts.items()) + ".")

@@ -131,7 +131,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
     from cosmos_predict2.toy_world.physics import SETTINGS, find_tasks
     from cosmos_predict2.world_model.assembly import check_device
-    from cosmos_predict2.world_model.options import ActionModel, Text
+    from cosmos_predict2.world_model.options import ActionModel, RequestText
 
     if args.overrides or args.save_path:
         first = (args.overrides or ["--save_path"])[0]
@@ -152,7 +152,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     pipe = Video2WorldActionConditionedPipeline.from_config(
         choice.config, choice.dit_path, use_text_encoder=False, device=args.device, load_ema_to_reg=args.load_ema
     )
-    text, _ = read_texts(Text(), choice.config, choice.card or ModelCard(), pipe.dit.text_channels)
+    text, _ = read_texts(RequestText(), choice.config, choice.card or ModelCard(), pipe.dit.text_channels)
     num_steps = args.num_steps or choice.config.timestamps.nfe
     own = dict(num_steps=num_steps, text_1_S_E=text, with_lpips=args.lpips, views=choice.card.views)
     own["weights"] = described_weights(choice.dit_path, "net_ema" if args.load_ema else "auto")

@@ -321,7 +321,7 @@ def _gate(imagination: Imagination) -> list[float]:
     made = make_episodes(3, 0, mix=DRIVERS, first=2**19)
     films = [torch.from_numpy(made.render(i)) for i in range(3)]
     actions = [torch.from_numpy(made.actions[i]).float() for i in range(3)]
-    recorded = check.Episodes(
+    recorded = check.OutcomeEpisodes(
         torch.stack([film[0] for film in films]), films, films, actions, made.success, ["push"] * 3
     )
     policy = read_policy(tiny_policy_path())[0].to(imagination.world.device)

@@ -28,7 +28,7 @@ from torch import Tensor
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, first_clips
 from cosmos_predict2.data.video import media
 from cosmos_predict2.diffusion.rectified_flow import add_noise
-from cosmos_predict2.evaluation.metrics.held_out import Clips, moving_psnr, repeated
+from cosmos_predict2.evaluation.metrics.held_out import HeldOutClips, moving_psnr, repeated
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, to_uint8
 from imaginaire import distributed, random, storage
@@ -255,7 +255,7 @@ def _quality(
     """PSNR of each kind, as metrics; those without a value (no conditioning frame, nothing moves) are excluded."""
     found: dict[str, list[float]] = {}
     for clip, truth, row in zip(clips, truths, videos):
-        known = Clips(truth, clip.x0_1_C_T_H_W, clip.condition, [""], clip.num_given)
+        known = HeldOutClips(truth, clip.x0_1_C_T_H_W, clip.condition, [""], clip.num_given)
         for kind, video in zip(kinds, row):
             found.setdefault(f"{FOLDER}/psnr_{kind}{suffix}", []).append(_psnr(video, truth, clip.num_given))
             if clip.num_given:

@@ -63,7 +63,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StopVerdict:
     """The limit of a world model, by the looks of its training."""
 
     limit: str  # "actions", "length", "recordings", "tokenizer", "network" or "unknown"
@@ -179,7 +179,9 @@ class StopRule(Callback):
         return {**found, "psnr": imagined_psnr, "psnr_tokenizer": coded_psnr}
 
 
-def judged(looks: Sequence[Look], iteration: int, seconds_per_step: float = 0.0, *, has_ended: bool = False) -> Verdict:
+def judged(
+    looks: Sequence[Look], iteration: int, seconds_per_step: float = 0.0, *, has_ended: bool = False
+) -> StopVerdict:
     """The verdict of a run's looks; its curve is that at the full learning rate. ``has_ended``: by the rule, so that
     its length is no limit."""
     last = looks[-1]
@@ -213,7 +215,7 @@ def judged(looks: Sequence[Look], iteration: int, seconds_per_step: float = 0.0,
         text = "The tokenizer limits it: take larger pictures, or fit it longer (fit_tiny_tokenizer --steps)"
     else:
         limit, text = "network", "Neither length, recordings nor tokenizer limit it: a larger network would"
-    return Verdict(limit, f"{about}. {text}.", wanted, saved)
+    return StopVerdict(limit, f"{about}. {text}.", wanted, saved)
 
 
 def _length(iterations: Sequence[int], losses: Sequence[float], present: int) -> tuple[int | None, float]:

@@ -47,7 +47,7 @@ ACTION_KEYS = ("action", "actions", "toy_actions")
 
 
 @dataclass(frozen=True)
-class Episode:
+class ActionInput:
     """One recording from its chosen first frame on."""
 
     first_frames_C_F_H_W: Tensor  # uint8
@@ -88,7 +88,7 @@ class RawActions(NamedTuple):
     lengths: tuple[int, ...]  # how many frames its video may have
 
 
-def read_episode(annotation_path: str, reading: Reading, video: str = "", root: str = "") -> Episode:
+def read_episode(annotation_path: str, reading: Reading, video: str = "", root: str = "") -> ActionInput:
     """The episode of an annotation; its video is the one given, or the one that it names.
 
     Raises for whatever is wrong with the files, with their names.
@@ -104,7 +104,7 @@ def read_episode(annotation_path: str, reading: Reading, video: str = "", root: 
     except DataError as error:
         raise DataError(f"{annotation_path}: {error}") from error
     given = _first_frames(video, raw, reading, annotation_path)
-    return Episode(given, actions, raw.source, video, raw.frames.tolist(), fps=_rate(video, reading))
+    return ActionInput(given, actions, raw.source, video, raw.frames.tolist(), fps=_rate(video, reading))
 
 
 def raw_actions(annotation: dict[str, Any], reading: Reading) -> RawActions:
@@ -267,7 +267,7 @@ def _rate(video: str, reading: Reading) -> float:
     return probe(video)[1] / reading.stride if is_video else reading.fps
 
 
-def _episode_of_own_code(load: LoadActions, annotation: dict[str, Any], video: str, reading: Reading) -> Episode:
+def _episode_of_own_code(load: LoadActions, annotation: dict[str, Any], video: str, reading: Reading) -> ActionInput:
     """The episode that the user's own code makes of an annotation: it gives {actions, initial_frame, ...}, with the
     actions already scaled."""
     found = load(annotation, video, reading.arguments)
@@ -283,7 +283,9 @@ def _episode_of_own_code(load: LoadActions, annotation: dict[str, Any], video: s
     frames = reading.start + reading.stride * numpy.arange(1 + len(actions))
     size = reading.size or (given.shape[2], given.shape[3])
     video = str(found.get("video_path", video))
-    return Episode(stretch(given, size), actions, "action_load_fn", video, frames.tolist(), fps=_rate(video, reading))
+    return ActionInput(
+        stretch(given, size), actions, "action_load_fn", video, frames.tolist(), fps=_rate(video, reading)
+    )
 
 
 # LeRobot --------------------------------------------------------------------------------------------------------------
@@ -335,7 +337,7 @@ class LeRobotRecordings:
         log.info("%s: %d of %d episodes, which training holds out", source.info.root, len(held_out), len(known))
         return [known[place] for place in held_out]
 
-    def read(self, number: int, reading: Reading) -> Episode:
+    def read(self, number: int, reading: Reading) -> ActionInput:
         """The episode of this number, from its chosen first frame on."""
         data, own, source = self.data, self.data.source, self.data.source.files
         place = source.episodes.numbers.tolist().index(number)
@@ -355,7 +357,7 @@ class LeRobotRecordings:
         columns = ", ".join(repr(part.column) for part in own.parts)
         how = own.combine if isinstance(own.combine, str) else ", ".join(own.combine)
         combined = f", {how} of every {data.stride} rows" if data.stride > 1 else ""
-        return Episode(
+        return ActionInput(
             first,
             torch.from_numpy(numpy.asarray(actions)).float(),
             f"rows of {columns}{combined}, camera '{own.camera}'",

@@ -16,7 +16,7 @@ from torch import Tensor
 from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.video_quality import psnr
-from cosmos_predict2.pipelines.action_inputs import Episode, LeRobotRecordings, read_episode
+from cosmos_predict2.pipelines.action_inputs import ActionInput, LeRobotRecordings, read_episode
 from cosmos_predict2.pipelines.requests import check_outputs
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import PREDICT25_EMPTY_TEXT
@@ -24,7 +24,7 @@ from cosmos_predict2.text.prompt_embeddings import read_constant_embedding, read
 from cosmos_predict2.text.trained_text import NO_TEXT, other_text, parse_name
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import check_bases, check_rollout, chunk_starts
-from cosmos_predict2.world_model.options import Reading, RolloutSettings, Text
+from cosmos_predict2.world_model.options import Reading, RequestText, RolloutSettings
 from imaginaire import storage
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
@@ -53,11 +53,11 @@ class ActionRequest:
 
 
 @dataclass(frozen=True)
-class Job:
+class ActionJob:
     """A request with what was read for it."""
 
     request: ActionRequest
-    episode: Episode
+    episode: ActionInput
 
     @property
     def num_actions(self) -> int:
@@ -70,7 +70,7 @@ def prepare(
     settings: RolloutSettings,
     root: str = "",
     lerobot: LeRobotRecordings | None = None,
-) -> tuple[list[Job], int]:
+) -> tuple[list[ActionJob], int]:
     """The requests with their first frames and actions, and how many cannot be read; one alone raises its error."""
     reading.check()
     if lerobot is None and reading.stride > 1 and reading.transform.kind == "controller" and reading.combine is None:
@@ -99,7 +99,7 @@ def prepare(
             log.error("%s", error)
             failed += 1
             continue
-        jobs.append(Job(request, episode))
+        jobs.append(ActionJob(request, episode))
     if not jobs:
         raise DataError(f"None of the {len(requests)} recordings can be used; the log says why.")
     for source in dict.fromkeys(job.episode.source for job in jobs):
@@ -110,7 +110,7 @@ def prepare(
 
 def run_rollouts(
     pipe: Video2WorldActionConditionedPipeline,
-    jobs: Sequence[Job],
+    jobs: Sequence[ActionJob],
     settings: RolloutSettings,
     texts: Sequence[Tensor | None] = (None, None),
 ) -> None:
@@ -144,9 +144,9 @@ def compared(frames_C_F_H_W: Tensor, true_C_F_H_W: Tensor, num_given: int) -> tu
     return float(psnr(ours, true).mean()), float(psnr(still, true).mean())
 
 
-def batches(jobs: Sequence[Job], batch_size: int) -> list[list[Job]]:
+def batches(jobs: Sequence[ActionJob], batch_size: int) -> list[list[ActionJob]]:
     """The jobs in parts of frames of one size and about one length."""
-    by_shape: dict[Any, list[Job]] = {}
+    by_shape: dict[Any, list[ActionJob]] = {}
     for job in sorted(jobs, key=lambda job: job.num_actions):
         by_shape.setdefault(tuple(job.episode.first_frames_C_F_H_W.shape), []).append(job)
     return [some[i : i + batch_size] for some in by_shape.values() for i in range(0, len(some), batch_size)]
@@ -154,7 +154,7 @@ def batches(jobs: Sequence[Job], batch_size: int) -> list[list[Job]]:
 
 def imagine(
     pipe: Video2WorldActionConditionedPipeline,
-    jobs: Sequence[Job],
+    jobs: Sequence[ActionJob],
     settings: RolloutSettings,
     texts: Sequence[Tensor | None] = (None, None),
 ) -> list[Tensor]:
@@ -181,7 +181,11 @@ def imagine(
 
 
 def save(
-    pipe: Video2WorldActionConditionedPipeline, job: Job, frames: Tensor, settings: RolloutSettings, seconds: float
+    pipe: Video2WorldActionConditionedPipeline,
+    job: ActionJob,
+    frames: Tensor,
+    settings: RolloutSettings,
+    seconds: float,
 ) -> tuple[float, float] | None:
     """Write the video with its record, and with what shows it beside the true one; gives `compared` of the two."""
     stem = os.path.splitext(job.request.save_path)[0]
@@ -213,7 +217,7 @@ def save(
     return likeness
 
 
-def _true_frames(job: Job, num_frames: int) -> Tensor | None:
+def _true_frames(job: ActionJob, num_frames: int) -> Tensor | None:
     """The true clip, as far as it goes; None where there is none, or where it cannot be read: that costs no video."""
     try:
         return job.episode.true_frames(num_frames) if job.episode.has_truth else None
@@ -228,7 +232,7 @@ def constant_text(card: ModelCard) -> str:
     return card.constant_text or (beside if storage.exists(beside) else "")
 
 
-def read_texts(wanted: Text, config: Video2WorldPipelineConfig, card: ModelCard, width: int) -> tuple[Any, Any]:
+def read_texts(wanted: RequestText, config: Video2WorldPipelineConfig, card: ModelCard, width: int) -> tuple[Any, Any]:
     """The text and the negative text of all samples, [1, S, E]; None for none."""
     path, trained = wanted.prompt_embeddings or constant_text(card), config.text_encoder_name
     has_prompt = bool(wanted.prompt or wanted.negative_prompt)

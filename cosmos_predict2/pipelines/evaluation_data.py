@@ -53,7 +53,7 @@ NUM_FOR_PROBE = 64  # training episodes of the toy world
 
 
 @dataclass(frozen=True)
-class Recordings:
+class EvaluationClips:
     """Clips of 1 + L frames and the L actions between them, as the model sees those."""
 
     name: str
@@ -102,7 +102,7 @@ def read_recordings(
     seed: int = 0,
     trained: Mapping[str, Any] | None = None,
     split_file: str = "",
-) -> Recordings:
+) -> EvaluationClips:
     """Recordings of ``toy`` (``toy:hard``: another setting) or of a folder, evenly spread over what it holds.
 
     ``size`` is (height, width) of the frames. A folder is read like ``trained``, the data set of the model's run as
@@ -119,7 +119,7 @@ def read_recordings(
 
 def recordings_of_run(
     node: Mapping[str, Any], transform: ActionTransform, *, num: int, num_actions: int, seed: int = 0
-) -> Recordings:
+) -> EvaluationClips:
     """Held-out recordings of a run's ``dataloader_val.dataset``, as plain data; in the toy world ``seed`` is added to
     the run's."""
     target = str(node.get("_target_"))
@@ -166,7 +166,7 @@ def toy_recordings(
     num_steps: int | None = None,
     chosen_by: str = f"--data {TOY}",
     **world: Any,
-) -> Recordings:
+) -> EvaluationClips:
     """Held-out episodes from their first step on. ``chosen_by`` names what chose the toy world, for messages; ``world``
     are further arguments of `make_episodes`."""
     world = {"ring_elsewhere": 0.0, **world}
@@ -195,10 +195,10 @@ def toy_recordings(
         _, others, their_actions = made("train", NUM_FOR_PROBE)
     except ValueError as error:
         raise ConfigError(f"{chosen_by}: {error} Give --data FOLDER with recordings of such actions.") from error
-    return Recordings(f"the toy world ({setting})", video, actions, (others, their_actions), episodes)
+    return EvaluationClips(f"the toy world ({setting})", video, actions, (others, their_actions), episodes)
 
 
-def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) -> Recordings:
+def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) -> EvaluationClips:
     """Items of a data set of clips with actions, evenly spread over its recordings."""
     windows = dataset.windows if isinstance(dataset, ClipDataset) else None
     chosen = evenly(len(dataset), num) if windows is None else windows.spread(num)
@@ -225,7 +225,7 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
     origins = tuple(str(item.get("__key__", i)) for i, item in zip(chosen, items))
     alone = f"all clips are of one recording, {origins[0]}, whose actions may be alike"
     is_alone = len(items) > 1 and len(set(origins)) == 1
-    return Recordings(
+    return EvaluationClips(
         name,
         torch.stack([item["video"] for item in items]),
         torch.stack([item["action"] for item in items]),

@@ -19,7 +19,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.guardrail.runner import GuardrailRunner, require_safe
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, brought_to_size, check_input
-from cosmos_predict2.world_model.options import Request, Settings
+from cosmos_predict2.world_model.options import Settings, VideoRequest
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weight_files
@@ -42,7 +42,7 @@ FIELDS = {"input_video": "input_path", "output_video": "save_path"}  # of a requ
 RECORDS = (".txt", ".json", ".yaml")  # written beside a video
 
 
-def check_request(request: Request, contact_sheet: bool = False) -> None:
+def check_request(request: VideoRequest, contact_sheet: bool = False) -> None:
     """Raise for what can be known to be wrong: input, number of frames, seed, output."""
     if not request.prompt.strip():
         raise ConfigError("The prompt is empty. Describe with --prompt what should happen.")
@@ -61,7 +61,7 @@ def check_request(request: Request, contact_sheet: bool = False) -> None:
     check_overwrites(request, contact_sheet=contact_sheet)
 
 
-def check_overwrites(request: Request, *others: str, contact_sheet: bool = False) -> None:
+def check_overwrites(request: VideoRequest, *others: str, contact_sheet: bool = False) -> None:
     """Raise where the video or a file written beside it would replace an input, or one of ``others``."""
     endings = (*RECORDS, ".png") if contact_sheet or request.compare_to else RECORDS
     stem = os.path.splitext(request.save_path)[0]
@@ -77,7 +77,7 @@ def check_outputs(outputs: Sequence[str], inputs: Iterable[str]) -> None:
             raise ConfigError(f"Output {outputs[0]} would replace {path}, which is read. Choose another name.")
 
 
-def read_batch(path: str, defaults: Request) -> list[Request]:
+def read_batch(path: str, defaults: VideoRequest) -> list[VideoRequest]:
     """The requests of a batch file: a JSON list of {input_video, prompt, output_video}, or JSON lines of them.
 
     Relative paths count from the working directory. What an entry does not name is taken from ``defaults``; its
@@ -106,7 +106,7 @@ def read_batch(path: str, defaults: Request) -> list[Request]:
     return requests
 
 
-def _request_of(entry: Mapping[str, Any], number: int, defaults: Request) -> Request:
+def _request_of(entry: Mapping[str, Any], number: int, defaults: VideoRequest) -> VideoRequest:
     """The request of a batch file's entry; null is as if the key were not there."""
     given: dict[str, Any] = {}
     for key, value in entry.items():
@@ -126,7 +126,7 @@ def _request_of(entry: Mapping[str, Any], number: int, defaults: Request) -> Req
 
 def run_all(
     make_pipeline: Callable[[], Video2WorldPipeline],
-    requests: Sequence[Request],
+    requests: Sequence[VideoRequest],
     settings: Settings,
     *,
     embeddings: Mapping[str, Tensor] | None = None,
@@ -138,7 +138,7 @@ def run_all(
     One request alone raises what is wrong with it; of several, each failure is logged and the others go on.
     """
     failed = skipped = 0
-    todo: list[Request] = []
+    todo: list[VideoRequest] = []
     for request in requests:
         if skip_existing and os.path.exists(request.save_path):
             skipped += 1
@@ -172,7 +172,7 @@ def run_all(
 
 
 def generate_to_file(
-    pipe: Video2WorldPipeline, request: Request, settings: Settings, embeddings: Mapping[str, Tensor] | None = None
+    pipe: Video2WorldPipeline, request: VideoRequest, settings: Settings, embeddings: Mapping[str, Tensor] | None = None
 ) -> float:
     """Make one video and write it with its records; the seconds that it took."""
     start = time.monotonic()
@@ -200,7 +200,7 @@ def generate_to_file(
     return seconds
 
 
-def write_records(request: Request, settings: Settings, refined: str, seconds: float, frames: Tensor) -> None:
+def write_records(request: VideoRequest, settings: Settings, refined: str, seconds: float, frames: Tensor) -> None:
     """``<stem>.txt`` with the prompts, ``<stem>.json`` with everything that repeats the video."""
     stem = os.path.splitext(request.save_path)[0]
     sections = [("Prompt", request.prompt), ("Negative Prompt", request.negative_prompt), ("Refined Prompt", refined)]
@@ -212,7 +212,7 @@ def write_records(request: Request, settings: Settings, refined: str, seconds: f
     storage.write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
 
 
-def write_contact_sheet(request: Request, frames: Tensor, fps: float, crop: str = "center") -> str:
+def write_contact_sheet(request: VideoRequest, frames: Tensor, fps: float, crop: str = "center") -> str:
     """``<stem>.png``: frames of the result, under the true clip's of the same moments, where there is one."""
     rows, labels = [frames], ["generated"]
     if request.compare_to:
@@ -229,7 +229,7 @@ def write_contact_sheet(request: Request, frames: Tensor, fps: float, crop: str 
     return path
 
 
-def _first_true(request: Request, num_frames: int) -> int:
+def _first_true(request: VideoRequest, num_frames: int) -> int:
     """The true frame beside the first one generated: where the true clip is the input, the one that was taken of it."""
     given = request.num_conditional_frames
     if not given or os.path.realpath(request.compare_to) != os.path.realpath(request.input_path):

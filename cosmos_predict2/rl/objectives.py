@@ -36,7 +36,7 @@ NORMS = ("group", "global", "none", "cosmos_rl", "sft", "dpo")
 
 @attrs.define(kw_only=True, slots=False)
 class GroupAdvantageConfig(Section):
-    """How rewards of a group become advantages, (r - mean) / (std + epsilon)."""
+    """Advantages from the rewards of a group, (r - mean) / (std + epsilon)."""
 
     norm: str = attrs.field(default="group", validator=one_of(*NORMS))
     adv_clip_max: Any = attrs.field(default=None, validator=above(0))  # null: no limit
@@ -354,7 +354,7 @@ def approximate_kl(log_ratio_B: Tensor) -> Tensor:
 
 
 def old_policy_decay(kind: int, updates: int) -> float:
-    """How much of the sampling policy stays at an update (DiffusionNFT's ``weight_copy_decay_type``)."""
+    """Share of the sampling policy that stays at an update (DiffusionNFT's ``weight_copy_decay_type``)."""
     if kind == 0:
         return 0.0
     if kind == 1:

@@ -33,7 +33,7 @@ Share = tuple[Tensor, float]  # pictures [N, frames * 3, H, W] in [-1, 1], and t
 Turn = Callable[[int, int], Sequence[Share]]  # of a step and of how many frames are coded together
 
 
-class Source(Protocol):
+class FitClips(Protocol):
     """Clips to learn from."""
 
     def batch(self, num: int, num_frames: int, draws: np.random.Generator) -> Tensor:
@@ -105,7 +105,7 @@ def _patches(pictures_N_C_H_W: Tensor) -> Tensor:
 def train(
     net: TinyAutoencoder,
     turn: Turn,
-    scaled_by: Source,
+    scaled_by: FitClips,
     draws: np.random.Generator,
     length: Length,
     report: Callable[[int, float, list[float]], None],
@@ -143,7 +143,7 @@ def train(
 
 
 @torch.no_grad()
-def set_scale(net: TinyAutoencoder, source: Source, draws: np.random.Generator) -> None:
+def set_scale(net: TinyAutoencoder, source: FitClips, draws: np.random.Generator) -> None:
     """Centre each channel of the codes, and give all of them together unit variance on these pictures."""
     spreads = []
     for i, (coder, num_frames) in enumerate(coders(net)):

@@ -148,7 +148,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Request:
+class VideoRequest:
     """One video to make."""
 
     input_path: str = flag("", "a picture, or an mp4 whose last frames are continued", metavar="FILE")
@@ -196,7 +196,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
+class RequestText:
     """The text of an action-conditioned model; most have none."""
 
     prompt: str = flag("", "a text, for weights that were trained with one")

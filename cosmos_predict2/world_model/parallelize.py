@@ -180,7 +180,7 @@ RECOMPUTE_KEY = "model.config.pipe_config.net.sac_config"
 
 
 @dataclass(frozen=True)
-class Policy:
+class KeptResults:
     """Results that a block keeps: of these linear maps, and of the attentions of these modules."""
 
     linears: tuple[str, ...] = ()
@@ -196,18 +196,18 @@ _MODULATIONS = tuple(
     for i in (1, 2)  # 0 is the SiLU
 )
 _ALL_LINEARS = (*_MODULATIONS, *(f"self_attn.{name}" for name in _PROJECTIONS), *_CROSS, *_MLP)
-_720 = Policy(("self_attn.v_proj", "self_attn.output_proj", *_CROSS, "mlp.layer1"), ("self_attn",))
+_720 = KeptResults(("self_attn.v_proj", "self_attn.output_proj", *_CROSS, "mlp.layer1"), ("self_attn",))
 
-POLICIES: dict[str, Policy | None] = {  # None: nothing is computed anew
+POLICIES: dict[str, KeptResults | None] = {  # None: nothing is computed anew
     "none": None,
-    "block_wise": Policy(),
-    "mm_only": Policy(_ALL_LINEARS, ("self_attn", "cross_attn")),
-    "linear_selfattn": Policy(_ALL_LINEARS, ("self_attn",)),
+    "block_wise": KeptResults(),
+    "mm_only": KeptResults(_ALL_LINEARS, ("self_attn", "cross_attn")),
+    "linear_selfattn": KeptResults(_ALL_LINEARS, ("self_attn",)),
     "predict2_2b_720": _720,
     "predict2_14b_720": _720,
-    "predict2_2b_720_aggressive": Policy((), ("self_attn", "cross_attn")),
-    "predict2_2b_720_aggressive_v2": Policy(),
-    "predict2_14b_720_aggressive": Policy(("cross_attn.v_proj", "cross_attn.output_proj", "mlp.layer1")),
+    "predict2_2b_720_aggressive": KeptResults((), ("self_attn", "cross_attn")),
+    "predict2_2b_720_aggressive_v2": KeptResults(),
+    "predict2_14b_720_aggressive": KeptResults(("cross_attn.v_proj", "cross_attn.output_proj", "mlp.layer1")),
 }
 
 _NAMES = {*_ALL_LINEARS, "self_attn", "cross_attn"}
@@ -238,10 +238,10 @@ def apply_recompute(net: DiT, mode: str = "none", every_n_blocks: int = 1, **oth
         block = net.get_block(i)
         _mark(block, policy)
         _recompute(block, policy)
-    _recompute(net.final_layer, Policy())
+    _recompute(net.final_layer, KeptResults())
 
 
-def checked_policy(mode: str = "none", every_n_blocks: int = 1, **others: Any) -> Policy | None:
+def checked_policy(mode: str = "none", every_n_blocks: int = 1, **others: Any) -> KeptResults | None:
     """The policy of a network's ``sac_config``, or an error that names the key; None: nothing is computed anew."""
     for key in others:
         raise ConfigError(f"{RECOMPUTE_KEY}.{key} is no key of it.{near(str(key), ('mode', 'every_n_blocks'))}")
@@ -268,7 +268,7 @@ def compile_blocks(net: DiT, **options: Any) -> None:
 _here = threading.local()
 
 
-def _mark(block: nn.Module, policy: Policy) -> None:
+def _mark(block: nn.Module, policy: KeptResults) -> None:
     """Note, while one of the policy's modules computes, which one it is."""
     marks = []
     for name in (*policy.linears, *policy.attentions):
@@ -299,11 +299,11 @@ def _leave(module: nn.Module, args: Any, out: Any) -> None:
     _here.names = _here.names[:-1]
 
 
-def _recompute(module: nn.Module, policy: Policy) -> None:
+def _recompute(module: nn.Module, policy: KeptResults) -> None:
     module.forward = functools.partial(_forward, module.forward, policy)
 
 
-def _forward(forward: Callable[..., Tensor], policy: Policy, *args: Any) -> Tensor:
+def _forward(forward: Callable[..., Tensor], policy: KeptResults, *args: Any) -> Tensor:
     if not torch.is_grad_enabled():
         return forward(*args)
     call = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # nothing random in a block
@@ -316,7 +316,7 @@ def _forward(forward: Callable[..., Tensor], policy: Policy, *args: Any) -> Tens
     return out
 
 
-def _decide(policy: Policy, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _decide(policy: KeptResults, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     names = policy.attentions if str(op) in ATTENTIONS else policy.linears if str(op) in PRODUCTS else ()
     keep = bool(names) and _module_name() in names
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.evaluation.metrics.held_out import MOVES
-from cosmos_predict2.evaluation.metrics.imagined_episodes import Windows, coded, pictures
+from cosmos_predict2.evaluation.metrics.imagined_episodes import EpisodeParts, coded, pictures
 from cosmos_predict2.toy_world.physics import (
     BOX_HALF_SIDE,
     GRIPPER,
@@ -30,7 +30,7 @@ EDGE = 1.0  # pixels around an object that belong to it: its edge is soft
 
 
 def horizon_table(
-    windows: Windows, videos: Mapping[str, Tensor], world: WorldModel
+    windows: EpisodeParts, videos: Mapping[str, Tensor], world: WorldModel
 ) -> dict[str, dict[str, list[float]]]:
     """`psnr_by_horizon` of several sets of videos, of the two baselines that need no model, and of the truth as far as
     the tokenizer shows it. All that a model imagines is coded, so the last motion is listed coded, too."""
@@ -45,7 +45,7 @@ def horizon_table(
     return {name: psnr_by_horizon(video, windows) for name, video in every.items()}
 
 
-def repeat_motion(windows: Windows) -> Tensor:
+def repeat_motion(windows: EpisodeParts) -> Tensor:
     """Every thing goes on as it moved from the frame before the window to its first, until it is at a wall."""
     size, count = windows.video_B_C_F_H_W.shape[-1], windows.video_B_C_F_H_W.shape[2]
     before, first = windows.states[:, 0], windows.states[:, 1]
@@ -58,7 +58,7 @@ def repeat_motion(windows: Windows) -> Tensor:
     return pictures(states, size)
 
 
-def psnr_by_horizon(video_B_C_F_H_W: Tensor, windows: Windows) -> dict[str, list[float]]:
+def psnr_by_horizon(video_B_C_F_H_W: Tensor, windows: EpisodeParts) -> dict[str, list[float]]:
     """PSNR to the truth in dB of each frame after the first, by region. The pixels of all windows count alike.
 
     The regions: "all"; "changed", where the truth differs from the first frame; "object", where the truth has one.

@@ -14,11 +14,11 @@ import torch
 from cosmos_predict2.actions.transforms import controller, pose_differences, relative_pose
 from cosmos_predict2.data.video import media
 from cosmos_predict2.pipelines.action_inputs import (
-    Episode,
+    ActionInput,
     raw_actions,
     read_episode,
 )
-from cosmos_predict2.pipelines.action_requests import ActionRequest, Job, imagine, prepare
+from cosmos_predict2.pipelines.action_requests import ActionJob, ActionRequest, imagine, prepare
 from cosmos_predict2.world_model.options import Reading, RolloutSettings
 from imaginaire.errors import ConfigError, DataError
 
@@ -157,8 +157,8 @@ def test_jobs_are_imagined_as_if_each_were_alone() -> None:
     jobs = []
     for seed, count in ((3, 15), (8, 24)):
         first = torch.full((3, 1, 4, 4), seed, dtype=torch.uint8)
-        episode = Episode(first, torch.full((count, 1), float(seed)), "rows", "a.mp4", list(range(count + 1)))
-        jobs.append(Job(ActionRequest("a.json", "a.mp4", seed=seed), episode))
+        episode = ActionInput(first, torch.full((count, 1), float(seed)), "rows", "a.mp4", list(range(count + 1)))
+        jobs.append(ActionJob(ActionRequest("a.json", "a.mp4", seed=seed), episode))
     rollout = mock.Mock(return_value=torch.zeros(2, 3, 25, 4, 4, dtype=torch.uint8))
     pipe: Any = SimpleNamespace(
         rollout=rollout,

@@ -13,7 +13,7 @@ from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_
 from cosmos_predict2.pipelines import video2world
 from cosmos_predict2.pipelines.requests import run_all
 from cosmos_predict2.pipelines.video2world import LeadingWorld, SpreadError, Video2WorldPipeline, check_num_gpus
-from cosmos_predict2.world_model.options import Request, Settings
+from cosmos_predict2.world_model.options import Settings, VideoRequest
 from cosmos_predict2.world_model.world_model import SamplingOptions, build_world_model
 from imaginaire import distributed
 from imaginaire.distributed import parallel
@@ -55,7 +55,9 @@ def _spread(folder: Path) -> dict[str, dict[str, Tensor]]:
             lambda make, apart=halves_apart: _videos(make(), halves_apart=apart), group, halves_apart
         )
     # a batch in which one input cannot be read, and one whose outputs are all there
-    requests = [Request(path, PROMPT, str(folder / name)) for name, path in (("a.mp4", PICTURE), ("b.mp4", "absent"))]
+    requests = [
+        VideoRequest(path, PROMPT, str(folder / name)) for name, path in (("a.mp4", PICTURE), ("b.mp4", "absent"))
+    ]
     settings = Settings(aspect_ratio="1:1", fps=10, weights="tiny", sampling=SamplingOptions(num_steps=2))
     for _ in range(2):
         failed = _lead_or_follow(lambda make: run_all(make, requests, settings, skip_existing=True), group, False)

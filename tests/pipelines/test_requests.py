@@ -14,7 +14,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.guardrail.runner import BlockedError, GuardrailRunner
 from cosmos_predict2.pipelines.requests import check_request, fingerprint, read_batch, run_all, write_contact_sheet
 from cosmos_predict2.pipelines.video2world import check_input, read_input
-from cosmos_predict2.world_model.options import Request, Settings
+from cosmos_predict2.world_model.options import Settings, VideoRequest
 from cosmos_predict2.world_model.world_model import SamplingOptions
 from imaginaire.errors import ConfigError, DataError
 from tests.pipelines.test_video2world import NoPucks, make_pipeline
@@ -50,8 +50,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
-def request_for(path: str, tmp_path: Path, **options: Any) -> Request:
-    return Request(**{"input_path": path, "prompt": "push", "save_path": str(tmp_path / "out.mp4"), **options})
+def request_for(path: str, tmp_path: Path, **options: Any) -> VideoRequest:
+    return VideoRequest(**{"input_path": path, "prompt": "push", "save_path": str(tmp_path / "out.mp4"), **options})
 
 
 def test_a_clip_is_continued_from_its_end_or_begins_where_it_is_asked_to(clip: str) -> None:
@@ -166,11 +166,11 @@ def test_what_is_read_is_never_replaced(picture: str, clip: str, tmp_path: Path)
     batch = tmp_path / "out.json"  # where the record of out.mp4 would go
     batch.write_text(json.dumps([{"input_video": picture, "prompt": "x", "output_video": str(tmp_path / "out.mp4")}]))
     with pytest.raises(DataError, match=r"would replace .*out\.json"):
-        read_batch(str(batch), Request(input_path="", prompt="", save_path="x.mp4"))
+        read_batch(str(batch), VideoRequest(input_path="", prompt="", save_path="x.mp4"))
 
 
 def test_a_batch_file_is_read_strictly(tmp_path: Path) -> None:
-    default = Request(input_path="", prompt="", save_path=str(tmp_path / "generated.mp4"), seed=4)
+    default = VideoRequest(input_path="", prompt="", save_path=str(tmp_path / "generated.mp4"), seed=4)
     path = tmp_path / "batch.json"
     path.write_text(
         json.dumps(

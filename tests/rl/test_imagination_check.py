@@ -133,7 +133,7 @@ def test_doing_nothing_is_not_better_than_nothing(monkeypatch: pytest.MonkeyPatc
     """A clone that stands still has the success of starts at which the goal is met, and nothing to teach it by."""
     made = make_episodes(4, 0, mix=DRIVERS, first=2**19)
     actions = [torch.from_numpy(made.actions[i]).float() for i in range(4)]
-    learnt = imagination_check.Episodes(torch.zeros(4), [], [], actions, made.success, ["push"] * 4)
+    learnt = imagination_check.OutcomeEpisodes(torch.zeros(4), [], [], actions, made.success, ["push"] * 4)
     count = imagination_check.GROUPS * imagination_check.MEMBERS
     monkeypatch.setattr(imagination_check, "imagined_ends", lambda *given: (None, []))
     monkeypatch.setattr(imagination_check, "judge", lambda *given: (numpy.linspace(0, 1, count), None))

@@ -131,12 +131,14 @@ class Noise(FrameRewardDefaults):
         return Judgement(value.float(), value > 0.5)
 
 
-def recorded(numbers: range, act: Any = lambda actions: actions) -> check.Episodes:
+def recorded(numbers: range, act: Any = lambda actions: actions) -> check.OutcomeEpisodes:
     made = make_episodes(16, 0, mix="mixed", first=2**19)
     films = [torch.from_numpy(made.render(i)) for i in numbers]
     actions = [act(torch.from_numpy(made.actions[i]).float()) for i in numbers]
     success = made.success[list(numbers)]
-    return check.Episodes(torch.stack([f[0] for f in films]), films, films, actions, success, ["push"] * len(films))
+    return check.OutcomeEpisodes(
+        torch.stack([f[0] for f in films]), films, films, actions, success, ["push"] * len(films)
+    )
 
 
 def look(reward: Any, policy: Any, **options: Any) -> dict[str, Any]:

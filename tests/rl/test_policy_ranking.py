@@ -10,7 +10,7 @@ import torch
 
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
-from cosmos_predict2.rl.envs.first_frames import Recorded
+from cosmos_predict2.rl.envs.first_frames import RecordedFacts
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.imagined.ranking import Ranked, have_failures, ranked, refusal, table
@@ -91,7 +91,7 @@ def test_the_program_ranks_and_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = ToyStarts().starts([0] * 4, [0, 1, 2, 3]).pictures_E_F_H_W_C.numpy()
-    recorded = Recorded(4, [-1.0] * 4, [1.0] * 4)
+    recorded = RecordedFacts(4, [-1.0] * 4, [1.0] * 4)
     starts = [RecordedStart(f"{i}", "push", one, part="test") for i, one in enumerate(pictures)]
     write_starts(tmp_path / "starts" / FILE, starts, recorded=recorded)
     write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.rl.clips import scoring as scoring_module
-from cosmos_predict2.rl.clips.scoring import OneRank, Scoring
+from cosmos_predict2.rl.clips.scoring import ClipRewards, OneRank
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips, Judgement, RewardDefaults, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
@@ -145,11 +145,11 @@ class Late(RewardDefaults):
         return Scores(torch.zeros(4), torch.zeros(4, dtype=torch.bool))
 
 
-def _scoring(*makes: Any) -> Scoring:
-    return Scoring(RLConfig(rewards={f"r{i}": RewardConfig(make=make) for i, make in enumerate(makes)}))
+def _scoring(*makes: Any) -> ClipRewards:
+    return ClipRewards(RLConfig(rewards={f"r{i}": RewardConfig(make=make) for i, make in enumerate(makes)}))
 
 
-def _advantages(scoring: Scoring, true: Tensor, group_size: int = 4) -> tuple[Tensor, dict[str, float]]:
+def _advantages(scoring: ClipRewards, true: Tensor, group_size: int = 4) -> tuple[Tensor, dict[str, float]]:
     tickets = [scoring.submit(_clips(true), _context(true))]
     return scoring.advantages(scoring.fetch(tickets, group_size))
 
@@ -205,15 +205,15 @@ def test_rewards_count_by_their_weights_and_advantages_have_a_limit(true: Tensor
     weights, values = {"up": 2.0, "down": 0.5}, {"up": (0.0, 1.0, 2.0, 9.0), "down": (9.0, 2.0, 1.0, 0.0)}
     makes = {name: L(_valued)(values=value) for name, value in values.items()}
     options = {name: RewardConfig(make=make, weight=weights[name]) for name, make in makes.items()}
-    advantage, facts = _advantages(Scoring(RLConfig(rewards=options)), true)
+    advantage, facts = _advantages(ClipRewards(RLConfig(rewards=options)), true)
     alone, _ = _advantages(_scoring(makes["up"]), true)
     assert facts["reward_mean"] == pytest.approx(3 * (2.0 + 0.5))
     torch.testing.assert_close(advantage, 2.0 * alone + 0.5 * alone.flip(1))
     limit = RLConfig(rewards={"up": options["up"]}, advantage=AdvantageConfig(adv_clip_max=0.5))
-    limited, _ = _advantages(Scoring(limit), true)
+    limited, _ = _advantages(ClipRewards(limit), true)
     assert (limited.min(), limited.max()) == (-0.5, 0.5)
     for bound, teaches in ((7.6, False), (7.4, True)):  # the mean of 2 up + 0.5 down is 7.5
-        within, _ = _advantages(Scoring(RLConfig(rewards=options, lower_bound=bound)), true)
+        within, _ = _advantages(ClipRewards(RLConfig(rewards=options, lower_bound=bound)), true)
         assert bool(within.any()) == teaches
 
 

@@ -17,14 +17,14 @@ from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.released import tiny_action_path
-from cosmos_predict2.rl.envs.first_frames import Recorded
+from cosmos_predict2.rl.envs.first_frames import RecordedFacts
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, validation_starts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.refinement import Refinement, Windows, chosen_windows
+from cosmos_predict2.rl.episodes.refinement import Refinement, WindowBuffer, chosen_windows
 from cosmos_predict2.rl.objectives import GroupAdvantageConfig
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
@@ -292,7 +292,7 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
     write_recordings(tmp_path / "data")
     pictures = ToyStarts().starts([0] * 6, range(6)).pictures_E_F_H_W_C.numpy()
     cut = [RecordedStart(f"episode {i}", "go", one) for i, one in enumerate(pictures)]
-    write_starts(tmp_path / "starts" / FILE, cut, recorded=Recorded(4, [-0.1] * 4, [0.1] * 4))
+    write_starts(tmp_path / "starts" / FILE, cut, recorded=RecordedFacts(4, [-0.1] * 4, [0.1] * 4))
     write_tiny(tmp_path / "policy", sentences=["go"], action_chunk=4, action_dim=4, hold=3)
     write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {"threshold": 0.5})
     reward, policy = tmp_path / "reward.safetensors", tmp_path / "policy"
@@ -386,7 +386,7 @@ def test_a_refinement_plays_starts_of_training_and_keeps_pictures_of_few_at_a_ti
 
 def test_windows_of_earlier_phases_stay_until_there_is_no_room_and_the_oldest_go() -> None:
     """Phases of up to three windows, of which the fourth has one too many."""
-    windows, seen = Windows(3, 5, (1,), (1, 1)), []
+    windows, seen = WindowBuffer(3, 5, (1,), (1, 1)), []
     for phase, count in enumerate((2, 3, 1, 4, 3)):
         numbers = [10.0 * phase + i for i in range(count)]
         windows.begin_phase(torch.tensor(numbers)[:, None], torch.tensor(numbers)[:, None, None])
@@ -422,7 +422,7 @@ def test_windows_are_kept_with_their_own_actions_however_many_are_encoded_at_onc
 
 
 def test_a_batch_of_a_refinement_is_full_before_there_are_earlier_windows() -> None:
-    windows = Windows(2, 4, (1, 1, 1, 1), (2, 1))
+    windows = WindowBuffer(2, 4, (1, 1, 1, 1), (2, 1))
     windows.begin_phase(torch.ones(2, 1, 1, 1, 1), torch.ones(2, 2, 1))
     ours: Any = mock.Mock(config=RefinementConfig(newest=2, earlier=3, old=1), windows=windows, picture=(8, 8))
     ours._model = SimpleNamespace(net=SimpleNamespace(text_channels=4), pipe_config=SimpleNamespace(fps=10))
@@ -439,7 +439,7 @@ def test_a_batch_of_a_refinement_is_full_before_there_are_earlier_windows() -> N
 
 
 def test_draws_of_a_refinement_follow_from_the_place_of_its_batch() -> None:
-    windows = Windows(400, 400, (1, 1, 1, 1), (1, 1))
+    windows = WindowBuffer(400, 400, (1, 1, 1, 1), (1, 1))
     for first in (0.0, 1000.0):
         numbers = torch.arange(400.0) + first
         windows.begin_phase(numbers[:, None, None, None, None], numbers[:, None, None])

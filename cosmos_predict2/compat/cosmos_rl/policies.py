@@ -52,7 +52,7 @@ _DECIDING = (  # which policy it is, how it learns and where
 
 
 @dataclass(frozen=True)
-class Place:
+class RecipeSimulator:
     """The simulator and suites in which a recipe's policy acts."""
 
     simulator: str
@@ -65,7 +65,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RunSizes:
     """The part of each process in an iteration, and the length of the run."""
 
     groups: int
@@ -128,7 +128,7 @@ def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation
     )
 
 
-def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, Place]:
+def read_recipe(content: Mapping[str, Any]) -> tuple[Fields, list[str], str, RecipeSimulator]:
     """The fields of a recipe for policies, warnings, which policy it is and where it acts."""
     if "vla" not in content:
         raise ConfigError("The recipe has no [vla]: it is none of a policy.")
@@ -172,7 +172,7 @@ def _require_numbers(fields: Fields) -> None:
 # --- which experiment
 
 
-def _place(fields: Fields) -> Place:
+def _place(fields: Fields) -> RecipeSimulator:
     """The place of a recipe. Cosmos-RL builds simulators by [validation], so a recipe may name them there alone."""
     trained, judged = f"{_ALGORITHM}.dataset", "validation.dataset"
     simulator = fields[f"{trained}.name"] or fields[f"{judged}.name"]
@@ -188,10 +188,10 @@ def _place(fields: Fields) -> Place:
             require_one_of(f"{section}.subset", suite, SUITES[simulator], f": {simulator} has no such suite")
     if not any(suites):
         raise ConfigError(f"{trained}.subset is missing: {' or '.join(SUITES[simulator])}.")
-    return Place(simulator, suites[0] or suites[1], suites[1] or suites[0])
+    return RecipeSimulator(simulator, suites[0] or suites[1], suites[1] or suites[0])
 
 
-def _experiment(fields: Fields, place: Place) -> str:
+def _experiment(fields: Fields, place: RecipeSimulator) -> str:
     policy = policy_fields.VLA_TYPES[fields["vla.vla_type"]]
     if place.simulator == "b1k" and policy != "pi05":
         raise ConfigError('vla.vla_type must be "pi05" for b1k: OpenVLA has no statistics of its 23 numbers.')
@@ -257,7 +257,7 @@ def num_gpus(fields: Fields, part: str) -> int:
     return math.prod(fields[f"{part}.parallelism.{name}"] for name in policy_fields.SIZES_OF_GPUS)
 
 
-def sizes_of(fields: Fields, place: Place) -> Sizes:
+def sizes_of(fields: Fields, place: RecipeSimulator) -> RunSizes:
     """The groups and micro-batches of a batch of episodes; an iteration is a step of the optimizer."""
     group, replicas = fields["rollout.n_generation"], fields["policy.parallelism.n_init_replicas"]
     gpus = num_gpus(fields, "policy") // replicas  # of a replica
@@ -278,7 +278,7 @@ def sizes_of(fields: Fields, place: Place) -> Sizes:
     executed = _pi05_settings(fields).get("action_chunk") or EXECUTED[fields["vla.vla_type"]]
     if place.simulator == "toy":
         executed = TOY_CHUNK  # of which the policy's actions are held for several steps
-    return Sizes(
+    return RunSizes(
         groups=batch // gpus // group,
         group_size=group,
         decisions=math.ceil((fields["vla.max_steps"] or STEPS[place.simulator]) / executed),
@@ -288,7 +288,7 @@ def sizes_of(fields: Fields, place: Place) -> Sizes:
     )
 
 
-def _simulators(fields: Fields, place: Place) -> dict[str, Any]:
+def _simulators(fields: Fields, place: RecipeSimulator) -> dict[str, Any]:
     """The environments in which the policy learns and in which it is judged: alike, as there."""
     found: dict[str, Any] = {
         "trainer.run_validation": fields["validation.enable"],
@@ -327,7 +327,7 @@ def _players(fields: Fields, gpus_here: int) -> dict[str, Any]:
     return workers(play, gpus_here)
 
 
-def _evaluation(fields: Fields, policy: str, place: Place) -> list[str]:
+def _evaluation(fields: Fields, policy: str, place: RecipeSimulator) -> list[str]:
     """The arguments of scripts.evaluate_policy."""
     suite = place.validation_suite
     trials = fields["custom.trials_per_task"] or TRIALS[place.simulator]

@@ -35,7 +35,7 @@ _ENVS = "cosmos_predict2.rl.envs"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class EpochSizes:
     """The sizes of an epoch, of all processes together."""
 
     groups: int
@@ -111,7 +111,7 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
 # --- numbers
 
 
-def sizes_of(fields: Fields) -> Sizes:
+def sizes_of(fields: Fields) -> EpochSizes:
     """The groups of an epoch's episodes, and the minibatches of its decisions."""
     envs, group = fields.at_least_1("env.train.total_num_envs"), fields.at_least_1("algorithm.group_size")
     episodes = envs * fields.at_least_1("algorithm.rollout_epoch")
@@ -139,7 +139,7 @@ def sizes_of(fields: Fields) -> Sizes:
             f" {episodes} episodes (total_num_envs x rollout_epoch) of {decisions} (max_episode_steps /"
             " num_action_chunks)."
         )
-    return Sizes(
+    return EpochSizes(
         groups=episodes // group,
         group_size=group,
         decisions=decisions,
@@ -191,7 +191,7 @@ def _gpus(value: Any, gpus_here: int) -> set[int]:
 # --- settings of the experiment
 
 
-def _epochs(fields: Fields, sizes: Sizes) -> dict[str, Any]:
+def _epochs(fields: Fields, sizes: EpochSizes) -> dict[str, Any]:
     """Ends, saves, evaluations and beginnings; iterations here are steps of the optimizer."""
     limits = [number for number in (fields["runner.max_epochs"], fields["runner.max_steps"]) if number > 0]
     if not limits:
@@ -213,7 +213,7 @@ def _epochs(fields: Fields, sizes: Sizes) -> dict[str, Any]:
     return found
 
 
-def _parts(sizes: Sizes, placement: Placement) -> dict[str, Any]:
+def _parts(sizes: EpochSizes, placement: Placement) -> dict[str, Any]:
     """The part of each process in an epoch."""
     number = placement.train
     per_process = sizes.episodes * sizes.decisions // sizes.minibatches / number

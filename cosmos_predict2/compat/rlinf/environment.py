@@ -20,7 +20,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.first_frames import Starts
+from cosmos_predict2.rl.envs.first_frames import StartPictures
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.interfaces import FrameReward
@@ -42,7 +42,7 @@ class RLinfWorldModelEnv:
     def __init__(
         self,
         imagination: Imagination,
-        starts: Starts,
+        starts: StartPictures,
         reward: FrameReward,
         num_envs: int,
         *,

@@ -27,7 +27,7 @@ from cosmos_predict2.actions.transforms import (
     relative_pose,
 )
 from cosmos_predict2.data.action_conditioned.recordings import (
-    Recordings,
+    BridgeRecordings,
     annotation_files,
     read_annotation,
     read_recordings,
@@ -192,7 +192,7 @@ class ActionConditionedDataset(ClipDataset):
 class BridgeSource(Source):
     """Recordings in Bridge's layout, below a folder of videos; actions are the differences of their poses."""
 
-    recordings: Recordings
+    recordings: BridgeRecordings
     videos: Path
     form: Mapping[str, Any] | None  # accumulate and quaternion of its actions; None: without them
     text_shape: tuple[int, int] | None  # (tokens, width) of the embedding beside each annotation; None: not read

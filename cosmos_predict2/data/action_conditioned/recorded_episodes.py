@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, pose_differences
 from cosmos_predict2.data.action_conditioned import dataset_libero
-from cosmos_predict2.data.action_conditioned.recordings import Recordings, read_recordings
+from cosmos_predict2.data.action_conditioned.recordings import BridgeRecordings, read_recordings
 from cosmos_predict2.data.clip_dataset import Windows
 from cosmos_predict2.data.dataset_forms import TOY_STATES, annotation_folders, form_of
 from cosmos_predict2.data.lerobot.info import STATE
@@ -71,7 +71,7 @@ def open_episodes(
 
 
 @dataclass(frozen=True)
-class RecordedWindows:
+class EpisodeWindows:
     """Windows of successive pictures, at one size, with the actions that lead from each picture to the next."""
 
     pictures: Pictures  # [N, F, H, W, 3]
@@ -81,10 +81,10 @@ class RecordedWindows:
     def __len__(self) -> int:
         return len(self.pictures)
 
-    def evenly(self, num: int) -> "RecordedWindows":
+    def evenly(self, num: int) -> "EpisodeWindows":
         """At most so many of them, evenly apart."""
         rows = evenly(len(self), num)
-        return RecordedWindows(self.pictures[rows], self.actions[rows], [self.episodes[i] for i in rows])
+        return EpisodeWindows(self.pictures[rows], self.actions[rows], [self.episodes[i] for i in rows])
 
 
 def read_windows(
@@ -95,7 +95,7 @@ def read_windows(
     num_frames: int,
     size: tuple[int, int] | None = None,
     num_views: int = 1,
-) -> RecordedWindows:
+) -> EpisodeWindows:
     """At most ``num`` windows of as many of the ``chosen`` episodes as can be, evenly apart in each.
 
     ``size`` of each view is (height, width); without it, that which `small_size` makes of the first picture.
@@ -120,7 +120,7 @@ def read_windows(
             origins.append(number)
         if not all(numpy.isfinite(part).all() for part in actions[-len(found) :]):
             raise DataError(f"{episode.path}: {episode.name} has actions that are not finite.")
-    return RecordedWindows(numpy.stack(pictures), numpy.stack(actions), origins)
+    return EpisodeWindows(numpy.stack(pictures), numpy.stack(actions), origins)
 
 
 def _lerobot(
@@ -168,7 +168,7 @@ def _bridge(folder: Path, camera: str | None) -> Iterator[RecordedEpisode]:
             yield _of_bridge(recordings, i, folder / recordings.video(i, 0))
 
 
-def _of_bridge(recordings: Recordings, i: int, video: Path) -> RecordedEpisode:
+def _of_bridge(recordings: BridgeRecordings, i: int, video: Path) -> RecordedEpisode:
     poses = recordings.poses(i)
     return RecordedEpisode(
         name=f"{recordings.folder.name}_{Path(recordings.names[i]).stem}",

@@ -28,7 +28,7 @@ THREADS = 16  # the files are small: reading them is waiting for the disk
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class BridgeAnnotation:
     """One annotation file."""
 
     name: str  # of the file, without folder
@@ -39,7 +39,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Recordings:
+class BridgeRecordings:
     """All recordings of a folder, in the order of their names."""
 
     folder: Path
@@ -90,7 +90,7 @@ def read_recordings(
     is_rollout: bool | None = None,
     skip_bad: bool = False,
     most: int | None = None,
-) -> Recordings:
+) -> BridgeRecordings:
     """All annotations of a folder, or the first ``most``.
 
     ``is_rollout`` takes only those that are (or are not) marked as a policy's own in ``episode_metadata.is_eval``. A
@@ -99,7 +99,7 @@ def read_recordings(
     start = time.monotonic()
     files = annotation_files(folder)
 
-    def read(path: Path) -> Recording | DataError | None:
+    def read(path: Path) -> BridgeAnnotation | DataError | None:
         try:
             annotation = read_annotation(path)
             if is_rollout is not None and bool(_metadata(annotation).get("is_eval")) != is_rollout:
@@ -118,12 +118,12 @@ def read_recordings(
         log.warning(
             "%d of %d annotations in %s are excluded; the first: %s", len(broken), len(files), folder, broken[0]
         )
-    kept = [item for item in found if isinstance(item, Recording)]
+    kept = [item for item in found if isinstance(item, BridgeAnnotation)]
     if not kept:
         which = {None: "", True: " that is a rollout", False: " that is not a rollout"}[is_rollout]
         raise DataError(f"{folder} has no usable annotation{which}, of {len(files)} files.")
     log.info("read %d annotations from %s (%.1f s)", len(kept), folder, time.monotonic() - start)
-    return Recordings(
+    return BridgeRecordings(
         folder=folder,
         names=PackedStrings(item.name for item in kept),
         keys=PackedStrings(item.key for item in kept),
@@ -141,7 +141,7 @@ def recording_of(
     state_key: str = "state",
     gripper_key: str = "continuous_gripper_state",
     camera_ids: Sequence[int] = (0,),
-) -> Recording:
+) -> BridgeAnnotation:
     """The recording of an annotation file with this content."""
     try:
         poses, gripper = check_poses(_field(annotation, state_key), _field(annotation, gripper_key))
@@ -151,7 +151,7 @@ def recording_of(
     names = [annotation.get(key) for key in ("episode_id", "original_path")]
     names += [_metadata(annotation).get(key) for key in ("episode_id", "segment_id")]
     key = next((str(name) for name in names if name not in (None, "")), path.stem)
-    return Recording(
+    return BridgeAnnotation(
         name=path.name,
         key=key,
         caption=_caption(annotation),

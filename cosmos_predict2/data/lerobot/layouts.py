@@ -36,7 +36,7 @@ _VIDEO = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
 
 
 @dataclass(frozen=True)
-class Episodes:
+class EpisodeIndex:
     """One entry per episode, in the order of the index."""
 
     numbers: NDArray[numpy.int64]  # as the files call them
@@ -81,7 +81,7 @@ class VideoLocation:
 
 def make_episodes(
     numbers: Sequence[int], lengths: Sequence[int], tasks: Iterable[Sequence[str]], where: Path, total: int | None
-) -> Episodes:
+) -> EpisodeIndex:
     """The index in arrays, after checking it; ``total`` episodes by info.json."""
     if not len(numbers):
         raise DataError(f"{where} lists no episodes.")
@@ -101,7 +101,7 @@ def make_episodes(
     for texts in tasks:
         text_of += [known.setdefault(text, len(known)) for text in texts]
         first_text.append(len(text_of))
-    return Episodes(
+    return EpisodeIndex(
         numbers=numpy.asarray(numbers, numpy.int64),
         lengths=numpy.asarray(lengths, numpy.int64),
         texts=PackedStrings(known),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Modality, Part, read_info, read_modality
-from cosmos_predict2.data.lerobot.layouts import Episodes, LayoutV2, LayoutV3, VideoLocation
+from cosmos_predict2.data.lerobot.layouts import EpisodeIndex, LayoutV2, LayoutV3, VideoLocation
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, ROBOTS, choose_form
 from cosmos_predict2.data.lerobot.tables import Numbers, TableReader, read_images
 from cosmos_predict2.data.video.clips import Fit, open_clip, probe
@@ -50,7 +50,7 @@ class LeRobotSource:
         return len(self.episodes)
 
     @property
-    def episodes(self) -> Episodes:
+    def episodes(self) -> EpisodeIndex:
         return self.layout.episodes
 
     @property

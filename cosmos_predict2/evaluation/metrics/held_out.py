@@ -34,7 +34,7 @@ LINEAR = {  # of a linear denoiser x0 = a x + b: over which dimensions of [B, C,
 
 
 @dataclass(frozen=True)
-class Clips:
+class HeldOutClips:
     """Clips with their latents, and the condition under which a model generates the rest of each."""
 
     video_B_C_F_H_W: Tensor  # uint8
@@ -51,11 +51,13 @@ class Clips:
         """Frames x height x width of each clip, in pixels."""
         return "x".join(map(str, self.video_B_C_F_H_W.shape[2:]))
 
-    def part(self, start: int, stop: int) -> "Clips":
+    def part(self, start: int, stop: int) -> "HeldOutClips":
         chosen = slice(start, stop)
         condition = self.condition.with_tensors(lambda value: value[chosen])
         x0_B_C_T_H_W = self.x0_B_C_T_H_W[chosen]
-        return Clips(self.video_B_C_F_H_W[chosen], x0_B_C_T_H_W, condition, self.captions[chosen], self.num_given)
+        return HeldOutClips(
+            self.video_B_C_F_H_W[chosen], x0_B_C_T_H_W, condition, self.captions[chosen], self.num_given
+        )
 
 
 @torch.no_grad()
@@ -66,7 +68,7 @@ def read_clips(
     num: int,
     *,
     with_text: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None,
-) -> Clips:
+) -> HeldOutClips:
     """The first ``num`` items of a data set, each cut at random but always in the same way.
 
     ``with_text`` puts the embeddings of training into a batch of so many clips, where the data's are not those.
@@ -97,19 +99,19 @@ def read_clips(
         batch = with_text({**batch, "ai_caption": captions}, len(items))
     condition = Conditioner(config.conditioner).condition(batch, is_image=False)
     condition = condition.with_conditioning_frames(x0, torch.full((len(items),), num_given))
-    return Clips(video, x0, condition, captions, num_given)
+    return HeldOutClips(video, x0, condition, captions, num_given)
 
 
-def losses(world: WorldModel, clips: Clips, sigmas: Sequence[float]) -> list[float]:
+def losses(world: WorldModel, clips: HeldOutClips, sigmas: Sequence[float]) -> list[float]:
     """The mean squared error of the velocity at each noise level, without the conditioning frames."""
 
-    def denoise(xt: Tensor, sigma_B_1: Tensor, part: Clips) -> Tensor:
+    def denoise(xt: Tensor, sigma_B_1: Tensor, part: HeldOutClips) -> Tensor:
         return world.denoiser(xt, sigma_B_1, part.condition).x0_B_C_T_H_W
 
     return list(_errors(denoise, clips, sigmas))
 
 
-def linear_losses(training: Clips, clips: Clips, sigmas: Sequence[float]) -> dict[str, list[float]]:
+def linear_losses(training: HeldOutClips, clips: HeldOutClips, sigmas: Sequence[float]) -> dict[str, list[float]]:
     """The same of the best linear denoisers x0 = a x + b, fitted by least squares to training latents.
 
     With mean m and variance v of the latents, a = v / (v + sigma^2) and b = (1 - a) m are best. See LINEAR for what
@@ -126,7 +128,9 @@ def linear_losses(training: Clips, clips: Clips, sigmas: Sequence[float]) -> dic
     for name, shared in LINEAR.items():
         mean, variance = x0.mean(dim=shared, keepdim=True), x0.var(dim=shared, keepdim=True, correction=0)
 
-        def denoise(xt: Tensor, sigma_B_1: Tensor, part: Clips, mean: Tensor = mean, v: Tensor = variance) -> Tensor:
+        def denoise(
+            xt: Tensor, sigma_B_1: Tensor, part: HeldOutClips, mean: Tensor = mean, v: Tensor = variance
+        ) -> Tensor:
             a = v / (v + per_frame(sigma_B_1).square())
             rest = a * xt[:, :, part.num_given :] + (1 - a) * mean
             return torch.cat([part.x0_B_C_T_H_W[:, :, : part.num_given], rest], dim=2)
@@ -136,7 +140,7 @@ def linear_losses(training: Clips, clips: Clips, sigmas: Sequence[float]) -> dic
 
 
 @torch.no_grad()
-def _errors(denoise: Any, clips: Clips, sigmas: Sequence[float]) -> Iterator[float]:
+def _errors(denoise: Any, clips: HeldOutClips, sigmas: Sequence[float]) -> Iterator[float]:
     for number, sigma in enumerate(sigmas):
         total, count = 0.0, 0
         for start in range(0, len(clips), BATCH):
@@ -156,7 +160,7 @@ def _errors(denoise: Any, clips: Clips, sigmas: Sequence[float]) -> Iterator[flo
         yield total / count
 
 
-def generate(world: WorldModel, clips: Clips, *, num_steps: int) -> Tensor:
+def generate(world: WorldModel, clips: HeldOutClips, *, num_steps: int) -> Tensor:
     """Videos generated from the conditioning frames and the text of each clip, without guidance: uint8."""
     videos = []
     for start in range(0, len(clips), BATCH):
@@ -168,19 +172,19 @@ def generate(world: WorldModel, clips: Clips, *, num_steps: int) -> Tensor:
     return torch.cat(videos)
 
 
-def given_pixels(clips: Clips) -> int:
+def given_pixels(clips: HeldOutClips) -> int:
     """The number of conditioning pixel frames of each clip."""
     return pixel_frames(clips.num_given)
 
 
-def repeated(clips: Clips) -> Tensor:
+def repeated(clips: HeldOutClips) -> Tensor:
     """Each clip with its last conditioning frame in place of all that follow."""
     video, num = clips.video_B_C_F_H_W, given_pixels(clips)
     rest = video[:, :, num - 1 : num].expand(-1, -1, video.shape[2] - num, -1, -1)
     return torch.cat([video[:, :, :num], rest], dim=2)
 
 
-def moving_psnr(video_B_C_F_H_W: Tensor, clips: Clips) -> float:
+def moving_psnr(video_B_C_F_H_W: Tensor, clips: HeldOutClips) -> float:
     """PSNR to the truth in dB, over the pixels in which the truth differs from the last conditioning frame.
 
     All clips' pixels count alike.
@@ -189,13 +193,13 @@ def moving_psnr(video_B_C_F_H_W: Tensor, clips: Clips) -> float:
     return float(10 * torch.log10(255**2 / squared[_moves(clips)].double().mean()))
 
 
-def movement(clips: Clips) -> list[float]:
+def movement(clips: HeldOutClips) -> list[float]:
     """The share of each clip's pixels that move."""
     share: list[float] = _moves(clips).float().mean(dim=(1, 2, 3, 4)).tolist()
     return share
 
 
-def require_movement(clips: Clips) -> None:
+def require_movement(clips: HeldOutClips) -> None:
     """Raise for clips in which nothing is to be foreseen: a standstill would be perfect."""
     if not _moves(clips).any():
         num = len(clips)
@@ -206,7 +210,7 @@ def require_movement(clips: Clips) -> None:
         )
 
 
-def _moves(clips: Clips) -> Tensor:
+def _moves(clips: HeldOutClips) -> Tensor:
     """[B, 1, F, H, W], true where a pixel differs from the last conditioning frame."""
     difference = clips.video_B_C_F_H_W.float() - repeated(clips).float()
     return difference.abs().amax(dim=1, keepdim=True) > MOVES

@@ -34,7 +34,7 @@ HEADER = " ".join(f"{name:>9}" for name in _COLUMNS)
 
 
 @dataclass(frozen=True)
-class Windows:
+class EpisodeParts:
     """Parts of episodes: ``states`` begin one frame before the first of ``video``."""
 
     video_B_C_F_H_W: Tensor  # uint8, the truth
@@ -45,7 +45,7 @@ class Windows:
         return len(self.states)
 
 
-def windows_of(episodes: Episodes, length: int = CHUNK) -> Windows:
+def windows_of(episodes: Episodes, length: int = CHUNK) -> EpisodeParts:
     """One window of each episode. Their starts are spread evenly, and none is the episode's first frame."""
     spare = episodes.actions.shape[1] - length
     if spare < 1:
@@ -53,7 +53,7 @@ def windows_of(episodes: Episodes, length: int = CHUNK) -> Windows:
     starts = [1 + i % spare for i in range(len(episodes))]
     states = numpy.stack([episodes.states[i, start - 1 : start + length + 1] for i, start in enumerate(starts)])
     actions = numpy.stack([episodes.actions[i, start : start + length] for i, start in enumerate(starts)])
-    return Windows(pictures(states[:, 1:], episodes.size), torch.from_numpy(actions), states)
+    return EpisodeParts(pictures(states[:, 1:], episodes.size), torch.from_numpy(actions), states)
 
 
 def pictures(states: Floats, size: int) -> Tensor:
@@ -85,7 +85,7 @@ def coded(video_B_C_F_H_W: Tensor, world: WorldModel) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class EndsAgreement:
     """Imagined ends of episodes against true ones. Distances are pixels."""
 
     num_episodes: int
@@ -123,7 +123,7 @@ def seen_success(first: Picture, last: Picture, tasks: Sequence[str], setting: s
     return done & is_open
 
 
-def agreement(episodes: Episodes, video_B_C_F_H_W: Tensor) -> Agreement:
+def agreement(episodes: Episodes, video_B_C_F_H_W: Tensor) -> EndsAgreement:
     """The ends of imagined videos of whole episodes, uint8, beside the simulator's."""
     frames = video_B_C_F_H_W[:, :, [0, -1]].permute(2, 0, 3, 4, 1).contiguous().numpy()
     done = seen_success(frames[0], frames[1], episodes.tasks, episodes.setting)
@@ -138,7 +138,7 @@ def agreement(episodes: Episodes, video_B_C_F_H_W: Tensor) -> Agreement:
     error = numpy.hypot(*(place - true_place[:, -1]).T)
     moved: NDArray[numpy.bool_] = numpy.hypot(*(true_place[:, -1] - true_place[:, 0]).T) > STILL
     gripper = numpy.hypot(*(found.position["gripper"] - episodes.states[:, -1, GRIPPER]).T)
-    return Agreement(
+    return EndsAgreement(
         num_episodes=len(episodes),
         base_rate=_mean(truth),
         imagined_rate=_mean(done),

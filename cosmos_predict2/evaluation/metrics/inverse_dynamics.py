@@ -26,7 +26,7 @@ PAIRS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class ActionFollowing:
+class ActionAgreement:
     """Agreement of the actions that were read with those that were commanded."""
 
     r2: float  # the mean over the numbers of an action that vary in the scored clips; nan: none does
@@ -50,14 +50,14 @@ class Probe:
         """[B, F - 1, d]: what was done between the frames, of the numbers that vary."""
         return self._of(pair_features(frames_B_C_F_H_W))
 
-    def score(self, frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> ActionFollowing:
+    def score(self, frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> ActionAgreement:
         """Agreement of what is read from the frames with these actions."""
         return self._score(self.read(frames_B_C_F_H_W), action_B_A_D)
 
     def _of(self, features_B_A_P: Tensor) -> Tensor:
         return ((features_B_A_P - self.mean_P) / self.scale_P) @ self.weight_P_D + self.bias_D
 
-    def _score(self, found_B_A_D: Tensor, action_B_A_D: Tensor) -> ActionFollowing:
+    def _score(self, found_B_A_D: Tensor, action_B_A_D: Tensor) -> ActionAgreement:
         wanted_B_A_D = action_B_A_D[..., self.numbers].to(found_B_A_D)
         error = float((found_B_A_D - wanted_B_A_D).square().mean().sqrt())
         # A number that varied where the probe was fitted may stay the same here: there is no variance to be found.
@@ -69,7 +69,7 @@ class Probe:
         r2_A = 1 - squared.sum(dim=(0, 2)) / spread.sum(dim=(0, 2)).clamp(min=1e-12 if varies else 0.0)
         sums, wanted_sums = _sums(found_B_A_D), _sums(wanted_B_A_D)
         varied = varying(wanted_sums)
-        return ActionFollowing(
+        return ActionAgreement(
             r2=float(r2_D.mean()),
             r2_of_sums=float(_r2(sums[..., varied], wanted_sums[..., varied]).mean()),
             r2_by_number=dict(zip([self.numbers[i] for i in varies], r2_D.tolist())),

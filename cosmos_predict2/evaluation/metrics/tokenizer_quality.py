@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedWindows
+from cosmos_predict2.data.action_conditioned.recorded_episodes import EpisodeWindows
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import fit_probe
 from cosmos_predict2.evaluation.metrics.video_quality import clip_psnr
 from cosmos_predict2.interfaces import VideoTokenizer
@@ -115,7 +115,7 @@ class TokenizerFigures:
 
 @torch.no_grad()
 def measure_tokenizer(
-    tokenizer: VideoTokenizer, held_out: RecordedWindows, learnt: RecordedWindows, *, value: Value | None = None
+    tokenizer: VideoTokenizer, held_out: EpisodeWindows, learnt: EpisodeWindows, *, value: Value | None = None
 ) -> TokenizerFigures:
     """Figures of ``held_out`` windows; ``learnt`` are those by which a probe learns to read actions from pictures."""
     if held_out.pictures.shape[1] < 2:
@@ -153,6 +153,6 @@ def measure_tokenizer(
     )
 
 
-def _video(windows: RecordedWindows) -> Tensor:
+def _video(windows: EpisodeWindows) -> Tensor:
     """uint8 [B, C, F, H, W]."""
     return torch.from_numpy(numpy.ascontiguousarray(windows.pictures.transpose(0, 4, 1, 2, 3)))

@@ -36,10 +36,10 @@ from cosmos_predict2.evaluation.metrics.controllability import (
     partners,
     video_distances,
 )
-from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionFollowing
+from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionAgreement
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, Table, aligned, shown_width
 from cosmos_predict2.evaluation.reports.toy_world import Futures, ImaginedFigures
-from cosmos_predict2.pipelines.evaluation_data import Recordings
+from cosmos_predict2.pipelines.evaluation_data import EvaluationClips
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.world_model.world_model import SamplingOptions, initial_noise, to_uint8
 from imaginaire import storage
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FollowingVerdict:
     """``word`` is "follows", "ignores", "in part" or "unknown"."""
 
     word: str
@@ -68,8 +68,8 @@ class Verdict:
 
 
 def verdict(
-    gap: ActionGap | None, distances: Distances | None, following: Mapping[str, ActionFollowing], reason: str = ""
-) -> Verdict:
+    gap: ActionGap | None, distances: Distances | None, following: Mapping[str, ActionAgreement], reason: str = ""
+) -> FollowingVerdict:
     """The signs together; ``reason``: why nothing could be measured, if so."""
     signs: list[tuple[bool, str]] = []  # whether a measurement shows obedience, and a sentence
     if gap is not None:
@@ -93,13 +93,15 @@ def verdict(
         )
         signs.append((read >= LEAST_READ * best, sentence))
     if not signs:
-        return Verdict("unknown", f"cannot say whether it follows its actions: {reason or 'nothing was measured'}")
+        return FollowingVerdict(
+            "unknown", f"cannot say whether it follows its actions: {reason or 'nothing was measured'}"
+        )
     shown, because = sum(is_shown for is_shown, _ in signs), "; ".join(sentence for _, sentence in signs)
     if shown == len(signs):
-        return Verdict("follows", f"follows its actions: {because}")
+        return FollowingVerdict("follows", f"follows its actions: {because}")
     if not shown:
-        return Verdict("ignores", f"ignores its actions: {because}")
-    return Verdict("in part", f"follows its actions only in part ({shown} of {len(signs)} signs): {because}")
+        return FollowingVerdict("ignores", f"ignores its actions: {because}")
+    return FollowingVerdict("in part", f"follows its actions only in part ({shown} of {len(signs)} signs): {because}")
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Report:
     likeness: dict[str, dict[str, list[float]]]  # name -> "imagined" and "first frame repeated" -> by horizon
     gap: ActionGap | None
     distances: Distances | None  # in units of pixels' values, 0 to 255
-    following: dict[str, ActionFollowing]  # what is read of which frames: TRUE and the other three
+    following: dict[str, ActionAgreement]  # what is read of which frames: TRUE and the other three
     by_chunk: dict[str, list[float]]
     seams: dict[str, float]  # the change at the first frame of a chunk, over that between other frames
     left_out: tuple[str, ...] = ()  # what was not measured, and why
@@ -147,7 +149,7 @@ class Report:
         return found
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> FollowingVerdict:
         return verdict(self.gap, self.distances, self.following, "; ".join(self.left_out))
 
     def tables(self) -> list[Table]:
@@ -193,7 +195,7 @@ class Report:
 
 def evaluate(
     pipe: Video2WorldActionConditionedPipeline,
-    recordings: Recordings,
+    recordings: EvaluationClips,
     *,
     num_steps: int = 35,
     guidance: float = 0.0,
@@ -321,7 +323,7 @@ def gap_of(
 
 
 def action_trials(
-    pipe: Video2WorldActionConditionedPipeline, recordings: Recordings, *, seed: int = 0, **sampling: Any
+    pipe: Video2WorldActionConditionedPipeline, recordings: EvaluationClips, *, seed: int = 0, **sampling: Any
 ) -> ActionTrials:
     """Videos of the first chunk from a few first frames, each with its own actions and those of others."""
     chunk = pipe.config.chunk_size
@@ -354,8 +356,8 @@ def mean_distances(trials: ActionTrials) -> Distances | None:
 
 
 def following(
-    pipe: Video2WorldActionConditionedPipeline, recordings: Recordings, imagined_B_C_F_H_W: Tensor
-) -> dict[str, ActionFollowing]:
+    pipe: Video2WorldActionConditionedPipeline, recordings: EvaluationClips, imagined_B_C_F_H_W: Tensor
+) -> dict[str, ActionAgreement]:
     """The agreement with the actions of what a probe reads from true frames, true ones through the tokenizer, and
     imagined ones.
 
@@ -371,7 +373,7 @@ def following(
     return found | {EXCHANGED: probe.score(frames[IMAGINED], action[scored][other])}
 
 
-def why_not_read(recordings: Recordings) -> str:
+def why_not_read(recordings: EvaluationClips) -> str:
     """The reason why actions cannot be read from the frames of these recordings; empty where they can."""
     (known, known_action), scored = _fitted_and_scored(recordings)
     action = recordings.action_B_L_D[scored]
@@ -388,7 +390,7 @@ def why_not_read(recordings: Recordings) -> str:
     return ""
 
 
-def _fitted_and_scored(recordings: Recordings) -> tuple[tuple[Tensor, Tensor], list[int]]:
+def _fitted_and_scored(recordings: EvaluationClips) -> tuple[tuple[Tensor, Tensor], list[int]]:
     """The clips and actions that the probe is fitted to, and the rows of the recordings that it is scored on."""
     if recordings.others is not None:
         return recordings.others, list(range(len(recordings)))
@@ -412,7 +414,7 @@ def _coded(pipe: Video2WorldActionConditionedPipeline, video_B_C_F_H_W: Tensor) 
 def write_report(
     folder: Path,
     report: Report,
-    recordings: Recordings,
+    recordings: EvaluationClips,
     imagined_B_C_F_H_W: Tensor,
     trials: ActionTrials,
     *,

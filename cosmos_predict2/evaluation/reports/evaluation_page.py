@@ -70,7 +70,7 @@ Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Clip:
+class PageVideo:
     """A video or a picture of the page: its caption, and its file in the page's folder."""
 
     caption: str
@@ -135,7 +135,7 @@ class Page:
         )
         self._parts.append(f'<div class="row">{cards}</div>')
 
-    def clips(self, clips: Sequence[Clip]) -> None:
+    def clips(self, clips: Sequence[PageVideo]) -> None:
         figures = "".join(
             f'<figure><video src="{html.escape(clip.file)}" autoplay loop muted playsinline></video>'
             f"<figcaption>{html.escape(clip.caption)}</figcaption></figure>"
@@ -171,13 +171,13 @@ class Page:
         )
 
 
-def written(folder: Path, name: str, caption: str, video_C_F_H_W: Tensor, fps: float) -> Clip:
+def written(folder: Path, name: str, caption: str, video_C_F_H_W: Tensor, fps: float) -> PageVideo:
     """Write a clip for the page; very small frames are made larger, or the encoder's colours at half size would be
     seen."""
     times = 4 if max(video_C_F_H_W.shape[-2:]) < 128 else 1
     large = video_C_F_H_W.repeat_interleave(times, -1).repeat_interleave(times, -2)
     media.write_video(folder / f"{name}.mp4", large.to(torch.uint8), fps)
-    return Clip(caption, f"{name}.mp4")
+    return PageVideo(caption, f"{name}.mp4")
 
 
 def shown_width(video: Tensor) -> int:

@@ -219,7 +219,7 @@ def evaluate(
     return HeldOutEvaluation(figures, {TRUTH: clips.video_B_C_F_H_W, **videos}, shown, fps)
 
 
-def _clips(node: Any, num: int, world: Any, model: Any) -> held_out.Clips:
+def _clips(node: Any, num: int, world: Any, model: Any) -> held_out.HeldOutClips:
     """The first clips of a data set, with the text of training."""
     with_text = partial(TrainingText(model.text).added_to, device=torch.device("cpu")) if model.text.is_set else None
     made = {"num_episodes": num} if "num_episodes" in node else {}  # no more than needed

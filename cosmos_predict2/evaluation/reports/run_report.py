@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from cosmos_predict2.checkpoints.card import run_tree
-from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, Points
+from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo, Points
 from imaginaire import foreign_json, storage
 from imaginaire.errors import DataError
 
@@ -190,7 +190,7 @@ def _show_samples(page: Page, run_dir: str) -> None:
     page.heading("Samples before and after", "The same ones each time, the truth beside what is generated.")
     for kind, files in sorted(found.items()):
         ends = [min(files), max(files)] if len(files) > 1 else files
-        page.clips([Clip(f"iteration {k}, {kind.replace('_', ' ')}", _address(folder, file)) for k, file in ends])
+        page.clips([PageVideo(f"iteration {k}, {kind.replace('_', ' ')}", _address(folder, file)) for k, file in ends])
 
 
 def _address(folder: str, file: str) -> str:

@@ -16,7 +16,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.imagined_episodes import (
     HEADER,
     WEAK_DRIVER,
-    Agreement,
+    EndsAgreement,
     agreement,
     held_out_episodes,
     imagined,
@@ -48,8 +48,8 @@ MARGIN = 7.0  # pixels to the walls that every centre keeps
 class ImaginedFigures:
     """The ends of whole episodes, by who drives: imagined ones, and what the detector says of the true pictures."""
 
-    ends: Mapping[str, Agreement]
-    detector: Mapping[str, Agreement]
+    ends: Mapping[str, EndsAgreement]
+    detector: Mapping[str, EndsAgreement]
     num_steps: int
 
     def as_text(self) -> str:

@@ -35,7 +35,7 @@ from cosmos_predict2.rl.clips.rollout import (
     roll_out,
     rows_of,
 )
-from cosmos_predict2.rl.clips.scoring import Groups, Scoring, check_data
+from cosmos_predict2.rl.clips.scoring import ClipRewards, Groups, check_data
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, RLConfig, check_steps, passes_of, rl_of
 from cosmos_predict2.rl.interfaces import Clips, Ticket
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel
@@ -67,7 +67,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         self.rl = rl_of(self.config)
         for field, text in self.rl.problems():
             raise ConfigError(f"{KEY}.{field}: {text}.")
-        self.scoring = Scoring(self.rl)
+        self.scoring = ClipRewards(self.rl)
         self.groups = Groups(self.rl.num_rollout, self.rl.ranks_per_group)
         self.ranks_per_sample = self.rl.ranks_per_group
         self.losses = Losses(self.world, self.rl)

@@ -33,7 +33,7 @@ PERCENTILES = (10, 90)  # of each reward, to be logged
 MARGIN_S = 30.0  # that ranks which do not ask wait longer than the one that asks may take
 
 
-class Scoring:
+class ClipRewards:
     """The rewards of a run."""
 
     def __init__(self, rl: RLConfig) -> None:

@@ -260,8 +260,24 @@ def check_closing_twice(env: VecEnv, levels: int) -> None:
     env.close()
 
 
-RULES: list[Callable[[VecEnv, int], None]] = [  # in the order of this page
-    rule for name, rule in globals().items() if name.startswith("check_") and rule is not check_environment
+RULES: list[Callable[[VecEnv, int], None]] = [
+    check_metadata,
+    check_observations,
+    check_values_of_a_step,
+    check_others_are_untouched,
+    check_subset_reset,
+    check_episodes_end,
+    check_a_finished_episode_stays,
+    check_success_wins,
+    check_episodes_of_different_age,
+    check_execute,
+    check_actions_are_clipped,
+    check_same_numbers_same_episode,
+    check_order_does_not_matter,
+    check_company_does_not_matter,
+    check_frames,
+    check_state_round_trip,
+    check_closing_twice,
 ]
 
 

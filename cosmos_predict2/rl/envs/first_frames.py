@@ -33,7 +33,7 @@ class FirstFrames:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedFacts:
     """Facts of the recordings that starts are of: the median number of actions, and the range of each of their numbers,
     outside of which a world model of them has seen nothing."""
 
@@ -43,7 +43,7 @@ class Recorded:
     contract: Mapping[str, Any] = field(default_factory=dict)  # an `ActionContract` as plain data
 
     @classmethod
-    def of(cls, actions: Sequence[NDArray[Any]], contract: ActionContract = UNKNOWN) -> "Recorded":
+    def of(cls, actions: Sequence[NDArray[Any]], contract: ActionContract = UNKNOWN) -> "RecordedFacts":
         """Those of recordings with these actions, a table [L, D] each."""
         rows, length = numpy.concatenate(actions), float(numpy.median([len(table) for table in actions]))
         return cls(round(length), rows.min(axis=0).tolist(), rows.max(axis=0).tolist(), contract.to_dict())
@@ -62,7 +62,7 @@ def whole_pictures(observation: Observation, num_views: int, fit: Callable[[Tens
     return stacked([picture if fit is None else fit(picture) for picture in pictures]).permute(1, 2, 3, 0).contiguous()
 
 
-class Starts(Protocol):
+class StartPictures(Protocol):
     """Starts by task and trial, both modulo what there is. ``history`` is the number of pictures of each.
 
     Optional: ``recorded``, the facts of the recordings that they are of, ``size``, (height, width) to which
@@ -73,7 +73,7 @@ class Starts(Protocol):
     history: int
 
     @property
-    def recorded(self) -> Recorded | None: ...
+    def recorded(self) -> RecordedFacts | None: ...
 
     @property
     def views(self) -> Sequence[str] | None: ...
@@ -84,7 +84,7 @@ class Starts(Protocol):
 
 
 class StartsDefaults:
-    recorded: Recorded | None = None
+    recorded: RecordedFacts | None = None
     size: tuple[int, int] | None = None
     views: Sequence[str] | None = None
 
@@ -96,7 +96,7 @@ class GivenStarts:
     views: Sequence[str] | None = None
 
     def __init__(
-        self, pictures_E_H_W_C: Tensor, sentences: Sequence[str] = (), recorded: Recorded | None = None
+        self, pictures_E_H_W_C: Tensor, sentences: Sequence[str] = (), recorded: RecordedFacts | None = None
     ) -> None:
         self.pictures_E_H_W_C, self.recorded = pictures_E_H_W_C, recorded
         self.sentences = sentences or [""] * len(pictures_E_H_W_C)

@@ -29,7 +29,7 @@ from torch import Tensor
 from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode
 from cosmos_predict2.data.split import ANY_PART
 from cosmos_predict2.data.views import stretched
-from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded
+from cosmos_predict2.rl.envs.first_frames import FirstFrames, RecordedFacts
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, read_arrays
 from imaginaire.distributed.parallel import not_finite
@@ -64,19 +64,19 @@ class RecordedStart:
         return len(self.pictures_F_H_W_C) > 1
 
 
-def facts_of(episodes: Iterable[RecordedEpisode]) -> Recorded:
+def facts_of(episodes: Iterable[RecordedEpisode]) -> RecordedFacts:
     """Length and actions of recordings."""
     long = [episode for episode in episodes if episode.num_frames > 1]
     if not long:
         raise DataError("No recording has two pictures, and an action between them.")
-    return Recorded.of([episode.actions()[: episode.num_frames - 1] for episode in long], long[0].contract)
+    return RecordedFacts.of([episode.actions()[: episode.num_frames - 1] for episode in long], long[0].contract)
 
 
 def write_starts(
     path: Path,
     starts: Iterable[RecordedStart],
     sources: Mapping[str, int] | None = None,
-    recorded: Recorded | None = None,
+    recorded: RecordedFacts | None = None,
     split: str = "",
     views: Sequence[str] = ("",),
 ) -> int:
@@ -183,11 +183,11 @@ class RecordedStarts:
         )
 
     @cached_property
-    def recorded(self) -> Recorded | None:
+    def recorded(self) -> RecordedFacts | None:
         """Facts of the recordings; None of published starts and of files that older versions wrote."""
         text = _metadata(self.path).get("recorded")
         try:
-            return None if text is None else Recorded(**foreign_json.loads(text))
+            return None if text is None else RecordedFacts(**foreign_json.loads(text))
         except (ValueError, TypeError) as error:
             raise DataError(f"{self.path}: its facts of the recordings are damaged: {error!r}.") from error
 

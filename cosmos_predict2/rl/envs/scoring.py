@@ -200,7 +200,7 @@ def _of_length(name: str, values: Any, count: int, default: list[int]) -> list[i
 
 @attrs.define(kw_only=True, slots=False)
 class Scoring(Section):
-    """How judgements become rewards."""
+    """Rules by which judgements become rewards."""
 
     # Pictures that are judged: after each executed action, or after the last one of a chunk alone.
     judge: str = attrs.field(default="all", validator=one_of("all", "last"))

@@ -34,7 +34,7 @@ _PACKAGES = ("mujoco", "robosuite", "hf-libero", "omnigibson", "isaacsim", "gymn
 
 
 @dataclass(frozen=True)
-class Place:
+class SuitePlan:
     """A suite: its tasks, how many episodes make an evaluation, how many are played together."""
 
     tasks: Sequence[str]
@@ -47,11 +47,11 @@ class Place:
     has_workers: bool = False  # each place is a process of its own
 
 
-def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> Place:
+def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> SuitePlan:
     """The suite of this name with all ``tasks`` or these. ``settings`` are max_steps, and setting and split of the toy
     world, or image_size, num_steps_wait and render of a simulator; None is the published value.
 
-    A suite is a function of tasks and settings that gives a `Place`, or the class of an environment.
+    A suite is a function of tasks and settings that gives a `SuitePlan`, or the class of an environment.
     """
     if not name.startswith(GYM) and _VERSION.search(name):
         raise ConfigError(f"--suite {name}: an environment of gymnasium has {GYM} before its name, {GYM}{name}.")
@@ -70,7 +70,7 @@ def size_of_recordings(name: str, height: int) -> dict[str, Any]:
 
 
 @buildable("suite", TOY)
-def _toy(tasks: list[str], setting: str = "default", split: str = "val", max_steps: int | None = None) -> Place:
+def _toy(tasks: list[str], setting: str = "default", split: str = "val", max_steps: int | None = None) -> SuitePlan:
     from cosmos_predict2.rl.envs.toy import ToyEnv  # which the other suites know nothing of
 
     given = {"setting": setting, "split": split, **({"max_steps": max_steps} if max_steps else {})}
@@ -80,11 +80,13 @@ def _toy(tasks: list[str], setting: str = "default", split: str = "val", max_ste
         width = {} if policy.action_dim is None else {"action_dim": policy.action_dim}
         return ToyEnv(num_envs, **width, tasks=tasks, setting=setting, split=split, num_steps=max_steps)
 
-    return Place(tasks, TOY_EPISODES, TOY_AT_ONCE, env, False, lambda: given, fps=8.0)
+    return SuitePlan(tasks, TOY_EPISODES, TOY_AT_ONCE, env, False, lambda: given, fps=8.0)
 
 
 @buildable("suite", LIFT)
-def _lift(tasks: list[str], render: str = "auto", image_size: int | None = None, max_steps: int | None = None) -> Place:
+def _lift(
+    tasks: list[str], render: str = "auto", image_size: int | None = None, max_steps: int | None = None
+) -> SuitePlan:
     from cosmos_predict2.rl.envs.simulators.lift import LiftTask
 
     if tasks and tasks != [LIFT]:
@@ -99,7 +101,7 @@ def _libero(
     image_size: int | None = None,
     max_steps: int | None = None,
     num_steps_wait: int | None = None,
-) -> Place:
+) -> SuitePlan:
     from cosmos_predict2.rl.envs.simulators import libero
 
     names = [task.name for task in libero.chosen_tasks(suite, tasks)]
@@ -112,7 +114,7 @@ for _name in LIBERO:
     buildable("suite", _name)(partial(_libero, _name))
 
 
-def _gym(text: str, tasks: list[str], render: str = "auto", **settings: Any) -> Place:
+def _gym(text: str, tasks: list[str], render: str = "auto", **settings: Any) -> SuitePlan:
     """``ID?KEY=VALUE&...``: a registered environment and arguments of `GymTask`, where ``settings`` win."""
     from cosmos_predict2.rl.envs.simulators import gym
 
@@ -126,7 +128,7 @@ def _gym(text: str, tasks: list[str], render: str = "auto", **settings: Any) -> 
     return _simulated([env_id], OWN_EPISODES, make, drawn_by, is_named="sentence" in own, **settings)
 
 
-def _own(cls: type, tasks: list[str]) -> Place:
+def _own(cls: type, tasks: list[str]) -> SuitePlan:
     """A class that is called with the number of environments and keeps `VecEnv`, or one of a `TaskEnv`."""
     name = cls.__name__
     if any(base.__module__.startswith("gymnasium.") for base in cls.__mro__):
@@ -147,7 +149,7 @@ def _own(cls: type, tasks: list[str]) -> Place:
 
     num_trials = getattr(cls, "num_trials", None)  # more would be the same starts again
     episodes = min(OWN_EPISODES, num_trials * len(names)) if isinstance(num_trials, int) else OWN_EPISODES
-    return Place(names, episodes, AT_ONCE, env, False, dict, fps=10.0)
+    return SuitePlan(names, episodes, AT_ONCE, env, False, dict, fps=10.0)
 
 
 def _require_action_dim(env: VecEnv, policy: Any, name: str) -> None:
@@ -169,7 +171,7 @@ def _words(name: str, sentences: Sequence[str]) -> dict[str, str]:
 
 def _simulated(
     tasks: list[str], trials: int, make: Any, render: str | None, *, is_named: bool = True, **settings: Any
-) -> Place:
+) -> SuitePlan:
     """``is_named``: the simulator has words for its tasks; one without takes those that the policy knows."""
     given = {key: value for key, value in settings.items() if value is not None}
 
@@ -183,11 +185,11 @@ def _simulated(
         drawn = {"renderer": rendering.works(render)[0]} if render else {}
         return {**given, **drawn, "packages": _versions()}
 
-    return Place(tasks, trials * len(tasks), AT_ONCE, env, True, conditions, 20.0, has_workers=True)
+    return SuitePlan(tasks, trials * len(tasks), AT_ONCE, env, True, conditions, 20.0, has_workers=True)
 
 
 @buildable("suite", "b1k")
-def _behavior(tasks: list[str], image_size: int | None = None, max_steps: int | None = None) -> Place:
+def _behavior(tasks: list[str], image_size: int | None = None, max_steps: int | None = None) -> SuitePlan:
     """Its places share one simulator, which takes a GPU: one episode at a time, unless more are asked for."""
     from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM, CONTROL_HZ, BehaviorEnv
     from cosmos_predict2.rl.envs.simulators.omnigibson import TRIALS
@@ -202,7 +204,7 @@ def _behavior(tasks: list[str], image_size: int | None = None, max_steps: int | 
 
     names = tasks or BehaviorEnv(**options).metadata["tasks"]
     episodes = TRIALS * len(names)
-    return Place(names, episodes, 1, env, True, lambda: {**given, "packages": _versions()}, fps=float(CONTROL_HZ))
+    return SuitePlan(names, episodes, 1, env, True, lambda: {**given, "packages": _versions()}, fps=float(CONTROL_HZ))
 
 
 def _versions() -> dict[str, str]:

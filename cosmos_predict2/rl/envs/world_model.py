@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.data.views import require_same, split
-from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, Recorded, Starts, StartsDefaults
+from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, RecordedFacts, StartPictures, StartsDefaults
 from cosmos_predict2.rl.envs.scoring import Book, Bounds, Chunk, Ids, Scored, Scoring, merged, score
 from cosmos_predict2.rl.interfaces import (
     EnvDefaults,
@@ -92,7 +92,7 @@ class WorldModelEnv(EnvDefaults):
     def __init__(
         self,
         imagination: Imagination,
-        starts: Starts,
+        starts: StartPictures,
         reward: FrameReward,
         num_envs: int,
         max_steps: int | None,
@@ -423,7 +423,7 @@ class WorldModelEnv(EnvDefaults):
         self._frames = self._first = self._actions = torch.empty(0)
 
 
-def _settled_steps(max_steps: int | None, recorded: Recorded | None) -> int:
+def _settled_steps(max_steps: int | None, recorded: RecordedFacts | None) -> int:
     if max_steps is not None:
         return max_steps
     if recorded is None:
@@ -432,7 +432,7 @@ def _settled_steps(max_steps: int | None, recorded: Recorded | None) -> int:
     return recorded.num_actions
 
 
-def _recorded_bounds(recorded: Recorded | None, action_dim: int) -> Bounds | None:
+def _recorded_bounds(recorded: RecordedFacts | None, action_dim: int) -> Bounds | None:
     """Lowest and highest recorded value of each number; None with a warning where the starts do not record them."""
     if recorded is None:
         log.warning("the starts do not record the range of actions: none is clipped (clip_actions=recorded)")

@@ -201,7 +201,7 @@ def rows_that_count(whole: Decisions, rl: VLARLConfig) -> Tensor:
 
 
 def require_drawn(drawn_M_E_K_N: Tensor | None, whole: Decisions, rows: Tensor, tolerance: float) -> float:
-    """How far the log-probabilities of decisions are from those that they were drawn with, in nats an element on
+    """Distance of the log-probabilities of decisions from those that they were drawn with, in nats an element on
     average; raises where that is no rounding."""
     if drawn_M_E_K_N is None:
         found = "The policy's act gives no log-probability of what it draws: return Decision(actions, record, log_prob)"
@@ -309,7 +309,7 @@ def with_episodes(whole: Decisions, played: Trajectories, rl: VLARLConfig) -> De
 
 
 def _terms(whole: Decisions, level: str) -> Tensor:
-    """How many rows of each decision count, or whether any does, by the level of the ratios, [B]."""
+    """Number of rows of each decision that count, or 1 where any does, by the level of the ratios, [B]."""
     if level_of(level) == "chunk" or whole.old_log_prob_B_K_N is None:
         return whole.mask_B_A.any(dim=1).long()
     return rows_of_actions(whole.mask_B_A, whole.old_log_prob_B_K_N.shape[1]).sum(dim=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a policy succeeds, and whether a world model imagines the same.
+"""Success of a policy, and agreement of a world model with it.
 
 found = evaluate(policy, env, num_episodes=800)
 beside = compare(policy, env, imagined_env, num_episodes=800)
@@ -161,7 +161,7 @@ def held_out_starts(
 
 
 def draws_of(policy: Policy, mode: Mode, asked: int | None = None) -> int:
-    """How often each start is played: as asked, or several times where the policy's decisions draw noise."""
+    """Number of times that each start is played: as asked, or several where the policy's decisions draw noise."""
     draws_noise = mode == "sample" or policy.draws_when_greedy
     return asked or (SEVERAL if draws_noise else 1)
 

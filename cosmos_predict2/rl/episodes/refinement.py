@@ -76,7 +76,7 @@ def build_world_model(wanted: Any) -> Video2WorldModel:
     return model
 
 
-class Windows(nn.Module):
+class WindowBuffer(nn.Module):
     """The windows of this phase and of earlier ones, as buffers of fixed size with counts."""
 
     newest_latents: Tensor
@@ -128,7 +128,7 @@ class Refinement(nn.Module):
         factor = tokenizer.spatial_compression_factor
         latents = (tokenizer.latent_ch, pipe.state_t, picture[0] // factor, picture[1] // factor)
         actions = (self._num_frames - 1, self._imagination.transform.dim)
-        self.windows = Windows(config.episodes * config.windows, config.keep, latents, actions)
+        self.windows = WindowBuffer(config.episodes * config.windows, config.keep, latents, actions)
 
     @classmethod
     def of(
@@ -287,7 +287,7 @@ def _encoded(model: Video2WorldModel, video_B_C_F_H_W: Tensor) -> Tensor:
     return scaled.to(KEPT_DTYPE).cpu()
 
 
-def _begin(windows: Windows, found: list[tuple[Tensor, Tensor]], problem: str) -> None:
+def _begin(windows: WindowBuffer, found: list[tuple[Tensor, Tensor]], problem: str) -> None:
     """The windows that all ranks have found are the newest."""
     nothing = (windows.newest_latents[:0].cpu(), windows.newest_actions[:0].cpu())
     latents, rows = zip(nothing, *found, strict=True)

@@ -29,7 +29,7 @@ from cosmos_predict2.data.video.clips import Fit
 from cosmos_predict2.evaluation.metrics import agreement
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import Probe, fit_probe
-from cosmos_predict2.rl.envs.first_frames import GivenStarts, Recorded, SimulatedStarts
+from cosmos_predict2.rl.envs.first_frames import GivenStarts, RecordedFacts, SimulatedStarts
 from cosmos_predict2.rl.envs.replays import BATCH, held, recorded_actions, replayed, round_trip, whole_chunks
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
@@ -67,7 +67,7 @@ SIDE = 16  # pixels of the pictures that are compared as a whole
 
 
 @dataclass(frozen=True)
-class Episodes:
+class OutcomeEpisodes:
     """Whole recordings with their outcomes. Row k of actions leads from picture k to picture k + 1."""
 
     first_E_H_W_C: Tensor  # uint8
@@ -100,7 +100,7 @@ def read_episodes(
     outcomes: Sequence[bool | None],
     tail: int,
     fit: Fit | None = None,
-) -> Episodes:
+) -> OutcomeEpisodes:
     """These episodes, but for those of an unknown outcome or without an action; ``fit`` brings their pictures to the
     size of a world model."""
     key = source.camera(camera)
@@ -121,7 +121,7 @@ def read_episodes(
         tasks.append(source.caption(i))
     if not first:
         raise DataError(f"{source.info.root}: none of {len(numbers)} episodes has a known outcome and two pictures.")
-    return Episodes(torch.stack(first), tails, films, actions, numpy.array(success), tasks)
+    return OutcomeEpisodes(torch.stack(first), tails, films, actions, numpy.array(success), tasks)
 
 
 def chosen(numbers: Sequence[int], most: int, seed: int) -> list[int]:
@@ -165,7 +165,7 @@ def leaks(world_model: str, reward: str, split: Split) -> list[str]:
 
 
 def replays(
-    imagination: Imagination, reward: FrameReward, episodes: Episodes, seed: int = 0
+    imagination: Imagination, reward: FrameReward, episodes: OutcomeEpisodes, seed: int = 0
 ) -> tuple[Figures, list[Tensor]]:
     """The reward's value at the ends of recordings, true, through the tokenizer and imagined, against what truly
     happened, and at the ends of other actions, where success is not there; and the first films."""
@@ -218,14 +218,14 @@ def imagined_ends(
     return torch.stack([ends[i] for i in range(len(actions))]), [films[i] for i in sorted(films)]
 
 
-def near_starts(value_E: Values, episodes: Episodes, seed: int) -> Estimate:
+def near_starts(value_E: Values, episodes: OutcomeEpisodes, seed: int) -> Estimate:
     """The area under the curve of each success and the failures whose starts look most like its own."""
     thumbs = _thumbs(episodes.first_E_H_W_C)
     near = nearest_pairs(torch.cdist(thumbs, thumbs).double().numpy(), episodes.success_E, NEAREST)
     return area_under_curve(value_E, episodes.success_E, near, seed)
 
 
-def _other_actions(episodes: Episodes, seed: int) -> dict[str, list[Tensor]]:
+def _other_actions(episodes: OutcomeEpisodes, seed: int) -> dict[str, list[Tensor]]:
     """Actions by which these starts do not succeed: those of the next episode, none, and random ones held for some."""
     count, random = len(episodes), torch.Generator().manual_seed(derive_seed(seed, 0, "random actions") % 2**63)
     others = [episodes.actions[(i + 1) % count] for i in range(count)]
@@ -248,7 +248,7 @@ def _rested(actions_L_D: Tensor, count: int, has_motions: bool) -> Tensor:
     return longer
 
 
-def _coded_ends(imagination: Imagination, episodes: Episodes) -> Tensor:
+def _coded_ends(imagination: Imagination, episodes: OutcomeEpisodes) -> Tensor:
     """The last pictures as the tokenizer leaves them: the most that a world model can show."""
     chunk = imagination.config.chunk_size
     tails = [torch.cat([tail[:1].expand(chunk + 1 - len(tail), -1, -1, -1), tail]) for tail in episodes.tails]
@@ -259,7 +259,7 @@ def _coded_ends(imagination: Imagination, episodes: Episodes) -> Tensor:
 # Obedience ------------------------------------------------------------------------------------------------------------
 
 
-def action_probe(learnt: Episodes, chunk: int) -> Probe | None:
+def action_probe(learnt: OutcomeEpisodes, chunk: int) -> Probe | None:
     """A reader of actions that is fitted to true pictures of all whole chunks; None where they do not show the actions.
 
     One of the first chunks alone reads nothing of later ones, where the robot is elsewhere: of true pictures of a
@@ -282,8 +282,8 @@ def actions_seen(
     return math.nan if probe is None else probe.score(*_windows(films, actions, chunk, k)).r2_of_sums
 
 
-def obedience(films: Sequence[Tensor], episodes: Episodes, learnt: Episodes, chunk: int) -> Figures:
-    """How well the actions are read from imagined pictures, and from true ones, chunk by chunk, by a probe of true
+def obedience(films: Sequence[Tensor], episodes: OutcomeEpisodes, learnt: OutcomeEpisodes, chunk: int) -> Figures:
+    """Agreement of the actions read from imagined pictures, and from true ones, chunk by chunk, by a probe of true
     pictures of ``learnt``; of the first and the last chunk imagined by true, where the true ones show the actions."""
     if (probe := action_probe(learnt, chunk)) is None:
         return {}
@@ -297,7 +297,7 @@ def obedience(films: Sequence[Tensor], episodes: Episodes, learnt: Episodes, chu
     return figures
 
 
-def _whole_chunks(episodes: Episodes, chunk: int) -> int:
+def _whole_chunks(episodes: OutcomeEpisodes, chunk: int) -> int:
     """Those that every filmed episode has."""
     return min(len(rows) for rows in episodes.actions[: len(episodes.films)]) // chunk
 
@@ -314,9 +314,9 @@ def _windows(films: Sequence[Tensor], actions: Sequence[Tensor], chunk: int, k: 
 # The policy -----------------------------------------------------------------------------------------------------------
 
 
-def starts_of(episodes: Episodes, learnt: Episodes) -> GivenStarts:
+def starts_of(episodes: OutcomeEpisodes, learnt: OutcomeEpisodes) -> GivenStarts:
     """The first pictures of recordings; lengths and the range of actions are those of what was learnt from."""
-    recorded = Recorded.of([rows.numpy() for rows in learnt.actions])
+    recorded = RecordedFacts.of([rows.numpy() for rows in learnt.actions])
     return GivenStarts(episodes.first_E_H_W_C, episodes.tasks, recorded)
 
 
@@ -336,8 +336,8 @@ def policy_figures(
     policy: Any,
     imagination: Imagination,
     reward: FrameReward,
-    episodes: Episodes,
-    learnt: Episodes,
+    episodes: OutcomeEpisodes,
+    learnt: OutcomeEpisodes,
     seed: int = 0,
     of_successes: Sequence[float] = (),
 ) -> Figures:
@@ -388,7 +388,7 @@ def clone_figures(about: Mapping[str, Any]) -> Figures:
 class Familiar:
     """Distances of pictures from all recordings. 19 of 20 ends of held-out recordings lie within ``usual``."""
 
-    def __init__(self, episodes: Episodes, learnt: Episodes) -> None:
+    def __init__(self, episodes: OutcomeEpisodes, learnt: OutcomeEpisodes) -> None:
         self._known = _thumbs(torch.cat([*learnt.films, *learnt.tails]))
         self.usual = float(self.distances(episodes.last_E_H_W_C).quantile(0.95))
 
@@ -411,7 +411,11 @@ def _thumbs(pictures_N_H_W_C: Tensor) -> Tensor:
 
 
 def played_figures(
-    imagination: Imagination, reward: FrameReward, played: Episodes, seed: int = 0, alone: ActionsAlone | None = None
+    imagination: Imagination,
+    reward: FrameReward,
+    played: OutcomeEpisodes,
+    seed: int = 0,
+    alone: ActionsAlone | None = None,
 ) -> Figures:
     """Episodes that the policy really played: their actions imagined, against what truly happened."""
     ends, _ = imagined_ends(imagination, played.first_E_H_W_C, played.actions, seed)
@@ -434,7 +438,7 @@ def true_attempts(
     env: VecEnv,
     imagination: Imagination,
     reward: FrameReward,
-    learnt: Episodes,
+    learnt: OutcomeEpisodes,
     seed: int = 0,
     alone: ActionsAlone | None = None,
     fit: Fit | None = None,

@@ -113,7 +113,7 @@ class Demonstrations:
             )
         return found
 
-    def windows(self, chunk: int, starts: Sequence[int] | None = None) -> "Windows":
+    def windows(self, chunk: int, starts: Sequence[int] | None = None) -> "CloneWindows":
         """The windows that begin at these steps, with their pictures; None means at every step."""
         places = self.places(chunk, starts)
         own: dict[int, list[int]] = {}
@@ -123,17 +123,17 @@ class Demonstrations:
 
     def without_pictures(
         self, chunk: int, places: Sequence[tuple[int, int]], pictures_B_H_W_C: Tensor | None = None
-    ) -> "Windows":
+    ) -> "CloneWindows":
         """The windows at these places, of whose pictures none is read."""
         actions = numpy.stack([self.actions[i][start : start + chunk] for i, start in places])
         pictures = torch.empty(0, 0, 0, 3, dtype=torch.uint8) if pictures_B_H_W_C is None else pictures_B_H_W_C
-        return Windows(
+        return CloneWindows(
             pictures, torch.from_numpy(actions).float(), [self.tasks[i] for i, _ in places], self.views, self.contract
         )
 
 
 @dataclass(frozen=True)
-class Windows:
+class CloneWindows:
     """Pictures that a policy sees, with all their views (`data.views`), and what the demonstrator did then."""
 
     pictures_B_H_W_C: Tensor
@@ -166,7 +166,7 @@ class Beginning:
     """The purpose of a policy that is to be cloned; ``folder`` is an empty one, for weights that are drawn. No picture
     of recordings has been read."""
 
-    windows: Windows
+    windows: CloneWindows
     folder: Path
     seed: int
     chunk: int
@@ -256,7 +256,7 @@ def recorded_demonstrations(
     )
 
 
-def warn_of_outside(policy: Cloneable, windows: Windows, base: str) -> None:
+def warn_of_outside(policy: Cloneable, windows: CloneWindows, base: str) -> None:
     """Warn of numbers that lie beyond a policy's statistics more often than q01 and q99 leave out: the units differ."""
     shares = policy.shares_outside(windows.actions_B_A_D)
     for k in (shares > MOST_OUTSIDE).nonzero().flatten().tolist():
@@ -268,7 +268,9 @@ def warn_of_outside(policy: Cloneable, windows: Windows, base: str) -> None:
         )
 
 
-def clone(policy: Cloneable, windows: Windows, *, steps: int, lr: float, batch_size: int, seed: int) -> list[float]:
+def clone(
+    policy: Cloneable, windows: CloneWindows, *, steps: int, lr: float, batch_size: int, seed: int
+) -> list[float]:
     """Make the demonstrated actions likelier, by a learning rate that falls to 0 in a line; gives the losses."""
     if windows.actions_B_A_D.shape[2] != policy.action_dim:
         raise ConfigError(

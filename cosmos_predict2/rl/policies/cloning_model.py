@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cosmos_predict2.data.lerobot.writer import write_json
 from cosmos_predict2.data.views import split
 from cosmos_predict2.rl.policies import files, network
-from cosmos_predict2.rl.policies.cloning import Beginning, Windows, begin
+from cosmos_predict2.rl.policies.cloning import Beginning, CloneWindows, begin
 from cosmos_predict2.rl.policies.files import RESULT
 from cosmos_predict2.rl.policies.null import Constant, by_errors, decision_errors
 from cosmos_predict2.world_model.config import PRECISIONS, EMAConfig
@@ -81,7 +81,7 @@ class CloningModel(ImaginaireModel):
             raise ConfigError(f"{KEY}.data must be set: the data set of training, ${{dataloader_train.dataset}}.")
         self.precision = PRECISIONS[config.precision]
         data = lazy_config.instantiate(config.data)
-        windows: Windows = data.windows
+        windows: CloneWindows = data.windows
         self._folder = tempfile.TemporaryDirectory(prefix="clone")  # of drawn weights, and what is written beside them
         start = Beginning(windows, Path(self._folder.name), config.seed, data.chunk, config.num_knots)
         own = {"base": config.base, "lora_rank": config.lora_rank, **dict(config.arguments)}
@@ -155,11 +155,11 @@ class CloningModel(ImaginaireModel):
         rows = {"error": error_B, "constant": constant_B, "episode": batch["episode"].cpu()}
         return {"action_error": error_B.mean(), "constant_error": constant_B.mean(), "rows": rows}, loss
 
-    def _windows(self, batch: Mapping[str, Any]) -> Windows:
+    def _windows(self, batch: Mapping[str, Any]) -> CloneWindows:
         """Policies take recorded actions on the host."""
-        return Windows(batch["full_image"], batch["actions"].cpu(), batch["task"], self.views)
+        return CloneWindows(batch["full_image"], batch["actions"].cpu(), batch["task"], self.views)
 
-    def _loss(self, windows: Windows, batch: Mapping[str, Any], purpose: str) -> Tensor:
+    def _loss(self, windows: CloneWindows, batch: Mapping[str, Any], purpose: str) -> Tensor:
         policy: Any = self.net
         draws = random.generator(self.seed, int(batch[POSITION_KEY][0]), purpose)
         return policy.cloning_loss(policy.record_of(windows.observation, windows.actions_B_A_D), draws)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, Policy, PolicyDefaults
-from cosmos_predict2.rl.policies.cloning import Windows, recorded_demonstrations
+from cosmos_predict2.rl.policies.cloning import CloneWindows, recorded_demonstrations
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError, near
 
@@ -94,7 +94,7 @@ class Constant:
     std_D: Tensor
 
     @classmethod
-    def of(cls, windows: Windows) -> "Constant":
+    def of(cls, windows: CloneWindows) -> "Constant":
         actions = windows.actions_B_A_D.double()
         std = actions.flatten(0, 1).std(dim=0, correction=0)
         if not bool((std > 0).any()):
@@ -112,7 +112,9 @@ class Constant:
         return (first * second)[..., moves].mean(dim=(1, 2))
 
 
-def decision_errors(policy: Policy, windows: Windows, constant: Constant, seed: int, places: Sequence[int]) -> Tensor:
+def decision_errors(
+    policy: Policy, windows: CloneWindows, constant: Constant, seed: int, places: Sequence[int]
+) -> Tensor:
     """The squared error [B] of the mean decision in each window, in variances of a number.
 
     Decisions that are drawn differ. Of two, the product of their errors is on average the square of their mean's; of

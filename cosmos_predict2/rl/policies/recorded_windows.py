@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.rl.policies.cloning import Windows, recorded_demonstrations
+from cosmos_predict2.rl.policies.cloning import CloneWindows, recorded_demonstrations
 from imaginaire.data.facts import DataFacts
 from imaginaire.errors import ConfigError, DataError
 
@@ -73,7 +73,7 @@ class RecordedWindows(Dataset[dict[str, Any]]):
         return DataFacts(kind="windows of recordings")
 
     @property
-    def windows(self) -> Windows:
+    def windows(self) -> CloneWindows:
         """All of them, without pictures."""
         return self.demonstrations.without_pictures(self.chunk, self.places)
 

@@ -240,7 +240,7 @@ def middle_threshold(
 
 
 def _at_least(values: Tensor, thresholds_N: Tensor) -> Tensor:
-    """How many of the values reach each threshold."""
+    """Number of values that reach each threshold."""
     return len(values) - torch.searchsorted(values.sort().values, thresholds_N.contiguous())
 
 

@@ -37,7 +37,7 @@ _RANK = {"latent": "[B, C, T, H, W]", "video": "[B, 3, F, H, W]", "image": "[B, 
 
 
 @dataclass(frozen=True)
-class Request:
+class RewardRequest:
     """A parsed body."""
 
     meta: dict[str, Any]
@@ -61,7 +61,7 @@ class Request:
         return pixels.permute(0, 3, 1, 2).unsqueeze(2) if self.media == "image" else pixels
 
 
-def parse(body: bytes | bytearray) -> Request:
+def parse(body: bytes | bytearray) -> RewardRequest:
     """The request in a body; DataError with what is wrong with it."""
     file = io.BytesIO(body)
     meta = _meta(file)
@@ -78,7 +78,7 @@ def parse(body: bytes | bytearray) -> Request:
     context = _context(file, meta, len(prompts))
     if left := file.read():
         raise DataError(f"{len(left)} bytes follow the last array: a body ends with it.")
-    return Request(
+    return RewardRequest(
         meta, media, prompts, _fps(meta, len(prompts)), _rewards(meta), array, context, _request_id(meta)
     )  # fmt: skip
 

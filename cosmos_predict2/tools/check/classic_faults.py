@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cosmos_predict2.actions.transforms import Floats
 from cosmos_predict2.tools.check.clips import fault
-from cosmos_predict2.tools.check.episodes import Episode
+from cosmos_predict2.tools.check.episodes import CheckedEpisode
 from imaginaire.findings import Finding
 
 LEAST_EPISODES, LEAST_ROWS = 8, 150  # below them a regression of 8 numbers says nothing
@@ -47,7 +47,7 @@ Flags = NDArray[numpy.bool_]
 
 
 def classic_faults(
-    root: str, fps: float, episodes: Sequence[Episode], action_names: Sequence[str], state_names: Sequence[str]
+    root: str, fps: float, episodes: Sequence[CheckedEpisode], action_names: Sequence[str], state_names: Sequence[str]
 ) -> Iterator[Finding]:
     """Findings on a data set, by the names of the numbers of its actions and states."""
     if not episodes:
@@ -65,14 +65,14 @@ def classic_faults(
         yield fault(root, kind, f"{root}: {text}") if kind else Finding(root, text)
 
 
-def _rate(episodes: Sequence[Episode], fps: float) -> Found:
+def _rate(episodes: Sequence[CheckedEpisode], fps: float) -> Found:
     steps = [float(numpy.median(numpy.diff(one.time))) for one in episodes if one.time is not None]
     if steps and abs((step := float(numpy.median(steps))) * fps - 1) > SAME_RATE:
         text = f"rows are {step:.4g} s apart by their timestamps, but {1 / fps:.4g} s by fps {fps:g} of meta/info.json"
         yield "rate", f"{text}. Set fps to the rate of the recording, or write timestamps as row / fps."
 
 
-def _success(episodes: Sequence[Episode]) -> Found:
+def _success(episodes: Sequence[CheckedEpisode]) -> Found:
     for name in episodes[0].success:
         known = (one.success[name][numpy.isfinite(one.success[name])] for one in episodes)
         tables = [table for table in known if len(table)]
@@ -86,7 +86,7 @@ def _success(episodes: Sequence[Episode]) -> Found:
             yield "success", f"{text}. Is it inverted, or of whole episodes? Write 1 on frames where the task is done."
 
 
-def _idle(episodes: Sequence[Episode], fps: float) -> Found:
+def _idle(episodes: Sequence[CheckedEpisode], fps: float) -> Found:
     """Runs of rows in which neither the action nor what it is to change changes."""
     action, state = (_spread([getattr(one, what) for one in episodes]) for what in ("action", "state"))
     least, idle, total = max(3, round(IDLE_SECONDS * fps)), 0, 0
@@ -106,7 +106,7 @@ def _idle(episodes: Sequence[Episode], fps: float) -> Found:
         yield "idle", f"{text}. A policy learns to wait: cut these frames out, or set dataset.skip_idle."
 
 
-def _still_camera(episodes: Sequence[Episode], camera: str) -> Found:
+def _still_camera(episodes: Sequence[CheckedEpisode], camera: str) -> Found:
     """Pictures that stand still while the robot moves: all of an episode, or single ones."""
     spread, is_constant = _spread([one.state for one in episodes]), numpy.zeros(len(episodes), bool)
     frozen = moving = 0
@@ -131,7 +131,7 @@ def _still_camera(episodes: Sequence[Episode], camera: str) -> Found:
         yield "frozen_frames", f"{text} ({FROZEN_SHARE:.0%} are the most). {cure}"
 
 
-def _other_values(tables: Sequence[Floats], names: Sequence[str], episodes: Sequence[Episode]) -> Found:
+def _other_values(tables: Sequence[Floats], names: Sequence[str], episodes: Sequence[CheckedEpisode]) -> Found:
     """Episodes whose numbers are those of the others in another unit or order."""
     size_E_d = numpy.stack([abs(table).max(axis=0) for table in tables])
     usual_d = numpy.quantile(size_E_d, 0.5, axis=0, method="lower")
@@ -172,7 +172,7 @@ def _orders(rows: Floats, names: Sequence[str]) -> dict[tuple[str, str], list[in
     return orders
 
 
-def _opposite(episodes: Sequence[Episode], action_names: Sequence[str], state_names: Sequence[str]) -> Found:
+def _opposite(episodes: Sequence[CheckedEpisode], action_names: Sequence[str], state_names: Sequence[str]) -> Found:
     """Commands that move the number of the same name, or of the same place, the other way."""
     actions, states = (numpy.concatenate([getattr(one, w)[:-1] for one in episodes]) for w in ("action", "state"))
     changes = numpy.concatenate([numpy.diff(one.state, axis=0) for one in episodes])
@@ -234,7 +234,7 @@ class _Pairs:
         return numpy.diff(sums[ends], axis=0)
 
 
-def _pairs(episodes: Sequence[Episode], camera: str | None) -> _Pairs | None:
+def _pairs(episodes: Sequence[CheckedEpisode], camera: str | None) -> _Pairs | None:
     """None where too little changes."""
     parts, step = [], max(1, sum(len(one.action) for one in episodes) // MOST_ROWS)
     for i, one in enumerate(episodes):
@@ -253,7 +253,7 @@ def _pairs(episodes: Sequence[Episode], camera: str | None) -> _Pairs | None:
     return _Pairs(camera, episode, own, others, state, change / (change.std(axis=0) + TINY))
 
 
-def _effects(episodes: Sequence[Episode], names: Sequence[str]) -> Found:
+def _effects(episodes: Sequence[CheckedEpisode], names: Sequence[str]) -> Found:
     """Actions that change nothing, that are a row late, and episodes in which they mean something else."""
     has_state, cameras = episodes[0].state.shape[1] > 0, [*episodes[0].pictures]
     seen = [pairs for camera in cameras if (pairs := _pairs(episodes, camera)) is not None]
@@ -283,7 +283,7 @@ def _late(pairs: _Pairs) -> Found:
             yield kind, f"{pairs.what} changes from row t to t + 1 as the action of row {text}."
 
 
-def _odd_episodes(pairs: _Pairs, names: Sequence[str], episodes: Sequence[Episode]) -> Found:
+def _odd_episodes(pairs: _Pairs, names: Sequence[str], episodes: Sequence[CheckedEpisode]) -> Found:
     """Episodes that contradict the others, and do not once their pictures are turned or numbers of actions changed.
 
     A change counts where the fit leaves less than `SHOWN` of it. Contradicted: the fit of the others leaves more of it
@@ -367,6 +367,6 @@ def _short(name: str) -> str:
     return re.sub(r"(^|\b)(observation|state|actions?|pos|position|goal|main)([._]|$)", "", name.lower()).strip("._")
 
 
-def _some(is_odd: Flags, episodes: Sequence[Episode]) -> str:
+def _some(is_odd: Flags, episodes: Sequence[CheckedEpisode]) -> str:
     odd = [one.name for one, is_one in zip(episodes, is_odd) if is_one]
     return f"{len(odd)} of {len(episodes)} episodes ({', '.join(odd[:NAMED])}{', ...' if len(odd) > NAMED else ''})"

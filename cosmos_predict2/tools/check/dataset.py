@@ -490,7 +490,7 @@ def _rows(table: list[tuple[str, int]], what: str) -> str:
 
 
 def _table(facts: list[ClipFacts], *names: str) -> list[tuple[Any, int]]:
-    """How often which values occur, the most frequent first; of several names tuples of them."""
+    """Values and how often they occur, the most frequent first; of several names tuples of them."""
     values = [tuple(round(getattr(item, name), 3) for name in names) for item in facts]
     return Counter(value if len(names) > 1 else value[0] for value in values).most_common()
 

@@ -20,7 +20,7 @@ SIDE = 32  # pixels: a motion that matters to a robot is of some cells, and nois
 
 
 @dataclass(frozen=True)
-class Episode:
+class CheckedEpisode:
     """Row k of actions belongs to row k of states; pictures are those of rows ``first`` and following."""
 
     name: str
@@ -38,7 +38,7 @@ class Episode:
         return self.first + numpy.arange(len(self.pictures[camera]) - 1), motion(self.pictures[camera])
 
 
-def read_sample(source: LeRobotSource, *, with_pictures: bool) -> list[Episode]:
+def read_sample(source: LeRobotSource, *, with_pictures: bool) -> list[CheckedEpisode]:
     """Evenly spread episodes that can be read and whose numbers are finite; others are reported elsewhere."""
     chosen = numpy.linspace(0, len(source) - 1, min(len(source), MOST_EPISODES)).round().astype(int).tolist()
     most, features = max(8, MOST_PICTURES // max(1, len(chosen))), source.info.features
@@ -60,7 +60,7 @@ def read_sample(source: LeRobotSource, *, with_pictures: bool) -> list[Episode]:
         if numpy.isfinite(action).all() and numpy.isfinite(state).all() and len(action) > 1:
             flat = {name: values.reshape(len(action)).astype(numpy.float64) for name, values in read.items()}
             time = flat.pop("timestamp", None)
-            found.append(Episode(source.name(i), time, action, state, flat, first, pictures))
+            found.append(CheckedEpisode(source.name(i), time, action, state, flat, first, pictures))
     return found
 
 

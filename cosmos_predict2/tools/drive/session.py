@@ -29,7 +29,13 @@ from cosmos_predict2.data.split import SUCCESS_COLUMN
 from cosmos_predict2.data.video.clips import Fit, stretch
 from cosmos_predict2.data.views import require_same, views_of
 from cosmos_predict2.rl.envs import suites
-from cosmos_predict2.rl.envs.first_frames import FirstFrames, Recorded, SimulatedStarts, StartsDefaults, whole_pictures
+from cosmos_predict2.rl.envs.first_frames import (
+    FirstFrames,
+    RecordedFacts,
+    SimulatedStarts,
+    StartsDefaults,
+    whole_pictures,
+)
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.replays import Unjudged, recorded_actions, require_actions_of
 from cosmos_predict2.rl.envs.scoring import Scoring
@@ -51,14 +57,14 @@ MOST = 3000  # pictures of a recording, which are kept in memory
 
 @dataclass(frozen=True)
 class Controls:
-    """How deflections from -1 to 1 become an action within the recorded range: motions are as large as the deflection,
+    """Actions within the recorded range from deflections of -1 to 1: motions are as large as the deflection,
     places are moved on by it."""
 
     names: Sequence[str]
     range_2_D: Tensor
 
     @classmethod
-    def of(cls, recorded: Recorded | None, dim: int, names: Sequence[str] = ()) -> "Controls":
+    def of(cls, recorded: RecordedFacts | None, dim: int, names: Sequence[str] = ()) -> "Controls":
         """Without facts of recordings the range is -1 to 1."""
         low, high = ([-1.0] * dim, [1.0] * dim) if recorded is None else (recorded.low, recorded.high)
         return cls(names or [f"action {i + 1}" for i in range(dim)], torch.tensor([list(low), list(high)]))
@@ -218,7 +224,7 @@ class FirstPictures(StartsDefaults):
     def __init__(self, source: LeRobotSource, camera: str, fit: Fit | None) -> None:
         self.source, self.camera, self.fit = source, camera, fit
         self.numbers = chosen(range(len(source)), LEARNT + HELD_OUT, seed=0)  # that stand for all
-        self.recorded = Recorded.of([recorded_actions(source, i).numpy() for i in self.numbers])
+        self.recorded = RecordedFacts.of([recorded_actions(source, i).numpy() for i in self.numbers])
 
     def __len__(self) -> int:
         return len(self.source)

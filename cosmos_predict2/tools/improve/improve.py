@@ -25,9 +25,9 @@ from cosmos_predict2.rl.episodes.episodes import require_known_sentences, requir
 from cosmos_predict2.rl.episodes.recording import CAMERA, require_columns
 from cosmos_predict2.rl.policies.cloning import cloneable
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
-from cosmos_predict2.tools.improve.page import Figures, Verdict, refusals, verdict_of, without, write_page
+from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, refusals, verdict_of, without, write_page
 from cosmos_predict2.tools.improve.steps import Runner, digest
-from cosmos_predict2.tools.improve.way import CHOICE, POLICIES, Options, Phase, Recorded, look, phases_of, steps_of
+from cosmos_predict2.tools.improve.way import CHOICE, POLICIES, Options, Phase, RecordedSizes, look, phases_of, steps_of
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError
@@ -40,7 +40,7 @@ MOST_LOOKED_AT = 100  # recordings, about, whose actions show their unit
 MOST_BEYOND = 0.01  # share of numbers beyond -1 and 1 that clipping may explain (a guess)
 
 
-def improve(options: Options) -> Verdict:
+def improve(options: Options) -> WayVerdict:
     """Go as far as the gate lets; the verdict of what there is then."""
     for policy in options.policies:
         if policy not in POLICIES:
@@ -51,7 +51,7 @@ def improve(options: Options) -> Verdict:
         raise DataError(f"{options.data}: the longest episode {why}. Record longer ones, or more frames per second.")
     if options.suite:
         require_suite(options, recorded)
-    figures = Figures(options.out)
+    figures = WayResults(options.out)
     with Runner(options.out, steps_of(options, recorded)) as runner:
         done = 0
         while done < len(runner.steps):
@@ -89,7 +89,7 @@ def commands(options: Options) -> list[str]:
     return [runner.command(step) for step in steps]
 
 
-def require_suite(options: Options, recorded: Recorded) -> None:
+def require_suite(options: Options, recorded: RecordedSizes) -> None:
     """Build one place of the suite, so that a misfit with the recordings is reported before anything is trained."""
     policy: Any = SimpleNamespace(action_dim=recorded.action_dim, chunk=1, sentences=recorded.sentences)
     try:
@@ -132,7 +132,7 @@ def require_unit(options: Options, low: Sequence[float], high: Sequence[float]) 
 
 
 @torch.no_grad()
-def illustrate(step: str, options: Options, recorded: Recorded) -> None:
+def illustrate(step: str, options: Options, recorded: RecordedSizes) -> None:
     """Held-out recordings with their outcomes, or behind the tokenizer true ones beside what comes back."""
     source, split = LeRobotSource.open(options.data), read_split(options.out / "split.json")
     camera, fit = source.camera(options.camera or None), partial(resize_and_crop, size=recorded.size)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page, Points
+from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo, Points
 from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, read_records
 from cosmos_predict2.rl.imagined.verdict import lines_of, table
 from cosmos_predict2.tools.improve import way
@@ -29,7 +29,7 @@ LEARNING = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WayVerdict:
     """The end of a way in one word, one sentence, and the one thing to do next."""
 
     word: str  # better, worse, unclear, refused, unmeasured, unfinished or ended
@@ -38,7 +38,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Figures:
+class WayResults:
     """The results that the programs of a way have written so far."""
 
     out: Path
@@ -58,7 +58,7 @@ class Figures:
         return found if isinstance(found, dict) else {}
 
 
-def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
+def verdict_of(options: Options, runner: Runner, figures: WayResults) -> WayVerdict:
     """The verdict of what there is: of steps that are done, with their inputs as they are now."""
     refused = refusals(options, runner, figures)
     left_out = without(options, runner, refused)
@@ -66,16 +66,16 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
     for step in due.values():
         if (marker := runner.marker(step)).get("state") == FAILED:
             sentence = f"The way ended at step {runner.steps.index(step) + 1}, {step.title}: {marker['error']}"
-            return Verdict("ended", sentence, "Mend what it names, and start the same command again.")
+            return WayVerdict("ended", sentence, "Mend what it names, and start the same command again.")
     if due.keys() - left_out:
-        return Verdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
+        return WayVerdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
     done = [phase for phase in phases_of(options) if f"learning{phase.end}" not in due]
     if not done:
         reasons = "; ".join(figures.card(refused[-1])["reasons"][:MOST_REASONS])  # the worst first; all are below
         sentence = f"The gate says no, and nothing was trained in imagination: {reasons}.{_choice(options, figures)}"
         again = f". --phases {options.phases + 1} records 100 of this policy and goes the way again"
         next_step = figures.card(refused[-1])["next_step"] + (again if options.suite else "")
-        return Verdict("refused", sentence, next_step)
+        return WayVerdict("refused", sentence, next_step)
     checked = f"the gate says {figures.card(done[-1])['verdict']}"
     for phase in refused:
         checked += f", and no to phase {phase.number}"
@@ -83,7 +83,7 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
         checked += ", which was overruled"
     if not options.suite:
         sentence = f"A policy has learnt in imagination ({checked}); how often it truly succeeds was not measured."
-        return Verdict("unmeasured", sentence, _NEXT["unmeasured"])
+        return WayVerdict("unmeasured", sentence, _NEXT["unmeasured"])
     before, after = figures.success(_truth_of(chosen(options), options)), figures.success(f"after{done[-1].end}")
     low, high = difference(before, after)
     word = "better" if low > 0 else "worse" if high < 0 else "unclear"
@@ -91,7 +91,7 @@ def verdict_of(options: Options, runner: Runner, figures: Figures) -> Verdict:
         f"{_SAID[word]}: true success {before['rate']:.3f} before, {after['rate']:.3f} after, of {after['episodes']}"
         f" episodes by whose starts nothing was chosen ({_change(before, after)}; {checked})."
     )
-    return Verdict(word, sentence + _choice(options, figures), _NEXT[word])
+    return WayVerdict(word, sentence + _choice(options, figures), _NEXT[word])
 
 
 def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -104,7 +104,7 @@ def _truth_of(clone: Clone, options: Options) -> str:
     return "before" if clone == clones_of(options)[0] else way.CHOSEN
 
 
-def _choice(options: Options, figures: Figures) -> str:
+def _choice(options: Options, figures: WayResults) -> str:
     """A sentence on the clone that imagination has chosen among several; empty of one."""
     first, *others = clones_of(options)
     if not others:
@@ -117,7 +117,7 @@ def _choice(options: Options, figures: Figures) -> str:
     return f"{text}: {rates} ({_change(one, best)})."
 
 
-def refusals(options: Options, runner: Runner, figures: Figures) -> list[Phase]:
+def refusals(options: Options, runner: Runner, figures: WayResults) -> list[Phase]:
     """The phases that the gate refuses, of what there is now, unless that is overruled."""
     steps = {step.name: step for step in runner.steps}
     asked = [phase for phase in phases_of(options) if not runner.why(steps[f"{way.GATE}{phase.end}"])]
@@ -156,7 +156,7 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[flo
     return change - low, change + high
 
 
-def _ladder(options: Options, figures: Figures) -> Iterator[tuple[str, str, str, str]]:
+def _ladder(options: Options, figures: WayResults) -> Iterator[tuple[str, str, str, str]]:
     """A tile for each rung that there is: name, figure, what it is, and whether it is good."""
     if split := figures.read("split.json"):
         known = [outcome for outcome in split["outcomes"] if outcome is not None]
@@ -179,7 +179,7 @@ def _ladder(options: Options, figures: Figures) -> Iterator[tuple[str, str, str,
             yield title, f"{found['rate']:.3f}", f"{found['low']:.3f} to {found['high']:.3f} of {found['episodes']}", ""
 
 
-def _recordings(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
+def _recordings(page: Page, options: Options, figures: WayResults, found: dict[str, Any]) -> None:
     counts = ", ".join(f"{count} {what}" for what, count in found["counts"].items())
     page.heading("1. Recordings", f"{counts}; {len(found['faults']) or 'no'} faults.")
     if split := figures.read("split.json"):
@@ -189,7 +189,7 @@ def _recordings(page: Page, options: Options, figures: Figures, found: dict[str,
     page.clips(_illustrations(figures, "split"))
 
 
-def _tokenizer(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
+def _tokenizer(page: Page, options: Options, figures: WayResults, found: dict[str, Any]) -> None:
     here, shipped = f"{found['psnr']:.1f} dB", f"{found['psnr_of_shipped']:.1f}"
     figures_of = f"{here} on held-out ones, where the tokenizer that ships has {shipped}"
     page.heading("2. Tokenizer", f"Fitted to these pictures, it is {found['verdict']}: {figures_of}.")
@@ -197,7 +197,7 @@ def _tokenizer(page: Page, options: Options, figures: Figures, found: dict[str, 
     page.clips(_illustrations(figures, "tokenizer"))
 
 
-def _world_model(page: Page, options: Options, figures: Figures, rule: dict[str, Any]) -> None:
+def _world_model(page: Page, options: Options, figures: WayResults, rule: dict[str, Any]) -> None:
     page.heading("3. World model", rule["text"])
     page.plots(_plots(options.out / way.WORLD_MODEL, LOOKS), "iteration")
     if found := figures.read("imagined/figures.json"):
@@ -207,7 +207,7 @@ def _world_model(page: Page, options: Options, figures: Figures, rule: dict[str,
         page.link("its evaluation, with all figures and videos", "imagined/index.html")
 
 
-def _reward(page: Page, options: Options, figures: Figures, found: dict[str, Any]) -> None:
+def _reward(page: Page, options: Options, figures: WayResults, found: dict[str, Any]) -> None:
     page.heading("4. Reward", "A success classifier of pictures; figures of held-out recordings.")
     columns = ("precision", "recall", "accuracy", "calibration_error")
     rows = [(name, [_number(one.get(key)) for key in columns]) for name, one in found["quality"].items()]
@@ -216,7 +216,7 @@ def _reward(page: Page, options: Options, figures: Figures, found: dict[str, Any
     page.plots({"Share of true successes": {**bins, "as it should be": [(0, 0), (1, 1)]}}, "probability")
 
 
-def _clone(page: Page, options: Options, figures: Figures) -> None:
+def _clone(page: Page, options: Options, figures: WayResults) -> None:
     places = {clone: clone.folder(options).relative_to(options.out) for clone in clones_of(options)}
     found = {clone: figures.read(str(place / "clone.json")) for clone, place in places.items()}
     if not (learns := found[chosen(options)]):
@@ -270,17 +270,17 @@ _RUNGS = {  # what each is made of
 }
 
 
-def _clips(out: Path, folder: str, pattern: str) -> list[Clip]:
+def _clips(out: Path, folder: str, pattern: str) -> list[PageVideo]:
     """The first videos of a step, named as their files are, true ones before imagined ones."""
     files = sorted((out / folder).glob(pattern), key=lambda file: file.stem.replace("_imagined", "_with"))
     names = {file: file.stem.replace("_", " ").replace("--", ", ") for file in files[:MOST_CLIPS]}
-    return [Clip(name, f"{folder}/{file.name}") for file, name in names.items()]
+    return [PageVideo(name, f"{folder}/{file.name}") for file, name in names.items()]
 
 
-def _illustrations(figures: Figures, name: str) -> list[Clip]:
+def _illustrations(figures: WayResults, name: str) -> list[PageVideo]:
     """The clips that `improve.illustrate` wrote for a step."""
     captions = figures.read("page/captions.json").get(name, {})
-    return [Clip(caption, f"page/{file}") for file, caption in captions.items()]
+    return [PageVideo(caption, f"page/{file}") for file, caption in captions.items()]
 
 
 def _plots(run: Path, table: Mapping[str, Sequence[str]]) -> Mapping[str, Mapping[str, Points]]:
@@ -291,7 +291,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def write_page(options: Options, runner: Runner, figures: Figures) -> Path:
+def write_page(options: Options, runner: Runner, figures: WayResults) -> Path:
     """Write RUN/index.html and RUN/verdict.json; gives the page."""
     found = verdict_of(options, runner, figures)
     title = f"From {options.data.name} to a policy" + (f", {options.suite}" if options.suite else "")

@@ -48,7 +48,7 @@ _TAIL = 12  # lines of a program that failed without a message of ours
 
 
 @dataclass(frozen=True)
-class Step:
+class WayStep:
     """A program with its arguments, what it reads besides them, and what it makes."""
 
     name: str
@@ -65,7 +65,7 @@ class Runner:
     """Runs steps in a folder, one after another, and reports how long the way still takes."""
 
     folder: Path
-    steps: Sequence[Step]
+    steps: Sequence[WayStep]
     shown: IO[str] = field(default_factory=lambda: sys.stdout)
     _lock: IO[bytes] | None = None
     _digests: dict[Path, str] = field(default_factory=dict)  # of inputs from outside, which no step changes
@@ -88,14 +88,14 @@ class Runner:
 
     # ---- markers -----------------------------------------------------------------------------------------------------
 
-    def marker(self, step: Step) -> dict[str, Any]:
+    def marker(self, step: WayStep) -> dict[str, Any]:
         """The record of a step; empty where it was never started."""
         try:
             return foreign_json.load_object(self.folder / f"steps/{step.name}.json")
         except (OSError, ValueError):
             return {}
 
-    def why(self, step: Step) -> str:
+    def why(self, step: WayStep) -> str:
         """The reason why a step is to be done; empty where it is done."""
         marker = self.marker(step)
         if not marker:
@@ -107,7 +107,7 @@ class Runner:
         gone = [path for path in step.makes if not path.exists()]
         return f"{gone[0]} is gone" if gone else ""
 
-    def _changed(self, step: Step, marker: Mapping[str, Any]) -> str:
+    def _changed(self, step: WayStep, marker: Mapping[str, Any]) -> str:
         if marker.get("command") != [self._name(word) for word in step.words]:
             return "its command is another one now"
         known = marker.get("reads", {})
@@ -125,12 +125,12 @@ class Runner:
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
-    def command(self, step: Step) -> str:
+    def command(self, step: WayStep) -> str:
         """The step as a user would type it."""
         place = f"{_ROOT}={shlex.quote(str(self.folder))} " if _TRAIN in step.words else ""
         return f"{place}python {shlex.join(step.words)}"
 
-    def run(self, step: Step) -> bool:
+    def run(self, step: WayStep) -> bool:
         """Do the step if it is to be done; whether it was."""
         number = f"step {self.steps.index(step) + 1} of {len(self.steps)}, {step.title}"
         if not (reason := self.why(step)):
@@ -184,7 +184,7 @@ class Runner:
     def _say(self, text: str) -> None:
         print(text, file=self.shown, flush=True)
 
-    def _process(self, step: Step, number: str) -> tuple[int, list[str]]:
+    def _process(self, step: WayStep, number: str) -> tuple[int, list[str]]:
         """Exit code, and the lines that the program printed; its standard output is shown, the log is not."""
         assert self._lock is not None
         environment = {**os.environ, _ROOT: str(self.folder)}
@@ -229,7 +229,7 @@ class Runner:
             if is_shown and text:
                 self._say(f"    | {text}")
 
-    def _of_all(self, now: Step, in_step_s: float, left_s: float | None) -> str:
+    def _of_all(self, now: WayStep, in_step_s: float, left_s: float | None) -> str:
         """``about 6 min left of 20 min``, of the whole way, by the speed of the steps that are done."""
         markers = {step.name: self.marker(step) for step in self.steps if step is not now}
         done = [step for step in self.steps if step is not now and markers[step.name].get("state") == DONE]

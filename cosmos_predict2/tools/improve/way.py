@@ -11,7 +11,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.tokenizers.sizes import small_size
-from cosmos_predict2.tools.improve.steps import Step
+from cosmos_predict2.tools.improve.steps import WayStep
 from imaginaire import foreign_json
 from imaginaire.buildable import path_of, resolve
 from imaginaire.errors import DataError
@@ -52,7 +52,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedSizes:
     """Values that the recordings decide: sizes of pictures as the models see them, numbers of an action, lengths."""
 
     size: tuple[int, int]  # of each view
@@ -64,7 +64,7 @@ class Recorded:
     sentences: tuple[str, ...] = ()  # by which its tasks are called
 
 
-def look(options: Options) -> Recorded:
+def look(options: Options) -> RecordedSizes:
     """Read the index of the recordings."""
     source = LeRobotSource.open(options.data)
     key = source.camera(options.camera or None)
@@ -75,7 +75,7 @@ def look(options: Options) -> Recorded:
     longest = int(source.episodes.lengths.max())
     sentences = tuple(sorted({source.caption(i) for i in range(len(source))}))
     size = small_size(height, width, options.picture_size)
-    return Recorded(size, height, key, dim, longest - 1, source.info.fps, sentences)
+    return RecordedSizes(size, height, key, dim, longest - 1, source.info.fps, sentences)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def chosen(options: Options) -> Clone:
     return next((clone for clone in clones if clone.name == name), clones[0])  # of one that is not trained any more
 
 
-def steps_of(options: Options, recorded: Recorded) -> list[Step]:
+def steps_of(options: Options, recorded: RecordedSizes) -> list[WayStep]:
     """The programs, each with the paths of what those before it made; those behind the choice of a clone with the
     clone that is chosen by now."""
     way, (first, *others) = _Way(options, recorded), phases_of(options)
@@ -181,7 +181,7 @@ def _overrides(values: Mapping[str, object]) -> Words:
 class _Way:
     """Steps with the arguments that all of them share."""
 
-    def __init__(self, options: Options, recorded: Recorded) -> None:
+    def __init__(self, options: Options, recorded: RecordedSizes) -> None:
         self.options, self.recorded, self.out = options, recorded, options.out
         self.tokenizer_file = options.out / "tokenizer.safetensors"
         self.imports = tuple(word for name in options.imports for word in ("--import", name))
@@ -194,28 +194,28 @@ class _Way:
         self.chosen = chosen(options)
         self.modules = tuple(path for path in own if path is not None)
 
-    def check(self) -> Step:
+    def check(self) -> WayStep:
         found, data = self.out / "recordings.json", self.options.data
         words = ("-m", "scripts.check_dataset", str(data), *_flags(json=found))
         codes = (0, 1) if self.options.allow_unchecked else (0,)  # 1: faults, which may be meant
-        return Step("check", "look through the recordings", words, (data,), (found,), guess_s=15, codes=codes)
+        return WayStep("check", "look through the recordings", words, (data,), (found,), guess_s=15, codes=codes)
 
-    def split(self, phase: Phase) -> Step:
+    def split(self, phase: Phase) -> WayStep:
         before = () if phase.number == 1 else (phases_of(self.options)[phase.number - 2].split,)
         words: Words = ("-m", "scripts.split_recordings", str(phase.data))
         words += _flags(success_column=self.options.success_column)
         words += (*(word for path in before for word in _flags(extend=path)), *self.camera, *self.seed)
         words += _flags(out=phase.split)  # what was held out stays so
-        return Step(f"split{phase.end}", f"split them{phase.title}", words, (phase.data, *before), (phase.split,))
+        return WayStep(f"split{phase.end}", f"split them{phase.title}", words, (phase.data, *before), (phase.split,))
 
-    def tokenizer(self, phase: Phase) -> Step:
+    def tokenizer(self, phase: Phase) -> WayStep:
         words = ("-m", "scripts.fit_tiny_tokenizer", *_flags(data=phase.data, split=phase.split))
         words += (*self.camera, *self.seed, "--video_size", *map(str, self.recorded.size))
         words += _flags(out=self.tokenizer_file)
         makes = (self.tokenizer_file, self.tokenizer_file.with_suffix(".json"))
-        return Step("tokenizer", "tokenizer", words, (phase.data, phase.split), makes, guess_s=70 * self.area)
+        return WayStep("tokenizer", "tokenizer", words, (phase.data, phase.split), makes, guess_s=70 * self.area)
 
-    def world_model(self, phase: Phase) -> Step:
+    def world_model(self, phase: Phase) -> WayStep:
         name = phase.world_model.name
         given = {
             "dataloader_train.dataset.root": phase.data,
@@ -228,22 +228,22 @@ class _Way:
         words = ("-m", "scripts.train", "--", "experiment=world_model_recordings", f"job.name={name}")
         reads = (phase.data, phase.split, self.tokenizer_file)
         title, guess_s = f"world model{phase.title}", 400 * self.area
-        return Step(name, title, (*words, *_overrides(given)), reads, (phase.world_model,), guess_s)
+        return WayStep(name, title, (*words, *_overrides(given)), reads, (phase.world_model,), guess_s)
 
-    def imagined(self, phase: Phase) -> Step:
+    def imagined(self, phase: Phase) -> WayStep:
         out, title = self.out / "imagined", "world model beside the recordings"
         words = ("-m", "scripts.evaluate_world_model", *_flags(dit_path=phase.world_model, num_clips=16))
         words += (*self.seed, *_flags(out=out))
-        return Step("imagined", title, words, (phase.world_model / "checkpoints",), (out,), guess_s=30 * self.area)
+        return WayStep("imagined", title, words, (phase.world_model / "checkpoints",), (out,), guess_s=30 * self.area)
 
-    def reward(self, phase: Phase) -> Step:
+    def reward(self, phase: Phase) -> WayStep:
         words = ("-m", "scripts.train_reward_model", *_flags(data=phase.data, split=phase.split))
         words += _flags(world_model=phase.world_model, success_column=self.options.success_column)
         words += (*self.camera, *self.seed, *_flags(out=phase.reward))
         reads = (phase.data, phase.split, phase.world_model / "checkpoints")
-        return Step(f"reward{phase.end}", f"reward{phase.title}", words, reads, (phase.reward,), 60 * self.area)
+        return WayStep(f"reward{phase.end}", f"reward{phase.title}", words, reads, (phase.reward,), 60 * self.area)
 
-    def clone(self, phase: Phase, clone: Clone) -> Step:
+    def clone(self, phase: Phase, clone: Clone) -> WayStep:
         given = {
             "experiment": f"clone_recordings{_CLONED.get(clone.policy, '')}",
             "job.name": clone.name,
@@ -255,9 +255,9 @@ class _Way:
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
         reads = (phase.data, phase.split, *self.modules)
-        return Step(clone.name, clone.title, words, reads, (clone.folder(self.options),), guess_s=130)
+        return WayStep(clone.name, clone.title, words, reads, (clone.folder(self.options),), guess_s=130)
 
-    def choice(self, phase: Phase, clones: Sequence[Clone]) -> Step:
+    def choice(self, phase: Phase, clones: Sequence[Clone]) -> WayStep:
         """Clones in the order of what is imagined of them."""
         policies, ranking = [clone.folder(self.options) / "policy" for clone in clones], self.out / RANKING
         words = ("-m", "scripts.rank_policies", *self.imports, *_flags(world_model=phase.world_model))
@@ -265,24 +265,24 @@ class _Way:
         words += (*self.seed, "--policies", *map(str, policies))
         reads = (phase.world_model / "checkpoints", phase.reward, phase.starts, *policies, *self.modules)
         guess_s = 20 * len(clones) * self.area
-        return Step(CHOICE, "choice of a clone", words, reads, (ranking,), guess_s)
+        return WayStep(CHOICE, "choice of a clone", words, reads, (ranking,), guess_s)
 
-    def starts(self, phase: Phase) -> Step:
+    def starts(self, phase: Phase) -> WayStep:
         words = ("-m", "scripts.make_reset_states", *_flags(dataset=phase.data, split=phase.split))
         words += (*self.camera, *_flags(out=phase.starts))
         reads = (phase.data, phase.split)
-        return Step(f"starts{phase.end}", f"starts{phase.title}", words, reads, (phase.starts,), guess_s=15)
+        return WayStep(f"starts{phase.end}", f"starts{phase.title}", words, reads, (phase.starts,), guess_s=15)
 
-    def gate(self, phase: Phase) -> Step:
+    def gate(self, phase: Phase) -> WayStep:
         words = ("-m", "scripts.check_imagination", *_flags(data=phase.data, split=phase.split))
         words += _flags(world_model=phase.world_model, reward=phase.reward, policy=phase.policy)
         words += (*self.imports, *self.suite, *self.camera, *self.seed)
         words += _flags(success_column=self.options.success_column, out=phase.card)
         reads = (phase.data, phase.split, phase.world_model / "checkpoints", phase.reward, phase.policy)
         how: dict[str, Any] = dict(guess_s=60 * self.area, codes=(0, 1))  # 1 is its no
-        return Step(f"{GATE}{phase.end}", f"gate{phase.title}", words, (*reads, *self.modules), (phase.card,), **how)
+        return WayStep(f"{GATE}{phase.end}", f"gate{phase.title}", words, (*reads, *self.modules), (phase.card,), **how)
 
-    def learning(self, phase: Phase) -> Step:
+    def learning(self, phase: Phase) -> WayStep:
         given = {
             "experiment": f"vla_grpo_recordings{POLICIES.get(self.chosen.policy, '')}",
             "job.name": phase.learnt.name,
@@ -302,14 +302,14 @@ class _Way:
         learnt_in = (phase.world_model / "checkpoints", phase.starts, phase.reward, phase.policy, phase.card)
         reads = (*learnt_in, phase.data, phase.split, *self.modules)
         title, guess_s = f"learning in imagination{phase.title}", 250 * self.area
-        return Step(f"learning{phase.end}", title, words, reads, (phase.learnt,), guess_s)
+        return WayStep(f"learning{phase.end}", title, words, reads, (phase.learnt,), guess_s)
 
-    def export(self, phase: Phase) -> Step:
+    def export(self, phase: Phase) -> WayStep:
         words = ("-m", "scripts.convert", *self.imports, str(phase.learnt), str(phase.result))
         reads = (phase.learnt / "checkpoints", *self.modules)
-        return Step(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.result,))
+        return WayStep(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.result,))
 
-    def truth(self, when: str, phase: Phase, policy: Path) -> Step:
+    def truth(self, when: str, phase: Phase, policy: Path) -> WayStep:
         """A policy on the held-out starts, and the same actions imagined."""
         first = FIRST_HELD_OUT if self.options.suite.startswith(GYM) else 0  # others may have 50 starts in all
         name, episodes = f"{when}{phase.end}", self.options.episodes
@@ -317,16 +317,16 @@ class _Way:
         words += _flags(policy=policy, first=first, episodes=episodes, draws=1, world_model=phase.world_model)
         words += _flags(reward=phase.reward / REWARD, videos=4, out=self.out / name)
         reads = (policy, phase.world_model / "checkpoints", phase.reward, *self.modules)
-        return Step(name, f"truth {when}{phase.title}", words, reads, (self.out / name,), guess_s=episodes * 0.5)
+        return WayStep(name, f"truth {when}{phase.title}", words, reads, (self.out / name,), guess_s=episodes * 0.5)
 
-    def collect(self, phase: Phase) -> Step:
+    def collect(self, phase: Phase) -> WayStep:
         """Episodes of the policy of the phase before, behind all recordings until then."""
         before, first = phases_of(self.options)[phase.number - 2].data, FIRST_COLLECTED * (phase.number - 1)
         words = ("-m", "scripts.collect", *self.imports, *self.suite_size, *self.seed)
         words += _flags(policy=phase.policy, episodes=COLLECTED, base=before, first=first)
         words += _flags(fps=f"{self.recorded.fps:g}", camera=self.recorded.camera, out=phase.data)
         title, reads = f"episodes of the policy{phase.title}", (phase.policy, before, *self.modules)
-        return Step(f"collect{phase.end}", title, words, reads, (phase.data,), guess_s=COLLECTED * 0.5)
+        return WayStep(f"collect{phase.end}", title, words, reads, (phase.data,), guess_s=COLLECTED * 0.5)
 
 
 def _policy(name: str, clone: Path, action_dim: int) -> dict[str, object]:

@@ -30,7 +30,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Forecast:
     """The memory and the time of a workload with some changes."""
 
     overrides: tuple[str, ...]
@@ -44,18 +44,18 @@ class Prediction:
 Kind = Callable[[Workload], Iterator[Change]]  # every choice of one kind but to change nothing
 
 
-def nearest_that_fits(work: Workload, gpu: GPU, limit: float) -> Prediction | None:
+def nearest_that_fits(work: Workload, gpu: GPU, limit: float) -> Forecast | None:
     """On the given GPUs, the combination of changes that alters least and fits, then the fastest; None if none fits."""
     return _nearest(_combinations(work, (*_SAME_TRAINING, *_OTHER_TRAINING)), gpu, limit)
 
 
-def more_gpus_that_fit(work: Workload, gpu: GPU, limit: float) -> Prediction | None:
+def more_gpus_that_fit(work: Workload, gpu: GPU, limit: float) -> Forecast | None:
     """The combination that fits on more GPUs, with the same weights trained on the same clips."""
     found = [change for more in _more_gpus(work) for change in _combinations(more, _SAME_TRAINING)]
     return _nearest(found, gpu, limit)
 
 
-def faster_that_fits(work: Workload, gpu: GPU, limit: float) -> Prediction | None:
+def faster_that_fits(work: Workload, gpu: GPU, limit: float) -> Forecast | None:
     """The policy that recomputes less and still fits, where that is worth a change."""
     now = predict_speed(work, gpu).seconds
     fitting = [change for change in _policies(work, MODES) if predict_memory(change.work).total <= limit]
@@ -63,7 +63,7 @@ def faster_that_fits(work: Workload, gpu: GPU, limit: float) -> Prediction | Non
     return outcomes[0] if outcomes and outcomes[0].seconds < WORTH_CHANGING * now else None
 
 
-def on_one_card(work: Workload, gpu: GPU, limit: float) -> tuple[Prediction, bool]:
+def on_one_card(work: Workload, gpu: GPU, limit: float) -> tuple[Forecast, bool]:
     """The nearest that fits one card, and True; or the smallest, and False."""
     alone = replace(work, num_gpus=1, shard_size=1, context_parallel=1)
     overrides = (
@@ -78,12 +78,12 @@ def on_one_card(work: Workload, gpu: GPU, limit: float) -> tuple[Prediction, boo
     return predict(min(combinations, key=lambda change: predict_memory(change.work).total), gpu), False
 
 
-def predict(change: Change, gpu: GPU) -> Prediction:
+def predict(change: Change, gpu: GPU) -> Forecast:
     speed, total = predict_speed(change.work, gpu), predict_memory(change.work).total
-    return Prediction(change.overrides, total, speed.seconds, speed.clips_per_hour, speed.hours, change.remark)
+    return Forecast(change.overrides, total, speed.seconds, speed.clips_per_hour, speed.hours, change.remark)
 
 
-def _nearest(combinations: Sequence[Change], gpu: GPU, limit: float) -> Prediction | None:
+def _nearest(combinations: Sequence[Change], gpu: GPU, limit: float) -> Forecast | None:
     ordered = sorted(combinations, key=lambda change: change.distance)
     for _, alike in itertools.groupby(ordered, key=lambda change: change.distance):
         fitting = [change for change in alike if predict_memory(change.work).total <= limit]

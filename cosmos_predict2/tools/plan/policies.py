@@ -111,7 +111,7 @@ POLICIES = {
 
 
 @dataclass(frozen=True)
-class Activations:
+class ForwardBytes:
     """Bytes at the end of a forward pass, and what its passes need besides for a while."""
 
     before_trunk: int  # kept: of towers and projector
@@ -125,7 +125,7 @@ class Activations:
         return left + self.working
 
 
-def activations(size: PolicySize, rows: int, views: int, bytes_each: int, *, recomputes: bool) -> Activations:
+def activations(size: PolicySize, rows: int, views: int, bytes_each: int, *, recomputes: bool) -> ForwardBytes:
     """Activations of a micro-batch of ``rows`` decisions that is trained on."""
     if size.expert is not None:
         return _of_expert(size, size.expert, rows, views, bytes_each, recomputes=recomputes)
@@ -142,12 +142,12 @@ def activations(size: PolicySize, rows: int, views: int, bytes_each: int, *, rec
     kept += places * (bytes_each * (trunk.width + size.vocabulary) + 3 * 4 * size.bins)
     working = tokens * 3 * bytes_each * trunk.mlp + 2 * bytes_each * places * size.vocabulary  # gradients of the widest
     working += tokens * of_block if recomputes else 0
-    return Activations(rows * before, rows * kept, rows * working)
+    return ForwardBytes(rows * before, rows * kept, rows * working)
 
 
 def _of_expert(
     size: PolicySize, expert: Transformer, rows: int, views: int, bytes_each: int, *, recomputes: bool
-) -> Activations:
+) -> ForwardBytes:
     """Activations of an expert; the trunk before it passes without gradients, where its MLP is the widest."""
     seen, trunk = size.seen(views), size.trunk
     keys = seen + size.horizon
@@ -159,7 +159,7 @@ def _of_expert(
     kept += 5 * 4 * expert.width  # the time
     prefix = seen * (3 * bytes_each * (trunk.mlp + trunk.width) + trunk.blocks * of_keys)
     working = size.horizon * 3 * bytes_each * expert.mlp + (of_block if recomputes else 0)
-    return Activations(0, rows * kept, rows * max(working, prefix - kept))
+    return ForwardBytes(0, rows * kept, rows * max(working, prefix - kept))
 
 
 def decision_flops(size: PolicySize, views: int) -> int:
@@ -168,7 +168,7 @@ def decision_flops(size: PolicySize, views: int) -> int:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class PolicyEstimate:
     """Bytes of a GPU by what they are for, and seconds of an iteration or an epoch by what takes them."""
 
     parts: dict[str, int]
@@ -193,7 +193,7 @@ class Estimate:
         return f"{self.total / GB:>6.1f} GB   {'fits' if self.fits(memory) else 'DOES NOT FIT'}"
 
 
-Estimates = Mapping[str, Estimate]  # by form: how the policy is trained
+Estimates = Mapping[str, PolicyEstimate]  # by form: how the policy is trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,11 +274,11 @@ class SimulatedRun(PolicyRun):
         needed = {*list(found)[:1], *(["playing"] if self.players else [])}
         return all(found[form].fits(memory) for form in needed)
 
-    def estimate(self, gpu: GPU, form: str) -> Estimate:
+    def estimate(self, gpu: GPU, form: str) -> PolicyEstimate:
         size = self.size
         host_gb = (self.players or self.gpus) * self.envs * HOST_GB
         if form == "playing":  # it is sent the weights as they decide
-            return Estimate(_with_overhead({"policy": self.bytes_each * size.parameters}), {}, host_gb)
+            return PolicyEstimate(_with_overhead({"policy": self.bytes_each * size.parameters}), {}, host_gb)
         shards = self.shards if form == "sharded" else 1
         weights, moments, gradients, training, whole = self.training(size, self.chunk, self.views, shards, size.trained)
         working = max(training, whole - gradients)
@@ -287,7 +287,7 @@ class SimulatedRun(PolicyRun):
         copies = 3 if self.samples_again else 1
         host_gb += self.gpus * self.episodes * self.decisions * self.views * PICTURE * copies / 2**30
         parts = {"policy": weights + moments + gradients, "at work": working}
-        return Estimate(_with_overhead(parts), self._seconds(gpu), host_gb)
+        return PolicyEstimate(_with_overhead(parts), self._seconds(gpu), host_gb)
 
     def _seconds(self, gpu: GPU) -> dict[str, float]:
         size, speed, players = self.size, gpu.peak * gpu.efficiency, self.players or self.gpus
@@ -353,14 +353,14 @@ class EmbodiedRun(PolicyRun):
 
     @property
     def forms(self) -> dict[str, str]:
-        """How the policy may be trained."""
+        """Ways in which the policy may be trained."""
         sharded = {"sharded": "all, sharded over the GPUs"} if self.gpus > 1 else {}
         return {**sharded, "whole": "all, on each GPU", "adapters": "adapters of rank 32"}
 
     def fits(self, found: Estimates, memory: float) -> bool:
         return any(one.fits(memory) for one in found.values())
 
-    def estimate(self, gpu: GPU, form: str) -> Estimate:
+    def estimate(self, gpu: GPU, form: str) -> PolicyEstimate:
         size, net = POLICIES[self.policy], self._network()
         latent = (1 + self.chunk_size // 4, self.image_size[0] // 8, self.image_size[1] // 8)
         tokens = latent[0] * latent[1] * latent[2] // 4
@@ -380,7 +380,7 @@ class EmbodiedRun(PolicyRun):
         ]
         names = ("policy", "world model, reward", "at work")
         parts = _with_overhead(dict(zip(names, max(phases, key=sum), strict=True)))
-        return Estimate(parts, self._seconds(gpu, net, latent, trained))
+        return PolicyEstimate(parts, self._seconds(gpu, net, latent, trained))
 
     def _network(self) -> Any:
         """The published network of LIBERO-Spatial, without memory."""

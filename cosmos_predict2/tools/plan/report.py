@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cosmos_predict2.tools.plan.advice import Prediction, faster_that_fits, more_gpus_that_fit, nearest_that_fits
+from cosmos_predict2.tools.plan.advice import Forecast, faster_that_fits, more_gpus_that_fit, nearest_that_fits
 from cosmos_predict2.tools.plan.memory import Memory, predict_memory
 from cosmos_predict2.tools.plan.speed import GB, GPU, Speed, predict_speed
 from cosmos_predict2.tools.plan.workload import Workload
@@ -39,9 +39,9 @@ class Plan:
     limit: float  # bytes of a GPU
     memory: Memory
     speed: Speed
-    nearest: Prediction | None  # on the same GPUs
-    more_gpus: Prediction | None  # with the same training, where the nearest changes that
-    faster: Prediction | None  # where it fits
+    nearest: Forecast | None  # on the same GPUs
+    more_gpus: Forecast | None  # with the same training, where the nearest changes that
+    faster: Forecast | None  # where it fits
 
     @property
     def fits(self) -> bool:
@@ -124,7 +124,7 @@ def _advice(plan: Plan) -> Iterator[str]:
         yield "\nNo combination of these fits: take GPUs with more memory, a smaller model or resolution."
 
 
-def cards_text(found: Mapping[int, tuple[Prediction, bool]]) -> str:
+def cards_text(found: Mapping[int, tuple[Forecast, bool]]) -> str:
     """The configuration that fits one card of each size, with room for the error of the estimate, and its overrides."""
     lines = ["One card: the nearest to this configuration that fits", ""]
     lines += [f"{'card':<16}{'needs':>8}{'iteration':>12}{'clips/h':>10}  {'max_iter':<9}"]
@@ -164,11 +164,11 @@ def as_values(plan: Plan) -> dict[str, Any]:
     }
 
 
-def cards_values(found: Mapping[int, tuple[Prediction, bool]]) -> dict[str, Any]:
+def cards_values(found: Mapping[int, tuple[Forecast, bool]]) -> dict[str, Any]:
     return {str(size): dict(card=CARDS[size], fits=fits, **asdict(outcome)) for size, (outcome, fits) in found.items()}
 
 
-def _pasted(found: Prediction) -> list[str]:
+def _pasted(found: Forecast) -> list[str]:
     remarks = [f"  # {remark}" for remark in found.remark.split("; ") if remark]
     gpus = [f"  # on {o.split()[1]} GPUs" for o in found.overrides if o.startswith("--gpus")]
     return [*remarks, *gpus, *(f"  {override}" for override in found.overrides if not override.startswith("--gpus"))]

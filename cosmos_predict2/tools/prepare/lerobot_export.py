@@ -39,7 +39,7 @@ _PER_PIXEL = 0.15  # bytes that an encoded pixel takes, rather too many
 
 
 @dataclass(frozen=True)
-class Job:
+class ExportJob:
     root: Path
     index: int
     camera: str
@@ -86,7 +86,9 @@ def export(
         raise ConfigError(f"camera={camera}: clips without actions are of one camera. Name one.")
     chosen = {split: choose_episodes(source.info.splits, len(source), split, val_fraction) for split in splits}
     jobs = [
-        Job(root, int(i), key, out / split, annotation, caption) for split in splits for i in chosen[split].tolist()
+        ExportJob(root, int(i), key, out / split, annotation, caption)
+        for split in splits
+        for i in chosen[split].tolist()
     ]
     if not jobs:
         raise DataError(f"{root} has no episode for {' and '.join(splits)} with val_fraction={val_fraction}.")
@@ -130,7 +132,7 @@ def export(
     return outcome
 
 
-def write_clip(job: Job) -> str:
+def write_clip(job: ExportJob) -> str:
     """Write an episode's clip and caption; gives how the clip came about: "copied", "cut" or "encoded"."""
     source = _source(job.root)
     name = source.name(job.index)
@@ -144,7 +146,7 @@ def write_clip(job: Job) -> str:
     return how
 
 
-def _write_video(source: LeRobotSource, job: Job, target: Path) -> str:
+def _write_video(source: LeRobotSource, job: ExportJob, target: Path) -> str:
     info, length = source.info, int(source.episodes.lengths[job.index])
     if info.is_video(job.camera) and info.video_fps(job.camera) == info.fps:
         clip = source.clip(job.index, job.camera)
@@ -172,7 +174,7 @@ def _source(root: Path) -> LeRobotSource:
     return LeRobotSource.open(root)
 
 
-def _is_done(job: Job, name: str) -> bool:
+def _is_done(job: ExportJob, name: str) -> bool:
     return (job.folder / "metas" / f"{name}.txt").exists() and (job.folder / "videos" / f"{name}.mp4").exists()
 
 
@@ -182,7 +184,7 @@ def _is_needed(name: str, camera: str | None) -> bool:
     return camera is None or camera in name.split("/")
 
 
-def _bytes_needed(source: LeRobotSource, camera: str, jobs: Sequence[Job]) -> int:
+def _bytes_needed(source: LeRobotSource, camera: str, jobs: Sequence[ExportJob]) -> int:
     if not jobs:
         return 0
     if source.info.is_video(camera):

@@ -114,7 +114,7 @@ Finish = Callable[[Path, ToyFolder, Mapping[str, Mapping[str, str]]], None]
 
 
 @dataclass(frozen=True)
-class Form:
+class ToyLayout:
     """One layout."""
 
     entries: tuple[str, ...]  # what lies at the top of the folder besides dataset.json and README.md
@@ -296,7 +296,7 @@ def readable_json(value: dict[str, Any]) -> str:
 
 
 FORMS = {
-    "video": Form(
+    "video": ToyLayout(
         entries=("train", "val"),
         layout="""\
 - `{train,val}/videos/NAME.mp4`: the clip
@@ -308,7 +308,7 @@ FORMS = {
         write=_write_clips,
         embed=_embed_clips,
     ),
-    "bridge": Form(
+    "bridge": ToyLayout(
         entries=("annotation", "videos"),
         layout=f"""\
 - `videos/{{train,val}}/NAME/rgb.mp4`: the clip
@@ -321,7 +321,7 @@ FORMS = {
         write=_write_bridge,
         embed=_embed_bridge,
     ),
-    "lerobot": Form(
+    "lerobot": ToyLayout(
         entries=("data", "meta", "videos", "t5_xxl"),
         layout="""\
 A LeRobot data set of version 2.1:
@@ -337,7 +337,7 @@ A LeRobot data set of version 2.1:
         embed=_embed_lerobot,
         finish=_finish_lerobot,
     ),
-    "states": Form(
+    "states": ToyLayout(
         entries=("train", "val"),
         layout="""\
 - `{train,val}/states-FIRST.npz`: `states` [n, frames, 10], `actions` (row k leads from frame k to frame k + 1),

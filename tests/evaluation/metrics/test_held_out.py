@@ -18,7 +18,7 @@ from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics import held_out
-from cosmos_predict2.evaluation.metrics.held_out import Clips
+from cosmos_predict2.evaluation.metrics.held_out import HeldOutClips
 from cosmos_predict2.models.text import TrainingText, TrainingTextConfig
 from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.world_model.world_model import build_world_model
@@ -33,12 +33,12 @@ SIGMAS = (1.0, 10.0)
 CONFIG = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
 
 
-def read_clips(dataset: Any, num: int, **more: Any) -> Clips:
+def read_clips(dataset: Any, num: int, **more: Any) -> HeldOutClips:
     return held_out.read_clips(dataset, lazy_config.instantiate(CONFIG.tokenizer), CONFIG, num, **more)
 
 
 @pytest.fixture(scope="module")
-def clips() -> Clips:
+def clips() -> HeldOutClips:
     return read_clips(ToyWorldVideos(num_episodes=8, num_steps=16, split="val"), 8)
 
 
@@ -51,7 +51,7 @@ def test_clips_have_the_text_that_training_puts_in_place_of_theirs(tmp_path: Pat
     assert torch.equal(read.condition.crossattn_emb_B_S_E, constant.expand(2, -1, -1))
 
 
-def test_the_base_that_ships_beats_random_weights_and_every_linear_denoiser(clips: Clips) -> None:
+def test_the_base_that_ships_beats_random_weights_and_every_linear_denoiser(clips: HeldOutClips) -> None:
     linear = held_out.linear_losses(clips, clips, SIGMAS)  # fitted to the very clips that it is measured on
     found = [
         held_out.losses(build_world_model(CONFIG, dtype=torch.float32).load(path), clips, SIGMAS)
@@ -61,7 +61,7 @@ def test_the_base_that_ships_beats_random_weights_and_every_linear_denoiser(clip
     assert all(found[1][i] < linear[name][i] for name in linear for i in range(len(SIGMAS)))
 
 
-def test_a_linear_denoiser_is_the_best_of_its_kind(clips: Clips) -> None:
+def test_a_linear_denoiser_is_the_best_of_its_kind(clips: HeldOutClips) -> None:
     x0 = clips.x0_B_C_T_H_W[:, :, 1:]
     noise = torch.randn(x0.shape, generator=torch.Generator().manual_seed(0))
     for sigma in SIGMAS:
@@ -76,7 +76,7 @@ def test_a_linear_denoiser_is_the_best_of_its_kind(clips: Clips) -> None:
         assert found["scalar"][0] > found["per channel"][0] > found["per latent"][0]
 
 
-def test_given_frames_and_still_pixels_count_nowhere(clips: Clips) -> None:
+def test_given_frames_and_still_pixels_count_nowhere(clips: HeldOutClips) -> None:
     still = held_out.repeated(clips)
     assert torch.equal(still[:, :, 0], clips.video_B_C_F_H_W[:, :, 0])
     moves = (clips.video_B_C_F_H_W.int() - still.int()).abs().amax(1, keepdim=True) > held_out.MOVES
@@ -105,7 +105,7 @@ def test_one_clip_in_which_nothing_moves_is_refused(
     assert "Nothing moves in this clip" in capsys.readouterr().err
 
 
-def test_the_loss_of_given_frames_is_left_out(clips: Clips) -> None:
+def test_the_loss_of_given_frames_is_left_out(clips: HeldOutClips) -> None:
     wrong: Tensor = clips.x0_B_C_T_H_W.clone()
     wrong[:, :, 0] += 100  # a linear denoiser returns given frames as they are; their own error would be seen at once
     part = replace(clips, x0_B_C_T_H_W=wrong)
@@ -118,7 +118,7 @@ def test_data_without_frames_or_embeddings_are_told(item: dict[str, Tensor]) -> 
         read_clips([item], 1)
 
 
-def test_training_clips_of_another_size_are_told(clips: Clips) -> None:
+def test_training_clips_of_another_size_are_told(clips: HeldOutClips) -> None:
     wide = replace(clips, video_B_C_F_H_W=clips.video_B_C_F_H_W.repeat_interleave(2, dim=4))
     told = r"Training clips are 13x48x96, held-out clips 13x48x48 .*dataloader_val\.dataset\.video_size=\[48,96\]"
     with pytest.raises(ConfigError, match=told):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedWindows
+from cosmos_predict2.data.action_conditioned.recorded_episodes import EpisodeWindows
 from cosmos_predict2.evaluation.metrics.tokenizer_quality import measure_tokenizer
 
 
@@ -32,7 +32,7 @@ class Shuffled:
         return video.repeat_interleave(self.coarse, 3).repeat_interleave(self.coarse, 4)
 
 
-def _windows(num: int, seed: int) -> RecordedWindows:
+def _windows(num: int, seed: int) -> EpisodeWindows:
     """A white square goes right and down by its actions."""
     draws = np.random.default_rng(seed)
     actions = draws.integers(-2, 3, (num, 8, 2)).astype(np.float64)
@@ -41,7 +41,7 @@ def _windows(num: int, seed: int) -> RecordedWindows:
     for clip, way in zip(pictures, places.astype(int), strict=True):
         for frame, (y, x) in zip(clip, way, strict=True):
             frame[y - 3 : y + 3, x - 3 : x + 3] = 255
-    return RecordedWindows(pictures, np.diff(places, axis=1), list(range(num)))
+    return EpisodeWindows(pictures, np.diff(places, axis=1), list(range(num)))
 
 
 LEARNT, HELD = _windows(40, 0), _windows(16, 1)

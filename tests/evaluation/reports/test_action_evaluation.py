@@ -24,7 +24,7 @@ from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.controllability import ActionGap, Distances
-from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionFollowing
+from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionAgreement
 from cosmos_predict2.evaluation.reports import action_evaluation
 from cosmos_predict2.evaluation.reports.action_evaluation import (
     CODED,
@@ -38,7 +38,12 @@ from cosmos_predict2.evaluation.reports.action_evaluation import (
 )
 from cosmos_predict2.evaluation.reports.toy_world import Futures, imagine_futures
 from cosmos_predict2.pipelines import evaluation_data
-from cosmos_predict2.pipelines.evaluation_data import Recordings, read_recordings, recordings_of_run, toy_recordings
+from cosmos_predict2.pipelines.evaluation_data import (
+    EvaluationClips,
+    read_recordings,
+    recordings_of_run,
+    toy_recordings,
+)
 from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import tiny_action_path
@@ -53,7 +58,7 @@ TOY = controller(4, scale=1.0)
 
 
 @pytest.fixture(scope="module")
-def recordings() -> Recordings:
+def recordings() -> EvaluationClips:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation_data, "NUM_FOR_PROBE", 24)
         return toy_recordings("default", TOY, num=6, num_actions=24)
@@ -66,7 +71,7 @@ def pipe() -> Any:
     return Video2WorldActionConditionedPipeline(build_world_model(config, dtype=torch.float32).load())
 
 
-def knowing(pipe: Any, recordings: Recordings, *, moves: bool) -> Any:
+def knowing(pipe: Any, recordings: EvaluationClips, *, moves: bool) -> Any:
     """The pipeline, with imagination replaced: by the truth, or by a standstill."""
     known = {tuple(a[:12].flatten().tolist()): v for a, v in zip(recordings.action_B_L_D, recordings.video_B_C_F_H_W)}
 
@@ -83,7 +88,7 @@ def knowing(pipe: Any, recordings: Recordings, *, moves: bool) -> Any:
 
 
 @pytest.fixture(scope="module")
-def of_the_truth(pipe: Any, recordings: Recordings) -> tuple[Report, Tensor, Any]:
+def of_the_truth(pipe: Any, recordings: EvaluationClips) -> tuple[Report, Tensor, Any]:
     return evaluate(knowing(pipe, recordings, moves=True), recordings, num_steps=3)
 
 
@@ -104,7 +109,7 @@ def test_the_truth_is_near_itself_obedient_and_lasting(of_the_truth: tuple[Repor
 
 
 def test_a_standstill_is_the_first_frame_repeated_and_obeys_nothing(
-    pipe: Any, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
+    pipe: Any, recordings: EvaluationClips, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recordings = replace(recordings, origins=tuple("aaabbb"))
     asked = mock.Mock(wraps=action_evaluation.action_gap)
@@ -124,7 +129,7 @@ def test_a_standstill_is_the_first_frame_repeated_and_obeys_nothing(
 
 
 def test_the_page_shows_what_was_measured_and_needs_no_network(
-    of_the_truth: tuple[Report, Tensor, Any], recordings: Recordings, tmp_path: Path
+    of_the_truth: tuple[Report, Tensor, Any], recordings: EvaluationClips, tmp_path: Path
 ) -> None:
     report, imagined, tried = of_the_truth
     report = replace(report, cautions=("other units <y>",), weights="run <x>")
@@ -268,12 +273,12 @@ def test_weights_without_actions_are_told_before_their_actions_are_asked_for(
 
 def test_no_recording_is_both_fitted_to_and_asked_about() -> None:
     video, action = torch.zeros(7, 3, 2, 4, 4, dtype=torch.uint8), torch.zeros(7, 1, 4)
-    fitted, asked = Recordings("x", video, action, origins=("a", "a", "b", "c", "c", "d", "b")).halves()
+    fitted, asked = EvaluationClips("x", video, action, origins=("a", "a", "b", "c", "c", "d", "b")).halves()
     assert (fitted, asked) == ([0, 1, 3, 4], [2, 5, 6])
-    assert Recordings("x", video, action).halves() == ([0, 2, 4, 6], [1, 3, 5])
+    assert EvaluationClips("x", video, action).halves() == ([0, 2, 4, 6], [1, 3, 5])
 
 
-def test_the_model_that_comes_with_the_code_obeys(recordings: Recordings) -> None:
+def test_the_model_that_comes_with_the_code_obeys(recordings: EvaluationClips) -> None:
     config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny")
     apply_card(read_card(tiny_action_path()), config)
     config.guardrail_config.enabled = False
@@ -336,9 +341,9 @@ def a_gap(ratio: float, share: float = 1.0) -> ActionGap:
     return ActionGap([5.0], [1.0], [ratio], 8, share)
 
 
-def read(imagined: float, coded: float = 0.9) -> dict[str, ActionFollowing]:
+def read(imagined: float, coded: float = 0.9) -> dict[str, ActionAgreement]:
     of = {CODED: coded, IMAGINED: imagined, EXCHANGED: -0.1}
-    return {kind: ActionFollowing(r2, r2, {}, [], 0.0) for kind, r2 in of.items()}
+    return {kind: ActionAgreement(r2, r2, {}, [], 0.0) for kind, r2 in of.items()}
 
 
 FAR, NEAR = Distances(10.0, 1.0), Distances(0.1, 1.0)

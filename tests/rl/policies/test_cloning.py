@@ -12,7 +12,7 @@ from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies import cloning
-from cosmos_predict2.rl.policies.cloning import Windows, clone, recorded_demonstrations, toy_demonstrations
+from cosmos_predict2.rl.policies.cloning import CloneWindows, clone, recorded_demonstrations, toy_demonstrations
 from cosmos_predict2.rl.policies.files import KEY, read_policy, write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
@@ -58,7 +58,7 @@ def test_cloning_learns_what_was_demonstrated_and_follows_from_the_seed() -> Non
 
 def test_statistics_are_those_of_every_action_of_the_windows() -> None:
     actions = torch.stack([torch.arange(202.0).clamp(max=200), torch.zeros(202)], dim=1)[:-1]  # 0 to 200
-    found = Windows(torch.zeros(67, 4, 4, 3), actions.unflatten(0, (67, 3)), ["go"] * 67).statistics()
+    found = CloneWindows(torch.zeros(67, 4, 4, 3), actions.unflatten(0, (67, 3)), ["go"] * 67).statistics()
     known = dict(q01=2, q99=198, min=0, max=200, mean=100, std=float(actions[:, 0].double().std(correction=0)))
     assert {name: found[name][0] for name in known} == pytest.approx(known)
     assert found["mask"] == [True] * 2 and found["max"][1] == 0

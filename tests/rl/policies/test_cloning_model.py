@@ -13,7 +13,7 @@ from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
-from cosmos_predict2.rl.policies.cloning import Windows
+from cosmos_predict2.rl.policies.cloning import CloneWindows
 from cosmos_predict2.rl.policies.cloning_model import shifted
 from cosmos_predict2.rl.policies.files import read_policy, refuse_blind_clone, write_policy
 from cosmos_predict2.rl.policies.null import Constant, by_errors, by_success, decision_errors
@@ -105,7 +105,7 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     folder_alone = type(best)(str(whole / RUN / "policy"))  # as an experiment reads it that learns on
     for each in (best, folder_alone):
         assert (each.config if policy == "pi05" else each).correlation == 0.9, "the clone draws as it learns"
-    seen = Windows(torch.full((1, SIDE, SIDE, 3), 99, dtype=torch.uint8), torch.zeros(1, 4, 2), ["go"]).observation
+    seen = CloneWindows(torch.full((1, SIDE, SIDE, 3), 99, dtype=torch.uint8), torch.zeros(1, 4, 2), ["go"]).observation
     decided = [
         each.act(seen, mode="greedy", generators=[torch.Generator().manual_seed(0)]).actions_E_A_D
         for each in (best, averaged)
@@ -182,9 +182,9 @@ def test_actions_that_are_not_finite_are_named(tmp_path: Path) -> None:
         RecordedWindows(str(tmp_path / "my_data"), chunk=4)
 
 
-def windows_of(pictures_B: torch.Tensor, actions_B: torch.Tensor) -> Windows:
+def windows_of(pictures_B: torch.Tensor, actions_B: torch.Tensor) -> CloneWindows:
     pictures = pictures_B.mul(255).byte()[:, None, None, None].expand(-1, 8, 8, 3)
-    return Windows(pictures, actions_B[:, None, None].expand(-1, 4, 2), ["go"] * len(actions_B))
+    return CloneWindows(pictures, actions_B[:, None, None].expand(-1, 4, 2), ["go"] * len(actions_B))
 
 
 class Sees(PolicyDefaults):

@@ -200,7 +200,7 @@ def test_recordings_in_other_units_are_cloned_in_their_own(
 def test_a_number_that_hardly_ever_moves_keeps_its_rare_values() -> None:
     actions = torch.zeros(500, 2, 2)
     actions[3, :, 1] = 1.0
-    found = cloning.Windows(torch.zeros(500, 4, 4, 3), actions, ["go"] * 500).statistics()
+    found = cloning.CloneWindows(torch.zeros(500, 4, 4, 3), actions, ["go"] * 500).statistics()
     assert (found["q01"][1], found["q99"][1]) == (0.0, 1.0) and (found["q01"][0], found["q99"][0]) == (0.0, 0.0)
 
 

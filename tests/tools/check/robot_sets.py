@@ -12,7 +12,7 @@ import torch
 from cosmos_predict2.data.lerobot.info import read_info
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.video.clips import stretch
-from cosmos_predict2.tools.check.episodes import SIDE, Episode
+from cosmos_predict2.tools.check.episodes import SIDE, CheckedEpisode
 from tests.data.sources_lerobot import change_json
 
 EPISODES, FRAMES, PIXELS = 16, 30, 48
@@ -266,7 +266,7 @@ def planted(name: str) -> RobotSet:
     return made
 
 
-def as_episodes(made: RobotSet) -> list[Episode]:
+def as_episodes(made: RobotSet) -> list[CheckedEpisode]:
     """What is read of it once it is written, without writing it."""
     found = []
     for k, (columns, videos) in enumerate(zip(made.columns, made.videos)):
@@ -274,7 +274,7 @@ def as_episodes(made: RobotSet) -> list[Episode]:
         films = {name: torch.from_numpy(film).permute(3, 0, 1, 2) for name, film in videos.items()}
         pictures = {name: stretch(film, (SIDE, SIDE)).double().mean(dim=0).numpy() for name, film in films.items()}
         time, state = np.arange(len(action)) / made.fps, columns.get(STATE, action[:, :0]).astype(float)
-        found.append(Episode(f"episode_{k:06d}", time, action, state, {SUCCESS: columns[SUCCESS]}, 0, pictures))
+        found.append(CheckedEpisode(f"episode_{k:06d}", time, action, state, {SUCCESS: columns[SUCCESS]}, 0, pictures))
     return found
 
 

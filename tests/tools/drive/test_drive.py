@@ -16,7 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
-from cosmos_predict2.rl.envs.first_frames import Recorded
+from cosmos_predict2.rl.envs.first_frames import RecordedFacts
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import Decision, FrameRewardDefaults, Judgement, PolicyDefaults
 from cosmos_predict2.tools.drive import server
@@ -107,11 +107,11 @@ def said(socket: Any) -> dict[str, Any]:
 
 
 def test_keys_become_actions_within_the_recorded_range() -> None:
-    motions = Controls.of(Recorded(24, [-0.5, -1.0], [0.25, 2.0]), 2)
+    motions = Controls.of(RecordedFacts(24, [-0.5, -1.0], [0.25, 2.0]), 2)
     still = torch.zeros(2)
     assert motions.action(torch.tensor([1.0, -0.5]), 1.0, still).tolist() == [0.25, -0.5]
     assert motions.action(torch.tensor([-1.0, 1.0]), 0.5, still).tolist() == [-0.25, 1.0]
-    places = Controls.of(Recorded(24, [2.0, 0.0], [4.0, 1.0]), 2)
+    places = Controls.of(RecordedFacts(24, [2.0, 0.0], [4.0, 1.0]), 2)
     before = torch.tensor([3.0, 0.99])
     assert places.action(torch.tensor([-1.0, 1.0]), 1.0, before).tolist() == pytest.approx([2.9, 1.0])
     assert places.action(torch.zeros(2), 1.0, before).tolist() == before.tolist()

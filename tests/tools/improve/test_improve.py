@@ -15,8 +15,8 @@ import torch
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.tools.improve import improve as ways
-from cosmos_predict2.tools.improve.steps import Step
-from cosmos_predict2.tools.improve.way import Options, Recorded, chosen, steps_of
+from cosmos_predict2.tools.improve.steps import WayStep
+from cosmos_predict2.tools.improve.way import Options, RecordedSizes, chosen, steps_of
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.programs import warm_python
 from tests.test_documentation import ROOT
@@ -62,7 +62,7 @@ def recorded(num: int) -> Path:
 
 def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path) -> None:
     options = Options(data=Path("datasets/dot"), out=robot / "out", suite="gym:dot_robot:Dot-v0")
-    wider = Recorded(size=(64, 64), height=64, camera="top", action_dim=3, num_actions=24, fps=10.0)
+    wider = RecordedSizes(size=(64, 64), height=64, camera="top", action_dim=3, num_actions=24, fps=10.0)
     with pytest.raises(ConfigError, match=r"Dot-v0 does not fit the recordings, whose actions have 3 numbers: .* 2"):
         ways.require_suite(options, wider)
     with pytest.raises(ConfigError, match="info of a step has no arrived"):
@@ -110,7 +110,7 @@ def test_what_follows_the_choice_is_of_the_clone_that_was_chosen(
     options = Options(data=tmp_path / "data", out=tmp_path / "out", suite="gym:any")
     rates = {"before": 40, "chosen": 120, "after": 60}
 
-    def plan(options: Options, recorded: Recorded) -> list[Step]:
+    def plan(options: Options, recorded: RecordedSizes) -> list[WayStep]:
         learns = chosen(options).name
         contents: dict[str, tuple[str, Any]] = {
             "choice": ("ranking.json", {"policies": [{"policy": "RUN/clone_2/policy", "value": VALUE}]}),
@@ -123,7 +123,7 @@ def test_what_follows_the_choice_is_of_the_clone_that_was_chosen(
         return writing(options.out, contents)
 
     monkeypatch.setattr(ways, "steps_of", plan)
-    monkeypatch.setattr(ways, "look", lambda _: Recorded((64, 64), 64, "top", 2, 24, 10.0))
+    monkeypatch.setattr(ways, "look", lambda _: RecordedSizes((64, 64), 64, "top", 2, 24, 10.0))
     monkeypatch.setattr(ways, "require_suite", lambda *_: None)
     found = ways.improve(options)
     assert (options.out / "learnt").read_text() == '"clone_2"'
@@ -147,7 +147,7 @@ def test_recordings_without_failures_end_the_way_before_anything_is_trained(robo
 
 @pytest.mark.long
 def test_the_whole_way_ends_in_a_page_with_a_verdict(robot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def shortened(options: Options, recorded: Recorded) -> list[Step]:
+    def shortened(options: Options, recorded: RecordedSizes) -> list[WayStep]:
         steps = steps_of(options, recorded)
         return [replace(step, words=(*step.words, *SHORT.get(step.name, ()))) for step in steps]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.tools.improve.steps import Runner, Step, _Left, digest
+from cosmos_predict2.tools.improve.steps import Runner, WayStep, _Left, digest
 from imaginaire.errors import ConfigError, TrainingError
 from tests.programs import warm_python
 
@@ -20,14 +20,14 @@ COPY = "import sys; from pathlib import Path; a, b, c = map(Path, sys.argv[1:4])
 COPY += "; c.open('a').write(b.name + ' ')"
 
 
-def copying(folder: Path, source: str, target: str, code: str = COPY) -> Step:
+def copying(folder: Path, source: str, target: str, code: str = COPY) -> WayStep:
     """A step that makes ``target`` of ``source``."""
     paths = tuple(folder / name for name in (source, target, "ran"))
     words = ("-c", code, *map(str, paths))
-    return Step(target, target, words, reads=(paths[0],), makes=(paths[1],))
+    return WayStep(target, target, words, reads=(paths[0],), makes=(paths[1],))
 
 
-def ran(folder: Path, steps: list[Step]) -> str:
+def ran(folder: Path, steps: list[WayStep]) -> str:
     """What ran when the way was gone."""
     (folder / "ran").write_text("")
     with Runner(folder, steps, shown=io.StringIO()) as runner:
@@ -77,7 +77,7 @@ def test_a_step_that_failed_keeps_what_it_has_and_another_command_does_not(tmp_p
 def test_a_training_goes_on_and_other_programs_begin_anew(tmp_path: Path, program: str) -> None:
     code = "import sys; from pathlib import Path; p = Path(sys.argv[1]); is_there = p.exists();"
     code += "p.write_text(''); sys.exit(0 if is_there else 3)"
-    step = Step("a", "a", ("-c", code, str(tmp_path / "a"), program), makes=(tmp_path / "a",))
+    step = WayStep("a", "a", ("-c", code, str(tmp_path / "a"), program), makes=(tmp_path / "a",))
     for k in range(2):
         with Runner(tmp_path, [step], shown=io.StringIO()) as runner:
             if k and program == "scripts.train":

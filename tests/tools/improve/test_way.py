@@ -15,16 +15,16 @@ import torch
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.tools.improve.improve import keep
-from cosmos_predict2.tools.improve.page import Figures, difference, refusals, verdict_of, without, write_page
-from cosmos_predict2.tools.improve.steps import Runner, Step
-from cosmos_predict2.tools.improve.way import Options, Recorded, _flags, look, phases_of, steps_of
+from cosmos_predict2.tools.improve.page import WayResults, difference, refusals, verdict_of, without, write_page
+from cosmos_predict2.tools.improve.steps import Runner, WayStep
+from cosmos_predict2.tools.improve.way import Options, RecordedSizes, _flags, look, phases_of, steps_of
 from imaginaire.config.compose import compose
 from imaginaire.errors import DataError
 from imaginaire.storage import write_json
 from scripts.train import DEFAULT_CONFIG
 
 OPTIONS = Options(data=Path("my_data"), out=Path("RUN"), suite="gym:ID", clones=1)
-RECORDED = Recorded(size=(64, 64), height=64, camera="top", action_dim=3, num_actions=24, fps=10.0)
+RECORDED = RecordedSizes(size=(64, 64), height=64, camera="top", action_dim=3, num_actions=24, fps=10.0)
 
 
 @pytest.mark.parametrize("policies", [("pi05",), ("openvla_oft",), ("openvla_oft", "pi05")])
@@ -73,7 +73,7 @@ def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
     write_json(options.out / "posttraining/cloning/clone/clone.json", CLONED)
     write_json(options.out / "posttraining/cloning/clone_4/clone.json", CLONED)
     with Runner(options.out, steps_of(options, RECORDED), shown=io.StringIO()) as runner:
-        page = write_page(options, runner, Figures(options.out)).read_text()
+        page = write_page(options, runner, WayResults(options.out)).read_text()
     assert "clone 4, pi05, seed 4, learns" in page and "clone, openvla_oft, seed 3" in page
     for damaged in ("[]", "{", '{"policies": []}'):
         (options.out / "ranking.json").write_text(damaged)
@@ -94,7 +94,7 @@ def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"which camera\? Set it to one of"):
         look(options)
     found = look(replace(options, camera="a"))
-    assert found == Recorded((32, 64), 96, "observation.images.a", 2, 4, 10.0, ("a task",))
+    assert found == RecordedSizes((32, 64), 96, "observation.images.a", 2, 4, 10.0, ("a task",))
     with pytest.raises(DataError):
         look(replace(options, data=tmp_path))
     both = look(replace(options, camera="a+b"))
@@ -109,10 +109,10 @@ WRITE = "import sys; from pathlib import Path; p = Path(sys.argv[1]); p.parent.m
 WRITE += "p.write_text(sys.argv[2])"
 
 
-def writing(folder: Path, contents: Mapping[str, tuple[str, Any]]) -> list[Step]:
+def writing(folder: Path, contents: Mapping[str, tuple[str, Any]]) -> list[WayStep]:
     """Steps by name, each of which writes one file."""
     return [
-        Step(name, name, ("-c", WRITE, str(folder / file), json.dumps(content)), makes=(folder / file,))
+        WayStep(name, name, ("-c", WRITE, str(folder / file), json.dumps(content)), makes=(folder / file,))
         for name, (file, content) in contents.items()
     ]
 
@@ -142,7 +142,7 @@ def test_the_verdict_follows_from_what_was_measured(
     contents["before"] = "before/evaluation.json", rate(before)
     contents["after"] = "after/evaluation.json", after and rate(after)
     options, steps = replace(OPTIONS, out=tmp_path), writing(tmp_path, contents)
-    figures = Figures(tmp_path)
+    figures = WayResults(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
         for step in steps if after is not None else steps[:-1]:
             if step.name not in without(options, runner, refusals(options, runner, figures)):
@@ -167,7 +167,7 @@ def test_a_refused_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path) 
         "after": ("after/evaluation.json", rate(90)),
     }
     steps = writing(tmp_path, contents)
-    figures = Figures(tmp_path)
+    figures = WayResults(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
         for step in steps:
             if step.name not in without(options, runner, refusals(options, runner, figures)):
@@ -207,7 +207,7 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
         contents["gate_2"] = f"{later}/card.json", _card(second, "the second")
     contents |= {name: (f"{name}/evaluation.json", rate(n)) for name, n in (("before", 40), ("after_2", 70))}
     steps = writing(tmp_path, contents)
-    figures = Figures(tmp_path)
+    figures = WayResults(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
         for step in steps[: 6 if second is None else None]:
             if step.name not in without(options, runner, refusals(options, runner, figures)):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.tools.plan.advice import Prediction
+from cosmos_predict2.tools.plan.advice import Forecast
 from cosmos_predict2.tools.plan.report import Plan, as_text, make_plan
 from cosmos_predict2.tools.plan.speed import GPUS
 from scripts import plan
@@ -45,7 +45,7 @@ def test_a_plan_of_reinforcement_learning_has_its_passes_and_advice_that_holds()
     assert alone.speed.seconds < before.speed.seconds
 
 
-def followed(outcome: Prediction, num_gpus: int, gpu_memory: float, *overrides: str) -> Plan:
+def followed(outcome: Forecast, num_gpus: int, gpu_memory: float, *overrides: str) -> Plan:
     """The plan of a run with the overrides of a proposal pasted."""
     lines = [line for line in outcome.overrides if not line.startswith("--gpus ")]
     flags = [int(line.removeprefix("--gpus ")) for line in outcome.overrides if line.startswith("--gpus ")]

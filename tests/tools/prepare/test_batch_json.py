@@ -9,7 +9,7 @@ import torch
 
 from cosmos_predict2.data.video import media
 from cosmos_predict2.pipelines.requests import check_request, read_batch
-from cosmos_predict2.world_model.options import Request
+from cosmos_predict2.world_model.options import VideoRequest
 from scripts import prepare_batch_input_json as script
 from tests.tools.prepare.conftest import Start
 
@@ -39,7 +39,7 @@ def test_the_batch_is_what_the_inference_script_reads(
     (folder / "b..txt").write_text("müde Äpfel\n\n")
     assert prepare(folder, "--dry_run") == 0 and not (tmp_path / "new").exists()
     assert prepare(folder) == 0 and "1 pictures" in caplog.text and "alone.webp" in caplog.text
-    requests = read_batch(str(tmp_path / "new" / "batch.json"), Request("", "", "output/x.mp4"))
+    requests = read_batch(str(tmp_path / "new" / "batch.json"), VideoRequest("", "", "output/x.mp4"))
     assert [(Path(r.input_path).name, r.prompt, Path(r.save_path).name) for r in requests] == [
         ("a.PNG", "a robot", "a.mp4"),
         ("b.jpg", "müde Äpfel", "b.mp4"),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.scoring import Book, Chunk, Ids
-from cosmos_predict2.rl.envs.simulators.omnigibson import OmniGibson, Task, read_tasks, simulator
+from cosmos_predict2.rl.envs.simulators.omnigibson import BehaviorTask, OmniGibson, read_tasks, simulator
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from imaginaire.errors import ConfigError, DataError
 
@@ -67,7 +67,7 @@ class BehaviorEnv(EnvDefaults):
         self.shaped_reward, self.terminate_on_success = shaped_reward, terminate_on_success
         self.keep_frames = keep_frames
         self._book: Book | None = None
-        self._tasks: tuple[Task, ...] = ()
+        self._tasks: tuple[BehaviorTask, ...] = ()
         self._metadata: dict[str, Any] = {}
         self._seen: dict[int, dict[str, Tensor]] = {}  # the last observation of each environment
         self._held: dict[int, Tensor] = {}  # states of those that others have moved on from
@@ -158,7 +158,7 @@ class BehaviorEnv(EnvDefaults):
             self._book = Book(self.num_envs, **numbers, seed=self.seed)
         return self._book
 
-    def _limit(self, task: Task) -> int:
+    def _limit(self, task: BehaviorTask) -> int:
         return min(task.max_steps, self.max_steps or task.max_steps)
 
     def _taken(self) -> OmniGibson:

@@ -47,7 +47,7 @@ PLACEMENT_SEED = 0  # of what LIBERO draws when a scene is built: published resu
 
 
 @dataclass(frozen=True)
-class Task:
+class BddlTask:
     """``language`` is the instruction of policies; the sentence in the BDDL file reads differently."""
 
     name: str
@@ -62,7 +62,7 @@ class Suite:
     """Tasks in the published order; ``max_steps`` are those of evaluations."""
 
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[BddlTask, ...]
     max_steps: int
 
 
@@ -107,7 +107,7 @@ class LiberoTask:
             camera_heights=height or image_size, camera_widths=width or image_size, render_gpu_device_id=render_gpu
         )
         self._env: Any = None
-        self._task: Task | None = None
+        self._task: BddlTask | None = None
         self._states: Any = None
 
     def reset(self, task_id: int, trial_id: int, seed: int) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class LiberoTask:
         if env is not None:
             env.close()
 
-    def _build(self, task: Task) -> None:
+    def _build(self, task: BddlTask) -> None:
         """The scene of a task: five to nine seconds."""
         self.close()
         prepare()
@@ -178,7 +178,7 @@ def find_suite(name: str) -> Suite:
     if name not in SUITES:
         raise ConfigError(f"LIBERO has no suite '{name}'.{near(name, SUITES)}")
     if name == ALL:
-        tasks: dict[str, Task] = {}
+        tasks: dict[str, BddlTask] = {}
         for task in (task for part in MAX_STEPS for task in find_suite(part).tasks):
             tasks.setdefault(task.name, task)
         return Suite(name, tuple(tasks.values()), max(MAX_STEPS.values()))
@@ -188,7 +188,7 @@ def find_suite(name: str) -> Suite:
     return Suite(name, tuple(_task(name, each) for each in names), MAX_STEPS[name])
 
 
-def chosen_tasks(name: str, wanted: Sequence[str] = ()) -> tuple[Task, ...]:
+def chosen_tasks(name: str, wanted: Sequence[str] = ()) -> tuple[BddlTask, ...]:
     """The tasks of a suite, or those of these numbers or names."""
     tasks = find_suite(name).tasks
     places = {task.name: task for task in tasks} | {str(i): task for i, task in enumerate(tasks)}
@@ -212,9 +212,9 @@ def _task_names() -> dict[str, list[str]]:
     return found
 
 
-def _task(suite_name: str, name: str) -> Task:
+def _task(suite_name: str, name: str) -> BddlTask:
     root = package()
-    return Task(
+    return BddlTask(
         name=name,
         language=_SCENE.sub("", name).replace("_", " "),
         suite=suite_name,
@@ -223,7 +223,7 @@ def _task(suite_name: str, name: str) -> Task:
     )
 
 
-def initial_states(task: Task) -> NDArray[numpy.float64]:
+def initial_states(task: BddlTask) -> NDArray[numpy.float64]:
     """MuJoCo's state (time, qpos, qvel) at each start [50, n]; n differs between tasks."""
     # This brings torch, which a worker that reads nothing does without.
     from imaginaire.checkpoint.plain_pickle import FAULTS, Refused, read_arrays

@@ -54,7 +54,7 @@ Size = tuple[int, int] | None
 
 
 @dataclass(frozen=True)
-class Task:
+class BehaviorTask:
     """``instances`` are the numbers of its recorded starts; ``max_steps`` twice what humans took on average."""
 
     index: int
@@ -92,7 +92,7 @@ class OmniGibson:
             setattr(globals_, name, value)
         self.data = Path(globals_.DATA_PATH)
         self.owner: object = None
-        self._tasks: tuple[Task, ...] = ()  # of the scenes
+        self._tasks: tuple[BehaviorTask, ...] = ()  # of the scenes
         self._envs: list[Any] = []
 
     # --- what it has
@@ -112,7 +112,7 @@ class OmniGibson:
 
     # --- episodes
 
-    def load(self, tasks: Sequence[Task]) -> None:
+    def load(self, tasks: Sequence[BehaviorTask]) -> None:
         """One scene for each of the tasks. Other ones than before are built anew, all of them: minutes."""
         if tuple(tasks) == self._tasks:
             return
@@ -186,7 +186,7 @@ class OmniGibson:
 
     # --- parts of a start
 
-    def _config(self, task: Task) -> dict[str, Any]:
+    def _config(self, task: BehaviorTask) -> dict[str, Any]:
         """The config of an environment, as the challenge's evaluation has it."""
         available = self._teleoperation.load_available_tasks()
         if task.name not in available:
@@ -253,7 +253,7 @@ def _keeping_interrupts() -> Iterator[None]:
 # --- the challenge's tasks: sentences, starts, lengths
 
 
-def read_tasks(data: Path, names: Sequence[str] | None = None, table: str = "") -> tuple[Task, ...]:
+def read_tasks(data: Path, names: Sequence[str] | None = None, table: str = "") -> tuple[BehaviorTask, ...]:
     """The tasks of these names, or all in the order of their numbers.
 
     ``table`` is a file of lines with task_index, task_name and task, the sentence: by default that of the
@@ -266,7 +266,7 @@ def read_tasks(data: Path, names: Sequence[str] | None = None, table: str = "") 
     for row in rows:
         index = int(row["task_index"])
         steps = int(2 * fmean(lengths.get(index) or [UNKNOWN_LENGTH]))
-        tasks[row["task_name"]] = Task(index, row["task_name"], row["task"], starts.get(index, ()), steps)
+        tasks[row["task_name"]] = BehaviorTask(index, row["task_name"], row["task"], starts.get(index, ()), steps)
     for name in names or ():
         if name not in tasks:
             raise ConfigError(f"BEHAVIOR has no task '{name}'.{near(name, tasks)}")
@@ -277,7 +277,7 @@ def read_tasks(data: Path, names: Sequence[str] | None = None, table: str = "") 
 
 
 def _lengths(data: Path) -> Mapping[int, list[int]]:
-    """How many steps humans took, by task."""
+    """Steps that humans took, by task."""
     found = defaultdict(list)
     for row in _lines(data / INSTANCES / "metadata" / "episodes.jsonl", data, ("episode_index", "length")):
         found[int(row["episode_index"]) // EPISODES_OF_A_TASK].append(int(row["length"]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How MuJoCo draws pictures without a screen: by EGL (a GPU, or Mesa in software) or by OSMesa (in software).
+"""Pictures of MuJoCo without a screen: by EGL (a GPU, or Mesa in software) or by OSMesa (in software).
 
 MuJoCo reads MUJOCO_GL when it is first imported, so what works is tried in a process of its own before that.
 """
@@ -81,7 +81,7 @@ def _selection(backend: str) -> dict[str, str]:
 
 
 def _probed(backend: str) -> int | str:
-    """How many devices a process can draw on this way, or why it cannot."""
+    """Number of devices that a process can draw on this way, or the reason that it cannot."""
     command, env = [sys.executable, "-c", _PROBE], {**os.environ, **_selection(backend)}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_TIMEOUT, check=False)

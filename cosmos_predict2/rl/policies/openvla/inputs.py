@@ -51,7 +51,7 @@ def center_crop(picture: Picture, size: int, area: float = CROP_AREA) -> Picture
 
 @dataclass(frozen=True)
 class Resize:
-    """How a tower's pictures are brought to size."""
+    """The way a tower's pictures are brought to size."""
 
     strategy: str
     size: int

@@ -56,23 +56,23 @@ MASK_TOKEN = "*.mask_token"  # of transformers alone
 
 
 @dataclass(frozen=True)
-class Place:
+class PublicTensor:
     """The place of a model's tensor in the public file: its name, and which third of it."""
 
     name: str
     third: int | None = None
 
 
-def place_of(name: str) -> Place | None:
+def place_of(name: str) -> PublicTensor | None:
     """None for what only transformers has."""
     found = _TOWER.fullmatch(name)
     if found is None:
-        return Place(name)
+        return PublicTensor(name)
     tower, inner = found.groups()
     if inner.endswith("mask_token"):
         return None
     if inner in _OF_EMBEDDINGS:
-        return Place(f"{tower}.{_OF_EMBEDDINGS[inner]}")
+        return PublicTensor(f"{tower}.{_OF_EMBEDDINGS[inner]}")
     layer = _LAYER.fullmatch(inner)
     if layer is None:
         raise CheckpointError(
@@ -83,8 +83,8 @@ def place_of(name: str) -> Place | None:
         rest = re.sub(rf"^{pattern}|^{pattern}$" if "|" not in pattern else f"^(?:{pattern})", public, rest)
     third = re.fullmatch(r"attn\.qkv\.(q|k|v)\.(.*)", rest)
     if third is not None:
-        return Place(f"{tower}.blocks.{block}.attn.qkv.{third[2]}", "qkv".index(third[1]))
-    return Place(f"{tower}.blocks.{block}.{rest}")
+        return PublicTensor(f"{tower}.blocks.{block}.attn.qkv.{third[2]}", "qkv".index(third[1]))
+    return PublicTensor(f"{tower}.blocks.{block}.{rest}")
 
 
 @dataclass(frozen=True)

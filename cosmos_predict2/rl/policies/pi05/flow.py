@@ -27,7 +27,7 @@ def step_times(num_steps: int) -> Tensor:
 
 
 def noise_level(level: float, is_annealed: bool, params: Sequence[float], step: int) -> float:
-    """How much noise is added at a step of the trainer: annealed from params[0] to params[1] over params[2] steps."""
+    """Noise that is added at a step of the trainer: annealed from params[0] to params[1] over params[2] steps."""
     if not is_annealed:
         return level
     first, last, steps = params

@@ -62,7 +62,7 @@ _ENDS = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": (
 
 
 @dataclass(frozen=True)
-class Plan:
+class NameUses:
     """The use of each name of a file: of the network, or kept aside (by its public name)."""
 
     loaded: Mapping[str, str]  # the network's name -> the file's
@@ -70,8 +70,8 @@ class Plan:
     is_head_tied: bool  # lm_head is the embedding, under its own name
 
 
-def plan(names: Iterable[str], own: Iterable[str]) -> Plan:
-    """How a file's names are used, by the network's own."""
+def plan(names: Iterable[str], own: Iterable[str]) -> NameUses:
+    """Uses of a file's names, by the network's own."""
     inner = any(f"{_TOWER}vision_model." in name for name in own)  # a level more, of older transformers
     public: dict[str, str] = {}
     for name in names:
@@ -88,7 +88,7 @@ def plan(names: Iterable[str], own: Iterable[str]) -> Plan:
     elif _HEAD in public:
         kept[_HEAD] = public.pop(_HEAD)
     loaded = {name if inner else name.replace(f"{_TOWER}vision_model.", _TOWER): old for name, old in public.items()}
-    return Plan(loaded, kept, is_tied)
+    return NameUses(loaded, kept, is_tied)
 
 
 def modern_name(name: str) -> str | None:

@@ -167,7 +167,7 @@ def gemma_config(sizes: Stream):  # type: ignore[no-untyped-def]
 
 
 class NoiseHead(nn.Module):
-    """How far each number of an action is drawn from its mean (flow_noise), within two standard deviations."""
+    """Deviation of each number of an action from its mean (flow_noise), within two standard deviations."""
 
     logvar_min: Tensor
     logvar_max: Tensor

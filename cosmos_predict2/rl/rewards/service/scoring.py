@@ -75,7 +75,7 @@ class Scorer:
             return [error]
 
     @torch.no_grad()
-    def _score(self, requests: Sequence[wire.Request]) -> list[dict[str, Any]]:
+    def _score(self, requests: Sequence[wire.RewardRequest]) -> list[dict[str, Any]]:
         began = time.perf_counter()
         of_requests = [self._samples(request) for request in requests]
         decoded_s = time.perf_counter() - began if self.needs_pixels else None
@@ -93,7 +93,7 @@ class Scorer:
             for request, samples in zip(requests, of_requests)
         ]
 
-    def _samples(self, request: wire.Request) -> list[Sample]:
+    def _samples(self, request: wire.RewardRequest) -> list[Sample]:
         latents, video = request.latents(), request.video()
         context = dict(request.context)
         context.setdefault(NUM_CONDITIONAL, [1] * len(request.prompts))
@@ -153,7 +153,7 @@ class Scorer:
             sample.is_valid = is_finite and sample.scores[self.name] is not None
 
     def _result(
-        self, request: wire.Request, samples: Sequence[Sample], score_s: float, decoded_s: float | None
+        self, request: wire.RewardRequest, samples: Sequence[Sample], score_s: float, decoded_s: float | None
     ) -> dict[str, Any]:
         names = list(samples[0].scores)
         first = samples[0].video if samples[0].video is not None else samples[0].latent

@@ -26,7 +26,7 @@ from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.service.queue import OtherBody, Queue, QueueFull, QueueUnusable, ticket_of
 from cosmos_predict2.rl.rewards.service.scoring import failed_result
 from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
-from cosmos_predict2.rl.rewards.service.supervisor import Metrics, Supervisor
+from cosmos_predict2.rl.rewards.service.supervisor import ServiceMetrics, Supervisor
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ LOOK_S = 0.02  # between two looks at the queue, for all pulls that wait
 class Access:
     """ASGI middleware: 401 without the token on every path but those of health, before the body is read."""
 
-    def __init__(self, app: ASGIApp, token: str, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, token: str, metrics: ServiceMetrics) -> None:
         self.app = app
         self.metrics = metrics
         self._digest = hashlib.sha256(token.encode()).digest() if token else None

@@ -43,7 +43,7 @@ _IGNORED = {
 
 @attrs.define(kw_only=True)
 class DecodeSettings:
-    """How latents become pixels."""
+    """Decoder of latents to pixels."""
 
     model_path: str = ""  # the file of the Wan2.1 tokenizer, or "tiny"
     dtype: str = attrs.field(default="float32", validator=validators.in_(("float32", "float16", "bfloat16")))

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[4]
 Labels = tuple[tuple[str, str], ...]
 
 
-class Metrics:
+class ServiceMetrics:
     """The numbers of one service, in the text format of Prometheus; safe to use from several threads."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Metrics:
 
 @attrs.define(kw_only=True)
 class Patience:
-    """How a supervisor deals with workers that die."""
+    """Limits of a supervisor for workers that die."""
 
     first_wait_s: float = 0.5  # before a new start; doubles with each death, up to the longest
     longest_wait_s: float = 30.0
@@ -215,7 +215,7 @@ class Supervisor:
     def __init__(self, settings: ServiceSettings, queue: Queue, patience: Patience | None = None) -> None:
         self.settings = settings
         self.queue = queue
-        self.metrics = Metrics()
+        self.metrics = ServiceMetrics()
         self.patience = patience or Patience()
         self.stopping = threading.Event()
         self.slots = [
