@@ -188,7 +188,7 @@ class _Shown:
 
 def _toy_pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.configs.rl.imagination import imagination_of
-    from cosmos_predict2.rl.imagined import labelled_pictures
+    from cosmos_predict2.rl.imagined import labelled_rollouts
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.rewards.success_training import LabelledPictures
     from cosmos_predict2.toy_world.physics import SETTINGS
@@ -200,17 +200,17 @@ def _toy_pictures(args: argparse.Namespace, device: str) -> _Shown:
     policy = read_policy(args.policy)[0] if args.policy else None
 
     def made(num: int, split: str, first: int, seed: int) -> list[Mapping[str, Any]]:
-        played = [labelled_pictures.by_drivers(num, split, first, seed, args.setting)]
+        played = [labelled_rollouts.by_drivers(num, split, first, seed, args.setting)]
         if policy is not None:
             others = (policy, num, split, first + _BETWEEN, seed, args.setting)
-            played.append(labelled_pictures.by_policy(*others))
-        return [labelled_pictures.labelled(one, split, imagination, args.setting) for one in played]
+            played.append(labelled_rollouts.by_policy(*others))
+        return [labelled_rollouts.labelled(one, split, imagination, args.setting) for one in played]
 
     num_held_out = max(2, 2 * args.episodes // 3)
     learnt = made(args.episodes, "train", _TRAIN_FROM, args.seed)
     halves = [made(num_held_out // 2, "val", _HELD_OUT_FROM + k * 2 * _BETWEEN, args.seed + 1 + k) for k in range(2)]
-    names = [name for name in learnt[0] if name != labelled_pictures.OUTCOME]
-    judged = labelled_pictures.SIMULATOR if imagination is None else labelled_pictures.SHOWN
+    names = [name for name in learnt[0] if name != labelled_rollouts.OUTCOME]
+    judged = labelled_rollouts.SIMULATOR if imagination is None else labelled_rollouts.SHOWN
     measured = {name: LabelledPictures.joined([part[name] for part in halves[1]]) for name in learnt[0]}
     return _Shown(
         [part[name] for part in learnt for name in names],
@@ -226,7 +226,7 @@ def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.data.split import require_usable
     from cosmos_predict2.data.views import require_same, views_of
     from cosmos_predict2.rl.envs.replays import require_actions_of
-    from cosmos_predict2.rl.imagined.labelled_pictures import LabelledRecordings, parts_of
+    from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
     from cosmos_predict2.rl.rewards.success_training import OUTCOME, TRUE, LabelledPictures
 
     if not 0 < args.val_fraction < 1:

@@ -27,7 +27,7 @@ from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStart, RecordedStarts, write_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
-from cosmos_predict2.rl.imagined.labelled_pictures import DRIVERS
+from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.null import NullPolicy, are_motions

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.released import tiny_action_path
-from cosmos_predict2.rl.imagined import labelled_pictures
-from cosmos_predict2.rl.imagined.labelled_pictures import LabelledRecordings, parts_of
+from cosmos_predict2.rl.imagined import labelled_recordings
+from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
 from cosmos_predict2.rl.rewards import success_training
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
 from cosmos_predict2.rl.rewards.success_training import (
@@ -303,7 +303,7 @@ def test_recordings_have_their_successes_what_came_just_before_and_how_far_it_wa
 def test_large_recordings_are_thinned_from_their_ends(recordings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, parts = recorded(recordings, "next.done")
     whole = found.labelled(parts[0])["held out"]
-    monkeypatch.setattr(labelled_pictures, "MEMORY", 4 * 5 * 48 * 48 * 3)  # of 13 pictures of each every third
+    monkeypatch.setattr(labelled_recordings, "MEMORY", 4 * 5 * 48 * 48 * 3)  # of 13 pictures of each every third
     for one, other in zip(whole, found.labelled(parts[0])["held out"], strict=True):
         assert torch.equal(other.pictures_N_H_W_C, one.pictures_N_H_W_C[[0, 3, 6, 9, 12]])
         assert other.success_N.tolist() == [False] * 4 + [True]
