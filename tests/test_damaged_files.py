@@ -21,7 +21,7 @@ from cosmos_predict2.data.dataset_prompts import read_prompts
 from cosmos_predict2.data.lerobot.info import read_info, read_modality
 from cosmos_predict2.data.lerobot.layouts import LayoutV2
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.pipelines.requests import Request, read_batch
+from cosmos_predict2.pipelines.requests import read_batch
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStart, RecordedStarts, write_starts
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
@@ -33,6 +33,7 @@ from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, read_classifier
 from cosmos_predict2.text.embeddings import folder as embeddings
 from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyTokenizer
 from cosmos_predict2.tools.prepare.agibot.captions import read_task_info
+from cosmos_predict2.world_model.options import VideoRequest
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, UserError
 
@@ -44,8 +45,8 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "action statistics": ("dataset_statistics.json", lambda f: read_statistics(f / "dataset_statistics.json")),
     "adapter": ("adapter_config.json", lambda f: read_adapter(str(f))),
     "annotation": ("a.json", lambda f: read_annotation(f / "a.json")),
-    "batch": ("batch.json", lambda f: read_batch(str(f / "batch.json"), Request())),
-    "batch of lines": ("batch.jsonl", lambda f: read_batch(str(f / "batch.jsonl"), Request())),
+    "batch": ("batch.json", lambda f: read_batch(str(f / "batch.json"), VideoRequest())),
+    "batch of lines": ("batch.jsonl", lambda f: read_batch(str(f / "batch.jsonl"), VideoRequest())),
     "diffusers": ("config.json", lambda f: diffusers_net(str(f))),
     "embeddings": ("embeddings.json", embeddings.read_record),
     "episodes": ("meta/episodes.jsonl", lambda f: LayoutV2(read_info(f))),

@@ -263,8 +263,11 @@ def _memory(path: str) -> tuple[int, int]:
     peak, done = dict(before), threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.001):
+        while True:  # once at the end, too: on a busy machine this thread may have had no turn before
+            is_last = done.wait(0.001)
             peak.update({kind: max(size, peak[kind]) for kind, size in _resident().items()})
+            if is_last:
+                return
 
     watcher = threading.Thread(target=watch)
     watcher.start()
