@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """One training step of a released size: seconds, share of the device's speed, peak memory, and what plan had predicted.
 
-python -m benchmarks.train_step --model_size 2B --resolution 480 --random_weights [--steps 3]
+python -m benchmarks.train_step --model_size 2B --resolution 480 --random_weights [--steps 3] [--profile]
 python -m benchmarks.train_step --model_size 2B --action --random_weights [--batch_sizes 16 32 64 128]
 python -m benchmarks.train_step --model_size tiny [--action] [--overrides a.b=c ...]
 
 The trainer itself runs the AgiBot experiment of that size on random clips, in one process, not sharded. When memory
 runs out, it starts anew with stronger recomputation, then without the weight average, then with adapters only. With
 ``--action`` it is the action-conditioned model, 13 frames of 256 x 320, and the largest of the batch sizes that fits.
-The ceiling is the fastest matrix product found on this machine; model operations count three forward passes a step (two
-for adapters), and nothing that is computed a second time.
+With ``--profile`` one step more shows the kernels that take the time. The ceiling is the fastest matrix product found
+on this machine; model operations count three forward passes a step (two for adapters), and nothing that is computed a
+second time.
 """
 
 import argparse
 import gc
 import json
+import re
 import statistics
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import machine
 from benchmarks.dit import ceiling
@@ -40,6 +45,15 @@ FALLBACKS = [  # tried in this order when memory runs out, each on top of those 
     ("adapters only", ["model.config.train_architecture=lora"]),
 ]
 BATCH_SIZES = {"tiny": [4, 8], "2B": [16, 32, 64, 128]}  # of the action-conditioned model
+KERNELS = {  # groups by parts of the names of kernels, on a CPU of operators; the first that matches counts
+    "attention": r"flash|fmha|sdpa|attention|attn|softmax",
+    "optimizer": r"multi_tensor_apply|adam|_foreach|fused_sgd",
+    "convolution": r"conv|fprop|dgrad|wgrad|implicit",
+    "matrix products": r"gemm|nvjet|cutlass|matmul|addmm|::b?mm|splitk",
+    "copies": r"memcpy|memset|copy|::cat|CatArray|contiguous",
+    "pointwise, norms": r"",
+}
+SHOWN = 10  # kernels by name
 
 
 @dataclass(frozen=True)
@@ -54,24 +68,45 @@ class StepCosts:
     allocated: int  # bytes, the most at a time
     reserved: int
     loss: float
+    kernels: dict[str, float]  # seconds of the profiled step, if there was one
 
 
 class StepClock(Callback):
-    """Times each step from the moment that its batch is there, and notes what a batch looks like."""
+    """Times each step from the moment that its batch is there, and notes what a batch looks like. The step behind the
+    first ``num_timed`` is profiled instead, where there is one."""
+
+    profiled: ClassVar[dict[str, float]] = {}  # seconds of a step, by kernel
 
     seconds: ClassVar[list[float]] = []
     shapes: ClassVar[dict[str, tuple[int, ...]]] = {}
     losses: ClassVar[list[float]] = []
 
+    def __init__(self, num_timed: int) -> None:
+        super().__init__()
+        self.num_timed = num_timed
+        self.profiler: profile | None = None
+
     def on_training_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
         machine.wait()
+        if len(self.seconds) == self.num_timed:
+            is_gpu = torch.cuda.is_available()
+            self.profiler = profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU])
+            self.profiler.start()
         self.start = time.perf_counter()
         self.shapes.update({key: tuple(value.shape) for key, value in batch.items() if hasattr(value, "shape")})
 
     def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
         self.losses.append(float(loss.detach()))  # waits for the device
         machine.wait()
-        self.seconds.append(time.perf_counter() - self.start)
+        if self.profiler is None:
+            self.seconds.append(time.perf_counter() - self.start)
+            return
+        self.profiler.stop()
+        for event in self.profiler.key_averages():
+            is_gpu = torch.cuda.is_available()  # there the host's launches and waits are no kernels
+            if microseconds := event.self_device_time_total if is_gpu else event.self_cpu_time_total:
+                self.profiled[event.key] = self.profiled.get(event.key, 0.0) + microseconds / 1e6
+        self.profiler = None
 
 
 def experiment(arguments: argparse.Namespace) -> list[str]:
@@ -93,9 +128,12 @@ def experiment(arguments: argparse.Namespace) -> list[str]:
 
 def settings(arguments: argparse.Namespace) -> list[str]:
     """Overrides that replace files: random clips and, with ``--random_weights``, random weights."""
-    found = [f"trainer.max_iter={arguments.steps + 1}", "trainer.run_validation=False", "ckpt_type=dummy"]
-    found += ["trainer.callbacks.progress_bar=null"]
-    found += ["+trainer.callbacks.clock={_target_: benchmarks.train_step.StepClock}"]
+    timed = arguments.steps + 1
+    found = [f"trainer.max_iter={timed + arguments.profile}", "trainer.run_validation=False", "ckpt_type=dummy"]
+    found += [
+        "trainer.callbacks.progress_bar=null",
+        f"+trainer.callbacks.clock={{_target_: benchmarks.train_step.StepClock, num_timed: {timed}}}",
+    ]
     if arguments.random_weights or arguments.model_size == "tiny":
         found.append("model.config.model_manager_config.dit_path=''")
     if arguments.model_size == "tiny":
@@ -113,12 +151,13 @@ def measure(what: str, overrides: list[str]) -> StepCosts:
     """Run the trainer; raises TrainingError when memory runs out."""
     StepClock.seconds.clear()
     StepClock.losses.clear()
+    StepClock.profiled.clear()
     machine.forget_peak_memory()
     config = machine.launch(CONFIG, overrides)
     first, *steps = StepClock.seconds
     tokens, flops = work(config, StepClock.shapes)
     allocated, reserved = machine.peak_memory()
-    known = (tokens, flops, allocated, reserved, StepClock.losses[-1])
+    known = (tokens, flops, allocated, reserved, StepClock.losses[-1], dict(StepClock.profiled))
     return StepCosts(what, statistics.median(steps), first, *known)
 
 
@@ -180,6 +219,7 @@ def main() -> None:
     parser.add_argument("--fps", type=int, default=16, choices=(10, 16), help="16: 93 frames, 10: 61")
     parser.add_argument("--action", action="store_true", help="the action-conditioned model, in the largest batch")
     parser.add_argument("--batch_sizes", nargs="*", type=int, help="with --action: which are tried, growing")
+    parser.add_argument("--profile", action="store_true", help="the kernels of one step more")
     parser.add_argument("--random_weights", action="store_true", help="network and tokenizer without files")
     parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that is not")
     parser.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="of the configuration")
@@ -193,6 +233,8 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from error
     plan = machine.planned("--", *experiment(arguments), *added)
     report(arguments, found, plan, peak)
+    if arguments.profile:
+        report_kernels(found.kernels)
     if arguments.json:
         record = {"measured": asdict(found), "plan": plan, "ceiling": peak, "overrides": added}
         Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
@@ -223,6 +265,17 @@ def report(arguments: argparse.Namespace, found: StepCosts, plan: dict[str, Any]
         print(f"  {name:32s}{measured:>12s}{planned:>12s}")
     if "error" in plan:
         print(f"  plan: {plan['error']}")
+
+
+def report_kernels(seconds: dict[str, float]) -> None:
+    """The profiled step by groups of kernels, and those that take most by name."""
+    total, groups = sum(seconds.values()), dict.fromkeys(KERNELS, 0.0)
+    for name, spent in seconds.items():
+        groups[next(group for group, pattern in KERNELS.items() if re.search(pattern, name, re.IGNORECASE))] += spent
+    print(f"  one step of {total:.3f} s in kernels")
+    for kind, limit in ((groups, len(groups)), (seconds, SHOWN)):
+        for name, spent in sorted(kind.items(), key=lambda item: -item[1])[:limit]:
+            print(f"  {spent:>10.4f} s {spent / total:>7.1%}  {name[:90]}")
 
 
 def predicted(value: Any, form: str) -> str:

@@ -80,7 +80,7 @@ def test_a_failed_step_is_named_and_the_others_still_run(tmp_path: Path, stand_i
 
 def arguments(**changes: Any) -> Any:
     plain = dict(model_size="2B", resolution="480", fps=16, steps=1, random_weights=True, overrides=[])
-    plain |= dict(action=False, batch_sizes=None)
+    plain |= dict(action=False, profile=False, batch_sizes=None)
     return SimpleNamespace(**{**plain, **changes})
 
 
@@ -127,7 +127,7 @@ def test_a_tiny_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_largest_batch_with_actions_is_found(
+def test_the_largest_batch_with_actions_is_found_and_its_step_profiled(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "unused")
@@ -136,15 +136,18 @@ def test_the_largest_batch_with_actions_is_found(
 
     def limited(what: str, overrides: list[str]) -> train_step.StepCosts:
         if what == "batch 2":
+            train_step.StepClock.profiled.clear()  # as the attempt begins
             raise TrainingError("Out of memory: tried to allocate 20 GiB\nTry, in this order: ...")
         return measure(what, overrides)
 
     monkeypatch.setattr(train_step, "measure", limited)
-    sizes = dict(model_size="tiny", action=True, batch_sizes=[1, 2, 4])
+    sizes = dict(model_size="tiny", action=True, profile=True, batch_sizes=[1, 2, 4])
     found, added = train_step.largest_batch(arguments(**sizes))
     assert added == ["dataloader_train.batch_size=1"] and found.what == "batch 1"
     assert found.tokens == 4 * 6 * 6 and len(train_step.StepClock.seconds) == 2
+    train_step.report_kernels(found.kernels)
     lines = capsys.readouterr().out.splitlines()
     assert "  batch 2: Out of memory: tried to allocate 20 GiB" in lines and not any(
         "batch 4" in line for line in lines
     )
+    assert any("matrix products" in line for line in lines) and sum("aten::" in line for line in lines) > 5
