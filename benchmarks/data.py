@@ -62,8 +62,10 @@ def compare(folder: Path, paths: list[Path], num_frames: int, turns: int) -> Non
     for i in range(len(paths)):
         expected = readers["PyAV, bare"](i)
         for name in ("ours, frames", "ours, data set"):
-            assert torch.equal(readers[name](i), expected), f"{name} gives other frames than PyAV"
-        assert torch.equal(readers["ours, data set, scaled"](i), readers["PyAV, bare, then scaled"](i))
+            if not torch.equal(readers[name](i), expected):
+                raise SystemExit(f"{name} gives other frames than PyAV")
+        if not torch.equal(readers["ours, data set, scaled"](i), readers["PyAV, bare, then scaled"](i)):
+            raise SystemExit("the data set scales other frames than PyAV gives")
     passes = {name: lambda read=read: [read(i) for i in range(len(paths))] for name, read in readers.items()}
     found = machine.in_turns(passes, turns, warm_up=0)
     print(f"\n{num_frames} frames: clips/s, processor ms per clip (median of the turns), against bare PyAV")

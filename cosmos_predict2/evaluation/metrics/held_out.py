@@ -205,8 +205,8 @@ def require_movement(clips: HeldOutClips) -> None:
         num = len(clips)
         raise DataError(
             f"Nothing moves in {'this clip' if num == 1 else f'these {num} clips'}: no colour of any pixel differs by"
-            f" more than {MOVES} of 255 from the last conditioning frame, so that generated frames cannot be told from"
-            " a standstill. Take more clips (--num_clips) or others (--data FOLDER)."
+            f" more than {MOVES} of 255 from the last conditioning frame, so that generated frames cannot be"
+            " distinguished from a standstill. Take more clips (--num_clips) or others (--data FOLDER)."
         )
 
 

@@ -175,7 +175,7 @@ def by_errors(error_N: Tensor, constant_N: Tensor, episode_N: Tensor) -> tuple[d
     of_what = f"of what differs between held-out actions ({num} recordings)"
     if num < 3:
         return found, Beaten(
-            None, f"Only {num} recordings are held out: too few to tell what the clone has learnt.", CURE
+            None, f"Only {num} recordings are held out: too few to measure what the clone has learnt.", CURE
         )
     if found["low"] > 0:
         return found, Beaten(

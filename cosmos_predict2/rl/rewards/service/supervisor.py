@@ -149,8 +149,8 @@ class Slot:
         try:
             with contextlib.suppress(BrokenPipeError):
                 assert process.stdin is not None
-                told = message(self.of.settings, self.reward, name=name, version=self.version, device=self.device)
-                process.stdin.write(told + "\n")
+                sent = message(self.of.settings, self.reward, name=name, version=self.version, device=self.device)
+                process.stdin.write(sent + "\n")
                 process.stdin.flush()
             while reader.is_alive():
                 reader.join(timeout=0.2)

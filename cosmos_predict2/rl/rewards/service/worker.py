@@ -119,13 +119,13 @@ class Worker:
                     log.exception("leases of %s could not be renewed", self.reward.reward_type)
 
 
-def build_worker(told: dict[str, Any], report: Report) -> Worker:
+def build_worker(order: dict[str, Any], report: Report) -> Worker:
     """The worker of a `message`; UserError where its reward cannot be built."""
-    given = told["settings"]
+    given = order["settings"]
     (reward,) = given["rewards"] = [RewardSettings(**given["rewards"][0])]
     given["decode"] = decode = DecodeSettings(**given["decode"])
     settings = ServiceSettings(**given)
-    device = told["device"]
+    device = order["device"]
     optional = dict(model_path=reward.model_path, dtype=reward.dtype, device=device)
     function = build(reward.make, reward.arguments, **optional)
     scorer = Scorer(
@@ -136,7 +136,7 @@ def build_worker(told: dict[str, Any], report: Report) -> Worker:
         lambda: report({"event": "alive"}),
     )
     return Worker(
-        told["name"], told["version"], settings, open_queue(settings.queue, settings.limits()), scorer, report
+        order["name"], order["version"], settings, open_queue(settings.queue, settings.limits()), scorer, report
     )
 
 
@@ -151,7 +151,7 @@ def main() -> int:
             events.flush()
 
     logs.setup()
-    told = json.loads(sys.stdin.readline())
+    order = json.loads(sys.stdin.readline())
     draining = threading.Event()
 
     def listen() -> None:
@@ -162,7 +162,7 @@ def main() -> int:
 
     threading.Thread(target=listen, daemon=True).start()
     try:
-        worker = build_worker(told, report)
+        worker = build_worker(order, report)
     except UserError as error:
         report({"event": "unfit", "reason": str(error)})
         return UNFIT
