@@ -150,9 +150,9 @@ def _trained(overrides: list[str], resumes: bool, root: Path) -> tuple[Waits, Lo
     of validation there, and those on the CPU."""
     waits: Waits = {}
     last = "trainer.max_iter=4" if resumes else "trainer.max_iter=2"
-    train(root / "cpu", [*overrides, *RUN, last], config=CONFIG)
+    train(root / "cpu", [*RUN, *overrides, last], config=CONFIG)
     for end in ["trainer.max_iter=2", last] if resumes else [last]:
-        there = _on_the_device(train, root / NAME, [*overrides, *RUN, end], config=CONFIG)
+        there = _on_the_device(train, root / NAME, [*RUN, *overrides, end], config=CONFIG)
         waits = dict(Counter(waits) + Counter(there))
     return waits, losses(root / NAME, "far", ("val/loss",)), losses(root / "cpu", "far", ("val/loss",))
 
@@ -219,6 +219,7 @@ def _records(folder: Path) -> list[Any]:
 ADAPTERS = [f"experiment={ACTION}", "model.config.train_architecture=lora", "model.config.precision=float32"]
 ADAPTERS += ["trainer.callbacks.action_following.sigmas=[1]"]  # at any level it is the same code
 LOW = [f"experiment={FLOW}", "model.config.precision=bfloat16", "optimizer=fusedadamw", "~optimizer.adam_lr"]
+STUDENT = ["experiment=tiny_student", "model.config.pipe_config.net.num_blocks=4", "model.config.precision=float32"]
 ENDS = WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP
 
 
@@ -228,8 +229,9 @@ ENDS = WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP
     [
         (ADAPTERS, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-4),  # the rates of two groups of parameters
         (LOW, True, {place: 2 * count for place, count in ENDS.items()}, 2e-2),
+        (STUDENT, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-3),
     ],
-    ids=["adapters", "low precision, resumed"],
+    ids=["adapters", "low precision, resumed", "student"],
 )
 def test_training_stays_on_the_device(
     overrides: list[str], resumes: bool, expected_waits: Waits, rel: float, tmp_path: Path

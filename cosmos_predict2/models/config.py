@@ -209,6 +209,7 @@ class Passes:
     updates: int  # optimizer steps
     weight_copies: int  # of the trained weights
     kept_latents: int  # that each clip keeps on the device until it is trained on, of this rank's frames
+    are_of_teacher: bool = False  # the clips of the data's batches, whose latents another network makes
 
     @property
     def without_gradient(self) -> int:

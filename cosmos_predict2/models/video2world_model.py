@@ -41,6 +41,7 @@ from cosmos_predict2.models.config import (
     Predict2Video2WorldModelConfig,
     model_config,
 )
+from cosmos_predict2.models.teacher import check_teacher, passes_of_teacher, teacher_of
 from cosmos_predict2.models.text import TrainingText, data_text, require_text, text_of_config
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts
@@ -105,6 +106,7 @@ class Video2WorldModel(ImaginaireModel):
         adapt = partial(add_trained_adapters, config=config)
         self.world = build_world_model(self.pipe_config, dtype=self.weight_dtype, adapt=adapt)
         self.net: DiT = self.world.net
+        self.teacher = teacher_of(self.world, self.weight_dtype)
         if not current_dims().will_shard(config.fsdp_shard_size):
             self._has_trained_adapters = fill_network(self.net, config, "cpu", self._start_seed)
         self.text = TrainingText(config.text)
@@ -120,6 +122,7 @@ class Video2WorldModel(ImaginaireModel):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         yield from cls._check_family(arguments["config"])
         yield from model_checks.check(arguments["config"], context)
+        yield from check_teacher(arguments["config"], context)
         yield from model_checks.check_true_clips(cls.compared_data(arguments["config"], context))
 
     @classmethod
@@ -130,7 +133,7 @@ class Video2WorldModel(ImaginaireModel):
     @classmethod
     def passes(cls, config: Any, conditions: int) -> Passes | None:
         """The passes of an experience, for a rank whose batches have so many clips; None: each is trained on once."""
-        return None
+        return passes_of_teacher(config, conditions)
 
     @classmethod
     def _check_family(cls, config: Any) -> Iterator[Finding]:
@@ -247,7 +250,7 @@ class Video2WorldModel(ImaginaireModel):
             self._count_samples(batch, is_image)
         x0, condition = self.data_and_condition(batch, generators)
         epsilon, sigma_B_1 = self.draw_noise(x0, is_image, generators)
-        return self.loss(x0, epsilon, sigma_B_1, condition)
+        return self.loss(self.taught(x0, epsilon, condition), epsilon, sigma_B_1, condition)
 
     def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
         """The loss at each of ``validation_sigmas`` and their mean, with all inputs kept and as few conditioning frames
@@ -256,6 +259,7 @@ class Video2WorldModel(ImaginaireModel):
         generators = self._generators(batch, "validation")
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
         epsilon, sigma_B_1 = self.draw_noise(x0, is_image, generators)
+        x0 = self.taught(x0, epsilon, condition)
         weight_B = batch.get(WEIGHT_KEY)
         if not self.validation_sigmas:
             output, loss = self.loss(x0, epsilon, sigma_B_1, condition)
@@ -302,8 +306,16 @@ class Video2WorldModel(ImaginaireModel):
     def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: Draws) -> tuple[Tensor, Tensor]:
         """Standard normal noise, and one noise level per sample [B, 1]."""
         epsilon = generators.normal(x0_B_C_T_H_W.shape, "epsilon").to(x0_B_C_T_H_W, non_blocking=True)
-        sigma_B = self.config.draw_sigma(generators.uniform(3, "sigma"), is_image=is_image)
+        uniform_B_3 = generators.uniform(3, "sigma")
+        if self.teacher is not None:
+            sigma_B = self.teacher.draw_sigma(uniform_B_3)
+        else:
+            sigma_B = self.config.draw_sigma(uniform_B_3, is_image=is_image)
         return epsilon, sigma_B[:, None].to(x0_B_C_T_H_W, non_blocking=True)
+
+    def taught(self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, condition: Condition) -> Tensor:
+        """The latents that are learnt: those of the data, or what a teacher makes of the noise."""
+        return x0_B_C_T_H_W if self.teacher is None else self.teacher.latents(epsilon_B_C_T_H_W, condition)
 
     def loss(
         self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_T: Tensor, condition: Condition

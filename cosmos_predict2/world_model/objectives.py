@@ -38,6 +38,7 @@ from cosmos_predict2.diffusion.rectified_flow import (
 from cosmos_predict2.diffusion.rectified_flow import flow_time as time_of
 from cosmos_predict2.diffusion.solvers import SOLVERS, Denoise, SameNoise, Stepper, karras_sigmas
 from cosmos_predict2.nn.dit import DiT, Prepared
+from cosmos_predict2.world_model.config import FlowConfig
 from imaginaire.buildable import describe, resolve, shipped, target_of
 from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError, near
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 shipped("solver", SOLVERS)
 
 OBJECTIVE_KEY = "model.config.pipe_config.objective"
+STEPS_KEY = "model.config.pipe_config.timestamps.nfe"
 FLOW_SOLVER = "unipc"
 DISTILLED = "distilled"  # the sampler of networks that were distilled to a few steps
 DISTILLED_STEPS = 4
@@ -413,7 +415,55 @@ class Flow:
         return cast(Tensor, target.square())
 
 
-register(EDM, Flow)
+class Student(Flow):
+    """Flow times, one to four steps, guidance folded in: the objective of a network that learns what another one, its
+    ``teacher``, makes of the same noise in ``teacher_steps`` steps with ``guidance`` (`models.teacher`).
+
+    ``timestamps.nfe`` records the number of its steps. A teacher of noise levels has a student of flow times, which
+    name the same mixtures. Sampling needs no teacher.
+    """
+
+    def __init__(
+        self,
+        config: "Video2WorldPipelineConfig",
+        *,
+        teacher: str = "",
+        teacher_steps: int = 8,
+        guidance: float = 0.0,
+    ) -> None:
+        self.config, self.num_steps = config, int(config.timestamps.nfe)
+        if not 1 <= self.num_steps <= DISTILLED_STEPS:
+            raise ConfigError(
+                f"{STEPS_KEY}={self.num_steps}, but a student has 1 to {DISTILLED_STEPS} steps: set it to 1."
+            )
+        conditional = 1000 * float(time_of(torch.tensor(config.sigma_conditional, dtype=torch.float64)))
+        scale = config.rectified_flow_t_scaling_factor / NUM_TIMESTEPS
+        self.flow = config.flow or FlowConfig(timestep_scale=scale, conditional_frame_timestep=conditional)
+        self.teacher, self.teacher_steps, self.guidance = teacher, teacher_steps, guidance
+
+    @property
+    def solvers(self) -> tuple[str, ...]:
+        return (DISTILLED,)
+
+    @property
+    def times(self) -> Tensor:
+        """The flow times of its steps, and 0."""
+        return distilled_times(self.num_steps, self.flow.shift)
+
+    def sampling_path(
+        self, guided: Guided, condition: Condition, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
+    ) -> SamplingPath:
+        if num_steps > self.num_steps:
+            at_most = "1 step" if self.num_steps == 1 else f"1 to {self.num_steps} steps"
+            teacher = f" {self.teacher}" if self.teacher else ""
+            raise ConfigError(
+                f"{num_steps} sampling steps, but this model is a student of {at_most} (timestamps.nfe of its run):"
+                f" give --num_steps {self.num_steps}, or sample its teacher{teacher}."
+            )
+        return super().sampling_path(guided, condition, noise_B_C_T_H_W, solver, num_steps)
+
+
+register(EDM, Flow, Student)
 
 
 def _denoiser(

@@ -29,7 +29,7 @@ from cosmos_predict2.tokenizers.sizes import latent_frame, latent_frames, pixel_
 from cosmos_predict2.world_model.assembly import network_of, other_parts, settle_attention
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
-from cosmos_predict2.world_model.objectives import Predict, SamplingPath, chosen_solver, objective_of
+from cosmos_predict2.world_model.objectives import Predict, SamplingPath, Student, chosen_solver, objective_of
 from cosmos_predict2.world_model.options import GUIDED, UNGUIDED, SamplingOptions
 from cosmos_predict2.world_model.parallelize import ContextParallel, compile_blocks
 from imaginaire import distributed
@@ -338,9 +338,9 @@ class WorldModel:
         solver = chosen_solver(self.objective, options.solver)
         if options.num_steps < 1:
             raise ConfigError(f"num_steps={options.num_steps}: sampling takes at least 1 step.")
-        is_guided = options.guidance != 0 and not self._on_all_ranks(
-            unconditional is None or conditional.equals(unconditional)
-        )
+        is_student = isinstance(self.objective, Student)  # whose teacher was guided
+        is_guided = options.guidance != 0 and not is_student
+        is_guided = is_guided and not self._on_all_ranks(unconditional is None or conditional.equals(unconditional))
         self.context.activate(True)
         condition = self.context.part_of(conditional)
         other = self.context.part_of(unconditional) if is_guided and unconditional is not None else None

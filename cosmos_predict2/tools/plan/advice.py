@@ -127,7 +127,8 @@ def _sharding(work: Workload) -> Iterator[Change]:
 def _batches(work: Workload) -> Iterator[Change]:
     if work.batch_size > 1:
         steps = work.batch_size * work.grad_accum
-        key = "dataloader_train.batch_size" if work.passes is None else "model.config.rl.rollout_batch"
+        is_of_data = work.passes is None or work.passes.are_of_teacher
+        key = "dataloader_train.batch_size" if is_of_data else "model.config.rl.rollout_batch"
         overrides = (f"{key}=1", f"trainer.grad_accum_iter={steps}")
         yield Change(replace(work, batch_size=1, grad_accum=steps), overrides, 1)
 
@@ -152,6 +153,8 @@ def _policies(work: Workload, modes: Sequence[str]) -> Iterator[Change]:
 
 def _splits(work: Workload) -> Iterator[Change]:
     """Clips over more ranks, as far as heads, latent frames and ranks divide."""
+    if work.passes is not None and work.passes.are_of_teacher:
+        return  # a teacher makes whole clips
     frames = work.latent_shape[0] // work.net.patch_temporal
     for size in range(2 * work.context_parallel, work.num_gpus + 1, work.context_parallel):
         if not any(number % size for number in (work.num_gpus, work.net.num_heads, frames)):

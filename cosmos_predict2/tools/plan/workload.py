@@ -3,7 +3,7 @@
 
 import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,8 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
     text_encoder = model.text.encoder
     batch_size = _batch_size(config.dataloader_train)
     passes = target_of(config.model, "model").passes(config.model.config, batch_size)
+    if passes is not None and passes.are_of_teacher:
+        passes = replace(passes, clips=passes.clips * config.trainer.grad_accum_iter)
     height, width = _clip_size(config, pipe.resolution)
     return Workload(
         net=net,
