@@ -20,6 +20,7 @@ from imaginaire.errors import DataError
 TEXT_KEY = "t5_text_embeddings"
 NEGATIVE_TEXT_KEY = "neg_t5_text_embeddings"
 ACTION_KEY = "action"
+STATE_KEY = "state"  # of the robot, [B, F, S] at the frames
 EMBEDDERS = ("fps", "padding_mask", "text", "use_video_condition")  # in the order of their draws
 
 
@@ -35,6 +36,7 @@ class Condition:
     gt_frames_B_C_T_H_W: Tensor | None = None
     condition_mask_B_1_T_H_W: Tensor | None = None  # 1 on the conditioning frames
     action_B_A_D: Tensor | None = None  # of the whole clip, scaled; never withheld
+    state_B_F_S: Tensor | None = None  # of training alone, where the network predicts it
     is_without_text: bool = False  # known to be: then nobody looks at the text, for which a GPU would be waited for
 
     def with_conditioning_frames(self, gt_frames_B_C_T_H_W: Tensor, num_frames_B: Tensor) -> "Condition":
@@ -139,6 +141,7 @@ class Conditioner:
             fps_B=_required(batch, "fps"),
             is_image=is_image,
             action_B_A_D=batch.get(ACTION_KEY),
+            state_B_F_S=batch.get(STATE_KEY),
         )
         return condition if keep is None else self.withheld(condition, keep)
 

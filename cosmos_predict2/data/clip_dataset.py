@@ -35,6 +35,7 @@ from cosmos_predict2.actions.statistics import (
     sampled_statistics,
 )
 from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.conditioner import STATE_KEY
 from cosmos_predict2.data.samples import CURE, BadSamples, FrameRule, evenly, frame_item, place_of, text_item
 from cosmos_predict2.data.video.clips import CROPS, Clip, Fit, choose_decoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
@@ -96,6 +97,10 @@ class Source(Protocol):
     def actions(self, i: int, frames: NDArray[numpy.int64]) -> Numbers:
         """Unscaled actions [len(frames) - 1, d] that lead along these frames."""
         raise DataError(f"{self} has no actions.")
+
+    def states(self, i: int, frames: NDArray[numpy.int64]) -> Numbers | None:
+        """The robot's state [F, S] at these frames; None where nobody asked for it."""
+        return None
 
     def starts(self, i: int) -> NDArray[numpy.bool_] | None:
         """[F], true for the frames that a window may begin with; None: all of them."""
@@ -269,6 +274,10 @@ class ClipDataset(Dataset[dict[str, Any]]):
         if self.action_transform is not None:
             actions = self._actions(i, frames, self.action_transform)
             item |= {"action": actions, TRANSFORM_KEY: self.action_transform.to_json()}
+        if (states := self.source.states(i, frames)) is not None:
+            if not numpy.isfinite(states).all():
+                raise DataError(f"{self.source}: the state of recording {i} has numbers that are not finite.")
+            item[STATE_KEY] = torch.as_tensor(states, dtype=torch.float32)
         return item
 
     def _chosen(self, clip: Clip, name: str) -> NDArray[numpy.int64]:

@@ -22,7 +22,7 @@ from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.checkpoints.card import ModelCard, read_card
 from cosmos_predict2.checkpoints.dit_loading import CONFIG_KEY, OTHER_TRANSFORM
 from cosmos_predict2.checkpoints.dit_weights import RATIO
-from cosmos_predict2.conditioner import ACTION_KEY
+from cosmos_predict2.conditioner import ACTION_KEY, STATE_KEY, Condition
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
@@ -34,6 +34,8 @@ from imaginaire.data.stream import data_sets
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 log = logging.getLogger(__name__)
+
+Losses = tuple[dict[str, Any], Tensor]
 
 FIRST = "the training data"
 LEAST, MOST = 0.05, 30.0  # of the largest action of a batch: 0.015 is ignored, released weights have grippers of 20
@@ -82,6 +84,10 @@ class NoActions:
 
     def take_over(self, card: ModelCard) -> None:
         """The transform of weights that are being loaded is the run's; an error where the config has another."""
+
+    def with_state(self, losses: Losses, x0_B_C_T_H_W: Tensor, condition: Condition) -> Losses:
+        """The parts of a loss and the loss, with those of the robot's state where the network predicts it."""
+        return losses
 
     def on_data(self, *loaders: Any) -> None: ...
 
@@ -139,6 +145,7 @@ class Actions(NoActions):
                 f"The batch's actions have {action.shape[2]} numbers, but the network reads {size} in each of its"
                 f" {pixel_frames(state_t) - 1} (model.config.pipe_config.net.action_dim)."
             )
+        self._check_state(batch, have)
         self._check_transform(batch)
         if self.model.training and not self._has_seen_size:
             self._has_seen_size = True
@@ -152,8 +159,31 @@ class Actions(NoActions):
                 f" a frame further back (accumulate {self.transform.accumulate}). Let the data give clips of"
                 f" num_frames={num_actions + 1}."
             )
-        rows = [row[start : start + num_actions] for row, start in zip(batch[ACTION_KEY], starts)]
-        return {**batch, ACTION_KEY: torch.stack(rows)}
+        cut = {ACTION_KEY: num_actions} | ({STATE_KEY: num_actions + 1} if STATE_KEY in batch else {})
+        rows = {key: [row[k : k + size] for row, k in zip(batch[key], starts)] for key, size in cut.items()}
+        return {**batch, **{key: torch.stack(parts) for key, parts in rows.items()}}
+
+    def with_state(self, losses: Losses, x0_B_C_T_H_W: Tensor, condition: Condition) -> Losses:
+        if (head := self.model.net.state_head) is None:
+            return losses
+        assert condition.state_B_F_S is not None and condition.action_B_A_D is not None  # see check
+        state_B_F_S = condition.state_B_F_S.to(x0_B_C_T_H_W.device)
+        found = head(x0_B_C_T_H_W, state_B_F_S[:, 0], condition.action_B_A_D.to(x0_B_C_T_H_W.device))
+        error = head.error(found, state_B_F_S[:, 1:])
+        (output, loss), squares = losses, (2 * error).square().mean()
+        return {**output, "state_error": error.detach().mean()}, loss + squares
+
+    def _check_state(self, batch: Mapping[str, Any], num_frames: int) -> None:
+        if (head := self.model.net.state_head) is None:
+            return
+        state, size = batch.get(STATE_KEY), head.state_dim
+        if not isinstance(state, Tensor) or state.shape[1:] != (num_frames, size):
+            found = "no such entry" if not isinstance(state, Tensor) else f"{list(state.shape)}"
+            raise DataError(
+                f"The network predicts {size} numbers of the robot's state (net.state_range), for which a batch has"
+                f" '{STATE_KEY}' [clips, {num_frames}, {size}], but this one has {found}. Let the data set read it"
+                " (dataloader_train.dataset.state, and dataloader_val), or leave pipe_config.state empty."
+            )
 
     def _far_from_one(self, batch: Mapping[str, Any]) -> Iterator[str]:
         """Actions that are far from the order of 1; zeros are hidden ones."""

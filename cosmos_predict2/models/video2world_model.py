@@ -250,7 +250,8 @@ class Video2WorldModel(ImaginaireModel):
             self._count_samples(batch, is_image)
         x0, condition = self.data_and_condition(batch, generators)
         epsilon, sigma_B_1 = self.draw_noise(x0, is_image, generators)
-        return self.loss(self.taught(x0, epsilon, condition), epsilon, sigma_B_1, condition)
+        losses = self.loss(self.taught(x0, epsilon, condition), epsilon, sigma_B_1, condition)
+        return self.actions.with_state(losses, x0, condition)
 
     def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
         """The loss at each of ``validation_sigmas`` and their mean, with all inputs kept and as few conditioning frames

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.nn.layers import Linear
+from cosmos_predict2.nn.state_head import StateHead
 
 
 class ActionMLP(nn.Module):
@@ -39,22 +40,26 @@ class ActionDiT(Video2WorldDiT, ABC):
     """The common part of both kinds, which differ in how actions reach the frames.
 
     The numbers ``summed_action_dims`` of an action are replaced by ``summed_action_scale`` times their sum since the
-    first frame: of small motions this makes places.
+    first frame: of small motions this makes places. With a ``state_range`` of the robot's state there is a head that
+    predicts it (`state_head`).
     """
 
     takes_actions = True
+    begins_anew = ("state_head.*",)
 
     def __init__(
         self,
         action_inputs: int,
+        action_size: int | None,
         *,
         hidden_dim_in_action_embedder: int | None = None,
         action_on_tokens: bool = False,
         summed_action_dims: Sequence[int] = (),
         summed_action_scale: float = 1.0,
+        state_range: Sequence[Sequence[float]] = (),
         **network: Any,
     ) -> None:
-        """``action_inputs`` is the number of numbers that the MLPs read at once."""
+        """The MLPs read ``action_inputs`` numbers at once; an action has ``action_size`` (None: unknown)."""
         super().__init__(**network)
         if action_inputs < 1:
             raise ValueError(f"The MLPs for actions would read {action_inputs} numbers: one at least.")
@@ -70,6 +75,10 @@ class ActionDiT(Video2WorldDiT, ABC):
         self.action_embedder_B_D = ActionMLP(action_inputs, hidden, width)
         self.action_embedder_B_3D = ActionMLP(action_inputs, hidden, 3 * width)
         self.action_embedder_tokens = ActionMLP(action_inputs, hidden, width) if action_on_tokens else None
+        if state_range:
+            if action_size is None:
+                raise ValueError("state_range needs the size of one action: set num_action_per_chunk, too.")
+            self.state_head = StateHead(action_size, self.in_channels, state_range)
         self.init_weights()
 
     def _with_actions(
@@ -143,7 +152,8 @@ class FlatActionDiT(ActionDiT):
         temporal_compression_ratio: int | None = None,
         **network: Any,
     ) -> None:
-        super().__init__(action_dim * (num_action_per_chunk or 1), **network)
+        size = action_dim if num_action_per_chunk else None
+        super().__init__(action_dim * (num_action_per_chunk or 1), size, **network)
 
     def action_rows(self, frames: int) -> int:
         return 1
@@ -173,7 +183,7 @@ class ChunkActionDiT(ActionDiT):
         num_action_per_chunk: int | None = None,
         **network: Any,
     ) -> None:
-        super().__init__(action_dim * temporal_compression_ratio, **network)
+        super().__init__(action_dim * temporal_compression_ratio, action_dim, **network)
         if self.patch_temporal != 1:
             raise ValueError(f"patch_temporal={self.patch_temporal}: actions belong to single latent frames.")
         self.action_dim = action_dim

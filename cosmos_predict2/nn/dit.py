@@ -41,6 +41,7 @@ from cosmos_predict2.nn.layers import (
     Timesteps,
     starts,
 )
+from cosmos_predict2.nn.state_head import StateHead
 
 TimestepPrecision = Literal["float32", "module"]
 COUNTERS = {  # buffers that released files carry; training counts in them
@@ -147,6 +148,7 @@ class DiT(nn.Module):
                 raise ValueError(f"{name}={size} is not a multiple of the patch size {patch}.")
         canonical_backend(atten_backend)
         self.in_channels = in_channels
+        self.state_head: StateHead | None = None  # see action_dit
         self.out_channels = out_channels
         self.patch_spatial = patch_spatial
         self.patch_temporal = patch_temporal

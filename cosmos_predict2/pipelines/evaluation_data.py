@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cosmos_predict2.actions.statistics import dataset_statistics, other_range, recorded_columns
 from cosmos_predict2.actions.transforms import ActionTransform, controller
+from cosmos_predict2.conditioner import STATE_KEY
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
@@ -65,6 +66,7 @@ class EvaluationClips:
     origins: tuple[str, ...] = ()  # of each clip the recording that it is a part of; empty: each of its own
     num_apart: int | None = None  # clips that there are without any that overlap; None: as many as wanted
     cautions: tuple[str, ...] = ()  # what makes figures of them doubtful
+    state_B_F_S: Tensor | None = None  # of the robot, where the data set reads it
 
     def __len__(self) -> int:
         return len(self.video_B_C_F_H_W)
@@ -232,6 +234,7 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
         origins=origins,
         num_apart=num_apart,
         cautions=tuple(text for text in (doubt, alone if is_alone else "") if text),
+        state_B_F_S=torch.stack([item[STATE_KEY] for item in items]) if STATE_KEY in items[0] else None,
     )
 
 

@@ -140,6 +140,7 @@ class Video2WorldActionPipelineConfig(Video2WorldPipelineConfig):
 
     action_transform: Any = None  # as ActionTransform.to_dict gives it; None: that of the data or of the weights
     chunk_size: int = attrs.field(default=12, validator=at_least(1))  # actions between the first frame and the last
+    state: str = ""  # columns of the robot's state, with + between them, that the network predicts (net.state_range)
 
     @property
     def transform(self) -> ActionTransform | None:

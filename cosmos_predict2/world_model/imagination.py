@@ -22,6 +22,7 @@ from torch import Tensor
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.nn.state_head import StateHead, StateTrail
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.tokenizers.sizes import latent_frames, pixel_frames
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
@@ -52,6 +53,11 @@ class Imagination:
         """Raw actions [..., d] as the network sees them, float32."""
         return torch.from_numpy(self.transform.apply(raw)).float()
 
+    @property
+    def state_head(self) -> StateHead | None:
+        """The part of the network that predicts the robot's state; None where it has none."""
+        return self.world.net.state_head
+
     @torch.no_grad()
     def generate_actions(
         self,
@@ -65,6 +71,7 @@ class Imagination:
         as_float: bool = False,
         batch_size: int | None = None,
         frames: range | None = None,
+        trail: StateTrail | None = None,
     ) -> Tensor:
         """Videos [B, 3, 1 + A, H, W] that begin with the first frames: uint8, or in [-1, 1] with ``as_float``.
 
@@ -72,7 +79,7 @@ class Imagination:
         numbers that follow each other, no others are decoded than these need.
         One or five first frames, uint8 or in [-1, 1]; of five, the first four actions lie between them. Actions are as
         `transformed` gives them; a text [1, S, E] is that of all samples. ``batch_size`` are sampled together, or as
-        many as fit into a GPU's memory.
+        many as fit into a GPU's memory. ``trail`` sees what the robot's state is predicted from.
         """
         num_latent = self._check(first_frames_B_C_F_H_W, actions_B_A_D, seeds)
         num_given = first_frames_B_C_F_H_W.shape[2]
@@ -101,6 +108,8 @@ class Imagination:
                 options=options,
                 is_without_text=text_B_S_E is None and negative_text_B_S_E is None,
             )
+            if trail is not None:
+                trail.see(part, latent, actions.float())
             few = self.world.clips_at_once(pixel_frames(num_latent), height, width)
             for some in latent.split(few):
                 video = self.world.decode(some, frames)
@@ -128,6 +137,7 @@ class Imagination:
         last_chunk: str = "pad",
         as_float: bool = False,
         batch_size: int | None = None,
+        trail: StateTrail | None = None,
     ) -> Tensor:
         """Videos [B, 3, 1 + L, H, W] of any number of actions: each chunk begins where the last one ended.
 
@@ -136,8 +146,11 @@ class Imagination:
         that fill no chunk. The noise of a chunk is that of the seed plus the number of its first action.
 
         With ``history`` 2 a chunk begins with five frames in place of one, and with ``reference`` the first of the five
-        is the first picture of all; the released networks were trained for neither.
+        is the first picture of all; the released networks were trained for neither. ``trail`` follows the
+        robot's state from the first frame on, with ``history`` 1.
         """
+        if trail is not None and history != 1:
+            raise ConfigError(f"The robot's state is predicted from one picture, but history={history}: set it to 1.")
         chunk, given = self.config.chunk_size, pixel_frames(history)
         check_rollout(actions_B_L_D.shape[1], chunk, history, reference, last_chunk)
         if self.config.transform is not None and actions_B_L_D.shape[1] > chunk:
@@ -162,7 +175,10 @@ class Imagination:
                 negative_text_B_S_E=negative_text_B_S_E,
                 as_float=is_float,
                 batch_size=batch_size,
+                trail=trail,
             )
+            if trail is not None:
+                trail.step()
             videos.append(clip[:, :, given if start else 0 :])
             frames = clip[:, :, -given:]
             if not float_hand_over:

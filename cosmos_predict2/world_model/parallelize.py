@@ -66,7 +66,7 @@ def _shard(net: DiT, dims: ParallelDims, fsdp_shard_size: int) -> None:
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(last, mesh=mesh, reshard_after_forward=False)  # the backward pass begins with it
     others: list[torch.nn.Module | None] = [net.final_layer, net.extra_pos_embedder, net.t_embedder, net.crossattn_proj]
-    others += net.action_mlps() if isinstance(net, ActionDiT) else []
+    others += [*net.action_mlps(), net.state_head] if isinstance(net, ActionDiT) else []
     for module in others:
         if module is not None:
             fully_shard(module, mesh=mesh, reshard_after_forward=True)

@@ -28,7 +28,7 @@ class Brightens:
     def __init__(self, transform: ActionTransform, chunk_size: int) -> None:
         self.transform = transform
         self.config = Video2WorldActionPipelineConfig(chunk_size=chunk_size)
-        self.world, self.views = SimpleNamespace(device=torch.device("cpu")), ("",)
+        self.world, self.views, self.state_head = SimpleNamespace(device=torch.device("cpu")), ("",), None
         self.calls: list[dict[str, Any]] = []
         self.actions: list[Tensor] = []
 

@@ -36,7 +36,7 @@ from cosmos_predict2.data.lerobot.info import (
     read_info,
     read_modality,
 )
-from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
+from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, choose_state, part_width
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, Form, choose_form, known_ranges
 from cosmos_predict2.data.split import SUCCESS_COLUMN, read_split, recorded_outcomes, split_of
 from cosmos_predict2.data.video.clips import Clip, Fit, choose_decoder
@@ -111,6 +111,9 @@ class LeRobotActionDataset(ClipDataset):
     ``split_file`` of scripts.split_recordings holds episodes out in place of ``val_fraction`` and of the data set's own
     splits: train, val, which is its part calibrate, and test.
 
+    ``state`` names columns of the robot's state, or parts of them by modality.json, with + between several: samples
+    have it at each frame, for a world model that predicts it.
+
     ``load_t5_embeddings`` reads the text from episode_000000.pickle and so on in ``embedding_dir`` (ROOT/t5_xxl by
     default); without it the text is zeros. ``fps`` is the label in the items, whatever the rate of the recording.
     """
@@ -140,6 +143,7 @@ class LeRobotActionDataset(ClipDataset):
         skip_idle: SkipIdle = False,
         outcome: str | None = None,
         success_column: str | None = None,
+        state: str = "",
         annotation: str | None = None,
         load_t5_embeddings: bool = False,
         embedding_dir: str | None = None,
@@ -172,6 +176,7 @@ class LeRobotActionDataset(ClipDataset):
             dict(decoder=choose_decoder(decoder), num_threads=num_threads),
             _idle_rule(skip_idle, files.info, form),
             dict(known=known_ranges(embodiment, units), contract=files.action_contract(parts, stride)),
+            choose_state(files.info, state, files.modality) if state else (),
         )
         given = _given_transform(action_transform, files.width(parts))
         if load_t5_embeddings and (note := files.episodes.several_tasks()) is not None:
@@ -231,6 +236,7 @@ class LeRobotActionDataset(ClipDataset):
             _idle_rule(options["skip_idle"], info, form)
             _combination(combine, _stride(info.fps, stride, options["frame_rate"]), info, parts)
             choose_camera(info, options["camera"] or form.camera)
+            sum(part_width(info, part) for part in (choose_state(info, options["state"]) if options["state"] else ()))
             sum(part_width(info, part) for part in parts)
             if options["split_file"] is not None:
                 read_split(options["split_file"])
@@ -283,6 +289,7 @@ class LeRobotClips(Source):
     decoding: Mapping[str, Any] = field(default_factory=dict)  # decoder and num_threads
     idle: tuple[IdleRule, Sequence[Part]] | None = None  # and the commands that it looks at
     action_form: Mapping[str, Any] | None = field(default_factory=dict)
+    state_parts: Sequence[Part] = ()
 
     def __str__(self) -> str:
         return str(self.files.info.root)
@@ -319,6 +326,9 @@ class LeRobotClips(Source):
         if not numpy.isfinite(rows[frames[0] : frames[-1]]).all():
             raise DataError(f"{self.files.layout.rows(i).path}: {self.files.name(i)} has actions that are not finite.")
         return combined_actions(rows, frames, self.combine)
+
+    def states(self, i: int, frames: NDArray[numpy.int64]) -> NDArray[Any] | None:
+        return self.files.parts(i, self.state_parts)[frames] if self.state_parts else None
 
 
 def _with_files(source: LeRobotClips, episodes: NDArray[numpy.int64], skip: bool) -> NDArray[numpy.int64]:

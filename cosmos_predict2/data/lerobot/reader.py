@@ -308,6 +308,28 @@ def choose_action(
     return [named[key] if key in named else Part(key) for key in listed]
 
 
+def choose_state(info: Info, wanted: str, modality: Modality | None = None) -> list[Part]:
+    """The columns, or parts of them that modality.json names, of the robot's state; with + between several."""
+    modality = modality or read_modality(info.root)
+    named = modality.state if modality else {}
+    numbers = [key for key, feature in info.features.items() if _is_numbers(feature)]
+    for key in (listed := wanted.split(AND)):
+        if key not in named and key not in numbers:
+            raise ConfigError(f"{info.root}: there is no state '{key}'.{near(key, [*named, *numbers])}")
+    return [named.get(key) or Part(key) for key in listed]
+
+
+def state_range(root: Path | str, wanted: str) -> list[list[float]]:
+    """Lowest and highest recorded value of each number of the robot's state, of all episodes."""
+    source = LeRobotSource.open(root)
+    parts = choose_state(source.info, wanted, source.modality)
+    tables = [source.parts(i, parts) for i in range(len(source))]
+    ends = numpy.stack([numpy.min([t.min(axis=0) for t in tables], 0), numpy.max([t.max(axis=0) for t in tables], 0)])
+    if not numpy.isfinite(ends).all():
+        raise DataError(f"{root}: the state '{wanted}' has numbers that are not finite.")
+    return [[float(low), float(high)] for low, high in ends.T]
+
+
 def part_width(info: Info, part: Part) -> int:
     """Numbers of a part in each frame."""
     shape = info.features.get(part.column, {}).get("shape")

@@ -39,6 +39,7 @@ from cosmos_predict2.evaluation.metrics.controllability import (
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionAgreement
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, Table, aligned, shown_width
 from cosmos_predict2.evaluation.reports.toy_world import Futures, ImaginedFigures
+from cosmos_predict2.nn.state_head import StateTrail
 from cosmos_predict2.pipelines.evaluation_data import EvaluationClips
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.world_model.world_model import SamplingOptions, initial_noise, to_uint8
@@ -216,7 +217,11 @@ def evaluate(
         "text_B_S_E": text_1_S_E,
     }
     seeds = range(seed, seed + len(recordings))
-    imagined = pipe.rollout(recordings.first_B_C_1_H_W, recordings.action_B_L_D, seeds, **sampling).cpu()
+    head, states, trail = pipe.dit.state_head, recordings.state_B_F_S, dict[str, Any]()
+    if head is not None and states is not None:
+        trail["trail"] = StateTrail(head, states[:, 0])
+    first, actions = recordings.first_B_C_1_H_W, recordings.action_B_L_D
+    imagined = pipe.rollout(first, actions, seeds, **sampling, **trail).cpu()
     trials = action_trials(pipe, recordings, seed=seed, **sampling)
     log.info("imagined %d clips of %d frames", len(recordings), recordings.num_actions)
     truth, chunk = recordings.video_B_C_F_H_W, pipe.config.chunk_size
@@ -238,7 +243,8 @@ def evaluate(
         gap=gap,
         distances=distances,
         following={} if unreadable else following(pipe, recordings, imagined),
-        by_chunk=_of_views(partial(drift, chunk=chunk), imagined, truth, views),
+        by_chunk=_of_views(partial(drift, chunk=chunk), imagined, truth, views)
+        | (state_errors(trail["trail"], states, chunk) if trail and states is not None else {}),
         seams={"true": seam_change(truth, chunk), "imagined": seam_change(imagined, chunk)}
         if recordings.num_actions > chunk
         else {},
@@ -289,6 +295,18 @@ def drift(imagined_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor, chunk: int) -> di
         sharpness = video_quality.sharpness(video) / video_quality.sharpness(truth)
         found["sharpness"].append(float(sharpness.mean()))
     return found
+
+
+def state_errors(trail: StateTrail, state_B_F_S: Tensor, chunk: int) -> dict[str, list[float]]:
+    """The mean error of the robot's state at the end of each chunk, as a share of its range in recordings, and that of
+    the first state repeated."""
+    truth = state_B_F_S[:, 1:].to(trail.states_B_A_S)
+    ends = [min(start + chunk, truth.shape[1]) - 1 for start in range(0, truth.shape[1], chunk)]
+    kinds = {"state error": trail.states_B_A_S, "state error, the first repeated": state_B_F_S[:, :1].expand_as(truth)}
+    return {
+        name: trail.head.error(states.to(truth), truth)[:, ends].mean(dim=(0, 2)).tolist()
+        for name, states in kinds.items()
+    }
 
 
 def seam_change(video_B_C_F_H_W: Tensor, chunk: int) -> float:

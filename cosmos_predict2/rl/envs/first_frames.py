@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract
+from cosmos_predict2.conditioner import STATE_KEY
 from cosmos_predict2.data.views import stacked
 from cosmos_predict2.rl.interfaces import Observation, VecEnv
 from imaginaire.errors import ConfigError
@@ -96,8 +97,13 @@ class GivenStarts:
     views: Sequence[str] | None = None
 
     def __init__(
-        self, pictures_E_H_W_C: Tensor, sentences: Sequence[str] = (), recorded: RecordedFacts | None = None
+        self,
+        pictures_E_H_W_C: Tensor,
+        sentences: Sequence[str] = (),
+        recorded: RecordedFacts | None = None,
+        states_E_S: Tensor | None = None,
     ) -> None:
+        self.states_E_S = states_E_S
         self.pictures_E_H_W_C, self.recorded = pictures_E_H_W_C, recorded
         self.sentences = sentences or [""] * len(pictures_E_H_W_C)
 
@@ -106,7 +112,8 @@ class GivenStarts:
 
     def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
         rows = [trial % len(self) for trial in trial_ids]
-        return FirstFrames(self.pictures_E_H_W_C[rows][:, None], None, [self.sentences[i] for i in rows])
+        known = {} if self.states_E_S is None else {STATE_KEY: self.states_E_S[rows]}
+        return FirstFrames(self.pictures_E_H_W_C[rows][:, None], None, [self.sentences[i] for i in rows], known)
 
 
 class SimulatedStarts(StartsDefaults):
@@ -124,11 +131,13 @@ class SimulatedStarts(StartsDefaults):
         return NUM_TRIALS
 
     def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
-        pictures, sentences = [], []
+        pictures, sentences, states = [], [], []
         for first in range(0, len(trial_ids), self.env.num_envs):
             part = slice(first, first + self.env.num_envs)
             options = dict(task_ids=task_ids[part], trial_ids=trial_ids[part], env_ids=range(len(trial_ids[part])))
             observed, _ = self.env.reset(options=options)
             pictures.append(whole_pictures(observed, self.num_views, self.fit).cpu())
             sentences += list(observed["task_description"])
-        return FirstFrames(torch.cat(pictures)[:, None], None, sentences)
+            states.append(observed[STATE_KEY].cpu())
+        known = {STATE_KEY: torch.cat(states)} if states and states[0].shape[1] else {}
+        return FirstFrames(torch.cat(pictures)[:, None], None, sentences, known)

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
+from cosmos_predict2.conditioner import STATE_KEY
 from cosmos_predict2.data.views import require_same, split
+from cosmos_predict2.nn.state_head import StateTrail
 from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, RecordedFacts, StartPictures, StartsDefaults
 from cosmos_predict2.rl.envs.scoring import Book, Bounds, Chunk, Ids, Scored, Scoring, merged, score
 from cosmos_predict2.rl.interfaces import (
@@ -66,10 +68,14 @@ def require_inputs(env: Any, policy: Policy) -> None:
         return
     if not env.state_size:
         raise ConfigError(
-            f"{name} reads the robot's state, which no world model shows: set policy.use_proprio=False of OpenVLA or"
+            f"{name} reads the robot's state, which this world model does not show: train one that predicts it"
+            " (model.config.pipe_config.state), set policy.use_proprio=False of OpenVLA or"
             " policy.discrete_state_input=False of PI0.5, or choose N zeros in its place, env.state_size=N."
         )
-    log.warning("%s reads the robot's state: in imagination it is shown %d zeros (state_size)", name, env.state_size)
+    if env.head is None:
+        log.warning(
+            "%s reads the robot's state: in imagination it is shown %d zeros (state_size)", name, env.state_size
+        )
 
 
 class WorldModelEnv(EnvDefaults):
@@ -84,9 +90,10 @@ class WorldModelEnv(EnvDefaults):
     and the reward sees the whole pictures.
     ``batch_size`` are imagined together. With ``num_noises`` 2 each chunk is imagined twice, by two noises, each going
     on from its own end; the policy sees the first, and the worst one is paid. ``offload`` "phase" lets `offload` move
-    everything to the host. ``state_size`` zeros stand for proprioception, which a world model does not predict. info
-    also has ``value`` [E] of the last judged picture, ``values`` [E, A] of all, and ``disagrees`` [E]. With
-    ``keep_frames`` it has ``frames`` [E, A, H, W, 3]; actions that were not executed repeat the last picture.
+    everything to the host. Policies see the robot's state where the world model predicts it and the starts have it;
+    else ``state_size`` zeros stand for it. info also has ``value`` [E] of the last judged picture, ``values`` [E, A] of
+    all, and ``disagrees`` [E]. With ``keep_frames`` it has ``frames`` [E, A, H, W, 3]; actions that were not executed
+    repeat the last picture.
     """
 
     def __init__(
@@ -134,7 +141,8 @@ class WorldModelEnv(EnvDefaults):
             of_starts = ActionContract.read(starts.recorded.contract)
             self.contract.require(of_starts, "The world model", "the recordings of the starts have", cure)
         max_steps = _settled_steps(max_steps, starts.recorded)
-        self.state_size, self.offload_policy = state_size, offload
+        self.head = imagination.state_head
+        self.state_size, self.offload_policy = self.head.state_dim if self.head else state_size, offload
         self.views = imagination.views
         for what, shown, program in (
             ("the starts have", self.starts.views, "make_reset_states"),
@@ -166,6 +174,8 @@ class WorldModelEnv(EnvDefaults):
         # Where the next chunk begins [noises, E, C, F, H, W], the first picture [E, C, 1, H, W] of keep_first, and the
         # raw actions [E, F - 1, D] between those frames; all are empty before the first reset.
         self._frames = self._first = self._actions = torch.empty(0)
+        self._states = torch.empty(0)  # [noises, E, S], of the robot at those frames; empty where it is not predicted
+        self._trail: StateTrail | None = None
         self._context: dict[str, Any] = {}  # of all environments
         self._texts: dict[str, Tensor] = {}
         self._is_away = False
@@ -236,6 +246,8 @@ class WorldModelEnv(EnvDefaults):
             if (rows := first.actions_E_A_D) is not None and rows.shape[2] != self.action_dim:
                 raise DataError(f"Starts' actions have {rows.shape[2]} numbers, the model's {self.action_dim}.")
             self._actions[ids] = 0.0 if rows is None else rows.float()
+        if self.head is not None and STATE_KEY in first.context:
+            self._begin_states(ids, first.context[STATE_KEY])
         known = {*first.context, _DESCRIPTION}
         if differs := sorted(known ^ self._context.keys()) if self._context else []:
             wrong = f"Not all starts have the same context ({', '.join(differs)} is only in some)"
@@ -247,6 +259,21 @@ class WorldModelEnv(EnvDefaults):
             if name not in self._context:
                 self._context[name] = value.new_zeros(self.num_envs, *value.shape[1:])
             self._context[name][ids] = value
+
+    def _begin_states(self, ids: Ids, state_E_S: Tensor) -> None:
+        assert self.head is not None
+        size = self.head.state_dim
+        if self.starts.history > 1:
+            raise ConfigError("The robot's state is predicted from a single picture: set starts.history=1.")
+        if state_E_S.shape[1] != size:
+            raise DataError(
+                f"The world model predicts {size} numbers of the robot's state, but the starts have"
+                f" {state_E_S.shape[1]}: take starts of its recordings, or train it on the state that they have"
+                " (model.config.pipe_config.state)."
+            )
+        if not len(self._states):
+            self._states = torch.zeros(self.num_noises, self.num_envs, size)
+        self._states[:, ids] = state_E_S.float().cpu()
 
     def _imagine(self, ids: Ids, actions_E_A_D: Tensor, counts: NDArray[numpy.int64]) -> Tensor:
         """Pictures [noises, E, C, F, H, W] that the actions lead to, the last after each environment's last action.
@@ -263,6 +290,8 @@ class WorldModelEnv(EnvDefaults):
         # Numbers of frames in a whole clip: the first new one is `given`, the last executed one `given - 1 + most`.
         needed = given if self.scoring.judge == "all" or self.keep_frames else given - 1 + int(counts.min())
         low = min(needed, int(counts.min()))  # where the next chunk begins, too
+        if self.head is not None and len(self._states):
+            self._trail = StateTrail(self.head, self._states[:, ids].flatten(0, 1))
         video = self._generate(
             self._frames[:, where].flatten(0, 1),
             self.imagination.transformed(raw.numpy()).repeat(self.num_noises, 1, 1),
@@ -270,6 +299,9 @@ class WorldModelEnv(EnvDefaults):
             self._text(ids),
             range(low, given + most),
         ).unflatten(0, (self.num_noises, size))
+        if self._trail is not None:
+            states = self._trail.step(counts.tolist() * self.num_noises)
+            self._states[:, ids] = states.cpu().unflatten(0, (self.num_noises, size))
         ends = numpy.arange(given)[None] + counts[:, None] - low
         last = _picked(video, ends)
         if self.keep_first:
@@ -285,6 +317,7 @@ class WorldModelEnv(EnvDefaults):
     ) -> Tensor:
         """Some frames of the clips, [B, C, F, H, W]."""
         options: Any = dict(as_float=self.hand_over == "float", batch_size=self.batch_size, frames=frames)
+        options |= {} if self._trail is None else {"trail": self._trail}
         return self.imagination.generate_actions(first, actions, seeds, self.sampling, text_B_S_E=text, **options)
 
     def _to_bytes(self, video: Tensor) -> Tensor:
@@ -355,7 +388,7 @@ class WorldModelEnv(EnvDefaults):
         return {
             "full_image": full,
             "wrist_image": torch.stack(wrists, dim=1) if wrists else full.new_zeros(len(ids), 0, *full.shape[1:]),
-            "state": torch.zeros(len(ids), self.state_size),
+            "state": self._states[0, ids] if len(self._states) else torch.zeros(len(ids), self.state_size),
             _DESCRIPTION: [self._context[_DESCRIPTION][i] for i in ids],
         }
 
@@ -398,6 +431,8 @@ class WorldModelEnv(EnvDefaults):
         if len(self._frames):
             for name, tensor in (("frames", self._frames), ("first", self._first), ("actions", self._actions)):
                 arrays[name] = tensor.cpu().numpy()
+        if len(self._states):
+            arrays["states"] = self._states.numpy()
         for name, value in self._context.items():
             arrays[f"context.{name}"] = numpy.asarray(value) if isinstance(value, list) else value.cpu().numpy()
         return self._book.to_bytes(self._about, arrays)
@@ -410,6 +445,8 @@ class WorldModelEnv(EnvDefaults):
                 place = "cpu" if self._is_away else self.device
                 self._frames, self._first = (torch.from_numpy(arrays[name]).to(place) for name in ("frames", "first"))
                 self._actions = torch.from_numpy(arrays["actions"])
+            if "states" in arrays:
+                self._states = torch.from_numpy(arrays["states"])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"The state is not one of a world model's environment: {error}") from error
         self._context = {
@@ -420,7 +457,8 @@ class WorldModelEnv(EnvDefaults):
 
     def close(self) -> None:
         """Forget the pictures; the world model is not this environment's own."""
-        self._frames = self._first = self._actions = torch.empty(0)
+        self._frames = self._first = self._actions = self._states = torch.empty(0)
+        self._trail = None
 
 
 def _settled_steps(max_steps: int | None, recorded: RecordedFacts | None) -> int:

@@ -80,6 +80,7 @@ def imagined(num_envs: int, history: int = 1, scoring: Any = None, **options: An
         config=Video2WorldActionPipelineConfig(chunk_size=CHUNK + history - 1),
         transform=controller(2),
         views=("",),
+        state_head=None,
         world=SimpleNamespace(device=torch.device("cpu"), move=lambda device: None),
         transformed=torch.from_numpy,
     )

@@ -22,7 +22,7 @@ from cosmos_predict2.configs.action_conditioned.experiment.toy import NET, tiny_
 from cosmos_predict2.configs.action_conditioned.networks import ACTION_DIM
 from cosmos_predict2.configs.base.post_training import tiny_run
 from cosmos_predict2.data.lerobot.info import STATE
-from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot.reader import LeRobotSource, state_range
 from cosmos_predict2.data.samples import evenly
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.tokenizers.sizes import small_size
@@ -37,13 +37,14 @@ ITERATIONS = 1200
 EVERY = 100  # iterations between validations
 SAME = (  # of validation as of training
     *("root", "split_file", "val_fraction", "video_size", "camera", "action_keys", "embodiment", "action_transform"),
-    *("stride", "frame_rate", "combine_actions", "skip_bad_samples", "units", "skip_idle"),
+    *("stride", "frame_rate", "combine_actions", "skip_bad_samples", "units", "skip_idle", "state"),
 )
 VAL_EVERY = 12  # frames between windows of validation
 
 # Values that the recordings of ``dataloader_train`` decide are read when a configuration is composed, and saved as
 # numbers. Where these cannot be read, the values of the tiny model stand in, and the data set's check reports why.
 ACTION, MOVES, SIZE = "${recorded_action_dim:}", "${recorded_moves:}", "${recorded_size:}"
+STATES = "${recorded_state_range:}"
 TINY_SIZE = (48, 48)
 NUM_LOOKED_INTO = 64  # recordings, which show the kind of an action's numbers
 WINDOW = 12  # actions
@@ -63,10 +64,10 @@ def recordings() -> dict[str, Any]:
     run["trainer"]["callbacks"].update(stop_rule=L(StopRule)())
     run["checkpoint"].update(save_iter=EVERY)
     train.update(num_workers=2, dataset=dict(root="datasets/my_robot", split_file="outputs/my_split.json"))
-    train["dataset"].update(video_size=SIZE)
+    train["dataset"].update(video_size=SIZE, state="${model.config.pipe_config.state}")
     val.update(num_workers=1, dataset={key: f"${{dataloader_train.dataset.{key}}}" for key in SAME})
     val["dataset"].update(start_interval=VAL_EVERY)
-    net = dict(NET, action_dim=ACTION, summed_action_dims=MOVES)
+    net = dict(NET, action_dim=ACTION, summed_action_dims=MOVES, state_range=STATES)
     tokenizer = L(TinyTokenizer)(weights="outputs/my_tokenizer.safetensors")
     return tiny_model(NAME, "lerobot_train", "lerobot_val", run, net=net, tokenizer=tokenizer)
 
@@ -108,6 +109,10 @@ def _video_size(data: Mapping[str, Any]) -> ListConfig:
     return ListConfig(list(known(read) or TINY_SIZE))
 
 
+def _state_range(data: Mapping[str, Any]) -> ListConfig:
+    return ListConfig(known(lambda: state_range(data["root"], data["state"])) if data.get("state") else [])
+
+
 def _of_data(read: Callable[[Mapping[str, Any]], Any]) -> Callable[..., Any]:
     def resolve(_root_: Any) -> Any:
         return read(OmegaConf.select(_root_, "dataloader_train.dataset") or {})
@@ -121,7 +126,12 @@ def _lengths(max_iter: int) -> ListConfig:
 
 
 OmegaConf.register_new_resolver("steady_and_falling", _lengths, replace=True)
-_OF_DATA = {"recorded_action_dim": _action_dim, "recorded_moves": _moves, "recorded_size": _video_size}
+_OF_DATA = {
+    "recorded_action_dim": _action_dim,
+    "recorded_moves": _moves,
+    "recorded_size": _video_size,
+    "recorded_state_range": _state_range,
+}
 for _name, _resolve in _OF_DATA.items():
     OmegaConf.register_new_resolver(_name, _of_data(_resolve), replace=True)
 

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The robot's state beside the pictures: learnt from recordings, and shown to policies in imagination."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.lerobot.reader import state_range
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.nn.state_head import StateHead, StateTrail
+from cosmos_predict2.rl.envs.first_frames import GivenStarts
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
+from cosmos_predict2.rl.interfaces import PolicyDefaults
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.errors import ConfigError, DataError
+from tests.models.parts import NET
+from tests.models.test_action_model import SIZE, action_batch, make_model
+
+RANGE = [[-2.0, 2.0], [0.0, 10.0], [3.0, 3.0]]  # the last one never changed
+
+
+def with_state(**more: Any) -> Any:
+    return make_model(net=L(ChunkActionDiT)(action_dim=3, state_range=RANGE, **SIZE, **NET), **more)
+
+
+def batch_of(size: int = 2) -> dict[str, Any]:
+    """The first number of the state is half the sum of the first action's; the second goes down."""
+    batch = action_batch(size)
+    batch["action"] = batch["action"].clamp(-0.5, 0.5)
+    moved = torch.nn.functional.pad(batch["action"][..., 0].cumsum(1), (1, 0)) / 2
+    state = torch.stack([moved, 9 - torch.arange(9.0).expand(size, -1), torch.full((size, 9), 3.0)], dim=2)
+    return {**batch, "state": state}
+
+
+def test_a_head_begins_by_leaving_the_state_and_knows_the_range() -> None:
+    head = StateHead(3, 16, RANGE)
+    torch.nn.init.zeros_(head.leave.weight)
+    torch.nn.init.zeros_(head.leave.bias)
+    state = torch.tensor([[1.0, 2.5, 3.0]])
+    found = head(torch.randn(1, 16, 3, 6, 8), state, torch.randn(1, 8, 3))
+    assert torch.allclose(found, state[:, None].expand(-1, 8, -1), atol=1e-6)
+    assert head.scaled(state).tolist() == [[0.5, -0.5, 0.0]]
+    assert head.error(torch.tensor([2.0, 0.0, 3.0]), torch.tensor([-2.0, 5.0, 3.0])).tolist() == [1.0, 0.5, 0.0]
+
+
+def test_each_action_reaches_the_states_behind_it_alone() -> None:
+    head = StateHead(3, 16, RANGE)
+    latents, actions = torch.randn(1, 16, 3, 8, 8), torch.randn(1, 8, 3)
+    other = actions.clone()
+    other[:, 4:] += 1
+    same, differs = (head(latents, torch.zeros(1, 3), rows) for rows in (actions, other))
+    assert torch.equal(same[:, :4], differs[:, :4])
+    assert not torch.allclose(same[:, 4:, :2], differs[:, 4:, :2])
+
+
+def test_the_state_is_learnt_beside_the_pictures() -> None:
+    model, batch = with_state(), batch_of(4)
+    optimizer = torch.optim.Adam(model.net.state_head.parameters(), 3e-3)
+    errors = []
+    for _ in range(60):
+        output, loss = model.training_step(batch, 0)
+        errors.append(float(output["state_error"]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert errors[-1] < 0.03 < errors[0], errors[:: len(errors) - 1]
+
+
+def test_the_state_is_cut_with_its_clip() -> None:
+    model, batch = with_state(), batch_of()
+    longer = {**action_batch(frames=13), "state": torch.arange(13.0)[None, :, None].expand(2, -1, 3)}
+    longer["video"] = torch.arange(13, dtype=torch.uint8)[None, None, :, None, None].expand(2, 3, -1, 32, 32)
+    cut = model._cut(longer, model._generators(longer, "train"))
+    assert torch.equal(cut["state"][:, :, 0], cut["video"][:, 0, :, 0, 0].float())
+    assert batch["state"].shape == cut["state"].shape == (2, 9, 3)
+
+
+@pytest.mark.parametrize("state", [None, torch.zeros(2, 9, 2), torch.zeros(2, 8, 3)], ids=["none", "narrow", "short"])
+def test_a_batch_without_the_state_is_refused(state: Tensor | None) -> None:
+    batch = {key: value for key, value in batch_of().items() if key != "state"} | (
+        {} if state is None else {"state": state}
+    )
+    with pytest.raises(DataError, match=r"predicts 3 numbers of the robot's state.*\[clips, 9, 3\].*dataset.state"):
+        with_state().training_step(batch, 0)
+
+
+def test_weights_without_a_head_are_a_start_and_all_else_is_theirs(tmp_path: Path) -> None:
+    released = make_model("chunk")
+    save_file({f"net.{name}": value for name, value in released.net.state_dict().items()}, tmp_path / "w.safetensors")
+    model = with_state(dit_path=str(tmp_path / "w.safetensors"), action_transform=None)
+    for name, value in released.net.named_parameters():
+        assert torch.equal(value, model.net.get_parameter(name)), name
+    assert float(model.net.state_head.leave.bias.abs().sum()) == 0
+    assert float(model.net.state_head.look.weight.std()) > 0
+
+
+def test_a_flat_network_must_know_the_size_of_an_action() -> None:
+    with pytest.raises(ValueError, match="state_range needs the size of one action: set num_action_per_chunk"):
+        FlatActionDiT(action_dim=24, state_range=RANGE, **SIZE, **NET)
+    assert FlatActionDiT(action_dim=3, num_action_per_chunk=8, state_range=RANGE, **SIZE, **NET).state_head is not None
+    with pytest.raises(ValueError, match="the lowest and the highest"):
+        StateHead(3, 16, [[1.0, 0.0]])
+
+
+# Recordings -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    writer = Writer(folder, fps=10, robot="arm")
+    for i in range(3):
+        state = numpy.arange(20 * 2, dtype=numpy.float32).reshape(20, 2) + 100 * i
+        columns = {"action": numpy.ones((20, 3), numpy.float32), "observation.state": state}
+        pictures = torch.randint(0, 255, (3, 20, 48, 48), dtype=torch.uint8)
+        writer.add(Recording(columns, {"observation.images.front": pictures}, "push"))
+    writer.finish()
+    return folder
+
+
+def test_samples_have_the_state_at_their_frames(recordings: Path) -> None:
+    data = LeRobotActionDataset(str(recordings), num_frames=5, video_size=(48, 48), data_split="full", stride=2,
+                                combine_actions="last", state="observation.state", text_width=8)  # fmt: skip
+    assert data[12]["state"].tolist() == [[100 + 2 * k, 101 + 2 * k] for k in (0, 2, 4, 6, 8)]
+    assert "state" not in LeRobotActionDataset(str(recordings), num_frames=5, video_size=(48, 48), text_width=8)[0]
+    assert state_range(recordings, "observation.state") == [[0.0, 238.0], [1.0, 239.0]]
+    with pytest.raises(ConfigError, match=r"there is no state 'observation.stat'.*observation.state"):
+        LeRobotActionDataset(str(recordings), num_frames=5, video_size=(48, 48), text_width=8, state="observation.stat")
+
+
+# Imagination ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def imagination() -> Imagination:
+    found = imagination_of(device="cpu")
+    torch.manual_seed(0)
+    found.world.net.state_head = StateHead(4, 16, RANGE[:2]).eval().requires_grad_(False)
+    return found
+
+
+def environment(imagination: Imagination, states: Tensor | None, **options: Any) -> WorldModelEnv:
+    torch.manual_seed(1)
+    starts = GivenStarts(torch.randint(0, 255, (3, 48, 48, 3), dtype=torch.uint8), states_E_S=states)
+    return WorldModelEnv(imagination, starts, Seen(), 3, 24, **options)
+
+
+class Seen(ToyDetectorReward):
+    """Nothing succeeds."""
+
+    def judge(self, frames: Tensor, context: Mapping[str, Any]) -> Any:
+        from cosmos_predict2.rl.interfaces import Judgement
+
+        return Judgement(torch.zeros(frames.shape[:2]), torch.zeros(frames.shape[:2], dtype=torch.bool))
+
+
+STATES = torch.tensor([[0.5, 1.0], [-1.0, 4.0], [1.5, 9.0]])
+
+
+def test_policies_see_the_state_that_follows_from_the_one_of_the_start(imagination: Imagination) -> None:
+    env = environment(imagination, STATES)
+    begin = dict(trial_ids=range(3), seeds=range(3))
+    observation, _ = env.reset(options=begin)
+    assert torch.equal(observation["state"], STATES)
+    actions = torch.rand(3, 12, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    first, *_ = env.chunk_step(actions)
+    saved = env.get_state()
+    second, *_ = env.chunk_step(actions)
+    assert not torch.allclose(first["state"], STATES) and not torch.allclose(second["state"], first["state"])
+    again = environment(imagination, STATES)
+    again.load_state(saved)
+    resumed, *_ = again.chunk_step(actions)
+    assert torch.equal(resumed["state"], second["state"])
+
+    alone = environment(imagination, STATES)
+    alone.reset(options=begin)
+    short, *_ = alone.chunk_step(actions[1:2], [1], execute=7)
+    trail = StateTrail(imagination.state_head, STATES[1:2])
+    imagination.generate_actions(
+        alone.starts.starts([0], [1]).pictures_E_F_H_W_C.permute(0, 4, 1, 2, 3), imagination.transformed(actions[1:2]),
+        [1], alone.sampling, trail=trail,
+    )  # fmt: skip
+    assert torch.allclose(short["state"], trail.step([7]), atol=1e-5)  # after the last action that was done
+
+
+def test_a_policy_that_reads_the_state_may_act_in_a_world_model_that_shows_it(imagination: Imagination) -> None:
+    reads = PolicyDefaults()
+    reads.reads_state = True
+    require_inputs(environment(imagination, STATES), reads)
+    with pytest.raises(DataError, match="predicts 2 numbers of the robot's state, but the starts have 3"):
+        environment(imagination, torch.zeros(3, 3)).reset()
+    blind, _ = environment(imagination, None, state_size=5).reset()
+    assert blind["state"].shape == (3, 2)
