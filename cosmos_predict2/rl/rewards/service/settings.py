@@ -191,9 +191,9 @@ def version_of(reward: RewardSettings, decode: DecodeSettings) -> str:
     except (ImportError, ValueError):  # the worker names it as unfit
         found = None
     texts = [found and found.origin, reward.model_path, decode.model_path, *reward.arguments.values()]
-    for place in (Path(text) for text in texts if isinstance(text, str) and text):
+    for place in (Path(text) for text in texts if isinstance(text, str) and text and os.path.exists(text)):
         for file in sorted([place, *place.glob("*"), *place.glob("*/*")]):
-            if file.is_file():
+            if os.path.isfile(file):  # False where it may not be looked at, too
                 facts = file.stat()
                 digest.update(f"{file} {facts.st_size} {facts.st_mtime_ns}".encode(errors="surrogateescape"))
     return digest.hexdigest()

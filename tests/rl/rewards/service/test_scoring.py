@@ -237,6 +237,8 @@ def test_a_version_is_of_all_that_a_result_follows_from(tmp_path: Path, monkeypa
     others.append(version())
     assert len({first, *others}) == len(others) + 1
     assert version(make="no.such.module:judge", model_path="a/hub-name")
+    asked = {"question": "Is the cup on the plate? " * 200}  # longer than the name of a file may be
+    assert version(arguments=asked) != version(arguments={"question": asked["question"] + "Say yes or no."})
 
 
 SERVICE_TOML = """
