@@ -295,7 +295,9 @@ def _fields(body: bytes, request: Request) -> dict[str, str]:
     text = body.decode("utf-8", errors="replace")
     try:
         if request.headers.get("content-type", "").startswith("application/json"):
-            return {str(name): str(value) for name, value in json.loads(text).items()}
+            fields = {str(name): str(value) for name, value in json.loads(text).items()}
+            "".join(fields.values()).encode()  # JSON may have half a surrogate pair, which no queue takes
+            return fields
         return {name: values[-1] for name, values in parse_qs(text, max_num_fields=20).items()}
     except (ValueError, AttributeError, RecursionError):
         return {}

@@ -214,6 +214,7 @@ def test_logs_name_no_prompt(here: tuple[Here, TestClient], caplog: pytest.LogCa
 
 
 RIGHT = ("authorization", "Bearer secret")
+JSON = ("content-type", "application/json")
 STALL, GONE = "stall", "gone"  # instead of a chunk: nothing for a while, and a client that closed the connection
 LONGEST_S = 60.0  # of an answer that comes at once
 LARGE = [b"x" * 400] * 8  # more than a body may have, in chunks
@@ -324,6 +325,16 @@ REFUSALS: dict[str, tuple[Callable[[Here], None], dict[str, Any], int, str, dict
     "a client that goes": (nothing, dict(path=ENQUEUE, chunks=[b"x", GONE]), 400, "disconnected", {}),
     "no queue": (cannot_put, dict(path=ENQUEUE, chunks=[body("a")]), 503, "queue_unusable", AGAIN),
     "a pull without a ticket": (nothing, dict(path=PULL, chunks=[b"type=mean"]), 400, "malformed", {}),
+    **{
+        f"a pull of half a letter as {name}": (
+            nothing,
+            dict(path=PULL, chunks=[rb'{"uuid": "t", "%s": "\ud800"}' % name.encode()], headers=[JSON]),
+            400,
+            "malformed",
+            {},
+        )
+        for name in ("uuid", "type")
+    },
     **{
         f"a wait of {wait}": (nothing, dict(path=PULL, chunks=[f"uuid=t&wait={wait}".encode()]), 400, "malformed", {})
         for wait in ("inf", "nan", "-1", "soon")
