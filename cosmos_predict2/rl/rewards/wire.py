@@ -246,7 +246,9 @@ def read_scores(
     columns = [scores[key] for key in keys]
     if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
         raise DataError(f"the scores of '{score_key}' are not lists of one length.")
-    declared = response.get("valid", [True] * len(columns[0]))
+    declared = [True] * len(columns[0]) if (given := response.get("valid")) is None else given
+    if not isinstance(declared, list):
+        raise DataError(f"'valid' is {_short(declared)}: expected a list, with a value for each clip.")
     values, is_valid = [], []
     for row, may_count in zip(zip(*columns), declared, strict=False):
         good = bool(may_count) and all(_is_number(value) and math.isfinite(value) for value in row)

@@ -181,3 +181,6 @@ def test_invalid_scores_are_never_numbers() -> None:
         wire.read_scores({"scores": None, "error": "torn"}, "x")
     with pytest.raises(DataError, match="'y'"):
         wire.read_scores(response, "x+y")
+    assert wire.read_scores({**response, "valid": None}, "x")[1] == [True, False, True, True]
+    with pytest.raises(DataError, match="'valid' is True"):
+        wire.read_scores({**response, "valid": True}, "x")
