@@ -48,6 +48,10 @@ def checkpoints(root: Path) -> Path:
     return run_dir(root) / "checkpoints"
 
 
+def pointed(root: Path) -> str:
+    return (checkpoints(root) / "latest_checkpoint.txt").read_text().strip()
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -81,9 +85,20 @@ def test_damage_of_each_file_is_named_with_the_newest_complete_set(copy: Path, t
     assert own_set(str(folder), KINDS, fallback=False) == CheckpointSet(str(folder), names[0])
 
 
-def test_fallback_goes_on_from_the_set_before_and_ends_equal(copy: Path, tmp_path: Path) -> None:
+def test_fallback_goes_on_from_the_set_before_and_ends_equal(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     truncate(checkpoints(copy) / "optim" / "iter_000000006.pt")
+    write, named = checkpoint_layout.write_standard, []
+
+    def noted(saved: CheckpointSet, trees: Any) -> None:
+        named.append((saved.name, pointed(copy)))
+        write(saved, trees)
+
+    monkeypatch.setattr(checkpoint_layout, "write_standard", noted)
     assert train(copy, [*QUICK, "trainer.max_iter=8", "checkpoint.fallback=True"]) == 0
+    names = [f"iter_{i:09d}.pt" for i in (4, 6, 8)]
+    assert named == [(names[1], names[0]), (names[2], names[1])]  # never the set that is being written
     assert train(tmp_path / "whole", [*QUICK, "trainer.max_iter=8"]) == 0
     assert difference(saved(copy), saved(tmp_path / "whole")) is None
 
@@ -156,6 +171,9 @@ def test_load_ema_to_reg_starts_from_the_average(finished: Path, tmp_path: Path)
     assert train(tmp_path, [*more, "checkpoint.load_ema_to_reg=True"]) == 0
     average = torch.load(path)["net_ema.head.weight"]
     assert saved(tmp_path)["model"]["net.head.weight"].equal(average.bfloat16())
+    more += ["checkpoint.load_training_state=True", "trainer.max_iter=8"]  # whose masters are of other weights
+    assert train(tmp_path / "on", [*more, "checkpoint.load_ema_to_reg=True"]) == 0
+    assert saved(tmp_path / "on")["model"]["net.head.weight"].equal(average.bfloat16())
 
 
 def test_the_average_comes_with_what_else_a_file_says() -> None:
@@ -251,9 +269,21 @@ def test_a_failed_write_stops_the_run_and_the_last_set_stays(tmp_path: Path, mon
     ):
         train(tmp_path, QUICK)
     monkeypatch.undo()
-    pointer = (checkpoints(tmp_path) / "latest_checkpoint.txt").read_text()
-    assert pointer == "iter_000000002.pt\n"
+    assert pointed(tmp_path) == "iter_000000002.pt"
     assert train(tmp_path, QUICK) == 0
+
+
+def test_a_set_that_cannot_be_read_back_is_not_pointed_to(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = checkpoint_layout.write_standard
+
+    def torn(saved: CheckpointSet, trees: Any) -> None:
+        write(saved, trees)
+        truncate(Path(saved.path("optim")))
+
+    monkeypatch.setattr(checkpoint_layout, "write_standard", torn)
+    with pytest.raises(CheckpointError, match=r"cannot be read back: .*optim/iter_000000008\.pt"):
+        train(copy, [*QUICK, "trainer.max_iter=8"])
+    assert pointed(copy) == "iter_000000006.pt"
 
 
 @pytest.mark.parametrize("ckpt_type", ["standard", "dcp"])

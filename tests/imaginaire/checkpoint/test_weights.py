@@ -584,6 +584,8 @@ def test_require_never_accepts_a_file_of_which_nothing_fits() -> None:
     report = weights.LoadReport(missing=("a",), unexpected=("b",))
     text = _require_error(report, allow_missing=["*"], allow_unexpected=["*"])
     assert "0 matched, 1 missing, 1 unexpected" in text
+    text = _require_error(weights.LoadReport(wrong_shape={"w": ((1,), (2,))}), allow_wrong_shape=True)
+    assert "0 matched, 1 wrong shape" in text and "w: file [1], model [2]" in text
 
 
 # Shards ---------------------------------------------------------------------------------------------------------------
