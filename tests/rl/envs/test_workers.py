@@ -311,6 +311,22 @@ def test_what_a_simulator_raises_costs_its_episode_until_it_happens_too_often(
     assert raised.value.env == 1 and "in _misbehave" in raised.value.traceback
 
 
+class Growing(ToyTask):
+    """A second start with larger pictures."""
+
+    def reset(self, task_id: int, trial_id: int, seed: int) -> dict[str, Any]:
+        observed = super().reset(task_id, trial_id, seed)
+        return observed if trial_id == 0 else {**observed, "full_image": observed["full_image"].repeat(2, axis=0)}
+
+
+def test_observations_of_other_shapes_are_refused(made: Any) -> None:
+    env = made(2, Growing)
+    env.reset(options={"task_ids": [0, 0], "trial_ids": [0, 0]})
+    for number in (1, 0):
+        with pytest.raises(DataError, match=rf"Environment {number}: an observation's full_image has shape \[.*others"):
+            env.reset(options={"env_ids": [number], "task_ids": [0], "trial_ids": [1]})
+
+
 def test_workers_that_are_released_start_again_with_the_next_reset(made: Any) -> None:
     env = made(2)
     first, _ = env.reset(options={"trial_ids": [0, 1]})
