@@ -62,9 +62,8 @@ class Worker:
         while not self.draining.is_set():
             try:
                 jobs = self._next_portion()
-            except Exception:  # of the queue, which may answer again; lost leases end by themselves
+            except Exception:  # of the queue, which may answer again
                 log.exception("the queue of %s does not answer, asking again", self.reward.reward_type)
-                self._held = []
                 self.draining.wait(OUTAGE_WAIT_S)
                 continue
             if jobs:
