@@ -20,11 +20,14 @@ RENAMED = {
     "cosmos_predict2.diffusion.step": "cosmos_predict2.diffusion.solvers",  # what pages imported
     "cosmos_predict2.models.video2world_action_model": "cosmos_predict2.models.video2world_model",
     "cosmos_predict2.nn.start_weights": "cosmos_predict2.nn.layers",  # what a page named, as sampling below
+    "cosmos_predict2.pipelines.context_parallel": "cosmos_predict2.pipelines.video2world",  # what an example imported
+    "cosmos_predict2.pipelines.flags": "cosmos_predict2.world_model.options",  # the same, as text.prompts below
     "cosmos_predict2.pipelines.video_quality": "cosmos_predict2.evaluation.metrics.video_quality",
     "cosmos_predict2.rl.envs.reference": "cosmos_predict2.compat.rlinf.environment",
     "cosmos_predict2.rl.episodes.policy_losses": "cosmos_predict2.rl.episodes.decisions",
     "cosmos_predict2.rl.flow_grpo": "cosmos_predict2.rl.clips.flow_grpo",
     "cosmos_predict2.rl.objective_table": "cosmos_predict2.rl.objectives",
+    "cosmos_predict2.rl.policies.weights": "cosmos_predict2.rl.policies.files",  # what a page imported
     "cosmos_predict2.rl.quality_alarm": "cosmos_predict2.rl.clips.quality_alarm",
     "cosmos_predict2.rl.rewards.weighted": "cosmos_predict2.rl.rewards.frames",
     "cosmos_predict2.rl.vla": "cosmos_predict2.rl.episodes",
@@ -37,6 +40,7 @@ RENAMED = {
     "cosmos_predict2.rl.vla.policy_evaluation": "cosmos_predict2.rl.episodes.policy_evaluation",
     "cosmos_predict2.rl.vla.policy_losses": "cosmos_predict2.rl.episodes.decisions",
     "cosmos_predict2.rl.vla.ray_rollout": "cosmos_predict2.rl.episodes.ray_rollout",
+    "cosmos_predict2.text.prompts": "cosmos_predict2.released",
     "cosmos_predict2.toy_world.detector": "cosmos_predict2.toy_world.rendering",  # what a page imported
     "cosmos_predict2.world_model.sampling": "cosmos_predict2.world_model.world_model",
 }

@@ -85,6 +85,19 @@ def test_an_old_name_gives_the_very_same_module(old: str) -> None:
     assert import_module(old) is import_module(RENAMED[old])
 
 
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [
+        ("cosmos_predict2.pipelines.context_parallel", "follow"),
+        ("cosmos_predict2.pipelines.flags", "ActionModel"),
+        ("cosmos_predict2.rl.policies.weights", "load_weights"),
+        ("cosmos_predict2.text.prompts", "DEFAULT_NEGATIVE_PROMPT"),
+    ],
+)
+def test_what_pages_and_examples_imported_is_still_there(old: str, name: str) -> None:
+    assert hasattr(import_module(old), name)
+
+
 def test_no_second_copy_is_loaded_below_a_package_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("imaginaire.callbacks", "imaginaire.callbacks.base"):
         monkeypatch.delitem(sys.modules, name, raising=False)
