@@ -15,7 +15,7 @@ dataset=L(ClipDataset)(source=L(Mine)(folder="..."), num_frames=93, video_size=[
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -325,6 +325,22 @@ class ClipDataset(Dataset[dict[str, Any]]):
         size = self.num_frames - 1 if self.source.action_form.get("accumulate") else len(frames)
         parts = [frames[first : first + size + 1] for first in range(0, len(frames) - 1, size)]
         return numpy.concatenate([self.source.actions(i, part) for part in parts])
+
+
+def state_range(tables: Iterable[Numbers], what: str) -> list[list[float]]:
+    """Lowest and highest value of each number of the states [F, S] of recordings."""
+    ends = numpy.array([[table.min(axis=0), table.max(axis=0)] for table in tables])
+    if not ends.size or not numpy.isfinite(ends).all():
+        raise DataError(f"{what}: it has no recordings, or numbers that are not finite.")
+    low, high = ends[:, 0].min(axis=0), ends[:, 1].max(axis=0)
+    return [[float(first), float(last)] for first, last in zip(low, high, strict=True)]
+
+
+def require_state(wanted: str, known: str) -> bool:
+    """True if the robot's state is wanted, of a layout in which it has this name."""
+    if wanted not in ("", known):
+        raise ConfigError(f"there is no state '{wanted}'.{near(wanted, [known])}")
+    return bool(wanted)
 
 
 def clip_problems(arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -29,6 +29,8 @@ class DataFacts:
     num_true_frames: int | None = None  # where samples are no true clips: how many of their frames are true
     encoder: str | None = None  # name of the encoder of texts that the data set makes itself
     read_rate: Callable[[], float | None] = lambda: None  # may open a file
+    # Lowest and highest value of each number of the robot's state that samples have; reads all of them.
+    read_state_range: Callable[[], list[list[float]]] | None = None
 
     @property
     def rate(self) -> float | None:

@@ -33,7 +33,16 @@ from cosmos_predict2.data.action_conditioned.recordings import (
     read_recordings,
     recording_of,
 )
-from cosmos_predict2.data.clip_dataset import ACTION_FPS, ClipDataset, GivenTransform, Source, Text, shape_problems
+from cosmos_predict2.data.clip_dataset import (
+    ACTION_FPS,
+    ClipDataset,
+    GivenTransform,
+    Source,
+    Text,
+    require_state,
+    shape_problems,
+    state_range,
+)
 from cosmos_predict2.data.video.clips import Clip, open_clip, probe
 from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.data.facts import DataFacts, known, with_defaults
@@ -42,6 +51,7 @@ from imaginaire.findings import CheckContext, Finding, error, errors, refusals
 
 MODES = ("train", "val", "test")
 NUM_DEBUG = 10
+POSE = "pose"
 
 _DESTROYS = (
     "normalize=True would bring the video to [-1, 1], and the public code then stores it in bytes, which destroys it:"
@@ -60,6 +70,8 @@ class ActionConditionedDataset(ClipDataset):
 
     Position and angles are multiplied by ``action_scale`` (20), the gripper by ``gripper_rescale_factor``; or all of
     them by ``action_transform``, where "statistics" or "quantiles" fits one to all recordings (`fitted_transform`).
+
+    ``state`` "pose" adds position, angles and gripper at each frame to the samples.
 
     ``num_action_per_chunk`` and ``fps_downsample_ratio`` are the newer names of num_frames - 1 and sequence_interval.
     """
@@ -94,6 +106,7 @@ class ActionConditionedDataset(ClipDataset):
         action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
         quaternion: bool = False,
         is_rollout: bool | None = None,
+        state: str = "",
         fps: float = ACTION_FPS,
         num_tokens: int = 512,
         text_width: int = 1024,
@@ -131,6 +144,7 @@ class ActionConditionedDataset(ClipDataset):
                 form if load_action else None,
                 (num_tokens, text_width) if load_t5_embeddings else None,
                 dict(decoder=decoder, num_threads=num_threads),
+                require_state(state, POSE),
             ),
             num_frames,
             video_size,
@@ -179,12 +193,18 @@ class ActionConditionedDataset(ClipDataset):
             stride = options["fps_downsample_ratio"] or options["sequence_interval"]
             return probe(Path(options["video_path"]) / recording.videos[0])[1] / stride
 
+        def states() -> list[list[float]]:
+            folder = Path(options[f"{options['mode']}_annotation_path"])
+            recordings = read_recordings(folder, state_key=options["state_key"], gripper_key=options["gripper_key"])
+            return state_range([recordings.states], str(folder))
+
         return DataFacts(
             kind="recordings in Bridge's layout",
             has_actions=options["load_action"],
             transform=known(lambda: _transform_of(options)) if options["load_action"] else None,
             action_dim=8 if options["quaternion"] else 7,
             read_rate=rate,
+            read_state_range=states if options["state"] else None,
         )
 
 
@@ -197,6 +217,7 @@ class BridgeSource(Source):
     form: Mapping[str, Any] | None  # accumulate and quaternion of its actions; None: without them
     text_shape: tuple[int, int] | None  # (tokens, width) of the embedding beside each annotation; None: not read
     decoding: Mapping[str, Any]  # decoder and num_threads
+    with_state: bool = False
 
     def __str__(self) -> str:
         return str(self.recordings.folder)
@@ -231,6 +252,9 @@ class BridgeSource(Source):
             return pose_differences(poses[:, :6], poses[:, 6], **self.form)
         except DataError as error:
             raise DataError(f"{self.recordings.path(i)}: {error}") from error
+
+    def states(self, i: int, frames: NDArray[numpy.int64]) -> Floats | None:
+        return self.recordings.poses(i)[frames] if self.with_state else None
 
     def text(self, i: int, frame: int) -> Text:
         caption = self.recordings.captions[i]

@@ -24,6 +24,7 @@ from cosmos_predict2.data.clip_dataset import (
     Text,
     embedded,
     shape_problems,
+    state_range,
     task_embeddings,
 )
 from cosmos_predict2.data.lerobot.info import (
@@ -252,6 +253,13 @@ class LeRobotActionDataset(ClipDataset):
             parts = choose_action(info, options["action_keys"], options["embodiment"])
             return sum(part_width(info, part) for part in parts)
 
+        def states() -> list[list[float]]:
+            files = LeRobotSource.open(options["root"])
+            parts = choose_state(files.info, options["state"], files.modality)
+            return state_range(
+                (files.parts(i, parts) for i in range(len(files))), f"{options['root']}, {options['state']}"
+            )
+
         def rate() -> float:
             info = read_info(Path(options["root"]))
             return info.fps / _stride(info.fps, options["stride"], options["frame_rate"])
@@ -262,6 +270,7 @@ class LeRobotActionDataset(ClipDataset):
             transform=known(lambda: declared_transform(options["action_transform"])),
             action_dim=known(action_dim),
             read_rate=rate,
+            read_state_range=states if options["state"] else None,
         )
 
     def first_picture(self, i: int) -> Tensor:

@@ -34,7 +34,9 @@ from cosmos_predict2.data.clip_dataset import (
     Source,
     Text,
     embedded,
+    require_state,
     shape_problems,
+    state_range,
     task_embeddings,
 )
 from cosmos_predict2.data.samples import PackedStrings
@@ -49,6 +51,7 @@ from imaginaire.findings import CheckContext, Finding, errors, refusals
 log = logging.getLogger(__name__)
 
 SUFFIX = "_demo.hdf5"
+PROPRIO = "proprio"
 FPS = 20.0  # of the simulation's control loop
 OPEN_FINGERS = 0.08  # metres between the fingers of the open gripper
 
@@ -69,6 +72,7 @@ class LiberoDataset(ClipDataset):
 
     Actions are those of the controller, scaled by ``action_transform`` (by default all seven by 20; "statistics": by
     a transform fitted to them); with a stride, moves in between are added up and the gripper's number is the last.
+    ``state`` "proprio" adds position, axis-angle turn and fingers of the gripper at each frame to the samples.
     ``load_t5_embeddings`` takes the text from ROOT/t5_xxl/<task>.pickle; without it the text is zeros.
     """
 
@@ -84,6 +88,7 @@ class LiberoDataset(ClipDataset):
         mode: str = "train",
         val_every: int = 10,
         outcome: str | None = None,
+        state: str = "",
         stride: int = 1,
         start_interval: int = 1,
         action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
@@ -110,7 +115,7 @@ class LiberoDataset(ClipDataset):
         encode = f"python -m scripts.prepare_libero_data --source {root} --form keep, then {encode_commands(root)}"
         embeddings = task_embeddings(root, encode) if load_t5_embeddings else None
         super().__init__(
-            LiberoSource(root, demos, cameras, rotate, embeddings, num_tokens),
+            LiberoSource(root, demos, cameras, rotate, embeddings, num_tokens, require_state(state, PROPRIO)),
             num_frames,
             video_size,
             stride=stride,
@@ -136,15 +141,21 @@ class LiberoDataset(ClipDataset):
             context.key,
             lambda: find_suites(Path(options["root"]), options["suites"]),
             lambda: _transform(options["action_transform"]),
+            lambda: require_state(options["state"], PROPRIO),
         )
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
+        def states() -> list[list[float]]:
+            root = str(arguments["root"])
+            return state_range(map(read_proprio, _all_demos(Path(root), arguments.get("suites"), False)), root)
+
         return DataFacts(
             kind="LIBERO's files",
             has_actions=True,
             transform=known(lambda: _transform(arguments.get("action_transform"))),
             read_rate=lambda: FPS / int(arguments.get("stride", 1)),
+            read_state_range=states if arguments.get("state") else None,
         )
 
 
@@ -184,7 +195,9 @@ class LiberoSource(Source):
         rotate: bool,
         embeddings: EmbeddingFolder | None,
         num_tokens: int,
+        with_state: bool = False,
     ) -> None:
+        self._with_state = with_state
         self._root, self._cameras, self._rotate = root, tuple(cameras), rotate
         self._embeddings, self._num_tokens = embeddings, num_tokens
         self.num_cameras = len(cameras)
@@ -226,6 +239,9 @@ class LiberoSource(Source):
 
     def actions(self, i: int, frames: NDArray[numpy.int64]) -> Floats:
         return summed_actions(read_actions(self.demo(i)), frames)
+
+    def states(self, i: int, frames: NDArray[numpy.int64]) -> Floats | None:
+        return read_proprio(self.demo(i))[frames] if self._with_state else None
 
 
 def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list[Demo]:

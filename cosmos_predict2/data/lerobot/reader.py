@@ -319,17 +319,6 @@ def choose_state(info: Info, wanted: str, modality: Modality | None = None) -> l
     return [named.get(key) or Part(key) for key in listed]
 
 
-def state_range(root: Path | str, wanted: str) -> list[list[float]]:
-    """Lowest and highest recorded value of each number of the robot's state, of all episodes."""
-    source = LeRobotSource.open(root)
-    parts = choose_state(source.info, wanted, source.modality)
-    tables = [source.parts(i, parts) for i in range(len(source))]
-    ends = numpy.stack([numpy.min([t.min(axis=0) for t in tables], 0), numpy.max([t.max(axis=0) for t in tables], 0)])
-    if not numpy.isfinite(ends).all():
-        raise DataError(f"{root}: the state '{wanted}' has numbers that are not finite.")
-    return [[float(low), float(high)] for low, high in ends.T]
-
-
 def part_width(info: Info, part: Part) -> int:
     """Numbers of a part in each frame."""
     shape = info.features.get(part.column, {}).get("shape")

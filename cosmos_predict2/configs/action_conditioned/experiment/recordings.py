@@ -22,7 +22,7 @@ from cosmos_predict2.configs.action_conditioned.experiment.toy import NET, tiny_
 from cosmos_predict2.configs.action_conditioned.networks import ACTION_DIM
 from cosmos_predict2.configs.base.post_training import tiny_run
 from cosmos_predict2.data.lerobot.info import STATE
-from cosmos_predict2.data.lerobot.reader import LeRobotSource, state_range
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import evenly
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.tokenizers.sizes import small_size
@@ -110,7 +110,8 @@ def _video_size(data: Mapping[str, Any]) -> ListConfig:
 
 
 def _state_range(data: Mapping[str, Any]) -> ListConfig:
-    return ListConfig(known(lambda: state_range(data["root"], data["state"])) if data.get("state") else [])
+    facts = known(lambda: facts_of(data)) if data.get("state") else None
+    return ListConfig(known(facts.read_state_range) or [] if facts and facts.read_state_range else [])
 
 
 def _of_data(read: Callable[[Mapping[str, Any]], Any]) -> Callable[..., Any]:
