@@ -21,6 +21,8 @@ from cosmos_predict2.nn.state_head import StateHead, StateTrail
 from cosmos_predict2.rl.envs.first_frames import GivenStarts
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.interfaces import PolicyDefaults
+from cosmos_predict2.rl.policies.cloning import Beginning, begin
+from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.imagination import Imagination
@@ -227,3 +229,40 @@ def test_a_policy_that_reads_the_state_may_act_in_a_world_model_that_shows_it(im
         environment(imagination, torch.zeros(3, 3)).reset()
     blind, _ = environment(imagination, None, state_size=5).reset()
     assert blind["state"].shape == (3, 2)
+
+
+# Clones ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["pi05.policy:Pi05Policy", "openvla.policy:OpenVLAPolicy"])
+def test_a_clone_reads_the_state_of_recordings_and_of_imagination(
+    policy: str, recordings: Path, imagination: Imagination, tmp_path: Path
+) -> None:
+    data = RecordedWindows(str(recordings), chunk=4, state=True)
+    item = data[3]
+    assert item["state"].tolist() == [6.0, 7.0]
+    clone = begin(f"cosmos_predict2.rl.policies.{policy}", Beginning(data.windows, tmp_path, 0, 4, 4), {}, "")
+    assert clone.reads_state
+    windows = data.demonstrations.windows(4, [0, 8])
+    record = clone.record_of(windows.observation, windows.actions_B_A_D)
+    assert float(clone.cloning_loss(record, torch.Generator().manual_seed(0))) > 0
+    elsewhere = {**windows.observation, "state": windows.observation["state"] + 40}
+    shown = (clone.record_of(seen, windows.actions_B_A_D) for seen in (windows.observation, elsewhere))
+    first, second = ({name: value for name, value in one.items() if name in ("tokens", "proprio")} for one in shown)
+    assert any(not torch.equal(value, second[name]) for name, value in first.items())
+
+    env = environment(imagination, STATES)
+    require_inputs(env, clone)
+    observed, _ = env.reset()
+    assert clone.act(observed, mode="greedy", generators=[torch.Generator()] * 3).actions_E_A_D.shape == (3, 4, 3)
+    with pytest.raises(ConfigError, match="state"):
+        clone.act({**observed, "state": torch.zeros(3, 0)}, mode="greedy", generators=[torch.Generator()] * 3)
+
+
+def test_recordings_without_a_state_cannot_give_one(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "blind", fps=10, robot="arm")
+    pictures = torch.zeros(3, 9, 48, 48, dtype=torch.uint8)
+    writer.add(Recording({"action": numpy.ones((9, 3), numpy.float32)}, {"observation.images.front": pictures}, "go"))
+    writer.finish()
+    with pytest.raises(DataError, match=r"no state of the robot: leave dataset\.state=False"):
+        RecordedWindows(str(tmp_path / "blind"), chunk=4, state=True, held_out_share=0)

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cosmos_predict2.checkpoints.card import mappings, run_folder, run_tree, safetensors_header
+from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import Split, read_split
 from cosmos_predict2.data.video.clips import Fit
@@ -76,6 +77,7 @@ class OutcomeEpisodes:
     actions: list[Tensor]  # raw [L, D]
     success_E: NDArray[numpy.bool_]
     tasks: list[str]
+    states_E_S: Tensor | None = None  # of the robot at the first pictures, where recorded
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -105,6 +107,7 @@ def read_episodes(
     size of a world model."""
     key = source.camera(camera)
     first, tails, films, actions, success, tasks = [], [], list[Tensor](), [], [], []
+    states: list[Tensor] = []
     for i in tracked(numbers, "held-out recordings", unit="episode", leave=False):
         length, outcome = int(source.episodes.lengths[i]), outcomes[i]
         if outcome is None or length < 2:
@@ -119,9 +122,12 @@ def read_episodes(
         actions.append(recorded_actions(source, i))
         success.append(outcome)
         tasks.append(source.caption(i))
+        if STATE in source.info.features:
+            states.append(torch.from_numpy(source.columns(i, [STATE])[STATE][0]).float().reshape(-1))
     if not first:
         raise DataError(f"{source.info.root}: none of {len(numbers)} episodes has a known outcome and two pictures.")
-    return OutcomeEpisodes(torch.stack(first), tails, films, actions, numpy.array(success), tasks)
+    known = torch.stack(states) if states else None
+    return OutcomeEpisodes(torch.stack(first), tails, films, actions, numpy.array(success), tasks, known)
 
 
 def chosen(numbers: Sequence[int], most: int, seed: int) -> list[int]:
@@ -317,7 +323,7 @@ def _windows(films: Sequence[Tensor], actions: Sequence[Tensor], chunk: int, k: 
 def starts_of(episodes: OutcomeEpisodes, learnt: OutcomeEpisodes) -> GivenStarts:
     """The first pictures of recordings; lengths and the range of actions are those of what was learnt from."""
     recorded = RecordedFacts.of([rows.numpy() for rows in learnt.actions])
-    return GivenStarts(episodes.first_E_H_W_C, episodes.tasks, recorded)
+    return GivenStarts(episodes.first_E_H_W_C, episodes.tasks, recorded, episodes.states_E_S)
 
 
 def imagined_env(imagination: Imagination, reward: FrameReward, starts: Any) -> WorldModelEnv:

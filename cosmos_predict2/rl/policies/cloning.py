@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract
-from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
+from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode, open_episodes
 from cosmos_predict2.data.lerobot.info import held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import split_of
@@ -92,6 +92,7 @@ class Demonstrations:
     source: str
     views: tuple[str, ...] = ("",)
     contract: ActionContract = UNKNOWN
+    states: Sequence[NDArray[numpy.float32]] | None = None  # of the robot before each action [T, S], where asked for
 
     def places(self, chunk: int, starts: Sequence[int] | None = None) -> list[tuple[int, int]]:
         """(episode, step) of the windows that begin at these steps; None means at every step."""
@@ -127,8 +128,14 @@ class Demonstrations:
         """The windows at these places, of whose pictures none is read."""
         actions = numpy.stack([self.actions[i][start : start + chunk] for i, start in places])
         pictures = torch.empty(0, 0, 0, 3, dtype=torch.uint8) if pictures_B_H_W_C is None else pictures_B_H_W_C
+        states = None if self.states is None else numpy.stack([self.states[i][start] for i, start in places])
         return CloneWindows(
-            pictures, torch.from_numpy(actions).float(), [self.tasks[i] for i, _ in places], self.views, self.contract
+            pictures,
+            torch.from_numpy(actions).float(),
+            [self.tasks[i] for i, _ in places],
+            self.views,
+            self.contract,
+            None if states is None else torch.from_numpy(states).float(),
         )
 
 
@@ -141,24 +148,31 @@ class CloneWindows:
     tasks: list[str]
     views: tuple[str, ...] = ("",)
     contract: ActionContract = UNKNOWN
+    state_B_S: Tensor | None = None  # of the robot, where the policy is to read it
 
     def __len__(self) -> int:
         return len(self.actions_B_A_D)
 
     @property
     def observation(self) -> Observation:
-        """The observation in an environment's form, without a state, which recordings of pictures lack."""
+        """The observation in an environment's form; without a state unless there is one."""
         full, *wrists = split(self.pictures_B_H_W_C, len(self.views), dim=1)
         return {
             "full_image": full,
             "wrist_image": torch.stack(wrists, dim=1) if wrists else full.new_zeros(len(full), 0, *full.shape[1:]),
-            "state": torch.zeros(len(full), 0),
+            "state": torch.zeros(len(full), 0) if self.state_B_S is None else self.state_B_S,
             "task_description": self.tasks,
         }
 
     def statistics(self) -> dict[str, list[Any]]:
         """Statistics of the actions, as public files have them."""
         return usual_statistics(self.actions_B_A_D.flatten(0, 1), [True] * self.actions_B_A_D.shape[2]).to_dict()
+
+    def state_statistics(self) -> dict[str, list[Any]] | None:
+        """Likewise of the robot's state; None without one."""
+        if self.state_B_S is None:
+            return None
+        return usual_statistics(self.state_B_S, [True] * self.state_B_S.shape[1]).to_dict()
 
 
 @dataclass(frozen=True)
@@ -223,6 +237,7 @@ def recorded_demonstrations(
     split_file: str = "",
     part: str = "train",
     held_out_share: float = 0.0,
+    state: bool = False,
 ) -> Demonstrations:
     """The first episodes of a folder of recordings, with their own sentences; see `open_episodes`. With a split they
     are the first of a part's successes; without, a share of them is held out, which any other part than train is."""
@@ -253,7 +268,18 @@ def recorded_demonstrations(
         str(folder),
         views_of(camera),
         episodes[0].contract,
+        [_states(episode, len(rows)) for episode, rows in zip(episodes, actions, strict=True)] if state else None,
     )
+
+
+def _states(episode: RecordedEpisode, num: int) -> NDArray[numpy.float32]:
+    known = [episode.known(k) for k in range(num)]
+    if "state" not in known[0]:
+        raise DataError(f"{episode.path} ({episode.name}) has no state of the robot: leave dataset.state=False.")
+    states = numpy.stack([one["state"] for one in known]).astype(numpy.float32)
+    if not numpy.isfinite(states).all():
+        raise DataError(f"{episode.path} ({episode.name}): its state has numbers that are not finite.")
+    return states
 
 
 def warn_of_outside(policy: Cloneable, windows: CloneWindows, base: str) -> None:

@@ -96,7 +96,8 @@ class CloningModel(ImaginaireModel):
         network.cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
         self.constant, self.sentences = Constant.of(windows), sorted(set(windows.tasks))
         self.views, self.contract = windows.views, windows.contract
-        shown = [self.views] if len(self.views) > 1 else []
+        shown: list[Any] = [self.views] if len(self.views) > 1 else []
+        shown += [windows.state_statistics()] if windows.state_B_S is not None else []
         known = json.dumps([windows.statistics(), self.sentences, *shown], sort_keys=True)
         digest = hashlib.blake2b(known.encode(), digest_size=7).digest()
         self.register_buffer("beginning", torch.tensor(int.from_bytes(digest, "little")))
@@ -157,7 +158,14 @@ class CloningModel(ImaginaireModel):
 
     def _windows(self, batch: Mapping[str, Any]) -> CloneWindows:
         """Policies take recorded actions on the host."""
-        return CloneWindows(batch["full_image"], batch["actions"].cpu(), batch["task"], self.views)
+        state = batch.get("state")
+        return CloneWindows(
+            batch["full_image"],
+            batch["actions"].cpu(),
+            batch["task"],
+            self.views,
+            state_B_S=None if state is None else state.cpu(),
+        )
 
     def _loss(self, windows: CloneWindows, batch: Mapping[str, Any], purpose: str) -> Tensor:
         policy: Any = self.net

@@ -29,7 +29,7 @@ class RecordedWindows(Dataset[dict[str, Any]]):
     With ``split_file`` they are of the part's successes alone. Without, they are of every recording, but for a share
     that is held out. ``num`` are the first so many of these. ``starts`` are the
     steps at which windows begin; null: every step. ``most`` windows are taken, evenly. ``cache_mib`` bounds the
-    pictures that each reader keeps.
+    pictures that each reader keeps. With ``state`` the policy reads the robot's state, too.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class RecordedWindows(Dataset[dict[str, Any]]):
         action_keys: Sequence[str] | None = None,
         held_out_share: float = 0.1,
         cache_mib: float = 1024,
+        state: bool = False,
     ) -> None:
         if chunk < 1 or not 0 <= held_out_share < 1 or cache_mib < 0 or min(num or 1, most or 1) < 1:
             raise ConfigError(
@@ -54,7 +55,7 @@ class RecordedWindows(Dataset[dict[str, Any]]):
         self.part, self.chunk = part, chunk
 
         self.demonstrations = recorded_demonstrations(
-            Path(path), num, camera, action_keys, split_file, part, held_out_share
+            Path(path), num, camera, action_keys, split_file, part, held_out_share, state
         )
         self.places = self.demonstrations.places(chunk, starts)
         if most is not None and most < len(self.places):
@@ -84,7 +85,9 @@ class RecordedWindows(Dataset[dict[str, Any]]):
         i, start = self.places[index]
         actions = torch.from_numpy(self.demonstrations.actions[i][start : start + self.chunk])
         picture, task = self._picture(i, start), self.demonstrations.tasks[i]
-        return {"full_image": picture, "actions": actions, "task": task, "episode": i}
+        states = self.demonstrations.states
+        known = {} if states is None else {"state": torch.from_numpy(states[i][start])}
+        return {"full_image": picture, "actions": actions, "task": task, "episode": i, **known}
 
     def _picture(self, i: int, start: int) -> Tensor:
         """uint8 [H, W, 3]. What all windows of an episode show is read together where there is room to keep it."""

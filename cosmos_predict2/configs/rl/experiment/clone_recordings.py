@@ -21,13 +21,13 @@ LEARNING_RATE = 1.5e-3
 SHIFT = 0.06  # without it a clone of 100 episodes begins to know them by heart after 400 iterations
 SEED: Any = "${trainer.seed}"
 KNOTS: Any = "${dataloader_train.dataset.chunk}"  # motions held for several actions cannot follow most recordings
-SHARED = ("path", "split_file", "chunk", "starts", "num", "camera", "action_keys", "held_out_share")
+SHARED = ("path", "split_file", "chunk", "starts", "num", "camera", "action_keys", "held_out_share", "state")
 
 
 def clone(name: str, policy: str) -> dict[str, Any]:
     data = L(RecordedWindows)(
         path="my_data", split_file="outputs/my_split.json", part="train", chunk=12, starts=None, num=None, camera=None,
-        action_keys=None, cache_mib=1024,
+        action_keys=None, cache_mib=1024, state=False,
     )  # fmt: skip
     of_training = {key: f"${{dataloader_train.dataset.{key}}}" for key in SHARED}
     held_out = L(RecordedWindows)(**of_training, part="calibrate", most=512, cache_mib=1024)

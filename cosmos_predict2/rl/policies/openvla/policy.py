@@ -179,10 +179,14 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         own: dict[str, Any] = dict(lora_rank=lora_rank, variant=variant, correlation=correlation)
         if len(windows.views) > 1:
             own["num_images_in_input"] = len(windows.views)
+        if (state := windows.state_statistics()) is not None:
+            own["use_proprio"] = True
         if base:
             sizes |= recorded_settings(base, windows.actions_B_A_D, keep_statistics=keep_statistics)
             return cls(base, **sizes, **own)
         sentences, statistics = sorted(set(windows.tasks)), {"action": windows.statistics()}
+        if state is not None:
+            statistics["proprio"], sizes["proprio_dim"] = state, len(state["q01"])
         write_tiny(start.folder, seed=start.seed, statistics=statistics, sentences=sentences, bins=TINY_BINS, **sizes)
         return cls(str(start.folder), **own)
 

@@ -108,12 +108,14 @@ class Pi05Policy(nn.Module, PolicyDefaults):
             action_horizon=start.num_knots, action_env_dim=of_start["action_dim"], hold=of_start["hold"]
         )
         sizes["num_images"] = len(windows.views)  # more, which an environment may have, it never saw
+        if (state := windows.state_statistics()) is not None:
+            sizes["discrete_state_input"] = True
         trained: dict[str, Any] = dict(lora_rank=lora_rank, augment=augment)
         given = dict(train_expert_only=expert_only or None, correlation=correlation)
         trained |= {name: value for name, value in given.items() if value is not None}  # else as base has it
         if base:
             return cls(base, **sizes, **trained, statistics=None if keep_statistics else windows.statistics())
-        statistics = {**STATISTICS, "actions": windows.statistics()}
+        statistics = {**STATISTICS, "actions": windows.statistics()} | ({"state": state} if state is not None else {})
         write_tiny(start.folder, seed=start.seed, norm_stats=statistics, sentences=windows.tasks, **sizes)
         return cls(str(start.folder), **trained)
 

@@ -58,7 +58,11 @@ def write_tiny(
     texts = dict.fromkeys(prompt_text(sentence, None) for sentence in sentences)
     (folder / "tokenizer.model").write_bytes(_tokenizer([text for text in texts if text not in WORDS]))
     encode = tokenizer_of(str(folder))
-    length = max([TINY["max_token_len"], *(len(prompt_ids(encode, text, None)) for text in texts)])
+    state = None
+    if sizes.get("discrete_state_input"):  # a bin has three digits at most, each a token where pieces do not join them
+        state = torch.ones(len((norm_stats or STATISTICS)["state"]["q01"]))
+    length = max([TINY["max_token_len"], *(len(prompt_ids(encode, text, state)) for text in texts)])
+    length += 0 if state is None else 3 * len(state)
     config = Pi05Config(**{**TINY, "max_token_len": length, **sizes})
     with random.preserved():
         torch.manual_seed(seed)
