@@ -41,12 +41,13 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.released import tiny_action_path
     from cosmos_predict2.tools.drive.session import drive_of
     from cosmos_predict2.world_model.assembly import device_of
+    from imaginaire.listening import token_of
 
     try:
-        from cosmos_predict2.tools.drive.server import serve, token_of
+        from cosmos_predict2.tools.drive.server import TOKEN, serve
     except ImportError as error:
         raise missing_package(str(error.name), "drive") from error
-    token, path = token_of(args.host), args.world_model or tiny_action_path()
+    token, path = token_of(TOKEN, args.host), args.world_model or tiny_action_path()
     imagination = imagination_of(path, load_ema=args.load_ema, device=device_of(args.device))
     root = Path(trained_on(path, "root") or "")
     args.camera = args.camera or trained_on(path, "camera")

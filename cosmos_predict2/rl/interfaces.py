@@ -96,11 +96,13 @@ class Decision:
 
     ``log_prob`` is that of the draw itself, taken where it is drawn and not by `Policy.log_prob`, with which it is
     compared before anything is learnt; None where nothing is drawn. Its rows and elements are those of `LogProb`.
+    ``is_lost_E`` marks rows that no decision could be had for: their episodes are over, and do not count.
     """
 
     actions_E_A_D: Tensor
     record: Mapping[str, Tensor]  # one row for each environment
     log_prob_E_K_N: Tensor | None = None
+    is_lost_E: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ class Counter:
     Trials of ``lost`` are lost at their third step. Something moves at every step.
     """
 
+    is_ended = False  # before its end, for want of a decision
     is_replayed = False  # by all decisions, after an end as well
 
     def __init__(
@@ -42,7 +44,8 @@ class Counter:
         self.chunks: list[int] = []  # environments that are stepped together
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        assert not (self.book.has_begun & ~self.book.is_over)[options["env_ids"]].any()  # nobody ends an episode
+        is_playing = (self.book.has_begun & ~self.book.is_over)[options["env_ids"]]
+        assert self.is_ended or not is_playing.any()  # nobody ends an episode
         ids = self.book.begin(seed, options)
         self.book.limits[ids] = [self.lengths[trial] for trial in self.book.trial_ids[ids]]
         self.resets.append(len(ids))
@@ -120,6 +123,28 @@ def test_a_policy_is_not_asked_by_words_that_it_was_not_cloned_on() -> None:
         played(Counter(1, [2, 2, 2]), 3, policy)
     policy.sentences = ("0", "1", "2")
     assert len(played(Counter(1, [2, 2, 2]), 3, policy)) == 3
+
+
+class Forgetful(Notes):
+    """Has no decision for an episode that has had one, where its trial is among those."""
+
+    def __init__(self, *trials: int) -> None:
+        self.trials = torch.tensor(trials)
+
+    def act(self, observation: Any, **options: Any) -> Decision:
+        trial_E, step_E = observation["state"].unbind(1)
+        is_lost_E = (step_E > 0) & torch.isin(trial_E, self.trials)
+        return replace(super().act(observation, **options), is_lost_E=is_lost_E)
+
+
+def test_an_episode_without_a_decision_is_over_and_does_not_count() -> None:
+    env = Counter(2, [9] * 4)
+    env.is_ended = True
+    found = played(env, 4, Forgetful(1, 2))
+    whole = played(Counter(2, [9] * 4), 4)
+    assert found.is_valid_E.tolist() == [True, False, False, True] and whole.is_valid_E.all()
+    rows = torch.tensor([0, 3])
+    require_equal(found.rows(rows), whole.rows(rows))
 
 
 LENGTHS = [7, 1, 12, 3, 9, 2, 12, 5]

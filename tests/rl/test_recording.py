@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ def test_rows_of_a_recording_match_its_pictures() -> None:
     assert sorted(played) == [0, 1, 2, 4]
     named = next(recorded_episodes(Wanderer(), Counting(), starts, camera="top+hand"))[0]  # type: ignore[arg-type]
     assert named is not None and sorted(named.videos) == ["hand", f"{WRIST}_2", "top"]
+
+
+class Leaving(Wanderer):
+    """Has no decision from its second one on."""
+
+    def act(self, observation: Any, **options: Any) -> Decision:
+        return replace(super().act(observation, **options), is_lost_E=observation["state"][:, 1] >= self.chunk)
+
+
+def test_an_episode_without_a_decision_is_not_recorded() -> None:
+    starts = Starts([0] * 2, [0, 2], [0, 2], [100, 102])
+    found = list(recorded_episodes(Leaving(), Counting(), starts))  # type: ignore[arg-type]
+    assert sorted(recording is None for recording, _ in found) == [False, True]
 
 
 def test_what_is_recorded_is_what_an_evaluation_plays() -> None:

@@ -318,7 +318,8 @@ class _Played:
         _write(self.decided, decided, size, (steps, episodes))
         if self.rollout.keep_record:
             _write(self.record, decision.record, size, (steps, episodes))
-        valid_E = _valid(info, len(episodes))
+        lost_E = lost(decision)
+        valid_E = _valid(info, len(episodes)) & ~lost_E
         ends = dict(success_E=info["success"], finish_step_E=info["finish_step"], is_valid_E=valid_E)
         _write(self.ends, ends, size[1:], (episodes,))
         if self.rollout.keep_frames:
@@ -326,7 +327,7 @@ class _Played:
             for name, kept in (("frames", self.films), ("moved", self.moved)):
                 for i, values in zip(episodes, info.get(name, ())):
                     kept[i].append(values[: self.rollout.execute].cpu())
-        is_over = ~info["active"].cpu()
+        is_over = ~info["active"].cpu() | lost_E
         names = ("actions_M_E_A_D", "log_prob_M_E_K_N")
         repeated = [*(self.decided[name] for name in names if name in self.decided), *self.record.values()]
         for row, i in enumerate(episodes):
@@ -366,6 +367,13 @@ def _of_length(parts: Sequence[Sequence[Tensor]], length: int, *, repeats: bool)
         if repeats:
             row[count:] = row[count - 1]
     return whole
+
+
+def lost(decision: Decision) -> Tensor:
+    """The rows that no decision could be had for, [E]."""
+    if decision.is_lost_E is None:
+        return torch.zeros(len(decision.actions_E_A_D), dtype=torch.bool)
+    return decision.is_lost_E.cpu()
 
 
 def _valid(info: Info, count: int) -> Tensor:

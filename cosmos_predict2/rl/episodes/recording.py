@@ -11,6 +11,7 @@ success, and come in the order in which they end.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from cosmos_predict2.data.lerobot.writer import COUNTERS, Recording
 from cosmos_predict2.data.split import SUCCESS_COLUMN
 from cosmos_predict2.data.views import cameras_in
-from cosmos_predict2.rl.episodes.episodes import Mode, Places, Starts
+from cosmos_predict2.rl.episodes.episodes import Mode, Places, Starts, lost
 from cosmos_predict2.rl.interfaces import EnvDefaults, Observation, Policy, VecEnv, completed
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
@@ -81,7 +82,8 @@ def _cameras(camera: str, num_films: int) -> list[str]:
 def recorded_episodes(
     policy: Policy, env: VecEnv, starts: Starts, mode: Mode = "sample", execute: int | None = None, camera: str = CAMERA
 ) -> Iterator[tuple[Recording | None, bool]]:
-    """The recording of each episode, and its success on any picture; None of one that was lost with its simulator."""
+    """The recording of each episode, and its success on any picture; None of one that was lost with its simulator or
+    its policy's server."""
     completed(env, EnvDefaults)
     places, playing = Places(env, starts), dict[int, _Episode]()
     bounds = {"action_low": -1.0, "action_high": 1.0}
@@ -95,8 +97,9 @@ def recorded_episodes(
         episodes = [playing[number] for number in places.episodes]
         counts = [(starts.draws[number], playing[number].num_decisions) for number in places.episodes]
         generators = [random.generator(draw, count, "decision") for draw, count in counts]
-        decided = policy.act(places.observation, mode=mode, generators=generators).actions_E_A_D.cpu()
-        active_E = torch.ones(len(episodes), dtype=torch.bool)
+        decision = policy.act(places.observation, mode=mode, generators=generators)
+        decided, lost_E = decision.actions_E_A_D.cpu(), lost(decision)
+        active_E, observation, info = ~lost_E, places.observation, dict[str, Any]()
         for actions_E_D in decided[:, :execute].unbind(1):
             if not active_E.any():
                 break
@@ -106,7 +109,7 @@ def recorded_episodes(
                 episodes[row].success.append(bool(info["success"][row]))
                 episodes[row].see(observation, row)
             active_E = info["active"].cpu()
-        is_over_E, is_valid_E = ~active_E, info.get("valid", torch.ones_like(active_E))
+        is_over_E, is_valid_E = ~active_E | lost_E, ~lost_E & info.get("valid", torch.tensor(True)).cpu()
         for row, (number, episode) in enumerate(zip(places.episodes, episodes, strict=True)):
             episode.num_decisions += 1
             if is_over_E[row]:

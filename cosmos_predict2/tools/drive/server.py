@@ -11,7 +11,6 @@ import io
 import json
 import logging
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,11 +25,10 @@ from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from cosmos_predict2.rl.rewards.service.running import listening
-from cosmos_predict2.rl.rewards.service.settings import is_loopback
 from cosmos_predict2.tools.drive.session import Drive, Moment
 from imaginaire import foreign_json
-from imaginaire.errors import ConfigError, UserError
+from imaginaire.errors import UserError
+from imaginaire.listening import listening
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +37,6 @@ BUSY = "Another driver is at the wheel: close that page, then load this one agai
 HERE = ["localhost", "127.0.0.1", "[::1]"]  # another name of this machine is that of a foreign page
 POLICY = "default-src 'self' 'unsafe-inline' data:; frame-ancestors 'none'"  # no page that is laid over this one
 SAFE = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
-
-
-def token_of(host: str) -> str:
-    """The token of the environment, without which a host that other machines reach is refused."""
-    if not (token := os.environ.get(TOKEN, "")) and not is_loopback(host):
-        raise ConfigError(f"--host {host} lets other machines drive, but there is no token: set {TOKEN}, or 127.0.0.1.")
-    return token
 
 
 def serve(drive: Drive, host: str, port: int, token: str) -> None:

@@ -40,6 +40,7 @@ from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.replays import Unjudged, recorded_actions, require_actions_of
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_inputs
+from cosmos_predict2.rl.episodes.episodes import lost
 from cosmos_predict2.rl.episodes.recording import CAMERA
 from cosmos_predict2.rl.imagined.check import Familiar, chosen, read_episodes, read_reward
 from cosmos_predict2.rl.imagined.watch import HELD_OUT, LEARNT
@@ -175,6 +176,8 @@ class Drive:
             seed = random.derive_seed(self.seed, self._number, "policy")
             generators = [random.generator(seed, self._num_decisions, "decision")]
             decision = self.policy.act(self._seen, mode="greedy", generators=generators)
+            if bool(lost(decision).any()):
+                raise ConfigError("The policy does not answer: drive by hand, or press P again.")
             self._planned = list(decision.actions_E_A_D[0, : self.execute].float().cpu())
             self._num_decisions += 1
         now, self._planned = self._planned[: self.actions], self._planned[self.actions :]

@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import json
 import logging
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from cosmos_predict2.rl.rewards.service.queue import ticket_of
 from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import Supervisor
 from imaginaire.errors import ConfigError, missing_package
+from imaginaire.listening import listening
 
 log = logging.getLogger(__name__)
 
@@ -72,25 +72,6 @@ def serve(settings: ServiceSettings) -> int:
             queue.close()
         log.info("the reward service has stopped; what waits is kept in the queue")
     return 0
-
-
-@contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens; a port that is taken is an error, not a reason to take another."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(f"--host {host} is no address of this machine: {error.strerror}.") from error
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            listener.listen(2048)
-        except OSError as error:
-            raise ConfigError(
-                f"Port {port} of {host} cannot be listened on: {error.strerror}. Stop what holds it, or give --port."
-            ) from error
-        yield listener
 
 
 @contextlib.contextmanager

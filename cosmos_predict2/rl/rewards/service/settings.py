@@ -3,7 +3,6 @@
 
 import hashlib
 import importlib.util
-import ipaddress
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from cosmos_predict2.rl.rewards.local import path_of
 from cosmos_predict2.rl.rewards.service.queue import Limits
 from imaginaire.config.registry import load_toml
 from imaginaire.errors import ConfigError, near
+from imaginaire.listening import require_token
 
 log = logging.getLogger(__name__)
 
@@ -101,20 +101,7 @@ class ServiceSettings:
             raise ConfigError(f"The reward name '{odd[0]}' may have letters, digits, '_', '.' and '-' only.")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"The reward '{twice[0]}' is there twice. More workers for it: device = ['cuda:0', ...].")
-        if not self.token and not is_loopback(self.host):
-            raise ConfigError(
-                f"--host {self.host} can be reached from other machines, but there is no token. "
-                f"Set {TOKEN_VARIABLES[0]} (of the clients, too), or listen on 127.0.0.1."
-            )
-        if any(not 33 <= ord(c) <= 126 for c in self.token):
-            raise ConfigError(f"{TOKEN_VARIABLES[0]} must consist of visible ASCII characters.")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        require_token(self.token, TOKEN_VARIABLES[0], self.host)
 
 
 def read_settings(path: str | None, rewards: Sequence[str] = (), **flags: Any) -> ServiceSettings:

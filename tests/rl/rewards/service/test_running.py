@@ -22,10 +22,11 @@ from cosmos_predict2.rl.rewards.remote import NoAnswer, RemoteReward
 from cosmos_predict2.rl.rewards.service import running
 from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 from cosmos_predict2.rl.rewards.service.queue import Status
-from cosmos_predict2.rl.rewards.service.running import listening, serve, sole_owner
+from cosmos_predict2.rl.rewards.service.running import serve, sole_owner
 from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
+from imaginaire.listening import listening
 from tests.programs import HANG_S, warm_python
 from tests.rl.rewards.doubles import HERE, ROOT, Served, body, clips_of, served
 
