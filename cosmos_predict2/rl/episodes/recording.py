@@ -11,7 +11,6 @@ success, and come in the order in which they end.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy
 import torch
@@ -21,7 +20,7 @@ from cosmos_predict2.data.lerobot.writer import COUNTERS, Recording
 from cosmos_predict2.data.split import SUCCESS_COLUMN
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.rl.episodes.episodes import Mode, Places, Starts, lost
-from cosmos_predict2.rl.interfaces import EnvDefaults, Observation, Policy, VecEnv, completed
+from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation, Policy, VecEnv, completed
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
 
@@ -99,7 +98,8 @@ def recorded_episodes(
         generators = [random.generator(draw, count, "decision") for draw, count in counts]
         decision = policy.act(places.observation, mode=mode, generators=generators)
         decided, lost_E = decision.actions_E_A_D.cpu(), lost(decision)
-        active_E, observation, info = ~lost_E, places.observation, dict[str, Any]()
+        active_E, observation = ~lost_E, places.observation
+        info: Info = {}
         for actions_E_D in decided[:, :execute].unbind(1):
             if not active_E.any():
                 break
