@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cosmos_predict2.evaluation.reports": _BELOW_RL,
     "cosmos_predict2.tools": _BELOW_RL | _ours("evaluation.reports"),
     "cosmos_predict2.tools.improve": _BELOW_RL | _ours("evaluation.reports", "rl"),  # it looks at a user's environment
-    "cosmos_predict2.tools.drive": _BELOW_RL | _ours("rl"),
+    **{f"cosmos_predict2.tools.{name}": _BELOW_RL | _ours("rl") for name in ("drive", "serve")},
     "cosmos_predict2.rl.interfaces": _BELOW_RL - _ours("pipelines"),
     **{name: _BELOW_RL - _ours("pipelines") | _ours("rl.interfaces") for name in _INSIDE_RL},
     "cosmos_predict2.rl": _BELOW_RL - _ours("pipelines"),

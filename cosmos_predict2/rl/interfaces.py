@@ -168,11 +168,11 @@ class Policy(Protocol):
     """Decides on chunks of actions. A policy that is trained is a module besides.
 
     Optional: ``sentences``, ``views`` and ``contract`` (of the recordings that it was cloned from, given by who reads
-    it), ``reads_state`` (decisions need ``state``), ``draws_when_greedy`` (greedy decisions draw noise, too) and
-    ``on_trainer_step(iteration)``, called after each optimizer step. For nft and awm a flow has ``velocities``, and
-    ``flow_times``: the times at which its sampler asks the network, from 1, where all is noise, towards 0. For
-    best_of_n and random_of_n it may have a ``cloning_loss`` of its own, as `policies.cloning.Cloneable` has, and
-    ``demonstrated(record)``, a decision's record as that takes it.
+    it), ``reads_state`` (decisions need ``state``) and ``state_size`` (of so many numbers; None: not recorded),
+    ``draws_when_greedy`` (greedy decisions draw noise, too) and ``on_trainer_step(iteration)``, called after each
+    optimizer step. For nft and awm a flow has ``velocities``, and ``flow_times``: the times at which its sampler asks
+    the network, from 1, where all is noise, towards 0. For best_of_n and random_of_n it may have a ``cloning_loss`` of
+    its own, as `policies.cloning.Cloneable` has, and ``demonstrated(record)``, a decision's record as that takes it.
     `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
 
@@ -180,6 +180,7 @@ class Policy(Protocol):
     views: Sequence[str]
     contract: ActionContract
     reads_state: bool
+    state_size: int | None
     draws_when_greedy: bool
     flow_times: Sequence[float]
 
@@ -207,6 +208,7 @@ class Policy(Protocol):
 
 class PolicyDefaults:
     reads_state: bool = False
+    state_size: int | None = None
     draws_when_greedy: bool = False
     flow_times: Sequence[float] = ()
     sentences: Sequence[str] = ()  # the task descriptions of the recordings it was cloned from; none: it takes any

@@ -73,7 +73,7 @@ def test_every_package_of_the_extras_is_described() -> None:
         and isinstance(node.value, ast.Dict)
     )
     described = {(package.extra, package.distribution.lower()) for package in machine.OPTIONAL}
-    of_learning_from_rewards = {"rl", "vla", "reward", "drive", "gym", "metaworld", "gym-pusht"}
+    of_learning_from_rewards = {"rl", "vla", "reward", "drive", "serve", "gym", "metaworld", "gym-pusht"}
     listed = {
         (extra, requirement.partition(">")[0].partition("=")[0].partition("[")[0].lower())
         for extra, requirements in extras.items()

@@ -70,7 +70,8 @@ def require_inputs(env: Any, policy: Policy) -> None:
         raise ConfigError(
             f"{name} reads the robot's state, which this world model does not show: train one that predicts it"
             " (model.config.pipe_config.state), set policy.use_proprio=False of OpenVLA or"
-            " policy.discrete_state_input=False of PI0.5, or choose N zeros in its place, env.state_size=N."
+            " policy.discrete_state_input=False of PI0.5, or choose N zeros in its place, env.state_size=N"
+            " (--options zero_state=true of a server's policy)."
         )
     if env.head is None:
         log.warning(

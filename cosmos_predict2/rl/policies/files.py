@@ -26,6 +26,7 @@ from cosmos_predict2.released import EMBODIED, EMBODIED_DIR
 from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
 from cosmos_predict2.rl.policies.network import trained_adapter
 from cosmos_predict2.rl.policies.null import ADDRESS, Beaten, null_policy
+from cosmos_predict2.rl.policies.remote.policy import RemotePolicy, is_remote
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import made, path_of, recorded, resolve, shipped
 from imaginaire.checkpoint import weights
@@ -166,7 +167,12 @@ def remember(policy: Any, about: Mapping[str, Any]) -> None:
 
 
 def find_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:
-    """The same, or a driver of one's own that is no file, MODULE:CLASS, which is built with ``options``."""
+    """The same, or a driver of one's own that is no file, MODULE:CLASS, or a server's policy (`RemotePolicy`), which
+    are built with ``options``."""
+    if is_remote(address):
+        remote = made(RemotePolicy, options or {}, f"{address}: ", address=address)
+        remember(remote, remote.about)
+        return remote, PolicyCard(address, dict(options or {}), remote.about)
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", address) or Path(address).exists():
         return read_policy(address, which, options)
     driver = made(resolve(address, "policy"), options or {}, f"{address}: ")

@@ -143,6 +143,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
             if (proprio := entry.get("proprio")) is None:
                 raise CheckpointError(f"{path}: policy.use_proprio needs statistics of proprio, which it has not.")
             self.proprio_statistics = Statistics.of(proprio, bounds)
+            self.state_size = len(self.proprio_statistics.low)
         self.reads_state = self.proprio_statistics is not None
 
     def _read_network(self, sizes: OpenVLASizes, attention: str) -> None:

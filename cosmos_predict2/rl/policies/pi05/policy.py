@@ -78,6 +78,7 @@ class Pi05Policy(nn.Module, PolicyDefaults):
             self.network.paligemma.requires_grad_(False)
         content = layout.norm_stats_of(path, self.config.asset_id)
         self.state_stats, self.action_stats = inputs.quantiles_of(content, path)
+        self.state_size = len(self.state_stats.q01)
         self._own_statistics = statistics
         if statistics is not None:
             self.action_stats = inputs.Quantiles.of(statistics)

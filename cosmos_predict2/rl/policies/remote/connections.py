@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections to policy servers: openpi's websocket and GR00T's ZeroMQ socket, one request and one reply at a time."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy
+
+from cosmos_predict2.rl.policies.remote.layouts import Layout
+from cosmos_predict2.rl.policies.remote.wire import LARGEST, TOKEN, Modality, pack, package, unpack
+from imaginaire.errors import ConfigError
+
+HANDSHAKE_S = 10.0
+
+
+class Lost(Exception):
+    """The connection is gone, or no reply came in time."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A server's own words: the record of its policy, which ours give, and GR00T's modalities."""
+
+    policy: Mapping[str, Any]
+    modalities: Mapping[str, Modality] = field(default_factory=dict)
+
+
+class Connection:
+    """A server at ``name``, which may take ``timeout`` seconds for a reply."""
+
+    port: ClassVar[int]
+
+    def __init__(self, name: str, host: str, port: int | None, token: str, timeout: float) -> None:
+        self.name, self.place, self.token, self.timeout = name, f"{host}:{port or self.port}", token, timeout
+        self.socket: Any = None
+
+    def open(self) -> Facts:
+        raise NotImplementedError
+
+    def ask(self, layout: Layout, pictures: Mapping[str, Any], state: Mapping[str, Any], text: str) -> Any:
+        """The actions of a decision, [H, D]."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+
+    def refused(self, text: str, *, is_token: bool = False) -> ConfigError:
+        """The error for what the server said; of a traceback its last line."""
+        cure = f" Set {TOKEN} to the server's token." if is_token else ""
+        return ConfigError(f"{self.name} refuses: {(text.strip().splitlines() or [''])[-1][:500]}{cure}")
+
+
+class OpenPi(Connection):
+    port = 8000
+
+    def open(self) -> Facts:
+        headers = {"Authorization": f"Api-Key {self.token}"} if self.token else None
+        limits: dict[str, Any] = dict(compression=None, max_size=LARGEST, max_queue=1, open_timeout=HANDSHAKE_S)
+        connect, invalid = package("websockets.sync.client").connect, package("websockets.exceptions").InvalidStatus
+        with self._losses():
+            try:
+                connected = connect(f"ws://{self.place}", additional_headers=headers, proxy=None, **limits)
+                self.socket = connected.__enter__()  # which of a later websockets gives the connection
+            except invalid as error:
+                status = error.response.status_code
+                raise self.refused(f"HTTP {status}.", is_token=status in (401, 403)) from error
+        return Facts(self._received(HANDSHAKE_S).get("policy") or {})
+
+    def ask(self, layout: Layout, pictures: Mapping[str, Any], state: Mapping[str, Any], text: str) -> Any:
+        if layout.is_channels_first:
+            pictures = {name: picture.transpose(2, 0, 1) for name, picture in pictures.items()}
+        request: dict[str, Any] = {}
+        for name, value in {**pictures, **state, layout.text: text}.items():
+            outer, _, inner = name.partition("/")
+            if inner and layout.is_nested:
+                request.setdefault(outer, {})[inner] = value
+            else:
+                request[name] = value
+        with self._losses():
+            self.socket.send(pack(request, "openpi"))
+        return self._received(self.timeout)["actions"]
+
+    def _received(self, timeout: float) -> Any:
+        with self._losses():
+            data = self.socket.recv(timeout)
+        if isinstance(data, str):  # an error of the server's
+            raise self.refused(data)
+        return unpack(data, "openpi", self.name)
+
+    @contextmanager
+    def _losses(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise Lost("no answer in time") from error
+        except (OSError, package("websockets.exceptions").WebSocketException) as error:
+            raise Lost(str(error)) from error
+
+
+class Gr00t(Connection):
+    """N1.6 and N1.7, and N1.5, whose modalities are texts."""
+
+    port = 5555
+    is_flat = False  # N1.5
+
+    def open(self) -> Facts:
+        zmq = package("zmq")
+        self.socket = zmq.Context.instance().socket(zmq.REQ)
+        for option, value in {zmq.LINGER: 0, zmq.MAXMSGSIZE: LARGEST, zmq.IPV6: 1}.items():
+            self.socket.setsockopt(option, value)
+        self.socket.connect(f"tcp://{self.place}")
+        modalities = self._called("get_modality_config", HANDSHAKE_S)
+        self.is_flat = any(one.is_text for one in modalities.values())
+        try:
+            return Facts(self._called("get_policy", HANDSHAKE_S), modalities)
+        except ConfigError:  # the server has no such endpoint: it is not one of ours
+            return Facts({}, modalities)
+
+    def ask(self, layout: Layout, pictures: Mapping[str, Any], state: Mapping[str, Any], text: str) -> Any:
+        flat = {name: value[None] for name, value in {**pictures, **state}.items()}
+        if self.is_flat:
+            reply = self._called("get_action", self.timeout, {**flat, layout.text: [text]})
+        else:
+            nested: dict[str, Any] = {"video": {}, "state": {}, "language": {layout.text: [[text]]}}
+            for name, value in flat.items():
+                modality, _, part = name.partition(".")
+                nested[modality][part] = value[None]
+            reply, _ = self._called("get_action", self.timeout, {"observation": nested, "options": None})
+        parts = {name.removeprefix("action."): numpy.asarray(part) for name, part in reply.items()}
+        found = [parts[name.removeprefix("action.")] for name in layout.actions]
+        rows = found if self.is_flat else [part[0] for part in found]
+        return numpy.concatenate([row.reshape(len(row), -1) for row in rows], axis=1)
+
+    def _called(self, endpoint: str, timeout: float, data: Any = None) -> Any:
+        request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
+        message = pack({**request, **({"api_token": self.token} if self.token else {})}, "gr00t")
+        zmq = package("zmq")
+        try:
+            for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
+                self.socket.setsockopt(option, round(1e3 * timeout))
+            self.socket.send(message)
+            reply = self.socket.recv()
+        except zmq.ZMQError as error:
+            raise Lost("no answer in time" if isinstance(error, zmq.Again) else str(error)) from error
+        found = unpack(reply, "gr00t", self.name)
+        if isinstance(found, Mapping) and "error" in found:
+            raise self.refused(str(found["error"]), is_token="Unauthorized" in str(found["error"]))
+        return found

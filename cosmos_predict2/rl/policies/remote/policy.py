@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A policy that a server decides for, openpi's (openpi://HOST:8000) or GR00T's (gr00t://HOST:5555).
+
+A connection that is lost costs the episode that asked. A server that stays away, or refuses, ends the run.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy
+import torch
+from torch import Tensor
+
+from cosmos_predict2.actions.transforms import ActionContract
+from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
+from cosmos_predict2.rl.policies.remote.connections import Connection, Facts, Gr00t, Lost, OpenPi
+from cosmos_predict2.rl.policies.remote.layouts import LAYOUTS, Layout, layout_of, shown
+from cosmos_predict2.rl.policies.remote.wire import TOKEN, reading
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+PROTOCOLS: dict[str, type[Connection]] = {"openpi": OpenPi, "gr00t": Gr00t}
+PATIENCE_S = 60.0
+MOST_LOST = 3  # decisions in a row: the server answers greetings alone
+PROBE = (224, 224)  # a black picture, which a server is asked about that has no record of its policy
+
+
+def is_remote(address: str) -> bool:
+    return urlsplit(address).scheme in PROTOCOLS
+
+
+class RemotePolicy(PolicyDefaults):
+    """The policy of the server at ``address``.
+
+    ``layout`` and ``fields``, those of `Layout`, name what it is shown, where the server does not. ``names`` and
+    ``rate`` are of its actions, in place of the server's. With ``zero_state`` zeros stand for the robot's state where
+    an environment shows none. A reply may take ``timeout`` seconds. A server may be away for ``patience`` seconds; None
+    is 0 at first, and then 60.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        layout: str | None = None,
+        names: Sequence[str] = (),
+        rate: float | None = None,
+        zero_state: bool = False,
+        timeout: float = 120.0,
+        patience: float | None = None,
+        **fields: Any,
+    ) -> None:
+        place = urlsplit(address)
+        protocol, host = PROTOCOLS[place.scheme], place.hostname or ""
+        if not host or place.path.strip("/") or place.query:
+            raise ConfigError(f"{address} is no server's address: expected {place.scheme}://HOST:{protocol.port}.")
+        host = f"[{host}]" if ":" in host else host
+        self.connection = protocol(address, host, place.port, os.environ.get(TOKEN, ""), timeout)
+        self.address, self.zero_state, self.num_lost = address, zero_state, 0
+        self.facts, self.patience = self._opened(patience or 0.0), PATIENCE_S if patience is None else patience
+        self.is_open, own = True, self.facts.policy
+        with reading(f"The record of a policy that {address} sent"):
+            stated = _stated(self.facts) if layout is None else None
+            self.about = {name: own[name] for name in ("sentences", "views", "execute") if own.get(name)}
+            given = {key: value for key, value in dict(names=names, rate=rate).items() if value}
+            self.about["contract"] = ActionContract.read({**own.get("contract", {}), **given}).to_dict()
+            sizes = (int(own["chunk"]), int(own["action_dim"])) if own else None
+        self.layout = layout_of(place.scheme, layout, fields, stated)
+        self.reads_state = bool(self.layout.state) and not zero_state
+        self.draws_when_greedy = bool(own.get("draws_when_greedy", True))
+        self.chunk, self.action_dim = sizes or self._probed()
+
+    def _probed(self) -> tuple[int, int]:
+        """Actions of a decision, and numbers of an action."""
+        black = torch.zeros(1, *(self.layout.size or PROBE), 3, dtype=torch.uint8)
+        wrists = black[:, None].expand(-1, len(self.layout.pictures) - 1, -1, -1, -1)
+        state = torch.zeros(1, sum(self.layout.state.values()))
+        found = self._asked(dict(full_image=black, wrist_image=wrists, state=state, task_description=[""]), 0)
+        if found is None:
+            raise ConfigError(f"{self.address} answers greetings, but does not decide.")
+        return found.shape[0], found.shape[1]
+
+    def act(
+        self, observation: Observation, *, mode: Mode, generators: Generators, temperature: float = 1.0
+    ) -> Decision:
+        if mode == "sample":
+            raise ConfigError(f"{self.address} decides as its server was started: give --mode greedy here.")
+        rows = [self._asked(observation, i) for i in range(len(observation["full_image"]))]
+        actions = torch.zeros(len(rows), self.chunk, self.action_dim)
+        for i, row in enumerate(rows):
+            if row is not None:
+                with reading(f"The reply of {self.address}"):
+                    if len(row) < self.chunk or row.shape[1] != self.action_dim:
+                        raise ValueError(f"its actions are {[*row.shape]}, not {[self.chunk, self.action_dim]}")
+                actions[i] = row[: self.chunk]
+        return Decision(actions, {}, None, torch.tensor([row is None for row in rows]))
+
+    def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
+        raise ConfigError(f"{self.address} gives actions without a probability: it can be evaluated only.")
+
+    def _asked(self, observation: Observation, row: int) -> Tensor | None:
+        """The actions [H, D] for one environment; None where the connection was lost."""
+        pictures, state = shown(self.layout, observation, row, fills_state=self.zero_state)
+        text = str(observation["task_description"][row])
+        if not self.is_open and self._opened(self.patience) != self.facts:
+            raise ConfigError(f"{self.address} has another policy than before: begin again.")
+        self.is_open = True
+        try:
+            with reading(f"The reply of {self.address}"):
+                found = self.connection.ask(self.layout, pictures, state, text)
+                actions = torch.from_numpy(numpy.array(found, dtype=numpy.float32))
+                if actions.ndim != 2 or not len(actions) or not actions.isfinite().all():
+                    raise ValueError(f"its actions are {[*actions.shape]}, not [actions, numbers], or not finite")
+        except Lost as error:
+            self.connection.close()
+            self.is_open, self.num_lost = False, self.num_lost + 1
+            if self.num_lost >= MOST_LOST:
+                raise ConfigError(f"{self.address} was lost {self.num_lost} times in a row: {error}.") from error
+            log.warning("%s was lost (%s): the episode that it decided for is over", self.address, error)
+            return None
+        self.num_lost = 0
+        return actions
+
+    def _opened(self, patience: float) -> Facts:
+        """What the server says when it is reached, at the latest after ``patience`` seconds."""
+        until = time.monotonic() + patience
+        while True:
+            try:
+                with reading(f"The greeting of {self.address}"):
+                    return self.connection.open()
+            except Lost as error:
+                self.connection.close()
+                if time.monotonic() >= until:
+                    cure = (
+                        "Is its server up, and the port right? --options patience=SECONDS waits for one that restarts."
+                    )
+                    raise ConfigError(f"{self.address} does not answer ({error}). {cure}") from error
+                time.sleep(min(1.0, patience / 10))
+
+
+def _stated(facts: Facts) -> Layout | None:
+    """The layout that a server states; None of one that does not. GR00T does not say how wide parts of a state are."""
+    if facts.policy:
+        return Layout(**facts.policy["layout"])
+    if not facts.modalities:
+        return None
+    video, state, action, text = (facts.modalities[name] for name in ("video", "state", "action", "language"))
+    if len(video.steps) != 1 or len(state.steps) != 1:
+        raise ConfigError("The server's policy looks back in time, but is shown the present picture alone.")
+    parts = [name.removeprefix("state.") for name in state.keys]
+    widths = next((one.state for one in LAYOUTS["gr00t"].values() if [*one.state] == parts), dict.fromkeys(parts, 1))
+    return Layout(video.keys, widths, text.keys[0], dict.fromkeys(action.keys, 1), joint=".")
