@@ -28,6 +28,7 @@ add("--suite", default="", metavar="E", help="a simulator beside it: toy, gym:ID
 add("--max_steps", type=count, default=None, help="of an episode in the simulator (default: as published)")
 add("--actions", type=count, default=4, help="of one look at the keys: fewer follow them faster, more imagine better")
 add("--num_steps", type=count, default=1, help="evaluations of the network for a chunk")
+add("--stream", action="store_true", help="of a causal student: go on where it stopped, so that no frame is made twice")
 add("--fps", type=command_line.above_zero, default=None, help="pictures per second (default: the recordings')")
 add("--out", type=command_line.local_output, default=None, metavar="DIR", help="the data set to add episodes to")
 add("--host", default="127.0.0.1", help="address to listen on; one that other machines reach needs WFM_DRIVE_TOKEN")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import experience, imagination, inference, machine, rl_step, rollout, trainer_overhead
+from benchmarks import driving, experience, imagination, inference, machine, rl_step, rollout, trainer_overhead
 from benchmarks.rollout import published
 from cosmos_predict2.rl.config import ANY, RLConfig
 from cosmos_predict2.rl.policies.openvla.model import OpenVLASizes
@@ -45,6 +45,14 @@ def test_a_figure_that_noise_hides_is_not_printed(
     monkeypatch.setattr(trainer_overhead, "trainer_loop", lambda *_: next(times))
     trainer_overhead.overhead(10, 2)
     assert "not measured here" in capsys.readouterr().out
+
+
+def test_all_ways_of_driving_are_timed_and_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    args = Namespace(teacher="", load_ema=False, teacher_steps=1, student="", causal="", rounds=1, minute=16)
+    driving.speed(args)
+    driving.minute(args)
+    rows = capsys.readouterr().out.splitlines()
+    assert len([row for row in rows if row.startswith("  ")]) == 4 + 4 and "faster" in rows[4]
 
 
 @pytest.mark.parametrize(("way", "printed"), [("product", "as one batch of two"), ("apart", "one after the other")])

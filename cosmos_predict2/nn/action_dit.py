@@ -92,10 +92,10 @@ class ActionDiT(Video2WorldDiT, ABC):
         """Tokens, time embedding and low-rank term with the actions added."""
         frames = x_B_T_H_W_D.shape[1]
         if action_B_A_D is None:
-            if frames * self.part[1] == 1:  # a picture: nothing has been done yet
+            if self.whole(frames) == 1:  # a picture: nothing has been done yet
                 return x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D
             raise ValueError("action_B_A_D is None: this network needs the actions between the frames.")
-        rows_B_R_I = self._rows(self._summed(action_B_A_D).to(self.dtype), frames * self.part[1])
+        rows_B_R_I = self._rows(self._summed(action_B_A_D).to(self.dtype), self.whole(frames))
         rest_B_T_1 = None
         if condition_mask_B_1_T_H_W is not None:
             rest_B_T_1 = 1 - condition_mask_B_1_T_H_W[:, 0, :, 0, 0, None].to(self.dtype)
@@ -158,6 +158,9 @@ class FlatActionDiT(ActionDiT):
     def action_rows(self, frames: int) -> int:
         return 1
 
+    def be_causal(self) -> None:
+        raise ValueError("Each latent frame of a flat network sees all actions of the clip: choose a chunk network.")
+
     def _rows(self, action_B_A_D: Tensor, frames: int) -> Tensor:
         _, count, size = action_B_A_D.shape
         if count * size != self.action_inputs:
@@ -204,7 +207,5 @@ class ChunkActionDiT(ActionDiT):
 
     def _by_frame(self, rows_B_R_D: Tensor, rest_B_T_1: Tensor | None) -> Tensor:
         all_B_T_D = torch.cat([torch.zeros_like(rows_B_R_D[:, :1]), rows_B_R_D], dim=1)
-        index, count = self.part
-        size = all_B_T_D.shape[1] // count
-        part_B_T_D = all_B_T_D[:, index * size : (index + 1) * size]
+        part_B_T_D = all_B_T_D[:, self.seen(all_B_T_D.shape[1])]
         return part_B_T_D if rest_B_T_1 is None else part_B_T_D * rest_B_T_1

@@ -9,6 +9,8 @@ An operator follows the dtype of what it is given. Optional packages are importe
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -261,6 +263,38 @@ Rope: TypeAlias = tuple[Tensor, Tensor]  # cosine and sine, (L, K / 2) each
 KeysValues: TypeAlias = tuple[Tensor, Tensor]  # (B, S, N, K) each
 
 
+@dataclass
+class CausalFrames:
+    """Attention of each latent frame, of so many ``tokens``, to itself and those before it; no operator needs a mask.
+
+    With ``keeps`` keys and values stay, and the next call has the frames behind these.
+    """
+
+    tokens: int
+    keeps: bool = False
+    kept: KeysValues | None = None
+
+    def attend(self, attention: AttentionOp, q_B_L_N_K: Tensor, k_B_L_N_K: Tensor, v_B_L_N_K: Tensor) -> Tensor:
+        k, v = k_B_L_N_K, v_B_L_N_K
+        if self.kept is not None:
+            k, v = torch.cat([self.kept[0], k], dim=1), torch.cat([self.kept[1], v], dim=1)
+        if self.keeps:
+            self.kept = k, v
+        before = k.shape[1] - q_B_L_N_K.shape[1]
+        starts = range(0, q_B_L_N_K.shape[1], self.tokens)
+        ends = [(start, before + start + self.tokens) for start in starts]
+        rows = [attention(q_B_L_N_K[:, at : at + self.tokens], k[:, :end], v[:, :end]) for at, end in ends]
+        return torch.cat(rows, dim=1)
+
+
+@dataclass
+class FrameMemory:
+    """What a causal network keeps of the latent frames of a clip that it has seen, for each of its blocks."""
+
+    num_frames: int = 0
+    blocks: list[CausalFrames] = field(default_factory=list)
+
+
 class Attention(nn.Module):
     """Multi-head attention with normalised queries and keys; to itself, or to a context of another width."""
 
@@ -281,7 +315,13 @@ class Attention(nn.Module):
         k_B_S_N_K = self.k_norm(self._heads(self.k_proj(context_B_S_E)))
         return k_B_S_N_K, self._heads(self.v_proj(context_B_S_E))
 
-    def forward(self, x_B_L_D: Tensor, context: Tensor | KeysValues | None = None, rope: Rope | None = None) -> Tensor:
+    def forward(
+        self,
+        x_B_L_D: Tensor,
+        context: Tensor | KeysValues | None = None,
+        rope: Rope | None = None,
+        causal: CausalFrames | None = None,
+    ) -> Tensor:
         """(B, L, D). ``context`` is a text (B, S, E), or what ``keys_values`` gave for it; None: x itself."""
         q_B_L_N_K = self.q_norm(self._heads(self.q_proj(x_B_L_D)))
         if isinstance(context, tuple):
@@ -290,7 +330,8 @@ class Attention(nn.Module):
             k_B_S_N_K, v_B_S_N_K = self.keys_values(x_B_L_D if context is None else context)
         if rope is not None:
             q_B_L_N_K, k_B_S_N_K = rotate(q_B_L_N_K, *rope), rotate(k_B_S_N_K, *rope)
-        out: Tensor = self.output_proj(self.attention(q_B_L_N_K, k_B_S_N_K, v_B_S_N_K).flatten(2))
+        attend = self.attention if causal is None else partial(causal.attend, self.attention)
+        out: Tensor = self.output_proj(attend(q_B_L_N_K, k_B_S_N_K, v_B_S_N_K).flatten(2))
         return out
 
     def _heads(self, x_B_L_D: Tensor) -> Tensor:
@@ -353,12 +394,13 @@ class Block(nn.Module):
         context: Tensor | KeysValues | None,
         rope: Rope,
         extra_1_T_H_W_D: Tensor | None = None,
+        causal: CausalFrames | None = None,
     ) -> Tensor:
         """(B, T, H, W, D); ``emb`` and ``adaln`` hold one row per frame, or one for all. Context None: no text."""
         shape = x_B_T_H_W_D.shape
         x = x_B_T_H_W_D if extra_1_T_H_W_D is None else x_B_T_H_W_D + extra_1_T_H_W_D
         shift, scale, gate = _vectors(self.adaln_modulation_self_attn, emb_B_T_D, adaln_B_T_3D, x.dtype)
-        y_B_L_D = self.self_attn(modulated_norm(x, shift, scale).flatten(1, 3), rope=rope)
+        y_B_L_D = self.self_attn(modulated_norm(x, shift, scale).flatten(1, 3), rope=rope, causal=causal)
         x = multiply_add(x, gate, y_B_L_D.view(shape))
         if context is not None:
             shift, scale, gate = _vectors(self.adaln_modulation_cross_attn, emb_B_T_D, adaln_B_T_3D, x.dtype)

@@ -11,7 +11,7 @@ context parallelism and LoRA are applied from outside.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from cosmos_predict2.nn.blocks import (
     AttentionChoice,
     Block,
+    CausalFrames,
     FinalLayer,
+    FrameMemory,
     KeysValues,
     Rope,
     canonical_backend,
@@ -167,6 +169,8 @@ class DiT(nn.Module):
         max_size = (max_frames // patch_temporal, max_img_h // patch_spatial, max_img_w // patch_spatial)
         self.max_size = max_size
         self.part = (0, 1)
+        self.causal = False
+        self.memory: FrameMemory | None = None  # of a causal network
 
         self.x_embedder = PatchEmbed(
             in_channels + self.has_condition_channel + concat_padding_mask,
@@ -269,6 +273,32 @@ class DiT(nn.Module):
             raise ValueError(f"There is no part {index} of {count}: parts are counted from 0.")
         self.part = (index, count)
 
+    def be_causal(self) -> None:
+        """Let each latent frame attend to itself and to those before it. With a ``memory`` inputs are the frames behind
+        those that it holds."""
+        if self.patch_temporal != 1:
+            raise ValueError(f"patch_temporal={self.patch_temporal}: a causal network has patches of one latent frame.")
+        self.causal = True
+
+    def whole(self, frames: int) -> int:
+        """Frames of the whole clip so far, where the network is given so many."""
+        return frames * self.part[1] if self.memory is None else self.memory.num_frames + frames
+
+    def seen(self, whole: int) -> slice:
+        """The frames that the network is given, of so many."""
+        if self.memory is not None:
+            return slice(self.memory.num_frames, whole)
+        index, count = self.part
+        return slice(index * whole // count, (index + 1) * whole // count)
+
+    def _causal_frames(self, size: tuple[int, int, int]) -> Sequence[CausalFrames | None]:
+        """For each block, the frames that frames attend to; None: all."""
+        count, tokens = len(self.blocks), size[1] * size[2]
+        if self.memory is None:
+            return [CausalFrames(tokens) if self.causal else None] * count
+        self.memory.blocks = self.memory.blocks or [CausalFrames(tokens, keeps=True) for _ in range(count)]
+        return self.memory.blocks
+
     # ---- forward -----------------------------------------------------------------------------------------------------
 
     def prepare(
@@ -341,8 +371,10 @@ class DiT(nn.Module):
                 raise ValueError(f"prepared holds {prepared.size} tokens along (T, H, W), x has {size}: prepare anew.")
             rope, extra_1_T_H_W_D = prepared.rope, prepared.extra_1_T_H_W_D
             contexts = list(prepared.cross)
-        for block, context in zip(self.blocks, contexts):
-            x_B_T_H_W_D = block(x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D, context, rope, extra_1_T_H_W_D)
+        for block, context, causal in zip(self.blocks, contexts, self._causal_frames(size)):
+            x_B_T_H_W_D = block(x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D, context, rope, extra_1_T_H_W_D, causal)
+        if self.memory is not None:
+            self.memory.num_frames += size[0]
         patches_B_T_H_W_M = self.final_layer(x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D)
         velocity_B_C_T_H_W: Tensor = rearrange(  # channels are fastest here, unlike in the patches that come in
             patches_B_T_H_W_M,
@@ -399,13 +431,15 @@ class DiT(nn.Module):
 
     def _positions(self, size: tuple[int, int, int], fps_B: Tensor | None) -> tuple[Rope, Tensor | None]:
         """Rotary and learned positions of the part of the clip that the network sees."""
-        (t, h, w), (index, count) = size, self.part
-        angles_L_K = self.pos_embedder((t * count, h, w), fps_B)
-        extra_1_T_H_W_D = None if self.extra_pos_embedder is None else self.extra_pos_embedder((t * count, h, w))
-        if count > 1:
-            angles_L_K = angles_L_K[index * t * h * w : (index + 1) * t * h * w]
+        t, h, w = size
+        whole = self.whole(t)
+        angles_L_K = self.pos_embedder((whole, h, w), fps_B)
+        extra_1_T_H_W_D = None if self.extra_pos_embedder is None else self.extra_pos_embedder((whole, h, w))
+        if whole > t:
+            seen = self.seen(whole)
+            angles_L_K = angles_L_K[seen.start * h * w : seen.stop * h * w]
             if extra_1_T_H_W_D is not None:
-                extra_1_T_H_W_D = extra_1_T_H_W_D[:, index * t : (index + 1) * t]
+                extra_1_T_H_W_D = extra_1_T_H_W_D[:, seen]
         return (torch.cos(angles_L_K), torch.sin(angles_L_K)), extra_1_T_H_W_D
 
     def _text(self, crossattn_emb_B_S_E: Tensor | None) -> Tensor | None:
@@ -439,7 +473,7 @@ class DiT(nn.Module):
         """Tokens along (T, H, W), checked against what the network was built for."""
         patches = (self.patch_temporal, self.patch_spatial, self.patch_spatial)
         limits = dict(zip(("max_frames", "max_img_h", "max_img_w"), self.max_size))
-        whole = (latent_shape[0] * self.part[1], *latent_shape[1:])
+        whole = (self.whole(latent_shape[0]), *latent_shape[1:])
         for (name, limit), length, of_clip, patch in zip(limits.items(), latent_shape, whole, patches):
             if length % patch:
                 raise ValueError(f"The latent shape {latent_shape} (T, H, W) is not a multiple of the patch {patches}.")

@@ -11,7 +11,7 @@ left out: frames that are not given are not encoded, a second pass for guidance 
 first, and a text of zeros is not attended to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,24 +84,14 @@ class Imagination:
         num_latent = self._check(first_frames_B_C_F_H_W, actions_B_A_D, seeds)
         num_given = first_frames_B_C_F_H_W.shape[2]
         size, height, width = len(actions_B_A_D), *first_frames_B_C_F_H_W.shape[3:]
-        given = {TEXT_KEY: text_B_S_E, NEGATIVE_TEXT_KEY: negative_text_B_S_E}
-        num_tokens = self.config.num_text_tokens
-        texts = {key: with_tokens(text, num_tokens) for key, text in given.items() if text is not None}
-        if text_B_S_E is None:
-            # One token does: all tokens of a text of zeros are alike, so that attention gives the same for any number.
-            texts[TEXT_KEY] = torch.zeros(1, 1, self.world.net.text_channels, device=self.world.device)
-        rows = {key: self._rows(text, size) for key, text in texts.items()}
+        texts = self.texts(size, text_B_S_E, negative_text_B_S_E)
         videos, finite = [], []
         step = batch_size or self.world.samples_at_once(num_latent, height, width)
         for start in range(0, size, step):
             part = slice(start, start + step)
             first, actions = first_frames_B_C_F_H_W[part], actions_B_A_D[part]
-            batch = {key: text[part] for key, text in rows.items()}
-            batch[ACTION_KEY] = actions.float()
-            batch["fps"] = torch.full((len(first),), float(self.config.fps), device=self.world.device)
-            batch["padding_mask"] = torch.zeros(len(first), 1, height, width, device=self.world.device)
             latent = self.world.generate_latents(
-                batch,
+                self.batch({key: text[part] for key, text in texts.items()}, actions, (height, width)),
                 self.world.given_latents(first, num_latent),
                 latent_frames(num_given),
                 seed=seeds if isinstance(seeds, int) else [int(seed) for seed in seeds[part]],
@@ -204,6 +194,25 @@ class Imagination:
         if not torch.isfinite(actions_B_A_D).all():
             raise DataError("The actions have numbers that are not finite.")
         return latent_frames(1 + actions[1])
+
+    def texts(
+        self, size: int, text_B_S_E: Tensor | None, negative_text_B_S_E: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The texts of so many samples by their keys in a batch; without one, zeros."""
+        given = {TEXT_KEY: text_B_S_E, NEGATIVE_TEXT_KEY: negative_text_B_S_E}
+        num_tokens = self.config.num_text_tokens
+        texts = {key: with_tokens(text, num_tokens) for key, text in given.items() if text is not None}
+        if text_B_S_E is None:
+            # One token does: all tokens of a text of zeros are alike, so that attention gives the same for any number.
+            texts[TEXT_KEY] = torch.zeros(1, 1, self.world.net.text_channels, device=self.world.device)
+        return {key: self._rows(text, size) for key, text in texts.items()}
+
+    def batch(self, texts: Mapping[str, Tensor], actions_B_A_D: Tensor, picture: tuple[int, int]) -> dict[str, Tensor]:
+        """What the conditioner takes, for pictures of a height and width."""
+        size, device = len(actions_B_A_D), self.world.device
+        fps_B = torch.full((size,), float(self.config.fps), device=device)
+        padding = torch.zeros(size, 1, *picture, device=device)
+        return {**texts, ACTION_KEY: actions_B_A_D.float(), "fps": fps_B, "padding_mask": padding}
 
     def _rows(self, text_B_S_E: Tensor, size: int) -> Tensor:
         """The text of each sample, on the device; one for all is kept once."""

@@ -420,7 +420,8 @@ class Student(Flow):
     ``teacher``, makes of the same noise in ``teacher_steps`` steps with ``guidance`` (`models.teacher`).
 
     ``timestamps.nfe`` records the number of its steps. A teacher of noise levels has a student of flow times, which
-    name the same mixtures. Sampling needs no teacher.
+    name the same mixtures. Sampling needs no teacher. With ``causal`` each latent frame is made of those before it
+    alone, so that it can be shown before the next one's actions are known (`streaming`).
     """
 
     def __init__(
@@ -430,6 +431,7 @@ class Student(Flow):
         teacher: str = "",
         teacher_steps: int = 8,
         guidance: float = 0.0,
+        causal: bool = False,
     ) -> None:
         self.config, self.num_steps = config, int(config.timestamps.nfe)
         if not 1 <= self.num_steps <= DISTILLED_STEPS:
@@ -439,7 +441,7 @@ class Student(Flow):
         conditional = 1000 * float(time_of(torch.tensor(config.sigma_conditional, dtype=torch.float64)))
         scale = config.rectified_flow_t_scaling_factor / NUM_TIMESTEPS
         self.flow = config.flow or FlowConfig(timestep_scale=scale, conditional_frame_timestep=conditional)
-        self.teacher, self.teacher_steps, self.guidance = teacher, teacher_steps, guidance
+        self.teacher, self.teacher_steps, self.guidance, self.causal = teacher, teacher_steps, guidance, causal
 
     @property
     def solvers(self) -> tuple[str, ...]:

@@ -90,6 +90,8 @@ class ContextParallel:
         self.is_on = False
         if group is None:
             return
+        if net.causal:
+            raise ConfigError(f"{CONTEXT_KEY}: {self.size}, but a causal network sees whole clips. Set it to 1.")
         if net.num_heads % self.size:
             raise ConfigError(
                 f"{CONTEXT_KEY}: {self.size} does not divide the network's {net.num_heads} attention heads. Use one of "

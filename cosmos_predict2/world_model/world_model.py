@@ -108,6 +108,8 @@ class WorldModel:
         self.text_encoder = text_encoder
         self.device = torch.device(device)
         self.objective = objective_of(config)
+        if isinstance(self.objective, Student) and self.objective.causal:
+            net.be_causal()
         self.denoiser = self.objective.denoiser(net)
         self.conditioner = Conditioner(config.conditioner)
         self.context = ContextParallel(net, None)

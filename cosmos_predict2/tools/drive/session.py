@@ -39,6 +39,7 @@ from cosmos_predict2.rl.envs.first_frames import (
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.replays import Unjudged, recorded_actions, require_actions_of
 from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.streamed import StreamedEnv
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import lost
 from cosmos_predict2.rl.episodes.recording import CAMERA
@@ -288,7 +289,10 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
             starts.recorded = recorded
         options: dict[str, Any] = dict(scoring=Scoring(judge="last"), clip_actions="recorded" if recorded else True)
         options["sampling"] = replace(ONE_EVALUATION, num_steps=args.num_steps)
-        env = WorldModelEnv(imagination, starts, reward, 1, ENDLESS, **options)
+        kind = StreamedEnv if args.stream else WorldModelEnv
+        if args.stream and args.actions % 4:
+            raise ConfigError(f"--actions {args.actions}: --stream makes four pictures at a time. Give 4, 8 or 12.")
+        env = kind(imagination, starts, reward, 1, ENDLESS, **options)
         controls = Controls.of(recorded, dim, first.names() if first else ())
         execute = card.about.get("execute") if card else None
         how: dict[str, Any] = dict(has_reward=bool(args.reward), actions=args.actions)

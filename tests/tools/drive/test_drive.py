@@ -259,6 +259,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--suite", "toy", "--policy", f"{HERE}:Wide"], "7 numbers per action"),
     (["--data", "{data}", "--policy", f"{HERE}:Wide"], "cloned anew"),
     (["--data", "{data}", "--actions", "13"], "13 actions are to be executed"),
+    (["--data", "{data}", "--stream"], "makes whole chunks"),
+    (["--data", "{data}", "--stream", "--actions", "6"], "Give 4, 8 or 12"),
     (["--data", "{wide}"], "those of the world model have 4"),
     (["--data", "{data}", "--out", "{data}"], "holds no driven episodes"),
     (["--data", "{data}", "--world_model", "{data}"], "{data}"),

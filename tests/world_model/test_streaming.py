@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causal students: a latent frame depends on no later one, and frame by frame is what the whole chunk at once is."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.nn.blocks import FrameMemory
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from cosmos_predict2.world_model.config import SolverConfig, Video2WorldActionPipelineConfig
+from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.objectives import Student
+from cosmos_predict2.world_model.options import SamplingOptions
+from cosmos_predict2.world_model.streaming import Stream
+from cosmos_predict2.world_model.world_model import WorldModel
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.errors import ConfigError, DataError
+from tests.models.test_action_model import OWN, awaken
+
+NET: dict[str, Any] = dict(model_channels=32, num_blocks=3, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
+NET |= dict(max_img_h=8, max_img_w=8, max_frames=4, action_dim=3, extra_per_block_abs_pos_emb=True)
+
+
+def make_net(**options: Any) -> ChunkActionDiT:
+    torch.manual_seed(0)
+    net = ChunkActionDiT(**{**NET, **options}).eval().requires_grad_(False)
+    awaken(net)
+    return net
+
+
+def make_imagination(num_steps: int = 1, *, causal: bool = True, **options: Any) -> Imagination:
+    options = dict(action_on_tokens=True, summed_action_dims=[0], **options)
+    config = Video2WorldActionPipelineConfig(
+        state_t=4,
+        fps=10,
+        resolution="48",
+        precision="float32",
+        timestamps=SolverConfig(nfe=num_steps),
+        action_transform=OWN.to_dict(),
+        max_num_conditional_frames=1,
+        objective=L(Student)(causal=causal),
+    )
+    return Imagination(WorldModel(config, make_net(**options), TinyTokenizer()))
+
+
+def inputs(size: int = 2, length: int = 12) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    first = torch.randint(0, 256, (size, 3, 1, 32, 32), dtype=torch.uint8, generator=generator)
+    return first, torch.randn(size, length, 3, generator=generator)
+
+
+@pytest.mark.parametrize("backend", ["math", "torch"])
+def test_keys_and_values_that_are_kept_give_what_all_frames_at_once_give(backend: str) -> None:
+    net = make_net(atten_backend=backend)
+    net.be_causal()
+    x, text, action = torch.randn(2, 16, 4, 4, 4), torch.randn(2, 5, 8), torch.randn(2, 12, 3)
+    t, mask = torch.rand(2, 4), torch.zeros(2, 1, 4, 4, 4)
+    mask[:, :, 0] = 1
+    whole = net(x, t, text, condition_mask_B_1_T_H_W=mask, action_B_A_D=action)
+    for pieces in ([2, 1, 1], [1, 3], [4]):
+        net.memory, made, at = FrameMemory(), [], 0
+        for count in pieces:
+            part = slice(at, at + count)
+            at += count
+            so_far = action[:, : 4 * (at - 1)] if at > 1 else None
+            options: Any = dict(condition_mask_B_1_T_H_W=mask[:, :, part], action_B_A_D=so_far)
+            made.append(net(x[:, :, part], t[:, part], text, **options))
+        net.memory = None
+        assert torch.allclose(torch.cat(made, dim=2), whole, atol=1e-5)
+
+
+def test_a_frame_depends_on_no_later_one() -> None:
+    net = make_net()
+    x, text, action = torch.randn(1, 16, 4, 4, 4), torch.randn(1, 5, 8), torch.randn(1, 12, 3)
+    options: Any = dict(condition_mask_B_1_T_H_W=torch.zeros(1, 1, 4, 4, 4), action_B_A_D=action)
+    other = x.clone()
+    other[:, :, 3] += 1
+    for is_causal in (False, True):
+        if is_causal:
+            net.be_causal()
+        same = torch.isclose(net(x, torch.ones(1), text, **options), net(other, torch.ones(1), text, **options))
+        assert bool(same[:, :, :3].all()) == is_causal and not same[:, :, 3].all()
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_pictures_that_leave_at_once_are_those_of_the_whole_chunk(num_steps: int) -> None:
+    imagination, (first, actions) = make_imagination(num_steps), inputs()
+    options = SamplingOptions(num_steps=num_steps)
+    whole = imagination.generate_actions(first, actions, [5, 6], options, as_float=True)[:, :, 1:]
+    for keeps in (True, False):
+        stream = Stream(imagination, first, [5, 6], options, keeps=keeps)
+        made = [stream.advance(part, as_float=True) for part in actions.split([4, 4, 4], dim=1)]
+        assert torch.allclose(torch.cat(made, dim=2), whole, atol=1e-5)
+        assert stream.left == 0 and imagination.world.net.memory is None
+        with pytest.raises(DataError, match="room for 0"):
+            stream.advance(actions[:, :4])
+
+
+def test_each_frame_is_computed_once() -> None:
+    imagination, (first, actions) = make_imagination(), inputs()
+    frames: list[int] = []
+    imagination.world.net.register_forward_pre_hook(lambda _, inputs: frames.append(inputs[0].shape[2]))
+    for keeps, expected in ((True, [2, 1, 1]), (False, [2, 3, 4])):
+        frames.clear()
+        stream = Stream(imagination, first, [5, 6], SamplingOptions(num_steps=1), keeps=keeps)
+        for part in actions.split(4, dim=1):
+            stream.advance(part)
+        assert frames == expected
+
+
+def test_what_is_not_causal_makes_whole_chunks() -> None:
+    imagination, (first, _) = make_imagination(causal=False), inputs()
+    with pytest.raises(ConfigError, match="experiment=tiny_student_causal"):
+        Stream(imagination, first, [5, 6], SamplingOptions(num_steps=1))
+    with pytest.raises(ValueError, match="choose a chunk network"):
+        FlatActionDiT(**{**NET, "action_dim": 36}).be_causal()
