@@ -24,7 +24,7 @@ class EMAConfig(Section):
     """The power-function average of the weights, kept in training."""
 
     enabled: bool = False
-    rate: float = attrs.field(default=0.1, validator=at_least(1e-6, at_most=0.288))
+    rate: float = attrs.field(default=0.1, validator=at_least(1e-6, at_most=0.3))
     iteration_shift: int = attrs.field(default=0, validator=at_least(0))
 
 
