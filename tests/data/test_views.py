@@ -15,7 +15,8 @@ from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episo
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.data.views import require_same, split, views_of
-from cosmos_predict2.evaluation.reports.action_evaluation import _of_views, drift
+from cosmos_predict2.evaluation.metrics.imagined_chunks import by_chunk
+from cosmos_predict2.evaluation.reports.action_evaluation import _of_views
 from imaginaire.errors import ConfigError, DataError
 from tests.data import sources_lerobot as made
 from tests.data.sources_lerobot import FRONT, WRIST
@@ -110,6 +111,6 @@ def test_figures_are_given_of_each_view_and_together() -> None:
     truth = torch.randint(0, 255, (2, 3, 5, 32, 16), dtype=torch.uint8)
     imagined = truth.clone()
     imagined[..., 16:, :] //= 2
-    found = _of_views(partial(drift, chunk=4), imagined, truth, ("front", "wrist"))
+    found = _of_views(partial(by_chunk, chunk=4), imagined, truth, ("front", "wrist"))
     assert found["PSNR, front"] == [100.0] and found["PSNR, wrist"][0] < found["PSNR"][0] < 100
-    assert "PSNR, front" not in _of_views(partial(drift, chunk=4), imagined, truth, ("",))
+    assert "PSNR, front" not in _of_views(partial(by_chunk, chunk=4), imagined, truth, ("",))

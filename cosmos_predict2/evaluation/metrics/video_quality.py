@@ -86,6 +86,16 @@ def sharpness(video_B_C_F_H_W: Tensor) -> Tensor:
     return _by_frame(measure, video_B_C_F_H_W, video_B_C_F_H_W).sqrt()
 
 
+def fine_detail(video_B_C_F_H_W: Tensor) -> Tensor:
+    """[F], the mean square of the Laplacian of luminance: of edges alone, and lost sooner by blur than `sharpness`."""
+
+    def measure(x_N_C_H_W: Tensor, _: Tensor) -> Tensor:
+        kernel = x_N_C_H_W.new_tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])
+        return functional.conv2d(_luma(x_N_C_H_W), kernel[None, None]).square().mean(dim=(1, 2, 3))
+
+    return _by_frame(measure, video_B_C_F_H_W, video_B_C_F_H_W)
+
+
 def lpips(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
     """Perceptual distance of the package ``lpips`` with its AlexNet, 0 for equal frames."""
     network = lpips_package().LPIPS(net="alex", verbose=False).to(video_B_C_F_H_W.device)

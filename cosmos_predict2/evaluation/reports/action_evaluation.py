@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of a world model with actions on recordings that it never saw: likeness to the true frames at every horizon
 beside the first frame repeated; obedience (the loss with other actions, other actions beside other seeds, actions read
-from the imagined frames); drift (likeness by chunk, sharpness, and whether a seam is seen between chunks).
+from the imagined frames); drift (likeness by chunk, sharpness, whether a seam is seen between chunks, and in the toy
+world where things are).
 
 The verdict has three signs, each beside a control that was measured in the same run. A model that ignores its actions
 shows none of them, one that follows them shows all; what could not be measured does not count.
@@ -36,6 +37,7 @@ from cosmos_predict2.evaluation.metrics.controllability import (
     partners,
     video_distances,
 )
+from cosmos_predict2.evaluation.metrics.imagined_chunks import by_chunk, things_by_chunk
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionAgreement
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, Table, aligned, shown_width
 from cosmos_predict2.evaluation.reports.toy_world import Futures, ImaginedFigures
@@ -243,8 +245,9 @@ def evaluate(
         gap=gap,
         distances=distances,
         following={} if unreadable else following(pipe, recordings, imagined),
-        by_chunk=_of_views(partial(drift, chunk=chunk), imagined, truth, views)
-        | (state_errors(trail["trail"], states, chunk) if trail and states is not None else {}),
+        by_chunk=_of_views(partial(by_chunk, chunk=chunk), imagined, truth, views)
+        | (state_errors(trail["trail"], states, chunk) if trail and states is not None else {})
+        | ({} if recordings.episodes is None else things_by_chunk(recordings.episodes, imagined, chunk)),
         seams={"true": seam_change(truth, chunk), "imagined": seam_change(imagined, chunk)}
         if recordings.num_actions > chunk
         else {},
@@ -283,18 +286,6 @@ def likeness_by_horizon(
         name: {kind: likeness(video, truth).tolist() for kind, video in videos.items()}
         for name, likeness in kinds.items()
     }
-
-
-def drift(imagined_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor, chunk: int) -> dict[str, list[float]]:
-    """PSNR, SSIM and sharpness (of the truth: 1) of each chunk's frames."""
-    found: dict[str, list[float]] = {"PSNR": [], "SSIM": [], "sharpness": []}
-    for start in range(1, truth_B_C_F_H_W.shape[2], chunk):
-        video, truth = (part[:, :, start : start + chunk] for part in (imagined_B_C_F_H_W, truth_B_C_F_H_W))
-        found["PSNR"].append(float(video_quality.psnr(video, truth).mean()))
-        found["SSIM"].append(float(video_quality.ssim(video, truth).mean()))
-        sharpness = video_quality.sharpness(video) / video_quality.sharpness(truth)
-        found["sharpness"].append(float(sharpness.mean()))
-    return found
 
 
 def state_errors(trail: StateTrail, state_B_F_S: Tensor, chunk: int) -> dict[str, list[float]]:
