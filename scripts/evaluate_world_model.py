@@ -45,7 +45,9 @@ examples:
 """
 
 count, number = (command_line.at_least(least, 2**30 - 1) for least in (1, 0))
-parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG, {"--resolution": "--size", "--chunks": "--num_chunks"})
+parser = command_line.parser(
+    "scripts.evaluate_world_model", __doc__, _EPILOG, {"--resolution": "--size", "--chunks": "--num_chunks"}
+)
 add = parser.add_argument
 add("--dit_path", default="", metavar="PATH", help="the weights: a run's folder, a .pt or a safetensors file")
 add("--data", default="", metavar="DATA", help="a folder; with actions also toy, toy:hard (default: of the run)")

@@ -198,7 +198,7 @@ def model_config(
 class Passes:
     """Passes of one clip through the network in an experience: what a rank makes of one batch, and trains on."""
 
-    rollout: int
+    rollout: float  # on the mean
     old: int  # of the policy that sampled, where that is another than the one trained
     reference: int
     policy: int  # with a gradient
@@ -210,9 +210,10 @@ class Passes:
     weight_copies: int  # of the trained weights
     kept_latents: int  # that each clip keeps on the device until it is trained on, of this rank's frames
     are_of_teacher: bool = False  # the clips of the data's batches, whose latents another network makes
+    batch_key: str | None = None  # where all this is of one micro-batch, the setting of its clips
 
     @property
-    def without_gradient(self) -> int:
+    def without_gradient(self) -> float:
         return self.rollout + self.old + self.reference
 
     @property

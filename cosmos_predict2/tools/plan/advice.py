@@ -127,8 +127,9 @@ def _sharding(work: Workload) -> Iterator[Change]:
 def _batches(work: Workload) -> Iterator[Change]:
     if work.batch_size > 1:
         steps = work.batch_size * work.grad_accum
-        is_of_data = work.passes is None or work.passes.are_of_teacher
-        key = "dataloader_train.batch_size" if is_of_data else "model.config.rl.rollout_batch"
+        key = "dataloader_train.batch_size"
+        if work.passes is not None:
+            key = work.passes.batch_key or "model.config.rl.rollout_batch"
         overrides = (f"{key}=1", f"trainer.grad_accum_iter={steps}")
         yield Change(replace(work, batch_size=1, grad_accum=steps), overrides, 1)
 

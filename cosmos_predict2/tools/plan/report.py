@@ -70,7 +70,7 @@ def _head(plan: Plan) -> list[str]:
         trained += " and the embedders of actions"
     rollouts = []
     if (of := work.passes) is not None:
-        passes = f"{of.rollout} passes to generate, {of.old + of.reference} of other weights"
+        passes = f"{of.rollout:g} passes to generate, {of.old + of.reference} of other weights"
         clips, steps = _count(of.clips, "clip"), _count(of.updates, "step")
         rollouts.append(f"  rollouts    {clips} of a GPU for {steps}, each with {passes}")
         rollouts.append(f"              and {of.with_gradient:g} forward and backward")

@@ -118,7 +118,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
     text_encoder = model.text.encoder
     batch_size = _batch_size(config.dataloader_train)
     passes = target_of(config.model, "model").passes(config.model.config, batch_size)
-    if passes is not None and passes.are_of_teacher:
+    if passes is not None and passes.batch_key is not None:
         passes = replace(passes, clips=passes.clips * config.trainer.grad_accum_iter)
     height, width = _clip_size(config, pipe.resolution)
     return Workload(

@@ -102,6 +102,14 @@ def toy(split: str, setting: str = "default") -> Any:
     return L(ResumableLoader)(dataset=dataset, batch_size=1, num_workers=0, shuffle=split == "train")
 
 
+def toy_long(split: str, setting: str = "default") -> Any:
+    """Episodes of 96 actions, eight chunks, of which training sees every frame; validation sees one chunk at a time."""
+    world = dict(mix="mixed", setting=setting, size=SETTINGS[setting].size, captions=False, num_tokens=1, num_steps=96)
+    own = dict(num_episodes=2000, num_frames=97) if split == "train" else dict(num_episodes=64, ring_elsewhere=0.0)
+    dataset = L(ToyWorldVideos)(seed=0, split=split, **world, **own)
+    return L(ResumableLoader)(dataset=dataset, batch_size=1, num_workers=0, shuffle=split == "train")
+
+
 def libero_with_rollouts(suite: str) -> Any:
     """Demonstrations and as many attempts of a policy, of which half failed: who sees success only imagines it."""
     demonstrations, successes, failures = (libero(suite, "train").dataset for _ in range(3))
@@ -138,6 +146,8 @@ def entries(split: str) -> dict[str, Any]:
         "mock_action": mock,
         "toy_action": partial(toy, split),
         "toy_action_hard": partial(toy, split, "hard"),
+        "toy_action_long": partial(toy_long, split),
+        "toy_action_long_hard": partial(toy_long, split, "hard"),
         **{f"libero_{suite}_rollouts": partial(libero_with_rollouts, suite) for suite in LIBERO_SUITES if is_train},
     }
 

@@ -49,5 +49,20 @@ def tiny(name: str, *, hide_actions: bool) -> dict[str, Any]:
     return tiny_model(name, "toy_action", "toy_action", numbers)
 
 
+def long_horizon() -> dict[str, Any]:
+    """The shipped weights, trained on to imagine 96 actions: a part of the episodes goes on from what they imagine.
+
+    A batch of the loader is 32 episodes of seven chunks, an update eight chunks.
+    """
+    run = tiny_model(
+        "tiny_long_horizon", "toy_action_long", "toy_action_long", tiny_run(1512, 32, lr=0.015, adam_lr=1e-3)
+    )
+    run["defaults"][0] = {"override /model": "predict2_v2w_tiny_action_own_frames"}
+    run["model"]["config"]["own_frames"] = dict(share=0.25)
+    run["dataloader_val"] = dict(batch_size=8)
+    return run
+
+
+register_experiment("tiny_long_horizon", long_horizon)
 for name, hide_actions in (("tiny_action_conditioned", False), ("tiny_action_blind", True)):
     register_experiment(f"predict2_video2world_{name}_training", partial(tiny, name, hide_actions=hide_actions))

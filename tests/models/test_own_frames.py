@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on own frames: which frames a chunk begins with, that runs resume bit by bit, and checks of settings."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.models.own_frames import FRAMES_KEY, OwnFramesConfig, OwnFramesModel
+from cosmos_predict2.world_model.options import SamplingOptions
+from cosmos_predict2.world_model.world_model import to_uint8
+from imaginaire.config import lazy_config
+from imaginaire.config.compose import compose
+from imaginaire.errors import DataError
+from tests.training import difference, losses, saved, train
+
+CONFIG = "cosmos_predict2/configs/base/config.py"
+NAME = "own"
+OWN = "model.config.own_frames"
+SHORT = ["experiment=tiny_long_horizon", "dataloader_train.batch_size=4", f"{OWN}.minibatch=2", f"{OWN}.chunks=3"]
+SHORT += ["dataloader_train.dataset.num_episodes=4", "dataloader_train.dataset.num_frames=40"]
+RUN = ["job.project=tests", "job.group=engine", f"job.name={NAME}", "trainer.logging_iter=1", "checkpoint.save_iter=4"]
+RUN += ["trainer.run_validation=false", "trainer.callbacks.draw_samples=null", "dataloader_val.dataset.num_episodes=4"]
+
+
+def made(**own: Any) -> tuple[OwnFramesModel, dict[str, Any], list[dict[str, Any]]]:
+    """A model with these settings, a batch of its loader, and the parts of that batch."""
+    config = compose(CONFIG, [*SHORT, *(f"{OWN}.{name}={value}" for name, value in own.items())])
+    model = lazy_config.instantiate(config.model)
+    loader = lazy_config.instantiate(config.dataloader_train)
+    model.on_data(loader)
+    model.on_train_start()
+    batch = next(iter(loader))
+    return model, batch, list(model.train_batches([batch]))
+
+
+def starts_of(batch: dict[str, Any], parts: list[dict[str, Any]]) -> Tensor:
+    """The frame of its episode at which each chunk begins, by its actions: [chunks, episodes]."""
+    windows_B_N_A_D = batch["action"].unfold(1, 12, 1).transpose(2, 3)
+    action_K_B_A_D = torch.stack([torch.cat([part["action"] for part in parts[i : i + 2]]) for i in (0, 2, 4)])
+    same_K_B_N = (windows_B_N_A_D[None] == action_K_B_A_D[:, :, None]).flatten(3).all(dim=3)
+    assert (same_K_B_N.sum(dim=2) == 1).all()
+    return same_K_B_N.int().argmax(dim=2)
+
+
+def test_true_histories_cut_episodes_into_chunks_that_follow_each_other() -> None:
+    _, batch, parts = made(share=0.0)
+    assert len(parts) == 6 and not any(FRAMES_KEY in part for part in parts)
+    starts = starts_of(batch, parts)
+    assert (starts.diff(dim=0) == 12).all() and (starts[0] <= 3).all()
+    for i, part in enumerate(parts):
+        for row, clip in zip(range(i % 2 * 2, i % 2 * 2 + 2), part["video"], strict=True):
+            first = int(starts[i // 2, row])
+            assert torch.equal(clip, batch["video"][row, :, first : first + 13])
+    assert len({position for part in parts for position in part["sample_position"].tolist()}) == 12
+
+
+def test_an_own_history_is_the_rollout_that_the_model_makes() -> None:
+    model, _, parts = made(share=1.0)
+    first, second, third = (torch.cat([part["video"] for part in parts[i : i + 2]]) for i in (0, 2, 4))
+    frames = first[:, :, :1]
+    for i, clips in ((0, second), (2, third)):
+        both = {key: torch.cat([part[key] for part in parts[i : i + 2]]) for key in ("action", "sample_position")}
+        seeds = model._generators({**both, "video": clips}, "history").integers(0, 2**31, "seed").tolist()
+        video = model.own_frames.imagination.generate_actions(
+            frames, both["action"], seeds, SamplingOptions(num_steps=1)
+        )
+        frames = torch.cat([part[FRAMES_KEY] for part in parts[i + 2 : i + 4]])
+        assert torch.equal(frames, video[:, :, -1:])
+        assert not torch.equal(frames, clips[:, :, :1])
+
+
+def test_the_loss_sees_own_frames_and_keeps_the_true_future() -> None:
+    model, _, parts = made(share=1.0)
+    x0, condition = model.data_and_condition(parts[-1], model._generators(parts[-1], "train"))
+    own = model.world.encode(parts[-1][FRAMES_KEY]).to(x0)
+    true = model.world.encode(parts[-1]["video"]).to(x0)
+    assert torch.equal(x0[:, :, :1], own) and torch.allclose(x0[:, :, 1:], true[:, :, 1:])
+    assert torch.equal(condition.gt_frames_B_C_T_H_W, x0)
+    _, loss = model.training_step(parts[-1], 0)
+    loss.backward()  # no graph of the history is left to go through
+    assert all(parameter.grad is not None for parameter in model.net.parameters() if parameter.requires_grad)
+
+
+def test_level_0_hands_on_what_the_tokenizer_gives_back() -> None:
+    model, _, parts = made(share=1.0, level=0.0)
+    before = torch.cat([part["video"] for part in parts[:2]])
+    coded = to_uint8(model.world.decode(model.world.encode(before)))[:, :, -1:]
+    assert torch.equal(torch.cat([part[FRAMES_KEY] for part in parts[2:4]]), coded)
+
+
+def test_a_small_level_stays_nearer_to_the_truth_than_noise_alone() -> None:
+    away = []
+    for level in (0.0, 2.0, None):
+        _, _, parts = made(share=1.0, **({} if level is None else {"level": level}))
+        frames, true = (
+            torch.cat(rows).float() for rows in zip(*((p[FRAMES_KEY], p["video"][:, :, :1]) for p in parts[4:]))
+        )
+        away.append(float((frames - true).square().mean()))
+    assert away[0] < away[1] < away[2]
+
+
+@pytest.mark.parametrize(("own", "num_true"), [(dict(nearest=0.5), 2), (dict(most_chunks=1), 4), (dict(share=0.0), 4)])
+def test_some_histories_are_the_true_ones(own: dict[str, Any], num_true: int) -> None:
+    _, _, parts = made(**{"share": 1.0, **own})
+    frames = [part.get(FRAMES_KEY, part["video"][:, :, :1]) for part in parts[4:]]
+    true = [part["video"][:, :, :1] for part in parts[4:]]
+    assert int((torch.cat(frames) == torch.cat(true)).flatten(1).all(dim=1).sum()) == num_true
+
+
+def test_noise_disturbs_the_conditioning_frames_of_training_alone() -> None:
+    model, _, parts = made(share=0.0, noise=0.5)
+    draws = [model._generators(parts[0], "train") for _ in range(3)]
+    noisy, again = (model.data_and_condition(parts[0], one)[0] for one in draws[:2])
+    clean, _ = model.data_and_condition(parts[0], draws[2], is_fixed=True)
+    assert torch.equal(noisy, again) and torch.equal(noisy[:, :, 1:], clean[:, :, 1:])
+    assert 0.01 < float((noisy - clean)[:, :, :1].square().mean()) < 1.5
+
+
+def test_the_share_follows_its_line() -> None:
+    own = OwnFramesConfig(share=0.5, share_at_start=0.1, ramp=100)
+    assert [own.share_at(i) for i in (0, 50, 100, 1000)] == pytest.approx([0.1, 0.3, 0.5, 0.5])
+
+
+def test_saves_wait_for_the_last_chunk() -> None:
+    model, batch, _ = made(share=0.0)
+    ends: Iterator[bool] = (model.at_boundary() for _ in model.train_batches([batch, batch]))
+    assert list(ends) == [*[False] * 5, True] * 2
+
+
+@pytest.mark.slow
+def test_a_run_resumes_bit_by_bit(tmp_path: Path) -> None:
+    options = [*SHORT, *RUN, f"{OWN}.share=0.5", f"{OWN}.ramp=8", f"{OWN}.noise=0.1"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(whole, [*options, "trainer.max_iter=12"], config=CONFIG) == 0
+    assert train(parts, [*options, "trainer.max_iter=6"], config=CONFIG) == 0
+    assert train(parts, [*options, "trainer.max_iter=12"], config=CONFIG) == 0
+    assert difference(saved(whole, NAME), saved(parts, NAME)) is None
+    assert losses(whole, NAME) == losses(parts, NAME)
+
+
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        (
+            "dataloader_train.dataset.num_frames=30",
+            "num_frames=30, but model.config.own_frames.chunks=3 need 37. Set it",
+        ),
+        (f"{OWN}.minibatch=3", "dataloader_train.batch_size: 4, of which model.config.own_frames.minibatch=3"),
+        ("trainer.max_iter=20", "trainer.max_iter: 20, but a batch of episodes has 6 chunks"),
+        ("model.config.pipe_config.max_num_conditional_frames=2", "set min_num_conditional_frames to the same"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(override: str, found: str, tmp_path: Path) -> None:
+    with pytest.raises((DataError, ValueError), match=found.replace(".", r"\.")):
+        train(tmp_path, [*SHORT, *RUN, "trainer.max_iter=12", override], config=CONFIG)
+
+
+def test_latents_and_short_clips_are_refused_with_the_cure() -> None:
+    model, batch, _ = made(share=0.0)
+    with pytest.raises(DataError, match="Take a data set of videos"):
+        next(iter(model.train_batches([_without(batch)])))
+    with pytest.raises(DataError, match="num_frames=37, or fewer chunks"):
+        next(
+            iter(
+                model.train_batches([{**batch, "video": batch["video"][:, :, :25], "action": batch["action"][:, :24]}])
+            )
+        )
+
+
+def _without(batch: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in batch.items() if key != "video"}
