@@ -14,8 +14,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,32 @@ INFERENCE_TYPES = {"text2world": 0, "image2world": 1, "video2world": 5}  # condi
 BENCHMARK_RUNS = 4  # the first warms up and is not counted
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        description="Make a video that begins with a picture or with the end of a clip, and follows a prompt.",
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
+Jobs = tuple[list[VideoRequest], Settings | list[Settings]]  # settings for all requests, or for each
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of this family: this one, with flags of its own, and steps that change what is made."""
+
+    description: str = "Make a video that begins with a picture or with the end of a clip, and follows a prompt."
+    add_flags: Callable[[Callable[..., Any]], None] = lambda add: None
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of flags, in place of this program's
+    older: Mapping[str, str] = field(default_factory=dict)  # published spellings -> flags
+    # Completes the flags before a model is chosen by them; an exit code where the work is done without one.
+    settle: Callable[[argparse.Namespace], int | None] = lambda args: None
+    # (flags, choice of the model, requests and settings of the flags) -> those that are carried out
+    plan: Callable[[argparse.Namespace, Any, Jobs], Jobs] = lambda args, choice, jobs: jobs
+    after: Callable[[argparse.Namespace, Any, Jobs], None] = lambda args, choice, jobs: None  # with the videos
+
+
+VIDEO2WORLD = Program()
+
+
+def _parser(program: Program) -> Parser:
+    parser = Parser(description=program.description, formatter_class=Help, allow_abbrev=False)
+    parser.older = program.older
+    parser.set_defaults(lora_alpha=None, keep_going=None)  # flags of some of the programs
+    program.add_flags(parser.add_argument_group("this program").add_argument)
     add_flags(parser.add_argument_group("model").add_argument, VideoModel)
     request = parser.add_argument_group("request").add_argument
     inputs = f"a picture, or an mp4 whose last frames are continued (default {DEFAULT_INPUT}; tiny: {TINY_INPUT})"
@@ -91,11 +111,12 @@ def _parser() -> Parser:
     safety("--disable_prompt_refiner", action="store_true", help="use the prompt as it is")
     safety("--offload_prompt_refiner", action="store_true", help="keep the refiner's model in host memory")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(**program.defaults)
     return parser
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = _parser()
+def parse(arguments: Sequence[str] | None = None, program: Program = VIDEO2WORLD) -> argparse.Namespace:
+    parser = _parser(program)
     args = parser.parse_args(arguments)
     if args.num_conditional_frmaes is not None:
         print("note: --num_conditional_frmaes is read as --num_conditional_frames", file=sys.stderr)
@@ -108,10 +129,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, program: Program) -> int:
     from cosmos_predict2.pipelines.video2world import agreed, follow, lead
 
-    prepared = agreed(lambda: prepare(args))
+    if (code := program.settle(args)) is not None:
+        return code
+    prepared = agreed(lambda: prepare(args, program))
     if prepared.make_videos is None:
         follow(lambda: prepared.make_pipeline().world)
         return 0
@@ -130,7 +153,7 @@ class PreparedRun:
     make_videos: MakeVideos | None  # of rank 0
 
 
-def prepare(args: argparse.Namespace) -> PreparedRun:
+def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> PreparedRun:
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
@@ -156,11 +179,12 @@ def prepare(args: argparse.Namespace) -> PreparedRun:
     config.require_conditioning(args.num_conditional_frames)
     chosen_solver(objective_of(config), args.solver)
     is_leader = distributed.is_rank0()
-    make_videos = prepare_requests(args, choice) if is_leader else None
+    make_videos = prepare_requests(args, choice, program) if is_leader else None
     for adapter in args.lora:
         read_adapter(parse_lora(adapter)[0])
     others = [config.tokenizer, config.text_encoder if not args.prompt_embeddings else None]
-    check_parts(config.net, dit_path, others if is_leader else [], "net_ema" if args.load_ema else "auto")
+    which, lora_alpha = "net_ema" if args.load_ema else "auto", args.lora_alpha
+    check_parts(config.net, dit_path, others if is_leader else [], which, lora_alpha)
     device = args.device if args.num_gpus == 1 or args.device == "cpu" else distributed.device()
 
     def make_pipeline() -> Video2WorldPipeline:
@@ -174,6 +198,7 @@ def prepare(args: argparse.Namespace) -> PreparedRun:
             torch_dtype=PRECISIONS[args.dtype] if args.dtype else None,
             load_ema_to_reg=args.load_ema,
             lora=args.lora,
+            lora_alpha=lora_alpha,
             offload_text_encoder=args.offload_text_encoder,
             downcast_text_encoder=args.downcast_text_encoder,
             offload_tokenizer=args.offload_tokenizer,
@@ -184,7 +209,7 @@ def prepare(args: argparse.Namespace) -> PreparedRun:
     return PreparedRun(make_pipeline, make_videos)
 
 
-def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
+def prepare_requests(args: argparse.Namespace, choice: Any, program: Program) -> MakeVideos:
     """The function that makes the requested videos; raises for a mistake in a single one, or in all of a batch."""
     from cosmos_predict2.guardrail.runner import create_guardrail
     from cosmos_predict2.pipelines.requests import check_request, fingerprint, generate_to_file, read_batch, run_all
@@ -192,21 +217,8 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
     from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings
 
     config, is_tiny = choice.config, choice.model_size == "tiny"
-    negative = args.negative_prompt
-    if negative is None:
-        negative = "" if is_tiny else DEFAULT_NEGATIVE_PROMPT
-    bundled = str(ROOT / (TINY_INPUT if is_tiny else DEFAULT_INPUT)) if args.num_conditional_frames else ""
-    request = values_of(VideoRequest, args, input_path=args.input_path or bundled, negative_prompt=negative)
-    if args.batch_input_json:
-        requests = read_batch(args.batch_input_json, request)
-    else:
-        requests = [request]
-        if not args.input_path and bundled:
-            log.info("input: %s, the bundled picture (--input_path: yours)", request.input_path)
-        check_request(request, args.contact_sheet)
-    embeddings = read_prompt_embeddings(args.prompt_embeddings) if args.prompt_embeddings else None
-    if embeddings is not None:
-        check_embeddings(embeddings, requests, args.prompt_embeddings, config)
+    negative = "" if is_tiny else DEFAULT_NEGATIVE_PROMPT
+    request = request_of(args, negative, is_tiny=is_tiny)
     guidance = args.guidance if args.guidance is not None else (0.0 if is_tiny else 7.0)
     settings = values_of(
         Settings,
@@ -216,25 +228,44 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
         weights=fingerprint(choice.dit_path),
         sampling=values_of(SamplingOptions, args, guidance=guidance, progress=True),
     )
+    requests = read_batch(args.batch_input_json, request) if args.batch_input_json else [request]
+    jobs = requests, of_requests = program.plan(args, choice, (requests, settings))
+    if not args.batch_input_json:
+        if not args.input_path and request.input_path:
+            log.info("input: %s, the bundled picture (--input_path: yours)", request.input_path)
+        for one in requests:
+            check_request(one, args.contact_sheet)
+    embeddings = read_prompt_embeddings(args.prompt_embeddings) if args.prompt_embeddings else None
+    if embeddings is not None:
+        check_embeddings(embeddings, requests, args.prompt_embeddings, config)
 
     def make_videos(make_pipeline: Callable[[], Any]) -> int:
         if args.benchmark:
-            pipe = make_pipeline()
-            seconds = [generate_to_file(pipe, request, settings, embeddings) for _ in range(BENCHMARK_RUNS)]
+            pipe, first = make_pipeline(), of_requests if isinstance(of_requests, Settings) else of_requests[0]
+            seconds = [generate_to_file(pipe, requests[0], first, embeddings) for _ in range(BENCHMARK_RUNS)]
             mean = sum(seconds[1:]) / (BENCHMARK_RUNS - 1)
             print(f"runs: {' '.join(f'{s:.2f}' for s in seconds)} s; mean of all but the first: {mean:.2f} s")
             return 0
         failed = run_all(
             make_pipeline,
             requests,
-            settings,
+            of_requests,
             embeddings=embeddings,
             skip_existing=bool(args.batch_input_json) and not args.overwrite,
             guardrail=create_guardrail(config.guardrail_config),
+            keep_going=args.keep_going,
         )
+        program.after(args, choice, jobs)
         return 1 if failed else 0
 
     return make_videos
+
+
+def request_of(args: argparse.Namespace, negative_prompt: str = "", *, is_tiny: bool = False) -> VideoRequest:
+    """The request of the flags, with a bundled picture and a negative prompt where they have none."""
+    bundled = str(ROOT / (TINY_INPUT if is_tiny else DEFAULT_INPUT)) if args.num_conditional_frames else ""
+    negative = negative_prompt if args.negative_prompt is None else args.negative_prompt
+    return values_of(VideoRequest, args, input_path=args.input_path or bundled, negative_prompt=negative)
 
 
 def check_flags(args: argparse.Namespace) -> None:
@@ -273,16 +304,16 @@ def check_processes(num_gpus: int) -> None:
         )
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None, program: Program = VIDEO2WORLD) -> int:
     rank = int(os.environ.get("RANK", "0"))
     with contextlib.redirect_stderr(sys.stderr if rank == 0 else io.StringIO()):
-        args = parse()  # a wrong flag is reported once
+        args = parse(arguments, program)  # a wrong flag is reported once
     logs.setup(None, rank)
     start = time.monotonic()
     try:
         if args.num_gpus > 1:
             join(args.num_gpus)
-        code = run(args)
+        code = run(args, program)
     except (UserError, OSError, MemoryError, RuntimeError) as error:
         if (fault := explained(error, vars(args))) is None or args.debug:
             raise

@@ -460,6 +460,7 @@ def agreed_alpha(where: str, recorded: float | None, given: float | None) -> flo
 def _no_alpha(where: str) -> str:
     return (
         f"{where} has LoRA adapters beside its weights and does not record their alpha, and no config.yaml of its run"
-        " lies above it. Merge them once, with the model.config.lora_alpha of the training: python -m scripts.convert"
-        f" {where} merged.pt --merge-lora --lora_alpha NUMBER"
+        " lies above it. Give the model.config.lora_alpha of the training: examples/video2world_lora.py --use_lora"
+        f" --lora_alpha NUMBER, or merge them once: python -m scripts.convert {where} merged.pt --merge-lora"
+        " --lora_alpha NUMBER"
     )

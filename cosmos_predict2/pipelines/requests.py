@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ def check_request(request: VideoRequest, contact_sheet: bool = False) -> None:
         check_input(request.input_path, request.num_conditional_frames, request.start_frame_idx)
     if request.compare_to:
         media.probe_video(request.compare_to)
+    if request.edited_path:
+        check_input(request.edited_path, request.form.chunk_frames or 1, request.start_frame_idx or 0)
     media.check_writable(request.save_path, media.WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
     check_overwrites(request, contact_sheet=contact_sheet)
 
@@ -66,7 +69,7 @@ def check_overwrites(request: VideoRequest, *others: str, contact_sheet: bool = 
     endings = (*RECORDS, ".png") if contact_sheet or request.compare_to else RECORDS
     stem = os.path.splitext(request.save_path)[0]
     outputs = [request.save_path, *(stem + ending for ending in endings)]
-    check_outputs(outputs, [request.input_path, request.compare_to, *others])
+    check_outputs(outputs, [request.input_path, request.compare_to, request.edited_path, *others])
 
 
 def check_outputs(outputs: Sequence[str], inputs: Iterable[str]) -> None:
@@ -127,40 +130,43 @@ def _request_of(entry: Mapping[str, Any], number: int, defaults: VideoRequest) -
 def run_all(
     make_pipeline: Callable[[], Video2WorldPipeline],
     requests: Sequence[VideoRequest],
-    settings: Settings,
+    settings: Settings | Sequence[Settings],
     *,
     embeddings: Mapping[str, Tensor] | None = None,
     skip_existing: bool = False,
     guardrail: GuardrailRunner | None = None,
+    keep_going: bool | None = None,
 ) -> int:
     """Carry the requests out; how many failed. The pipeline is built when all are checked, and only if it is needed.
 
-    One request alone raises what is wrong with it; of several, each failure is logged and the others go on.
+    One request alone raises what is wrong with it; of several, each failure is logged and the others go on, or none
+    where ``keep_going`` is off. Settings are for all, or one for each.
     """
     failed = skipped = 0
-    todo: list[VideoRequest] = []
-    for request in requests:
+    keep_going = len(requests) > 1 if keep_going is None else keep_going
+    todo: list[tuple[VideoRequest, Settings]] = []
+    for request, of_request in zip(requests, repeat(settings) if isinstance(settings, Settings) else settings):
         if skip_existing and os.path.exists(request.save_path):
             skipped += 1
             log.info("skipped: %s exists", request.save_path)
             continue
         try:
-            check_request(request, settings.contact_sheet)
+            check_request(request, of_request.contact_sheet)
             if guardrail is not None:
                 require_safe(guardrail, request.prompt)
         except UserError as error:
-            if len(requests) == 1:
+            if not keep_going:
                 raise
             failed += 1
             log.error("%s: %s", request.save_path, error)
             continue
-        todo.append(request)
+        todo.append((request, of_request))
     pipe: Any = make_pipeline() if todo else None
-    for i, request in enumerate(todo, start=1):
+    for i, (request, of_request) in enumerate(todo, start=1):
         try:
-            seconds = generate_to_file(pipe, request, settings, embeddings)
+            seconds = generate_to_file(pipe, request, of_request, embeddings)
         except (UserError, OSError, torch.OutOfMemoryError) as error:
-            if len(requests) == 1:
+            if not keep_going:
                 raise
             failed += 1
             log.error("%s: %s", request.save_path, error)
@@ -187,6 +193,8 @@ def generate_to_file(
         options=settings.sampling,
         embeddings=embeddings,
         start_frame_idx=request.start_frame_idx,
+        form=request.form,
+        edited_path=request.edited_path,
     )
     if not torch.isfinite(video).all():
         raise DataError("The network gave values that are not finite. Are these the weights of this model?")

@@ -179,14 +179,16 @@ def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:
 # Checks ---------------------------------------------------------------------------------------------------------------
 
 
-def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "auto") -> None:
+def check_parts(
+    net: Any, dit_path: str, others: Sequence[Any], which: str = "auto", lora_alpha: float | None = None
+) -> None:
     """Raise for weights that are not there or not of these lazy nodes, before one of them is built.
 
     The other parts are checked by their ``check``, where their class has one; None is passed over.
     """
     if dit_path:
         try:
-            check_dit(network_of(net), dit_path, which)
+            check_dit(network_of(net), dit_path, which, lora_alpha=lora_alpha)
         except CheckpointError as error:
             if problem := unregistered(read_card(dit_path)):
                 raise CheckpointError(problem) from error

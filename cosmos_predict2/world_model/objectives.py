@@ -17,7 +17,7 @@ may name another; no other code depends on which one a model has.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -198,6 +198,15 @@ class SamplingPath:
     sigmas: Tensor
     stepper: str | Stepper
     finish: Callable[[Tensor], Tensor] = lambda latent: latent
+    is_flow: bool = False  # levels are times, x = (1 - t) x0 + t noise; else x = x0 + sigma noise
+
+    def editing(self, x0_B_C_T_H_W: Tensor, strength: float) -> "SamplingPath":
+        """The last ``strength`` of the steps, from clean latents with the noise of the level where they begin."""
+        first = int((len(self.sigmas) - 1) * (1 - strength))
+        level = float(self.sigmas[first])
+        noise = self.start_B_C_T_H_W * (level if self.is_flow else level / float(self.sigmas[0]))
+        start = noise + x0_B_C_T_H_W * (1 - level if self.is_flow else 1)
+        return replace(self, start_B_C_T_H_W=start, sigmas=self.sigmas[first:])
 
 
 class Objective(Protocol):
@@ -389,6 +398,7 @@ class Flow:
             SameNoise(noise_B_C_T_H_W) if is_distilled else solver,
             # The line that conditioning frames move along ends beside them, as the first time is a little below 1.
             finish=lambda latent: restore_conditioning_frames(latent, condition),
+            is_flow=True,
         )
 
     def errors(

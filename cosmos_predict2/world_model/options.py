@@ -22,14 +22,22 @@ class SamplingOptions:
     solver: str | None = flag(None, "default: that of the model's objective, 2ab, or unipc of Predict2.5")
     # Evaluate once more at the lowest noise level, where that is above 0; without it, num_steps 1 is one evaluation.
     final_evaluation: bool = True
+    # Below 1 a whole given video is edited: noised to the level from which so large a share of the steps is left.
+    strength: float = 1.0
     use_cuda_graphs: bool = flag(False, "capture the network's forward pass")
     compile_network: bool = flag(False, "compile the network's blocks: up to a minute at first, then faster")
     progress: bool = False  # show a bar
     is_repeatable: bool = False  # whatever memory is free: of training, whose later part must compute as the whole does
 
+    def __post_init__(self) -> None:
+        if not 0 < self.strength <= 1:
+            raise ConfigError(
+                f"The strength of an edit is {self.strength:g}: it is above 0, which leaves no step, to 1."
+            )
+
     def record(self) -> dict[str, Any]:
         """The options that change or describe a result, as plain values."""
-        usual = {"final_evaluation": True, "compile_network": False}
+        usual = {"final_evaluation": True, "strength": 1.0, "compile_network": False}
         left_out = {"progress", "is_repeatable", *(key for key in usual if getattr(self, key) == usual[key])}
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
@@ -148,6 +156,33 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class VideoForm:
+    """Size and length of a video, where they are not the model's.
+
+    One that is longer than ``chunk_frames`` is made chunk by chunk: each begins with the last ``overlap`` frames of the
+    one before, as they were decoded, and its noise has the next seed.
+    """
+
+    size: tuple[int, int] | None = None  # (height, width)
+    num_frames: int | None = None  # None: those of a chunk
+    chunk_frames: int | None = None  # made at once; None: the model's
+    overlap: int | None = None  # None: as many as the first chunk is conditioned on
+
+    def num_chunks(self, chunk_frames: int, overlap: int) -> int:
+        """The chunks that make at least ``num_frames``."""
+        further = max(0, (self.num_frames or 0) - chunk_frames)
+        if further and not overlap:
+            raise ConfigError(
+                f"A video of {self.num_frames} frames is made in chunks of {chunk_frames}, which overlap by 1 or 5"
+                " frames: give --num_conditional_frames, or chunk_overlap."
+            )
+        return 1 - (-further // (chunk_frames - overlap))
+
+
+OF_MODEL = VideoForm()
+
+
+@dataclass(frozen=True)
 class VideoRequest:
     """One video to make."""
 
@@ -175,6 +210,8 @@ class VideoRequest:
         type=int,
         metavar="N",
     )
+    form: VideoForm = OF_MODEL
+    edited_path: str = ""  # a clip from which sampling begins, noised by SamplingOptions.strength, in place of noise
 
 
 @dataclass(frozen=True)

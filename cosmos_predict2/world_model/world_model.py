@@ -121,7 +121,15 @@ class WorldModel:
 
     # --- weights
 
-    def load(self, path: str = "", which: str = "auto", *, seed: int = 0, is_baseline: bool = False) -> "WorldModel":
+    def load(
+        self,
+        path: str = "",
+        which: str = "auto",
+        *,
+        seed: int = 0,
+        is_baseline: bool = False,
+        lora_alpha: float | None = None,
+    ) -> "WorldModel":
         """Give the network memory on the device and weights from ``path``, or random ones, for inference.
 
         Weights that were trained with other parts than this model's are an error, but as a baseline.
@@ -133,7 +141,7 @@ class WorldModel:
         net.reset_buffers()
         settle_attention(net, self.device, net.dtype)
         if path:
-            report = load_dit(net, path, which)
+            report = load_dit(net, path, which, lora_alpha=lora_alpha)
             log.info("weights: %s (%s%s)", path, "averaged, net_ema.; " if which == "net_ema" else "", report.summary())
         else:
             net.init_weights(torch.Generator(self.device).manual_seed(seed))
@@ -263,10 +271,13 @@ class WorldModel:
         seed: int = 0,
         options: SamplingOptions = GUIDED,
         on_step: OnStep | None = None,
+        num_frames: int | None = None,
+        edited_B_C_F_H_W: Tensor | None = None,
     ) -> Tensor:
-        """Videos [B, 3, F, H, W] in [-1, 1] that begin with the conditioning frames, uint8, 1 + 4k of them.
+        """Videos [B, 3, F, H, W] in [-1, 1] that begin with the conditioning frames, 1 + 4k of them, uint8 or floats.
 
-        Without a negative text, the unconditional half of the guidance has a text of zeros.
+        Without a negative text, the unconditional half of the guidance has a text of zeros. ``num_frames`` replaces the
+        model's. With a whole clip ``edited``, sampling begins in it, by ``options.strength``.
         """
         num_tokens = self.config.num_text_tokens
         batch = {TEXT_KEY: with_tokens(text_B_S_E, num_tokens)}
@@ -275,8 +286,10 @@ class WorldModel:
         size, _, num_given, height, width = frames_B_C_F_H_W.shape
         batch["padding_mask"] = torch.zeros(size, 1, height, width, device=self.device)
         batch["fps"] = torch.full((size,), float(self.config.fps), device=self.device)
-        given = self.given_latents(frames_B_C_F_H_W)
+        given = self.given_latents(frames_B_C_F_H_W, latent_frames(num_frames) if num_frames else None)
         num_latent = latent_frames(num_given) if num_given else 0
+        if edited_B_C_F_H_W is not None:
+            given[:, :, num_latent:] = self.encode(edited_B_C_F_H_W)[:, :, num_latent:]
         latent = self.generate_latents(batch, given, num_latent, seed=seed, options=options, on_step=on_step)
         return self.decode(latent)
 
@@ -346,13 +359,17 @@ class WorldModel:
         self.context.activate(True)
         condition = self.context.part_of(conditional)
         other = self.context.part_of(unconditional) if is_guided and unconditional is not None else None
-        return self.objective.sampling_path(
+        path = self.objective.sampling_path(
             lambda predict: self.guided(predict, condition, other, options),
             condition,
             self.context.split_frames(noise_B_C_T_H_W),
             solver,
             options.num_steps,
         )
+        if options.strength == 1:
+            return path
+        assert condition.gt_frames_B_C_T_H_W is not None
+        return path.editing(condition.gt_frames_B_C_T_H_W, options.strength)
 
     def guided(
         self,

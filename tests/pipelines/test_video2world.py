@@ -5,18 +5,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.data.video import media
+from cosmos_predict2.diffusion.solvers import Step
 from cosmos_predict2.guardrail.runner import BlockedError, GuardrailRunner
 from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.world_model import world_model
-from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import Denoiser
+from cosmos_predict2.world_model.options import VideoForm
 from cosmos_predict2.world_model.parallelize import compile_blocks
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise, to_uint8
 from imaginaire.config.lazy_config import LazyCall as L
@@ -98,6 +102,41 @@ def test_the_video_begins_with_what_was_given(count: int) -> None:
     video = pipe.generate(given, text(pipe, "x"), options=TWO)
     expected = pipe.world.tokenizer.decode(latent)
     assert torch.allclose(video[:, :, :count], expected, atol=1e-5)
+
+
+def test_a_long_video_hands_frames_over_as_they_were_decoded(tmp_path: Path) -> None:
+    pipe = make_pipeline()
+    media.write_image(str(tmp_path / "a.png"), frames()[0, :, 0])
+    form, one = VideoForm(size=(32, 32), num_frames=14, chunk_frames=9, overlap=5), dict(options=TWO, num_frames=9)
+    video = pipe(str(tmp_path / "a.png"), "push", seed=3, options=TWO, form=form)
+    embedding = text(pipe, "push")
+    first = pipe.generate(frames(), embedding, seed=3, **one)
+    second = pipe.generate(first[:, :, -5:], embedding, seed=4, **one)
+    third = pipe.generate(second[:, :, -5:], embedding, seed=5, **one)
+    assert torch.equal(video, torch.cat([first, second[:, :, 5:], third[:, :, 5:]], dim=2)[:, :, :14])
+    with pytest.raises(ConfigError, match="overlap"):
+        VideoForm(num_frames=14).num_chunks(9, 0)
+
+
+@pytest.mark.parametrize("flow", [None, FlowConfig()])
+def test_an_edit_begins_at_the_level_of_its_strength(flow: FlowConfig | None) -> None:
+    pipe = make_pipeline()
+    config = attrs.evolve(pipe.config, flow=flow)
+    world = WorldModel(config, pipe.dit, pipe.world.tokenizer)
+    clip, options = frames(9), SamplingOptions(num_steps=8, strength=0.5)
+    steps: list[Step] = []
+    world.generate(
+        clip[:, :, :1],
+        text(pipe, "x"),
+        options=options,
+        edited_B_C_F_H_W=clip,
+        on_step=lambda i, step: steps.append(step),
+    )
+    assert len(steps) == 4
+    x0, noise = world.encode(clip), initial_noise(tuple(steps[0].x_B_C_T_H_W.shape), 0)
+    level = steps[0].sigma
+    expected = x0 + level * noise if flow is None else (1 - level) * x0 + level * noise
+    torch.testing.assert_close(steps[0].x_B_C_T_H_W, expected.to(x0), rtol=1e-5, atol=1e-5)
 
 
 def test_both_halves_of_the_guidance_in_one_batch_or_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that make videos in other ways than examples/video2world.py, which they share."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.data.video import media
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.released import tiny_video2world_path
+from examples import (
+    video2video_sdedit,
+    video2world,
+    video2world_bestofn,
+    video2world_gr00t,
+    video2world_lora,
+    video2world_lvg,
+)
+from imaginaire.checkpoint import weights
+from imaginaire.optim import lora
+
+ROOT = Path(__file__).parents[2]
+PROMPT = "push the red puck to the green ring"
+TINY = ["--model_size", "tiny", "--prompt", PROMPT, "--num_steps", "3"]
+CLIP = str(ROOT / "assets/toy_world/clip.mp4")
+
+
+def record(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
+    return found
+
+
+def read(program: Any, *arguments: str) -> Any:
+    return video2world.parse(arguments, program.main.keywords["program"])
+
+
+def batch_of(tmp_path: Path, *entries: dict[str, Any]) -> str:
+    (tmp_path / "batch.json").write_text(json.dumps(entries))
+    return str(tmp_path / "batch.json")
+
+
+# Long videos ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_video_is_its_chunks_and_a_batch_makes_the_same(tmp_path: Path) -> None:
+    picture = str(ROOT / "assets/toy_world/first_frame.png")
+    paths = {name: tmp_path / f"{name}.mp4" for name in ("plain", "one", "three", "many")}
+    assert video2world.main([*TINY, "--save_path", str(paths["plain"])]) == 0
+    assert video2world_lvg.main([*TINY, "--num_chunks", "1", "--save_path", str(paths["one"])]) == 0
+    assert record(paths["one"])["frames_sha256"] == record(paths["plain"])["frames_sha256"]
+    assert video2world_lvg.main([*TINY, "--num_chunks", "3", "--save_path", str(paths["three"])]) == 0
+    assert media.probe_video(paths["three"]).num_frames == 13 + 2 * 12
+    entry = {"input_video": picture, "prompt": PROMPT, "output_video": str(paths["many"])}
+    arguments = ["--batch_input_json", batch_of(tmp_path, entry, {**entry, "output_video": str(tmp_path / "b.mp4")})]
+    assert video2world_lvg.main([*TINY, "--num_chunks", "3", *arguments]) == 0
+    assert record(paths["many"])["frames_sha256"] == record(paths["three"])["frames_sha256"]
+
+
+def test_five_frames_are_handed_over_where_five_are_given(tmp_path: Path) -> None:
+    save_path = str(tmp_path / "long.mp4")
+    arguments = [*TINY, "--input_path", CLIP, "--num_conditional_frames", "5", "--num_chunks", "2"]
+    assert video2world_lvg.main([*arguments, "--save_path", save_path]) == 0
+    assert media.probe_video(save_path).num_frames == 13 + 8
+
+
+# GR00T ----------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_get_the_prefix_once(tmp_path: Path) -> None:
+    prefix = video2world_gr00t.PREFIX
+    picture = str(ROOT / "assets/toy_world/first_frame.png")
+    entries = [
+        {"input_video": picture, "prompt": prompt, "output_video": str(tmp_path / f"{i}.mp4")}
+        for i, prompt in enumerate(("push it", f"{prefix}push it"))
+    ]
+    tiny = ["--gr00t_variant", "gr1", *TINY, "--batch_input_json", batch_of(tmp_path, *entries)]
+    assert video2world_gr00t.main(tiny) == 0
+    assert {record(tmp_path / f"{i}.mp4")["prompt"] for i in (0, 1)} == {f"{prefix}push it"}
+
+
+def test_the_variant_chooses_weights_size_and_resolution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nvidia/Cosmos-Predict2-14B-Sample-GR00T-Dreams-DROID/model-480p-16fps.pt"
+    args = read(video2world_gr00t, "--gr00t_variant", "droid", "--checkpoint_dir", str(tmp_path))
+    video2world_gr00t.settle(args)
+    assert (args.dit_path, args.model_size, args.resolution) == (str(path), "14B", "480")
+    assert args.disable_prompt_refiner
+    assert video2world_gr00t.main(["--gr00t_variant", "gr1", "--prompt", "x", "--save_path", f"{tmp_path}/a.mp4"]) == 2
+    assert "--model_types sample_gr00t_dreams_gr1" in capsys.readouterr().err
+
+
+# LoRA -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A training checkpoint with adapters, of the tiny model, that records no alpha."""
+    from cosmos_predict2.configs.base.config_video2world import TINY_NET
+
+    net = Video2WorldDiT(**TINY_NET)
+    weights.load_into(dict(net.state_dict()), weights.read(tiny_video2world_path()))
+    lora.init_adapters(lora.inject(net, 4, 8.0, "q_proj,mlp.layer1"), seed=3, init=False)
+    path = str(tmp_path_factory.mktemp("lora") / "iter_000000010.pt")
+    torch.save({f"net.{name}": tensor for name, tensor in net.state_dict().items()}, path)
+    return path
+
+
+def test_adapters_without_an_alpha_are_named_and_made_with_the_given_one(
+    adapted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*TINY, "--dit_path", adapted]
+    assert video2world.main([*arguments, "--save_path", f"{tmp_path}/a.mp4"]) == 2
+    assert "video2world_lora.py --use_lora --lora_alpha" in capsys.readouterr().err
+    shas = []
+    for flags in (["--lora_alpha", "8", "--lora_rank", "4", "--lora_target_modules", "q_proj,mlp.layer1"], []):
+        assert video2world_lora.main([*arguments, "--use_lora", *flags, "--save_path", f"{tmp_path}/b.mp4"]) == 0
+        shas.append(record(tmp_path / "b.mp4")["frames_sha256"])
+    assert shas[0] != shas[1], "8 and the published 16 are different videos"
+
+
+# Best of n ------------------------------------------------------------------------------------------------------------
+
+
+class Share:
+    """A critic that gives the share of bright pixels, and another with every answer where it draws."""
+
+    needs_pixels = True
+
+    def __init__(self, model_path: str = "") -> None:
+        self.model_path, self.asked = model_path, 0
+
+    def __call__(self, clips: Any, context: Any) -> torch.Tensor:
+        self.asked += 1
+        assert clips.video_B_C_F_H_W.dtype == torch.uint8 and context["num_conditional_frames"].tolist() == [1]
+        return (clips.video_B_C_F_H_W > 128).float().mean(dim=(1, 2, 3, 4)) + 0.01 * self.asked
+
+
+CRITIC = f"{__name__}:Share"
+
+
+def test_videos_of_each_seed_are_ranked_and_can_be_ranked_again(tmp_path: Path) -> None:
+    folder = tmp_path / "best"
+    arguments = [*TINY, "--seed", "3", "--num_generations", "2", "--save_path", str(folder)]
+    assert video2world_bestofn.main([*arguments, "--critic", CRITIC, "--num_critic_trials", "2"]) == 0
+    scores = [json.loads(next(folder.glob(f"first_frame_seed{k}_score???.json")).read_text()) for k in (3, 4)]
+    assert sorted(one["place"] for one in scores) == [1, 2] and all(len(one["answers"]) == 2 for one in scores)
+    assert all(next(folder.glob(f"first_frame_seed{k}_score???.html")) for k in (3, 4))
+    videos = {path.name: path.read_bytes() for path in folder.glob("*.mp4")}
+    assert set(videos) == {"first_frame_seed3.mp4", "first_frame_seed4.mp4"}
+    assert video2world_bestofn.main([*arguments, "--skip_generation"]) == 0  # the toy world's critic: no share
+    assert {path.name for path in folder.glob("*_score*.json")} == {f"first_frame_seed{k}_score.json" for k in (3, 4)}
+    assert {path.name: path.read_bytes() for path in folder.glob("*.mp4")} == videos
+    single = tmp_path / "single.mp4"
+    assert video2world.main([*TINY, "--seed", "4", "--save_path", str(single)]) == 0
+    assert record(single)["frames_sha256"] == record(folder / "first_frame_seed4.mp4")["frames_sha256"]
+
+
+# Edits ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_clip_is_edited_the_less_the_smaller_the_strength(tmp_path: Path) -> None:
+    made = {}
+    for strength in ("0.2", "0.6", "1"):
+        path = tmp_path / f"edit{strength}.mp4"
+        flags = ["--input_video_path", CLIP, "--video2world_edit_strength", strength, "--num_steps", "10"]
+        assert video2video_sdedit.main([*TINY, *flags, "--save_path", str(path)]) == 0
+        made[strength] = media.read_video(path)[0].float()
+    true = media.read_video(tmp_path / "edit1_input.mp4")[0].float()
+    assert true.shape == made["1"].shape
+    errors = [float((one[:, 1:] - true[:, 1:]).abs().mean()) for one in made.values()]
+    assert errors[0] < errors[1] < errors[2]
+    assert (tmp_path / "edit1_comparison.mp4").exists()
+    plain = ["--input_path", CLIP, "--start_frame_idx", "0", "--num_steps", "10", "--save_path", f"{tmp_path}/p.mp4"]
+    assert video2world.main([*TINY, *plain]) == 0
+    assert record(tmp_path / "p.mp4")["frames_sha256"] == record(tmp_path / "edit1.mp4")["frames_sha256"]
+
+
+# What is wrong --------------------------------------------------------------------------------------------------------
+
+GROOT = ["--gr00t_variant", "gr1"]
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "text"),
+    [
+        (video2world_lvg.main, ["--num_chunks", "0"], "--num_chunks"),
+        (video2world_lvg.main, ["--num_chunks", "2", "--num_conditional_frames", "0"], "--model 2B/post-trained"),
+        (video2world_gr00t.main, [], "--gr00t_variant"),
+        (video2world_gr00t.main, ["--gr00t_variant", "panda"], "--gr00t_variant"),
+        (video2world_gr00t.main, [*GROOT, "--prompt", ""], "prompt is empty"),
+        (video2world_gr00t.main, [*GROOT, "--num_chunks", "2"], "unknown flag --num_chunks"),
+        (video2world_lora.main, ["--use_lora"], "--dit_path"),
+        (video2world_lora.main, ["--use_lora", "--dit_path", "absent.pt"], "absent.pt"),
+        (video2world_lora.main, ["--use_lora", "--dit_path", "ADAPTED", "--lora_rank", "8"], "--lora_rank 8"),
+        (video2world_lora.main, ["--use_lora", "--dit_path", "ADAPTED", "--lora_target_modules", "v_proj"], "v_proj"),
+        (video2world_bestofn.main, ["--critic", "beauty"], "beauty"),
+        (video2world_bestofn.main, ["--save_path", "a.mp4"], "a folder is expected"),
+        (video2world_bestofn.main, ["--skip_generation"], "first_frame_seed0.mp4"),
+        (video2world_bestofn.main, ["--benchmark"], "--benchmark"),
+        (video2video_sdedit.main, ["--video2world_edit_strength", "0"], "strength of an edit is 0"),
+        (video2video_sdedit.main, ["--video2world_edit_strength", "1.5"], "strength of an edit is 1.5"),
+        (video2video_sdedit.main, ["--input_video_path", "PICTURE"], "13"),
+        (video2video_sdedit.main, ["--input_video_path", CLIP, "--start_frame_idx", "20"], "has 25 frames"),
+    ],
+)
+def test_what_is_wrong_is_one_message_and_exit_code_2(
+    main: Callable[[list[str]], int], arguments: list[str], text: str, adapted: str, tmp_path: Path, capsys: Any
+) -> None:
+    picture = str(ROOT / "assets/toy_world/first_frame.png")
+    words = [{"ADAPTED": adapted, "PICTURE": picture}.get(word, word) for word in arguments]
+    save_path = "out" if main is video2world_bestofn.main else "out.mp4"
+    output = [] if "--save_path" in arguments else ["--save_path", str(tmp_path / save_path)]
+    try:
+        code: Any = main([*TINY, *words, *output])
+    except SystemExit as left:
+        code = left.code
+    error = capsys.readouterr().err
+    assert code == 2 and text in error and "Traceback" not in error, error
+    assert not list(tmp_path.rglob("*.mp4"))
+
+
+def test_what_the_guides_write_is_read() -> None:
+    """Flags and defaults of the published programs."""
+    args = read(video2world_lora, "--use_lora", "--lora_rank", "16", "--lora_alpha", "16", "--init_lora_weights")
+    assert (args.use_lora, args.lora_rank, args.lora_alpha) == (True, 16, 16.0)
+    assert read(video2world_lvg).num_chunks == 6
+    args = read(video2world_bestofn, "--num_critic_trials", "5", "--gr00t_variant", "gr1")
+    assert (args.num_generations, args.save_path, args.skip_generation) == (2, "output/best-of-n", False)
+    args = read(video2video_sdedit, "--input_video_path", "a.mp4", "--dit_path_video2world", "b.pt")
+    assert (args.input_path, args.dit_path, args.video2world_edit_strength) == ("a.mp4", "b.pt", 0.8)
