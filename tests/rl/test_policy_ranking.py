@@ -72,6 +72,7 @@ def test_a_policy_is_not_judged_by_its_teacher(tmp_path: Path) -> None:
     for name, (known, path, text) in cases.items():
         assert refusal(learner(tmp_path / name, known, path), inputs, places) == text, name
     assert refusal(str(tmp_path), inputs, places) == "", "no run"
+    assert refusal("openpi://host:8000", inputs, places) == "", "it records nothing"
 
 
 DRIVER = """

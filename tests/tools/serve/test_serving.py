@@ -136,11 +136,22 @@ def test_a_server_gives_the_same_actions(protocol: str, remotes: Any) -> None:
         assert torch.equal(decided(remote, seen(1)), decided(Echo(), seen(1)))
 
 
-def test_a_policy_that_draws_is_seeded_by_the_server(tmp_path: Path, remotes: Any) -> None:
-    """PI0.5 in its public layout: two servers of one seed agree, and their second decisions are others."""
-    found, folder = [], write_tiny(tmp_path / "pi05", action_horizon=4, hold=3)
+class Drawing(ToyPolicy):
+    """A policy whose likeliest decisions are drawn, as those of a flow are."""
+
+    draws_when_greedy = True
+
+    def act(self, observation: Any, **options: Any) -> Decision:
+        return super().act(observation, **{**options, "mode": "sample"})
+
+
+@pytest.mark.parametrize("name", ["toy", pytest.param("pi05", marks=pytest.mark.slow)])
+def test_a_policy_that_draws_is_seeded_by_the_server(name: str, tmp_path: Path, remotes: Any) -> None:
+    """Two servers of one seed agree, and their second decisions are others. PI0.5 is in its public layout."""
+    found: list[list[torch.Tensor]] = []
+    torch.manual_seed(0)
+    policy: Any = Drawing() if name == "toy" else Pi05Policy(str(write_tiny(tmp_path, action_horizon=4, hold=3))).eval()
     for _ in range(2):
-        policy = Pi05Policy(str(folder)).eval()
         with served(policy, actions={"actions": policy.action_dim}) as address:
             remote = remotes(address)
             assert remote.draws_when_greedy and not remote.reads_state
@@ -264,7 +275,7 @@ def test_a_slow_server_is_not_waited_for(protocol: str, remotes: Any) -> None:
 @pytest.mark.parametrize("protocol", ["openpi", "gr00t"])
 def test_a_server_that_begins_again_goes_on(protocol: str, remotes: Any) -> None:
     with served(Echo(), protocol) as address:
-        remote = remotes(address, timeout=1.0)
+        remote = remotes(address, timeout=0.4)
         assert decided(remote, seen(1)).any()
     port = int(address.rpartition(":")[2])
     assert remote.act(seen(1), mode="greedy", generators=[]).is_lost_E.tolist() == [True]
@@ -493,10 +504,12 @@ def test_modalities_of_a_server_say_what_it_is_shown(remotes: Any) -> None:
         ("openpi://", {}, "expected openpi://HOST:8000"),
         ("gr00t://host/path", {}, "expected gr00t://HOST:5555"),
         ("openpi://127.0.0.1:1", {"fly": 1}, "does not answer"),
+        ("openpi://127.0.0.1:99999", {}, "Port out of range"),
+        ("openpi://127.0.0.1:1", {"patience": "long"}, "patience=long"),
     ],
 )
 def test_wrong_addresses(address: str, options: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         find_policy(address, options=options)
 
 

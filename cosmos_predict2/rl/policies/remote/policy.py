@@ -59,13 +59,16 @@ class RemotePolicy(PolicyDefaults):
         if not host or place.path.strip("/") or place.query:
             raise ConfigError(f"{address} is no server's address: expected {place.scheme}://HOST:{protocol.port}.")
         host = f"[{host}]" if ":" in host else host
-        self.connection = protocol(address, host, place.port, os.environ.get(TOKEN, ""), timeout)
+        with reading(f"{address}, timeout={timeout} or patience={patience}"):
+            self.connection = protocol(address, host, place.port, os.environ.get(TOKEN, ""), float(timeout))
+            self.patience = PATIENCE_S if patience is None else float(patience)
         self.address, self.zero_state, self.num_lost = address, zero_state, 0
-        self.facts, self.patience = self._opened(patience or 0.0), PATIENCE_S if patience is None else patience
+        self.facts = self._opened(0.0 if patience is None else self.patience)
         self.is_open, own = True, self.facts.policy
         with reading(f"The record of a policy that {address} sent"):
             stated = _stated(self.facts) if layout is None else None
             self.about = {name: own[name] for name in ("sentences", "views", "execute") if own.get(name)}
+            names = [names] if isinstance(names, str) else names
             given = {key: value for key, value in dict(names=names, rate=rate).items() if value}
             self.about["contract"] = ActionContract.read({**own.get("contract", {}), **given}).to_dict()
             sizes = (int(own["chunk"]), int(own["action_dim"])) if own else None
@@ -135,9 +138,7 @@ class RemotePolicy(PolicyDefaults):
             except Lost as error:
                 self.connection.close()
                 if time.monotonic() >= until:
-                    cure = (
-                        "Is its server up, and the port right? --options patience=SECONDS waits for one that restarts."
-                    )
+                    cure = "Is its server up, and the port right? --options patience=SECONDS waits for it."
                     raise ConfigError(f"{self.address} does not answer ({error}). {cure}") from error
                 time.sleep(min(1.0, patience / 10))
 
