@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import torch
 
+from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import require_own_layout
 from cosmos_predict2.data.split import read_split
@@ -100,6 +101,11 @@ def require_suite(options: Options, recorded: RecordedSizes) -> None:
     try:
         require_known_sentences(recorded.sentences, env.reset()[0])
         require_views(f"--camera {options.camera}", views_of(recorded.camera), env.reset()[0])
+        if options.state and (width := env.reset()[0]["state"].shape[1]) != recorded.state_dim:
+            raise ConfigError(
+                f"--state: the recordings have {recorded.state_dim} numbers of the robot's state ({STATE}), but --suite"
+                f" {options.suite} shows {width}: choose its entries (gym:ID?state=KEY), or leave --state out."
+            )
         if options.phases:  # they add episodes to the recordings
             names, what = require_own_layout(Path(options.data)).features, f"--phases {options.phases}: {options.data}"
             require_columns(names, env.reset()[0], recorded.camera or CAMERA, what)

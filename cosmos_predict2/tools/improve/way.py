@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot.info import STATE
+from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_state
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.tokenizers.sizes import small_size
@@ -44,6 +45,7 @@ class Options:
     clones: int = 2  # of each kind
     success_column: str = "next.success"
     camera: str = ""
+    state: bool = False  # policies read the robot's state, and the world model predicts it
     picture_size: int = USUAL_SIDE  # of the longer side, as the models see the pictures
     episodes: int = 200
     phases: int = 0  # besides the one of the recordings
@@ -62,6 +64,7 @@ class RecordedSizes:
     num_actions: int  # of the longest episode
     fps: float
     sentences: tuple[str, ...] = ()  # by which its tasks are called
+    state_dim: int = 0  # numbers of the robot's state, where policies read it
 
 
 def look(options: Options) -> RecordedSizes:
@@ -75,7 +78,8 @@ def look(options: Options) -> RecordedSizes:
     longest = int(source.episodes.lengths.max())
     sentences = tuple(sorted({source.caption(i) for i in range(len(source))}))
     size = small_size(height, width, options.picture_size)
-    return RecordedSizes(size, height, key, dim, longest - 1, source.info.fps, sentences)
+    state_dim = source.width(choose_state(source.info, STATE, source.modality)) if options.state else 0
+    return RecordedSizes(size, height, key, dim, longest - 1, source.info.fps, sentences, state_dim)
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,7 @@ class _Way:
             "dataloader_train.dataset.camera": self.options.camera,
             "dataloader_train.dataset.video_size": self.size,
             "model.config.pipe_config.tokenizer.weights": self.tokenizer_file,
+            "model.config.pipe_config.state": STATE if self.options.state else "",
             "trainer.seed": self.options.seed,
         }
         words = ("-m", "scripts.train", "--", "experiment=world_model_recordings", f"job.name={name}")
@@ -251,6 +256,7 @@ class _Way:
             "dataloader_train.dataset.path": phase.data,
             "dataloader_train.dataset.split_file": phase.split,
             "dataloader_train.dataset.camera": self.options.camera,
+            "dataloader_train.dataset.state": "true" if self.options.state else "",
             "trainer.seed": clone.seed,
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))

@@ -70,6 +70,9 @@ def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path
     other = replace(options, suite=f"{options.suite}?sentence=elsewhere")
     with pytest.raises(ConfigError, match=r"task 'elsewhere', which no recording.* Known: to the dot"):
         ways.require_suite(other, replace(wider, action_dim=2, sentences=("to the dot",)))
+    stateful = replace(wider, action_dim=2, sentences=("to the dot",), state_dim=3)
+    with pytest.raises(ConfigError, match=r"--state: the recordings have 3 numbers .*, but --suite .* shows 0"):
+        ways.require_suite(replace(options, state=True), stateful)
 
 
 def test_a_class_that_is_no_policy_is_refused_before_anything_is_trained(robot: Path) -> None:

@@ -19,7 +19,7 @@ from cosmos_predict2.tools.improve.page import WayResults, difference, refusals,
 from cosmos_predict2.tools.improve.steps import Runner, WayStep
 from cosmos_predict2.tools.improve.way import Options, RecordedSizes, _flags, look, phases_of, steps_of
 from imaginaire.config.compose import compose
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError
 from imaginaire.storage import write_json
 from scripts.train import DEFAULT_CONFIG
 
@@ -30,7 +30,7 @@ RECORDED = RecordedSizes(size=(64, 64), height=64, camera="top", action_dim=3, n
 @pytest.mark.parametrize("policies", [("pi05",), ("openvla_oft",), ("openvla_oft", "pi05")])
 def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...]) -> None:
     options = replace(OPTIONS, policies=policies, clones=len(policies), camera="front", seed=3, phases=2)
-    options = replace(options, imports=("json",), allow_unchecked=True)
+    options = replace(options, imports=("json",), allow_unchecked=True, state=True)
     steps = steps_of(options, RECORDED)
     strict = steps_of(replace(options, allow_unchecked=False), RECORDED)
     assert [one[0].codes for one in (steps, strict)] == [(0, 1), (0,)], "faults of recordings may be meant"
@@ -42,6 +42,8 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
             compose(DEFAULT_CONFIG, words)
         else:
             importlib.import_module(program).parser.parse_args(words)
+    own = [word for step in steps for word in step.words if word.endswith((".state=observation.state", ".state=true"))]
+    assert len(own) == 3 + len(policies) ** 2, "of the world model of each phase, and of the clones"
     made = [path for step in steps for path in step.makes]
     for k, step in enumerate(steps):  # what a step reads of the folder, one before it has made
         before = [path for earlier in steps[:k] for path in earlier.makes]
@@ -99,6 +101,8 @@ def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> 
         look(replace(options, data=tmp_path))
     both = look(replace(options, camera="a+b"))
     assert (both.size, both.height, both.camera) == ((32, 64), 96, "observation.images.a+observation.images.b")
+    with pytest.raises(ConfigError, match=r"there is no state 'observation\.state'"):
+        look(replace(options, camera="a", state=True))
     larger = replace(options, camera="a", picture_size=128)
     assert look(larger).size == (80, 128) and look(replace(larger, picture_size=90)).size == (48, 80)
     words = [step.words for step in steps_of(larger, look(larger)) if step.name in ("tokenizer", "world_model")]
