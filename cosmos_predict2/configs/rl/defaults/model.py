@@ -12,6 +12,7 @@ from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_
 from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, predict2p5_video2world, training_entry
 from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.clips.own_frames import OwnFramesRLModel, Predict2OwnFramesRLConfig
 from cosmos_predict2.rl.config import Predict2p5RLConfig, Predict2RLConfig
 from imaginaire.config import register_group
 
@@ -33,17 +34,21 @@ def predict2(model_size: str, shard_size: int) -> dict[str, Any]:
     return entry
 
 
-def with_actions(model_size: str) -> dict[str, Any]:
+def with_actions(
+    model_size: str,
+    config_class: type[Predict2RLConfig] = Predict2RLConfig,
+    model: type[FlowGRPOModel] = FlowGRPOModel,
+) -> dict[str, Any]:
     """The group entry of one size of Predict2 with actions, from its released weights, or those of the code."""
     is_tiny = model_size == "tiny"
     network = "chunk" if is_tiny else "flat"
     path = get_action_dit_path(model_size=model_size)
     entry = training_entry(
-        Predict2RLConfig,
+        config_class,
         get_cosmos_predict2_action_conditioned_pipeline(model_size=model_size, network=network),
         is_tiny=is_tiny,
         dit_path=path,
-        model=FlowGRPOModel,
+        model=model,
         fsdp_shard_size=0 if is_tiny else SHARD_SIZE[model_size],
     )
     entry["model"].config.model_manager_config.dit_path = path
@@ -63,5 +68,10 @@ def register() -> None:
     }
     entries |= {
         f"predict2_video2world_action_rl_{size.lower()}": partial(with_actions, size) for size in ("tiny", "2B")
+    }
+    own = dict(config_class=Predict2OwnFramesRLConfig, model=OwnFramesRLModel)
+    entries |= {
+        f"predict2_video2world_action_own_frames_rl_{size.lower()}": partial(with_actions, size, **own)
+        for size in ("tiny", "2B")
     }
     register_group("model", entries, package="_global_")

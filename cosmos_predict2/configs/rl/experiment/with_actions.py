@@ -22,7 +22,7 @@ from cosmos_predict2.rl.clips.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.config import RewardConfig
 from cosmos_predict2.rl.rewards.action_following import ActionFollowing
 from cosmos_predict2.rl.rewards.toy import CommandedPath, Permanence, Positions
-from cosmos_predict2.rl.rewards.verifiable import Smoothness
+from cosmos_predict2.rl.rewards.verifiable import Agreement, Smoothness
 from imaginaire.config import L, register_experiment
 
 SCHEDULE: dict[str, Any] = dict(sample_steps=10, train_on=list(range(8)), num_rollout=8, rollout_batch=1)
@@ -79,3 +79,28 @@ def tiny(name: str, rl: dict[str, Any]) -> dict[str, Any]:
 
 for name, objective in (("tiny_flow_grpo_action_toy_world", FLOW_GRPO), ("tiny_nft_action_toy_world", NFT)):
     register_experiment(name, partial(tiny, name, objective))
+
+
+def long_horizon(name: str, rl: dict[str, Any]) -> dict[str, Any]:
+    """The same for chunks of episodes of 96 actions, half of which go on from what the model imagined.
+
+    The branches of one history are compared with the true future of the chunk, for which they need not meet it.
+    """
+    rewards = dict(agreement=RewardConfig(make=L(Agreement)()), positions=RewardConfig(make=L(Positions)()))
+    run = tiny(name, dict(rl, rewards=rewards))
+    run["defaults"] = group_choices(
+        "predict2_video2world_action_own_frames_rl_tiny",
+        "toy_action_long",
+        "toy_action_long",
+        optimizer="adamw",
+        ema="power",
+    )
+    run["model"]["config"]["own_frames"] = dict(share=0.5, minibatch=GROUPS)
+    run["dataloader_train"] = dict(batch_size=GROUPS)
+    run["dataloader_val"] = dict(batch_size=16)
+    run["trainer"]["max_iter"] = run["scheduler"]["cycle_lengths"][0] = 35
+    return run
+
+
+for name, objective in (("tiny_flow_grpo_long_horizon", FLOW_GRPO), ("tiny_nft_long_horizon", NFT)):
+    register_experiment(name, partial(long_horizon, name, objective))
