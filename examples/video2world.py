@@ -60,7 +60,7 @@ VIDEO2WORLD = Program()
 def _parser(program: Program) -> Parser:
     parser = Parser(description=program.description, formatter_class=Help, allow_abbrev=False)
     parser.older = program.older
-    parser.set_defaults(lora_alpha=None, keep_going=None)  # flags of some of the programs
+    parser.set_defaults(lora_alpha=None, keep_going=None, skip_existing=None)  # flags of some of the programs
     program.add_flags(parser.add_argument_group("this program").add_argument)
     add_flags(parser.add_argument_group("model").add_argument, VideoModel)
     request = parser.add_argument_group("request").add_argument
@@ -230,8 +230,8 @@ def prepare_requests(args: argparse.Namespace, choice: Any, program: Program) ->
     )
     requests = read_batch(args.batch_input_json, request) if args.batch_input_json else [request]
     jobs = requests, of_requests = program.plan(args, choice, (requests, settings))
-    if not args.batch_input_json:
-        if not args.input_path and request.input_path:
+    if not args.batch_input_json and not args.keep_going and not args.skip_existing:
+        if not args.input_path and requests[0].input_path == request.input_path:
             log.info("input: %s, the bundled picture (--input_path: yours)", request.input_path)
         for one in requests:
             check_request(one, args.contact_sheet)
@@ -251,7 +251,9 @@ def prepare_requests(args: argparse.Namespace, choice: Any, program: Program) ->
             requests,
             of_requests,
             embeddings=embeddings,
-            skip_existing=bool(args.batch_input_json) and not args.overwrite,
+            skip_existing=bool(args.batch_input_json) and not args.overwrite
+            if args.skip_existing is None
+            else args.skip_existing,
             guardrail=create_guardrail(config.guardrail_config),
             keep_going=args.keep_going,
         )
