@@ -2,8 +2,8 @@
 """Measure how often a policy succeeds, on starts that training never has; and with --world_model, whether what is
 imagined of the same actions is true.
 
-A policy is a file or folder of scripts.train_policy, a run that trained one by reinforcement learning, or a driver of
-yours, MODULE:CLASS, with act, action_dim and chunk.
+A policy is a file or folder of scripts.train_policy, a run that trained one by reinforcement learning, a driver of
+yours, MODULE:CLASS, with act, action_dim and chunk, or that of a server, openpi://HOST:PORT or gr00t://HOST:PORT.
 """
 
 import argparse
@@ -41,7 +41,12 @@ examples:
 
 parser = command_line.parser("scripts.evaluate_policy", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
-add("--policy", required=True, metavar="PATH", help="a policy's file or folder, a run, or MODULE:CLASS")
+add(
+    "--policy",
+    required=True,
+    metavar="PATH",
+    help="a file or folder, a run, MODULE:CLASS, or a server: openpi://HOST:PORT, gr00t://",
+)
 add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
 add("--suite", default="toy", help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, or MODULE:CLASS")
 add("--tasks", nargs="+", default=[], metavar="TASK", help="of LIBERO also numbers (default: all; of yours the first)")

@@ -133,6 +133,10 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
     if address.startswith(ADDRESS):
         found = null_policy(address, **(options or {}))
         return found.eval(), PolicyCard(name_of(type(found)), {"address": address})
+    if is_remote(address):
+        raise ConfigError(
+            f"{address}: a server's policy is played (evaluate_policy, collect), its weights are not here."
+        )
     address = latest(result_of(address))  # once: a run may save another checkpoint meanwhile
     card = _card(address)
     if (cls := recorded(card.policy, "policy")) is None:

@@ -20,7 +20,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from cosmos_predict2.rl.episodes.episodes import require_known_sentences, require_views
+from cosmos_predict2.rl.episodes.episodes import lost, require_known_sentences, require_views
 from cosmos_predict2.rl.interfaces import Mode
 from cosmos_predict2.rl.policies.remote.layouts import Layout, observed
 from cosmos_predict2.rl.policies.remote.wire import LARGEST, TOKEN, Modality, pack, package, unpack
@@ -57,7 +57,9 @@ class ServedPolicy:
         """The policy as a client of ours compares it with its environment."""
         policy = self.policy
         known = dict(sentences=list(policy.sentences), views=list(policy.views), contract=policy.contract.to_dict())
-        sizes = dict(chunk=policy.chunk, action_dim=policy.action_dim, execute=self.about.get("execute"))
+        sizes = dict(
+            chunk=policy.chunk, action_dim=sum(self.layout.actions.values()), execute=self.about.get("execute")
+        )
         state = self.layout.state if policy.reads_state else {}
         layout = attrs.asdict(attrs.evolve(self.layout, state=state))
         return {**known, **sizes, "draws_when_greedy": policy.draws_when_greedy, "layout": layout}
@@ -73,7 +75,10 @@ class ServedPolicy:
             num, first = len(seen["full_image"]), self._count
             self._count += num
             draws = [random.generator(self.seed, first + i, "served decision") for i in range(num)]
-            actions = policy.act(seen, mode=self.mode, generators=draws).actions_E_A_D.float().cpu()
+            decision = policy.act(seen, mode=self.mode, generators=draws)
+        actions = decision.actions_E_A_D.float().cpu()
+        if lost(decision).any():
+            raise DataError("The policy is a server's, which was lost: ask again.")
         if not actions.isfinite().all():
             raise DataError("The policy decided on numbers that are not finite.")
         return actions.numpy()  # type: ignore[no-any-return]

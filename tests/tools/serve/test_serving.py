@@ -23,7 +23,7 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
-from cosmos_predict2.rl.policies.files import find_policy
+from cosmos_predict2.rl.policies.files import find_policy, read_policy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from cosmos_predict2.rl.policies.remote import connections, wire
@@ -239,7 +239,7 @@ def test_a_server_that_stays_away_ends_the_run(remotes: Any, monkeypatch: pytest
     assert remote.act(seen(1), mode="greedy", generators=[]).is_lost_E.tolist() == [True]
     with pytest.raises(ConfigError, match=f"{address} does not answer.*patience"):
         decided(remote, seen(1))
-    for away in (address, address.replace("openpi", "gr00t")):
+    for away in (address, address.replace("openpi", "gr00t"), "openpi://no.such.host", "gr00t://no.such.host"):
         monkeypatch.setattr(connections, "HANDSHAKE_S", 0.2)
         with pytest.raises(ConfigError, match=f"{away} does not answer"):
             find_policy(away)
@@ -289,6 +289,20 @@ def test_a_server_that_begins_again_goes_on(protocol: str, remotes: Any) -> None
 
 
 # --- what is refused
+
+
+@pytest.mark.parametrize("protocol", ["openpi", "gr00t"])
+def test_a_server_may_stand_before_another(protocol: str, remotes: Any) -> None:
+    """As between a client of one protocol and a server of the other; what is lost behind it is an error before it."""
+    behind = "gr00t" if protocol == "openpi" else "openpi"
+    with contextlib.ExitStack() as stack:
+        last = stack.enter_context(contextlib.ExitStack())
+        relayed = remotes(last.enter_context(served(Echo(), behind)), timeout=0.4)
+        remote = remotes(stack.enter_context(served(relayed, protocol)))
+        assert torch.equal(decided(remote, seen()), decided(Echo(), seen()))
+        last.close()
+        with pytest.raises(ConfigError, match="was lost: ask again"):
+            decided(remote, seen(1))
 
 
 @pytest.mark.parametrize("protocol", ["openpi", "gr00t"])
@@ -496,6 +510,11 @@ def test_modalities_of_a_server_say_what_it_is_shown(remotes: Any) -> None:
     answers["get_modality_config"] = {**modalities, "video": Modality(("ego",), (-15, 0))}
     with foreign_gr00t(answers) as address, pytest.raises(ConfigError, match="looks back in time"):
         find_policy(address)
+
+
+def test_weights_of_a_server_are_not_read() -> None:
+    with pytest.raises(ConfigError, match="its weights are not here"):
+        read_policy("openpi://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(

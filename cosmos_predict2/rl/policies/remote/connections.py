@@ -31,6 +31,7 @@ class Connection:
     """A server at ``name``, which may take ``timeout`` seconds for a reply."""
 
     port: ClassVar[int]
+    faults: tuple[type[Exception], ...] = (OSError,)  # of its socket
 
     def __init__(self, name: str, host: str, port: int | None, token: str, timeout: float) -> None:
         self.name, self.place, self.token, self.timeout = name, f"{host}:{port or self.port}", token, timeout
@@ -42,6 +43,15 @@ class Connection:
     def ask(self, layout: Layout, pictures: Mapping[str, Any], state: Mapping[str, Any], text: str) -> Any:
         """The actions of a decision, [H, D]."""
         raise NotImplementedError
+
+    @contextmanager
+    def _losses(self) -> Iterator[None]:
+        """Inside, faults of the socket are `Lost`."""
+        try:
+            yield
+        except self.faults as error:
+            is_late = isinstance(error, TimeoutError) or type(error).__name__ == "Again"  # ZeroMQ's
+            raise Lost("no answer in time" if is_late else str(error)) from error
 
     def close(self) -> None:
         if self.socket is not None:
@@ -60,12 +70,13 @@ class OpenPi(Connection):
     def open(self) -> Facts:
         headers = {"Authorization": f"Api-Key {self.token}"} if self.token else None
         limits: dict[str, Any] = dict(compression=None, max_size=LARGEST, max_queue=1, open_timeout=HANDSHAKE_S)
-        connect, invalid = package("websockets.sync.client").connect, package("websockets.exceptions").InvalidStatus
+        connect, exceptions = package("websockets.sync.client").connect, package("websockets.exceptions")
+        self.faults = (OSError, exceptions.WebSocketException)
         with self._losses():
             try:
                 connected = connect(f"ws://{self.place}", additional_headers=headers, proxy=None, **limits)
                 self.socket = connected.__enter__()  # which of a later websockets gives the connection
-            except invalid as error:
+            except exceptions.InvalidStatus as error:
                 status = error.response.status_code
                 raise self.refused(f"HTTP {status}.", is_token=status in (401, 403)) from error
         return Facts(self._received(HANDSHAKE_S).get("policy") or {})
@@ -91,15 +102,6 @@ class OpenPi(Connection):
             raise self.refused(data)
         return unpack(data, "openpi", self.name)
 
-    @contextmanager
-    def _losses(self) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            raise Lost("no answer in time") from error
-        except (OSError, package("websockets.exceptions").WebSocketException) as error:
-            raise Lost(str(error)) from error
-
 
 class Gr00t(Connection):
     """N1.6 and N1.7, and N1.5, whose modalities are texts."""
@@ -109,10 +111,12 @@ class Gr00t(Connection):
 
     def open(self) -> Facts:
         zmq = package("zmq")
-        self.socket = zmq.Context.instance().socket(zmq.REQ)
-        for option, value in {zmq.LINGER: 0, zmq.MAXMSGSIZE: LARGEST, zmq.IPV6: 1}.items():
+        self.faults, self.socket = (zmq.ZMQError,), zmq.Context.instance().socket(zmq.REQ)
+        is_v6 = self.place.startswith("[")  # of a name it takes the first address alone
+        for option, value in {zmq.LINGER: 0, zmq.MAXMSGSIZE: LARGEST, zmq.IPV6: int(is_v6)}.items():
             self.socket.setsockopt(option, value)
-        self.socket.connect(f"tcp://{self.place}")
+        with self._losses():
+            self.socket.connect(f"tcp://{self.place}")
         modalities = self._called("get_modality_config", HANDSHAKE_S)
         self.is_flat = any(one.is_text for one in modalities.values())
         try:
@@ -138,14 +142,11 @@ class Gr00t(Connection):
     def _called(self, endpoint: str, timeout: float, data: Any = None) -> Any:
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
         message = pack({**request, **({"api_token": self.token} if self.token else {})}, "gr00t")
-        zmq = package("zmq")
-        try:
-            for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
+        with self._losses():
+            for option in (package("zmq").SNDTIMEO, package("zmq").RCVTIMEO):
                 self.socket.setsockopt(option, round(1e3 * timeout))
             self.socket.send(message)
             reply = self.socket.recv()
-        except zmq.ZMQError as error:
-            raise Lost("no answer in time" if isinstance(error, zmq.Again) else str(error)) from error
         found = unpack(reply, "gr00t", self.name)
         if isinstance(found, Mapping) and "error" in found:
             raise self.refused(str(found["error"]), is_token="Unauthorized" in str(found["error"]))

@@ -73,7 +73,7 @@ class RemotePolicy(PolicyDefaults):
             self.about["contract"] = ActionContract.read({**own.get("contract", {}), **given}).to_dict()
             sizes = (int(own["chunk"]), int(own["action_dim"])) if own else None
         self.layout = layout_of(place.scheme, layout, fields, stated)
-        self.reads_state = bool(self.layout.state) and not zero_state
+        self.reads_state, self.state_size = bool(self.layout.state) and not zero_state, sum(self.layout.state.values())
         self.draws_when_greedy = bool(own.get("draws_when_greedy", True))
         self.chunk, self.action_dim = sizes or self._probed()
 
