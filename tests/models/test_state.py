@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The robot's state beside the pictures: learnt from recordings, and shown to policies in imagination."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.state_head import StateHead, StateTrail
 from cosmos_predict2.rl.envs.first_frames import GivenStarts
+from cosmos_predict2.rl.envs.replays import Unjudged
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.interfaces import PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning, begin
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
-from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.config.lazy_config import LazyCall as L
@@ -180,16 +179,7 @@ def imagination() -> Imagination:
 def environment(imagination: Imagination, states: Tensor | None, **options: Any) -> WorldModelEnv:
     torch.manual_seed(1)
     starts = GivenStarts(torch.randint(0, 255, (3, 48, 48, 3), dtype=torch.uint8), states_E_S=states)
-    return WorldModelEnv(imagination, starts, Seen(), 3, 24, **options)
-
-
-class Seen(ToyDetectorReward):
-    """Nothing succeeds."""
-
-    def judge(self, frames: Tensor, context: Mapping[str, Any]) -> Any:
-        from cosmos_predict2.rl.interfaces import Judgement
-
-        return Judgement(torch.zeros(frames.shape[:2]), torch.zeros(frames.shape[:2], dtype=torch.bool))
+    return WorldModelEnv(imagination, starts, Unjudged(), 3, 24, **options)
 
 
 STATES = torch.tensor([[0.5, 1.0], [-1.0, 4.0], [1.5, 9.0]])

@@ -4,9 +4,11 @@
 from typing import Any
 
 import numpy
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cosmos_predict2.nn.state_head import StateTrail
 from cosmos_predict2.rl.envs.first_frames import FirstFrames
 from cosmos_predict2.rl.envs.scoring import Ids
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
@@ -50,6 +52,10 @@ class StreamedEnv(WorldModelEnv):
         actions = self.imagination.transformed(actions_E_A_D[:, :count].numpy())
         video = self._stream.advance(actions, as_float=self.hand_over == "float")
         self._frames[0, self._on_device(ids)] = video[:, :, -1:].to(self._frames.dtype)
+        if self.head is not None and len(self._states):
+            trail = StateTrail(self.head, self._states[0, ids])
+            trail.see(slice(None), torch.cat(self._stream.latents, dim=2)[:, :, -(1 + count // 4) :], actions)
+            self._states[0, ids] = trail.step().cpu()
         return video[None]
 
     def get_state(self) -> bytes:

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.nn.state_head import StateHead
+from cosmos_predict2.rl.envs.first_frames import GivenStarts
+from cosmos_predict2.rl.envs.replays import Unjudged
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.streamed import StreamedEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
@@ -62,6 +65,25 @@ def test_a_loaded_state_goes_on_as_the_saved_one(imagination: Imagination) -> No
     other.load_state(env.get_state())
     rows = actions(env, 5, 4)
     assert torch.equal(env.chunk_step(rows)[4]["frames"], other.chunk_step(rows)[4]["frames"])
+
+
+def test_the_robots_state_follows_a_stream(imagination: Imagination, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    head = StateHead(4, 16, [[-2.0, 2.0], [0.0, 9.0]]).eval().requires_grad_(False)
+    monkeypatch.setattr(imagination.world.net, "state_head", head)
+    pictures, states = torch.randint(0, 255, (2, 48, 48, 3), dtype=torch.uint8), torch.tensor([[1.0, 2.0], [-1.0, 4.0]])
+    found = []
+    for kind, pieces in ((WorldModelEnv, [12]), (StreamedEnv, [4, 8]), (StreamedEnv, [12])):
+        starts = GivenStarts(pictures, states_E_S=states)
+        env: Any = kind(imagination, starts, Unjudged(), 2, 24, hand_over="float")
+        begin(env)
+        at = 0
+        for count in pieces:
+            observation = env.chunk_step(actions(env)[:, at : at + count])[0]
+            at += count
+        found.append(observation["state"])
+    assert not torch.allclose(found[0], states)
+    assert all(torch.allclose(one, found[0], atol=1e-4) for one in found[1:])
 
 
 def test_whole_chunks_alone_are_no_stream() -> None:
