@@ -131,7 +131,7 @@ NOT_YET = {
     "multiview": _MULTIVIEW,
     "waymo": _MULTIVIEW,
     "7views": _MULTIVIEW,
-    "distill": ("distilled (few-step)", "use 2B/post-trained"),
+    "dmd2": ("DMD2", "distil your own model by experiment=tiny_student (documentations/students.md)"),
 }
 
 

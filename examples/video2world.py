@@ -98,7 +98,8 @@ def _parser(program: Program) -> Parser:
     add_flags(request, Settings)
     guidance = {"default": None, "help": "x = cond + guidance (cond - uncond); 0: none (default 7; tiny: 0)"}
     sampling = parser.add_argument_group("sampling").add_argument
-    add_flags(sampling, SamplingOptions, guidance=guidance)
+    steps = {"default": None, "help": "sampling steps (default 35; of a student its own)"}
+    add_flags(sampling, SamplingOptions, guidance=guidance, num_steps=steps)
     machine = parser.add_argument_group("machine").add_argument
     add_flags(machine, Machine)
     machine("--offload_text_encoder", action="store_true", help="keep the text encoder in host memory between uses")
@@ -226,7 +227,9 @@ def prepare_requests(args: argparse.Namespace, choice: Any, program: Program) ->
         aspect_ratio=choice.aspect_ratio,
         fps=config.fps,
         weights=fingerprint(choice.dit_path),
-        sampling=values_of(SamplingOptions, args, guidance=guidance, progress=True),
+        sampling=values_of(
+            SamplingOptions, args, guidance=guidance, num_steps=args.num_steps or choice.num_steps, progress=True
+        ),
     )
     requests = read_batch(args.batch_input_json, request) if args.batch_input_json else [request]
     jobs = requests, of_requests = program.plan(args, choice, (requests, settings))

@@ -478,6 +478,10 @@ class Student(Flow):
 register(EDM, Flow, Student)
 
 
+def is_student(config: "Video2WorldPipelineConfig") -> bool:
+    return config.objective is not None and target_of(config.objective, OBJECTIVE_KEY) is Student
+
+
 def _denoiser(
     net: DiT, config: "Video2WorldPipelineConfig", sigma_conditional: float | None, t_scaling_factor: float
 ) -> Denoiser:

@@ -96,7 +96,7 @@ class VideoModel(Model):
         None,
         "a released model of Predict2.5, in place of Predict2; weights of one in --dit_path are recognised",
         type=_model_name,
-        choices=["2B/pre-trained", "2B/post-trained", "14B/pre-trained", "14B/post-trained"],
+        choices=["2B/pre-trained", "2B/post-trained", "2B/distilled", "14B/pre-trained", "14B/post-trained"],
     )
     resolution: str | None = flag(None, "default 720, or the run's; tiny: 48", choices=["480", "720", "48"])
     aspect_ratio: str | None = flag(

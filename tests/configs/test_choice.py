@@ -33,7 +33,7 @@ from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.released import released_but_absent
 from cosmos_predict2.world_model.assembly import check_parts, network_of
 from cosmos_predict2.world_model.config import FlowConfig
-from cosmos_predict2.world_model.objectives import EDM, objective_of
+from cosmos_predict2.world_model.objectives import EDM, Student, objective_of
 from cosmos_predict2.world_model.options import ActionModel, VideoModel
 from examples.video2world import parse
 from imaginaire.command_line import values_of
@@ -111,6 +111,18 @@ def test_weights_are_recognised_by_their_shapes_or_their_place(tmp_path: Path) -
     assert _chosen("--dit_path", path).config.flow is not None
 
 
+def test_the_released_student_is_sampled_in_four_steps() -> None:
+    path = "checkpoints/nvidia/Cosmos-Predict2.5-2B/base/distilled/575edf0f-d973-4c74-b52c-69929a08d0a5_ema_bf16.pt"
+    for flags in (["--model", "2B/distilled"], ["--dit_path", path]):
+        choice = _chosen(*flags)
+        config, objective = choice.config, objective_of(choice.config)
+        assert isinstance(objective, Student) and choice.dit_path == path and choice.num_steps == 4
+        assert objective.times.tolist() == pytest.approx([1, 15 / 16, 5 / 6, 5 / 8, 0]) and config.state_t == 24
+        assert objective.flow.conditional_frame_timestep == 0.1 and not config.net.use_wan_fp32_strategy
+        assert config.net.crossattn_proj_in_channels == 100352
+    assert _chosen("--model", "2B/post-trained").num_steps == 35
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -121,7 +133,6 @@ def test_weights_are_recognised_by_their_shapes_or_their_place(tmp_path: Path) -
         (["--model", "2B/post-trained", "--natten"], "natten"),
         (["--model", "2B/post-trained", "--resolution", "48"], "no variant"),
         (["--model_size", "tiny", "--num_frames", "8"], "1 \\+ 4k"),
-        (["--dit_path", "base/distilled/575edf0f-d973-4c74-b52c-69929a08d0a5_ema_bf16.pt"], "2B/distilled is not yet"),
         (["--dit_path", "nvidia/Cosmos-Predict2-2B-Text2Image"], "no Text2Image models; a picture is made by"),
         (["--dit_path", "x/nvidia/Cosmos-Predict2-0.6B-Text2Image/model.pt"], "no Text2Image"),
         (["--dit_path", "model-720p-10fps-7views-29frames.pt"], "no multiview models; use a Video2World"),

@@ -32,6 +32,7 @@ from cosmos_predict2.released import (
     released_but_absent,
     tiny_video2world_path,
 )
+from cosmos_predict2.released import PREDICT25 as PREDICT25_FILES
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
@@ -39,7 +40,8 @@ from cosmos_predict2.tokenizers.sizes import latent_frames, pixel_frames, size_o
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.options import Model, VideoModel
+from cosmos_predict2.world_model.objectives import Student, is_student
+from cosmos_predict2.world_model.options import Model, SamplingOptions, VideoModel
 from imaginaire.config import L
 from imaginaire.errors import ConfigError
 
@@ -152,6 +154,7 @@ def find_size(sizes: Mapping[str, Size], family: str, model_size: str, resolutio
 
 PREDICT25 = "Predict2.5 Video2World"
 RELEASES = ("pre-trained", "post-trained")
+DISTILLED_MODEL, DISTILLED_NUM_STEPS = "2B/distilled", 4
 NUM_FRAMES = 77  # of a video that is made with the released weights, by default; they were trained with 93
 # A narrow text behind a projection, as in the released networks.
 TINY_TEXT = dict(crossattn_emb_channels=32, crossattn_proj_in_channels=64, use_wan_fp32_strategy=True)
@@ -215,6 +218,11 @@ class Choice:
     aspect_ratio: str = ""
 
     @property
+    def num_steps(self) -> int:
+        """Steps of sampling where none are asked for: those of a student, else of the released models."""
+        return int(self.config.timestamps.nfe) if is_student(self.config) else SamplingOptions.num_steps
+
+    @property
     def run(self) -> ModelCard | None:
         """The card, where it suffices to build the pipeline; else None."""
         return self.card if self.card.has_pipeline else None
@@ -250,7 +258,9 @@ def choose_model(flags: VideoModel, input_path: str | None = None) -> Choice:
             raise ConfigError("--natten is a variant of Predict2; Predict2.5 has none.")
         config = get_cosmos_predict2p5_video2world_pipeline(**variant)
         config.state_t = config.state_t if size == "tiny" else latent_frames(NUM_FRAMES)
-        log.info("model: Predict2.5 %s", size)
+        if flags.model == DISTILLED_MODEL or flags.dit_path.endswith(PREDICT25_FILES[DISTILLED_MODEL][1]):
+            _as_distilled(config)
+        log.info("model: Predict2.5 %s", flags.model or size)
     else:
         variant["natten"] = flags.natten
         config = get_cosmos_predict2_video2world_pipeline(**variant)
@@ -276,6 +286,14 @@ def choose_model(flags: VideoModel, input_path: str | None = None) -> Choice:
         config.state_t = latent_frames(flags.num_frames)
     config.guardrail_config.checkpoint_dir = config.prompt_refiner_config.checkpoint_dir = checkpoint_dir()
     return Choice(config, _video_weights(flags, run, is_predict2p5, variant), size, card, aspect_ratio)
+
+
+def _as_distilled(config: Any) -> None:
+    """Make a pipeline's config that of the released student of four steps. Its guidance is in the weights."""
+    config.objective, config.timestamps.nfe = L(Student)(), DISTILLED_NUM_STEPS
+    config.state_t = 24  # of its training
+    config.flow.conditional_frame_timestep = 0.1  # next to no noise, a level of 1e-4
+    config.net.use_wan_fp32_strategy = False
 
 
 def use_checkpoint_dir(flags: Model) -> None:
