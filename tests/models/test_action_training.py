@@ -138,14 +138,16 @@ def _train_layouts(root: Path, options: list[str], layouts: dict[str, list[str]]
 
 
 @pytest.mark.long
-def test_two_processes_train_with_actions_what_one_does(tmp_path: Path) -> None:
+def test_two_processes_train_with_actions_and_a_state_what_one_does(tmp_path: Path) -> None:
     options = [item for item in bridge(tmp_path / "data") if "batch_size" not in item]
+    options += [f"{DATA}.state=pose", "model.config.pipe_config.state=pose"]
+    options += ["+" + NET + ".state_range=${recorded_state_range:}"]
     run_distributed(_train_layouts, 2, (tmp_path, options, LAYOUTS))
     _train_layouts(tmp_path, options, {"one": ["dataloader_train.batch_size=4"]})
     one = saved(tmp_path, "one")["model"]
     for layout in LAYOUTS:
         two = saved(tmp_path, layout)["model"]
-        assert one.keys() == two.keys() and "action_transform" in one
+        assert one.keys() == two.keys() and "action_transform" in one and "net.state_head.leave.weight" in one
         assert read_card(str(run_dir(tmp_path, layout))).action_transform == relative_pose()
         for name, value in one.items():
             assert torch.allclose(value.double(), two[name].double(), atol=2e-5), f"{layout}: {name}"
