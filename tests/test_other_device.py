@@ -75,7 +75,8 @@ WAITS_OF_A_STEP = {
 }
 # The last step of a run that is shorter than trainer.logging_iter is logged, as the first is.
 REPORT = "imaginaire/training/callbacks/report.py:on_before_optimizer_step reads a number"
-WAITS_OF_THE_LAST_STEP = {REPORT: 1, "imaginaire/training/callbacks/report.py:_fold copies to the host": 5}
+FOLD = "imaginaire/training/callbacks/report.py:_fold copies to the host"
+WAITS_OF_THE_LAST_STEP = {REPORT: 1, FOLD: 5}
 # A text must not be ignored in silence by a network that reads none: once a micro-batch.
 UNREAD_TEXT = {"cosmos_predict2/nn/dit.py:require_readable reads a number": 2}
 
@@ -105,7 +106,7 @@ WAITS_OF_REWARDS = {
     "cosmos_predict2/rl/clips/flow_grpo.py:_clips copies to the host",
     "cosmos_predict2/rl/clips/flow_grpo.py:_clips reads a number",  # frames a second
     "cosmos_predict2/rl/clips/flow_grpo.py:<listcomp> reads a number",  # and of each clip
-    "imaginaire/training/callbacks/report.py:_fold copies to the host",
+    FOLD,
     *WAITS_OF_A_STEP,
 }
 WAITS_OF_RATIOS = {
@@ -118,7 +119,7 @@ WAITS_OF_RATIOS = {
 WAITS_OF_DECISIONS = {
     "cosmos_predict2/rl/episodes/grpo.py:at_end_of_experience reads a number",  # of experiences, when one is over
     "cosmos_predict2/rl/episodes/grpo.py:at_end_of_experience copies and waits",
-    "imaginaire/training/callbacks/report.py:_fold copies to the host",
+    FOLD,
     *WAITS_OF_A_STEP,
 }
 WAITS_OF_A_POLICY: dict[str, set[str]] = {
@@ -218,6 +219,15 @@ def _records(folder: Path) -> list[Any]:
 
 ADAPTERS = [f"experiment={ACTION}", "model.config.train_architecture=lora", "model.config.precision=float32"]
 ADAPTERS += ["trainer.callbacks.action_following.sigmas=[1]"]  # at any level it is the same code
+OWN = ["experiment=tiny_long_horizon", "model.config.precision=float32", "model.config.model_manager_config.dit_path="]
+OWN += [f"model.config.own_frames.{key}" for key in ("share=1", "chunks=2", "minibatch=1", "noise=0.1")]
+OWN += ["dataloader_train.dataset.num_frames=25", "trainer.callbacks.action_following.sigmas=[1]"]
+# What an update begins with is on the host, as the loader's episodes are, from which it is cut.
+WAITS_OF_OWN_FRAMES = {
+    "cosmos_predict2/world_model/imagination.py:_check reads a number": 1,  # are the actions finite?
+    "cosmos_predict2/world_model/imagination.py:generate_actions reads a number": 1,
+    "cosmos_predict2/models/own_frames.py:_handed_on copies to the host": 1,
+}
 LOW = [f"experiment={FLOW}", "model.config.precision=bfloat16", "optimizer=fusedadamw", "~optimizer.adam_lr"]
 STUDENT = ["experiment=tiny_student", "model.config.pipe_config.net.num_blocks=4", "model.config.precision=float32"]
 ENDS = WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP
@@ -228,10 +238,11 @@ ENDS = WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP
     ("overrides", "resumes", "expected_waits", "rel"),
     [
         (ADAPTERS, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-4),  # the rates of two groups of parameters
+        (OWN, False, {**ENDS, **UNREAD_TEXT, **WAITS_OF_OWN_FRAMES, REPORT: 2, FOLD: 7}, 1e-4),
         (LOW, True, {place: 2 * count for place, count in ENDS.items()}, 2e-2),
         (STUDENT, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-3),
     ],
-    ids=["adapters", "low precision, resumed", "student"],
+    ids=["adapters", "own frames", "low precision, resumed", "student"],
 )
 def test_training_stays_on_the_device(
     overrides: list[str], resumes: bool, expected_waits: Waits, rel: float, tmp_path: Path
