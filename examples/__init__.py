@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-import imaginaire  # noqa: F401  (first: outside the environment it explains how to enter it)
+import cosmos_predict2  # noqa: F401  (knows the names that published code imports from modules of this package)

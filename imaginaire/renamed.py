@@ -3,25 +3,112 @@
 
 Each package lists its own: ``add({"package.old": "package.new"})``. The old name gives the very same module. ``KEYS``
 are those of configurations, in full: overrides, experiments and saved configurations may have the old one.
+
+``NAMES`` are single names, by the module that code elsewhere imports them from, which may exist here or not. Each has a
+place, "package.module" where it is called the same, "package.module:attribute", "package.module:" for the module
+itself, "package.module:function()" for what that gives; or a sentence on what to use, with which its import fails.
 """
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
 RENAMED: dict[str, str] = {}
 KEYS: dict[str, str] = {}
+NAMES: dict[str, dict[str, str]] = {}
+_ABOVE_NAMES: set[str] = set()  # packages that are there for modules of NAMES alone
 
 
 class _Renamed(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name in RENAMED else None
+        if name in RENAMED:
+            return ModuleSpec(name, self)
+        if name not in NAMES and name not in _ABOVE_NAMES:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            return ModuleSpec(name, self, is_package=name in _ABOVE_NAMES)
+        if name in NAMES and spec.loader is not None:
+            spec.loader = _WithNames(spec.loader)
+        return spec
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = importlib.import_module(RENAMED[module.__name__])
+        name = module.__name__
+        if name in RENAMED:
+            module = sys.modules[name] = importlib.import_module(RENAMED[name])
+            if not hasattr(module, "__path__"):
+                module.__path__ = []  # modules of NAMES may lie below
+        else:
+            _answer_for(module, name)
+
+
+class _WithNames(Loader):
+    """The loader of a module that is here, whose further names are in NAMES."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        _answer_for(module, module.__name__)
+
+
+class _OfOthers(MetaPathFinder):
+    """Asked last: names of this package that another lists are known once it is imported."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        is_ours = name.startswith("imaginaire.")
+        return _FINDER.find_spec(name, path, target) if is_ours and _lists_of_others() else None
+
+
+_FINDER = _Renamed()
+
+
+def _lists_of_others() -> bool:
+    try:
+        importlib.import_module("cosmos_predict2")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def _answer_for(module: ModuleType, published: str) -> None:
+    """Let the module have the names of NAMES besides its own."""
+    own: Callable[[str], Any] | None = vars(module).get("__getattr__")
+
+    def answer(name: str) -> Any:
+        if name in NAMES.get(published, {}) or own is None:
+            return named(published, name)
+        return own(name)
+
+    vars(module)["__getattr__"] = answer
+
+
+def named(module: str, name: str) -> Any:
+    """The thing that a published module has under a name; an ImportError with what to use where it is not here."""
+    if not name.startswith("__"):
+        _lists_of_others()
+    place = NAMES.get(module, {}).get(name)
+    if place is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    if " " in place:
+        raise ImportError(f"{module}.{name}: {place}")
+    target, colon, attribute = place.partition(":")
+    found = importlib.import_module(target)
+    if colon and not attribute:
+        return found
+    value = getattr(found, attribute.removesuffix("()") or name)
+    return value() if attribute.endswith("()") else value
 
 
 def add(table: Mapping[str, str]) -> None:
@@ -30,8 +117,18 @@ def add(table: Mapping[str, str]) -> None:
     The finder comes first: below a package that moved, the usual one would load a second copy from the new folder.
     """
     RENAMED.update(table)
-    if not any(isinstance(finder, _Renamed) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Renamed())
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+        sys.meta_path.append(_OfOthers())
+
+
+def add_names(table: Mapping[str, Mapping[str, str]]) -> None:
+    """Make names importable, or refused with a sentence, from where ``table`` has them: several of a place together,
+    with spaces between them."""
+    for module, places in table.items():
+        NAMES.setdefault(module, {}).update({name: place for names, place in places.items() for name in names.split()})
+        words = module.split(".")
+        _ABOVE_NAMES.update(".".join(words[:i]) for i in range(2, len(words)))
 
 
 add(

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from imaginaire import renamed
 from imaginaire.config.lazy_config import PLACEHOLDER as PLACEHOLDER
 from imaginaire.config.lazy_config import LazyCall as LazyCall
 from imaginaire.config.lazy_config import LazyDict as LazyDict
@@ -18,4 +19,4 @@ def __getattr__(name: str) -> Any:
         from imaginaire.config import registry
 
         return getattr(registry, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return renamed.named(__name__, name)
