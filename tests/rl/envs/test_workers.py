@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.contract import check_environment
-from cosmos_predict2.rl.envs.simulators import rendering, workers
+from cosmos_predict2.rl.envs.simulators import rendering, worker_process, workers
 from cosmos_predict2.rl.envs.simulators.worker_process import DONE, STEPPED
 from cosmos_predict2.rl.envs.simulators.worker_process import _Worker as Answering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv, WorkerError
@@ -309,6 +309,16 @@ def test_what_a_simulator_raises_costs_its_episode_until_it_happens_too_often(
     with pytest.raises(WorkerError, match=r"Environment 1: .* 2 times in a row .*the simulation is unstable") as raised:
         env.chunk_step(steps[1:], env_ids=[1])
     assert raised.value.env == 1 and "in _misbehave" in raised.value.traceback
+
+
+@pytest.mark.parametrize("requests", [[("reset", 0, 0, 0), ("close",)], [EOFError]])
+def test_a_worker_closes_its_environment_however_it_ends(requests: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "signal", mock.Mock())
+    monkeypatch.setattr(ToyTask, "close", close := mock.Mock())
+    connection = mock.Mock(recv=mock.Mock(side_effect=requests))
+    worker_process.serve(connection, pickle.dumps(ToyTask), {})
+    assert connection.send.call_count == len(requests)
+    close.assert_called_once_with()
 
 
 class Growing(ToyTask):

@@ -108,14 +108,16 @@ def scored(reward: RemoteReward, *prompts: str, deadline: float = 30.0) -> Score
 
 def test_scores_come_back(scripted: Any) -> None:
     server = scripted(enqueue=[TICKET], pull=[NOT_READY, NOT_READY, SCORES])
-    reward = server.reward(token="secret", clip=(-1.0, 1.0), scale=3.0)
-    scores = reward.fetch(reward.submit(clips_of("a"), {}, "run 1/a"), 30)
+    reward = server.reward(token="secret", clip=(-1.0, 1.0), scale=3.0, context=["goal", "absent"])
+    context = {"goal": ["left"], "true_latents": torch.zeros(1, 4)}
+    scores = reward.fetch(reward.submit(clips_of("a"), context, "run 1/a"), 30)
     assert scores.value_B.tolist() == [3.0] and scores.is_valid_B.tolist() == [True]
     assert {name: part.tolist() for name, part in scores.parts.items()} == {"mean": [1.5], "part": [2.0]}
     assert {one[1]["Authorization"] for one in server.requests} == {"Bearer secret"}
     sent = wire.parse(server.asked("enqueue")[0][2])
     assert sent.rewards == ("mean",) and sent.prompts == ["a"]
     assert sent.request_id is not None and sent.request_id.startswith("run_1/a-")
+    assert list(sent.context) == ["goal"]  # what it was asked to send along, and nothing else
     assert parse_qs(server.asked("pull")[0][2].decode())["uuid"] == ["t"]
     assert reward.num_invalid == 0
 

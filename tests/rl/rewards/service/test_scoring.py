@@ -316,6 +316,8 @@ def test_the_token_is_that_of_the_first_variable(monkeypatch: pytest.MonkeyPatch
         (SERVICE_TOML, ["--host", "0.0.0.0"], "WFM_REWARD_TOKEN"),
         (SERVICE_TOML, ["--host", "no.such.host.invalid"], "WFM_REWARD_TOKEN"),
         ("lease_s = true" + SERVICE_TOML, [], "lease_s"),
+        (SERVICE_TOML.replace('["cpu", "cpu"]', "[]"), [], "device"),
+        (SERVICE_TOML.replace('["cpu", "cpu"]', '["cpu", 1]'), [], "device"),
         (SERVICE_TOML, ["--queue", "amqp://x"], "--queue"),
         (SERVICE_TOML, ["--rewards", "a=b"], "module:Class"),
     ],
