@@ -81,6 +81,19 @@ def test_the_state_is_learnt_beside_the_pictures() -> None:
     assert errors[-1] < 0.03 < errors[0], errors[:: len(errors) - 1]
 
 
+def test_what_is_predicted_is_the_state_behind_each_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = with_state(), batch_of()
+    seen: list[Tensor] = []
+
+    def truth(latents: Tensor, state_B_S: Tensor, actions: Tensor) -> Tensor:
+        seen.append(state_B_S)
+        return batch["state"][:, 1:]
+
+    monkeypatch.setattr(model.net.state_head, "forward", truth)
+    output, _ = model.training_step(batch, 0)
+    assert float(output["state_error"]) == 0 and torch.equal(seen[0], batch["state"][:, 0])
+
+
 def test_the_state_is_cut_with_its_clip() -> None:
     model, batch = with_state(), batch_of()
     longer = {**action_batch(frames=13), "state": torch.arange(13.0)[None, :, None].expand(2, -1, 3)}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Students: what they learn from a teacher, how they are sampled, and that a distillation resumes and is planned."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def teachers_file(folder: Path) -> str:
     return path
 
 
-def make_student(teacher: str, num_steps: int = 1, **options: Any) -> Video2WorldModel:
-    config = make_config(dit_path=teacher, **options)
-    config.pipe_config.objective = L(Student)(teacher=teacher, teacher_steps=3)
+def make_student(teacher: str, num_steps: int = 1, **objective: Any) -> Video2WorldModel:
+    config = make_config(dit_path=teacher)
+    config.pipe_config.objective = L(Student)(teacher=teacher, teacher_steps=3, **objective)
     config.pipe_config.timestamps = SolverConfig(nfe=num_steps)
     torch.manual_seed(0)
     return Video2WorldModel(config)
@@ -58,6 +59,34 @@ def test_a_student_learns_what_its_teacher_makes_of_the_same_noise(tmp_path: Pat
     grid = torch.tensor([1, 15 / 16, 5 / 6, 5 / 8])[:num_steps]
     assert ((t_B_1 - grid).abs().min(dim=1).values < 1e-6).all()
     assert loss > 0 and output["velocity"].shape == made.shape
+
+
+def test_a_teacher_is_guided_away_from_no_text(tmp_path: Path) -> None:
+    teacher, batch = make_model(), action_batch()
+    model = make_student(teachers_file(tmp_path), guidance=5.0)
+    x0, condition = model.data_and_condition(batch, model._generators(batch, "train"))
+    no_text = replace(condition, crossattn_emb_B_S_E=torch.zeros_like(condition.crossattn_emb_B_S_E))
+    plain, guided = (
+        teacher.world.sample(condition, no_text, x0, SamplingOptions(num_steps=3, guidance=guidance))
+        for guidance in (0.0, 5.0)
+    )
+    torch.testing.assert_close(model.taught(x0, x0, condition), guided, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(plain, guided, atol=1e-3)
+
+
+def test_a_student_of_noise_levels_begins_as_its_teacher_at_every_level(tmp_path: Path) -> None:
+    """The network sees the same times, also where the teacher's are scaled."""
+    path, batch, estimates = teachers_file(tmp_path), action_batch(), []
+    for objective in (None, L(Student)(teacher=path)):
+        config = make_config(dit_path=path)
+        config.pipe_config.rectified_flow_t_scaling_factor = 200.0
+        config.pipe_config.objective, config.pipe_config.timestamps = objective, SolverConfig(nfe=1)
+        model = Video2WorldModel(config)
+        x0, condition = model.data_and_condition(batch, model._generators(batch, "train"))
+        noise = torch.randn(x0.shape, generator=torch.Generator().manual_seed(0))
+        output, _ = model.loss(x0, noise, torch.tensor([[0.4], [30.0]]), condition)
+        estimates.append(output["x0_pred"])
+    torch.testing.assert_close(*estimates, rtol=1e-4, atol=1e-4)
 
 
 def test_one_step_is_the_estimate_from_noise_alone(tmp_path: Path) -> None:
