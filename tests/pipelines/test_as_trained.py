@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
@@ -19,6 +20,7 @@ from cosmos_predict2.checkpoints.card import KEY, register
 from cosmos_predict2.checkpoints.dit_loading import part_differences
 from cosmos_predict2.configs.base.config_video2world import choose_model, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.evaluation.reports import held_out_evaluation
 from cosmos_predict2.evaluation.reports.held_out_evaluation import Figures
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig, Video2WorldModel
 from cosmos_predict2.pipelines.recorded_run import (
@@ -300,6 +302,17 @@ def test_the_command_takes_the_run_without_an_experiment(
     (run / "config.yaml").write_text(text.replace("model_channels: 128", "model_channels: 2048"))
     assert call(evaluate_world_model, "--dit_path", str(run)) == 2
     assert "The network is 2048 wide" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "which"), [((), "auto"), (("--load_ema",), "net_ema")])
+def test_the_command_measures_the_weights_that_are_asked_for(
+    flags: tuple[str, ...], which: str, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = mock.create_autospec(held_out_evaluation.evaluate, side_effect=ConfigError("this is enough"))
+    monkeypatch.setattr(held_out_evaluation, "evaluate", asked)
+    words = ["--dit_path", str(run), "--num_clips", "3", "--num_steps", "5", "--data", "mine", *flags]
+    assert call(evaluate_world_model, *words) == 2
+    assert asked.call_args.kwargs == dict(which=which, num_clips=3, num_steps=5, data="mine")
 
 
 def test_a_run_that_starts_from_good_weights_has_to_improve_on_them() -> None:

@@ -96,6 +96,12 @@ def test_each_sample_has_the_noise_of_its_seed() -> None:
         initial_noise(shape, [0, 1, 2])
 
 
+def test_samples_are_labelled_with_the_rate_of_the_model() -> None:
+    pipe = make_pipeline()
+    pipe.config.fps = 4
+    assert pipe.imagination.batch({}, torch.zeros(2, ACTIONS, DIM), (32, 32))["fps"].tolist() == [4.0, 4.0]
+
+
 def test_actions_seeds_and_frames_all_matter() -> None:
     pipe = make_pipeline()
     frames, actions, seeds = inputs(1)
