@@ -46,7 +46,6 @@ class ParallelDims:
     context_parallel_size: int = 1
     replicate_only: bool = False
     cp_group: dist.ProcessGroup | None = None
-    dp_group: dist.ProcessGroup | None = None
 
     @property
     def dp_size(self) -> int:
@@ -93,17 +92,14 @@ def init_dims(context_parallel_size: int = 1, *, replicate_only: bool = False) -
     global _current
     world, rank = distributed.world_size(), distributed.rank() if distributed.is_initialized() else 0
     check_context_parallel_size(context_parallel_size, world)
-    cp_group = dp_group = None
-    if distributed.is_initialized():
-        cp = context_parallel_size
-        for members in (range(first, first + cp) for first in range(0, world, cp)):
-            group = dist.new_group(list(members)) if cp > 1 else None
+    cp_group = None
+    if distributed.is_initialized() and context_parallel_size > 1:
+        for first in range(0, world, context_parallel_size):
+            members = range(first, first + context_parallel_size)
+            group = dist.new_group(list(members))
             cp_group = group if rank in members else cp_group
-        for members in (range(first, world, cp) for first in range(cp)):
-            group = dist.new_group(list(members)) if cp > 1 else dist.group.WORLD
-            dp_group = group if rank in members else dp_group
     _init_megatron(context_parallel_size)
-    _current = ParallelDims(world, rank, context_parallel_size, replicate_only, cp_group, dp_group)
+    _current = ParallelDims(world, rank, context_parallel_size, replicate_only, cp_group)
     return _current
 
 
