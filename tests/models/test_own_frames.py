@@ -26,9 +26,10 @@ RUN = ["job.project=tests", "job.group=engine", f"job.name={NAME}", "trainer.log
 RUN += ["trainer.run_validation=false", "trainer.callbacks.draw_samples=null", "dataloader_val.dataset.num_episodes=4"]
 
 
-def made(**own: Any) -> tuple[OwnFramesModel, dict[str, Any], list[dict[str, Any]]]:
+def made(num_given: int = 1, **own: Any) -> tuple[OwnFramesModel, dict[str, Any], list[dict[str, Any]]]:
     """A model with these settings, a batch of its loader, and the parts of that batch."""
-    config = compose(CONFIG, [*SHORT, *(f"{OWN}.{name}={value}" for name, value in own.items())])
+    given = [f"model.config.pipe_config.{end}_num_conditional_frames={num_given}" for end in ("min", "max")]
+    config = compose(CONFIG, [*SHORT, *given, *(f"{OWN}.{name}={value}" for name, value in own.items())])
     model = lazy_config.instantiate(config.model)
     loader = lazy_config.instantiate(config.dataloader_train)
     model.on_data(loader)
@@ -56,6 +57,16 @@ def test_true_histories_cut_episodes_into_chunks_that_follow_each_other() -> Non
             first = int(starts[i // 2, row])
             assert torch.equal(clip, batch["video"][row, :, first : first + 13])
     assert len({position for part in parts for position in part["sample_position"].tolist()}) == 12
+
+
+def test_two_conditioning_latent_frames_are_the_last_five_of_the_chunk_before() -> None:
+    model, batch, parts = made(num_given=2, share=1.0)
+    assert (starts_of(batch, parts).diff(dim=0) == 8).all()
+    frames = torch.cat([part[FRAMES_KEY] for part in parts[2:4]])
+    assert frames.shape[2] == 5
+    x0, condition = model.data_and_condition(parts[2], model._generators(parts[2], "train"))
+    assert torch.equal(x0[:, :, :2], model.world.encode(parts[2][FRAMES_KEY]).to(x0))
+    assert condition.condition_mask_B_1_T_H_W[:, 0, :, 0, 0].tolist() == [[1, 1, 0, 0]] * 2
 
 
 def test_an_own_history_is_the_rollout_that_the_model_makes() -> None:
