@@ -21,6 +21,7 @@ TEXT_KEY = "t5_text_embeddings"
 NEGATIVE_TEXT_KEY = "neg_t5_text_embeddings"
 ACTION_KEY = "action"
 STATE_KEY = "state"  # of the robot, [B, F, S] at the frames
+SHOWN_KEY = "shown"  # 1 for each view that was filmed, [B, V]
 EMBEDDERS = ("fps", "padding_mask", "text", "use_video_condition")  # in the order of their draws
 
 
@@ -37,6 +38,7 @@ class Condition:
     condition_mask_B_1_T_H_W: Tensor | None = None  # 1 on the conditioning frames
     action_B_A_D: Tensor | None = None  # of the whole clip, scaled; never withheld
     state_B_F_S: Tensor | None = None  # of training alone, where the network predicts it
+    shown_B_V: Tensor | None = None  # of training alone: 1 for the views in which errors count
     is_without_text: bool = False  # known to be: then nobody looks at the text, for which a GPU would be waited for
 
     def with_conditioning_frames(self, gt_frames_B_C_T_H_W: Tensor, num_frames_B: Tensor) -> "Condition":
@@ -142,6 +144,7 @@ class Conditioner:
             is_image=is_image,
             action_B_A_D=batch.get(ACTION_KEY),
             state_B_F_S=batch.get(STATE_KEY),
+            shown_B_V=batch.get(SHOWN_KEY),
         )
         return condition if keep is None else self.withheld(condition, keep)
 

@@ -35,7 +35,7 @@ from cosmos_predict2.actions.statistics import (
     sampled_statistics,
 )
 from cosmos_predict2.actions.transforms import ActionTransform
-from cosmos_predict2.conditioner import STATE_KEY
+from cosmos_predict2.conditioner import SHOWN_KEY, STATE_KEY
 from cosmos_predict2.data.samples import CURE, BadSamples, FrameRule, evenly, frame_item, place_of, text_item
 from cosmos_predict2.data.video.clips import CROPS, Clip, Fit, choose_decoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
@@ -100,6 +100,10 @@ class Source(Protocol):
 
     def states(self, i: int, frames: NDArray[numpy.int64]) -> Numbers | None:
         """The robot's state [F, S] at these frames; None where nobody asked for it."""
+        return None
+
+    def shown(self, i: int) -> Sequence[bool] | None:
+        """True for each view that was filmed; None: all of them, always."""
         return None
 
     def starts(self, i: int) -> NDArray[numpy.bool_] | None:
@@ -274,6 +278,8 @@ class ClipDataset(Dataset[dict[str, Any]]):
         if self.action_transform is not None:
             actions = self._actions(i, frames, self.action_transform)
             item |= {"action": actions, TRANSFORM_KEY: self.action_transform.to_json()}
+        if (shown := self.source.shown(i)) is not None:
+            item[SHOWN_KEY] = torch.tensor(shown, dtype=torch.float32)
         if (states := self.source.states(i, frames)) is not None:
             if not numpy.isfinite(states).all():
                 raise DataError(f"{self.source}: the state of recording {i} has numbers that are not finite.")

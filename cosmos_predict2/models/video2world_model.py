@@ -338,6 +338,8 @@ class Video2WorldModel(ImaginaireModel):
                 f"{name}.errors returned the parts {sorted(parts)}, but 'x0_pred', the predicted latents, is needed:"
                 " return those of the class that it derives from, too."
             )
+        if (shown_B_V := condition.shown_B_V) is not None:
+            error = error * weight_of_views(shown_B_V.to(error), error.shape[3])
         loss = self._reduced(error)
         output = {
             **parts,
@@ -491,6 +493,14 @@ class Video2WorldModel(ImaginaireModel):
     def _generators(self, batch: Mapping[str, Any], pass_name: str) -> Draws:
         size, positions = len(batch[self._input_key(batch)]), batch.get(POSITION_KEY)
         return Draws(size, None if positions is None else positions.tolist(), self.seed, pass_name)
+
+
+def weight_of_views(shown_B_V: Tensor, height: int) -> Tensor:
+    """[B, 1, 1, H, 1] of latents whose views are stacked: 0 where nothing was filmed, and 1 on the mean of a sample."""
+    if height % (num_views := shown_B_V.shape[1]):
+        raise DataError(f"Latents that are {height} high do not hold {num_views} views of one height: see video_size.")
+    weight_B_V = shown_B_V / shown_B_V.mean(dim=1, keepdim=True)
+    return weight_B_V.repeat_interleave(height // num_views, dim=1)[:, None, None, :, None]
 
 
 def counted_losses(output: Mapping[str, Any], loss: Tensor, weight_B: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -17,10 +18,12 @@ from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.data.views import require_same, split, views_of
 from cosmos_predict2.evaluation.metrics.imagined_chunks import by_chunk
 from cosmos_predict2.evaluation.reports.action_evaluation import _of_views
+from cosmos_predict2.models.video2world_model import weight_of_views
 from imaginaire.errors import ConfigError, DataError
 from tests.data import sources_lerobot as made
 from tests.data.sources_lerobot import FRONT, WRIST
 from tests.data.sources_libero import libero_tree
+from tests.models.parts import make_batch, make_model
 
 pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
 BOTH = "front+wrist"
@@ -83,6 +86,48 @@ def test_a_recording_that_lacks_a_camera_is_named_with_what_it_has(tmp_path: Pat
     for wrong in ("front+front", "front+", "ego_view+front"):
         with pytest.raises(ConfigError, match="names of different cameras"):
             LeRobotSource.open(made.write_v2(tmp_path / f"m{wrong}", modality=True)).camera(wrong)
+
+
+def test_what_an_episode_does_not_show_is_black_and_masked_in_training_alone(tmp_path: Path) -> None:
+    root = made.write_v2(tmp_path / "set")
+    whole = LeRobotActionDataset(str(root), "wrist+front", num_frames=4, video_size=(32, 48), data_split="full")
+    source, before = LeRobotSource.open(root), [*whole]
+    source.file_of(1, FRONT).unlink()
+    shape: dict[str, Any] = dict(num_frames=4, video_size=(32, 48), missing_cameras="mask")
+    masked = LeRobotActionDataset(str(root), "wrist+front", **shape, data_split="full")
+    assert len(masked) == len(whole) and masked.recordings.tolist() == whole.recordings.tolist()
+    for k, item in enumerate(masked):
+        wrist, front = split(item["video"], 2)
+        lacks = masked.windows[k][0] == 1
+        assert item["shown"].tolist() == [1.0, 0.0 if lacks else 1.0]
+        assert torch.equal(wrist, split(before[k]["video"], 2)[0])
+        assert torch.equal(front, torch.zeros_like(front) if lacks else split(before[k]["video"], 2)[1])
+    held_out = LeRobotActionDataset(str(root), "wrist+front", **shape, data_split="val", val_fraction=0.9)
+    assert 1 not in held_out.recordings.tolist() and len(held_out.recordings)
+    source.file_of(1, WRIST).unlink()
+    with pytest.raises(DataError, match=r"episode_000001 has no .*, but none"):
+        LeRobotActionDataset(str(root), "wrist+front", **shape, data_split="full")
+    skipped = LeRobotActionDataset(str(root), "wrist+front", **shape, data_split="full", skip_bad_samples=True)
+    assert skipped.recordings.tolist() == [i for i in whole.recordings.tolist() if i != 1]
+    with pytest.raises(ConfigError, match="missing_cameras is 'black'"):
+        LeRobotActionDataset(str(root), "wrist+front", num_frames=4, missing_cameras="black")
+
+
+def test_no_error_counts_where_nothing_was_filmed() -> None:
+    model, batch = make_model(), make_batch(2, positions=[0, 1])
+    shown = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    plain, masked = (model.training_step(one, 0)[0] for one in (batch, {**batch, "shown": shown}))
+    error = (plain["x0_pred"] - plain["x0"]).square()
+    weight = weight_of_views(shown, error.shape[3])
+    assert weight[:, 0, 0, :, 0].tolist() == [[1.0] * 4, [2.0, 2.0, 0.0, 0.0]]
+    assert torch.allclose(masked["edm_loss_per_frame"][0], plain["edm_loss_per_frame"][0])
+    assert not torch.allclose(masked["edm_loss_per_frame"][1], plain["edm_loss_per_frame"][1])
+    other = {**batch, "video": batch["video"].clone(), "shown": shown}
+    other["video"][1, :, :, 16:] = 255 - other["video"][1, :, :, 16:]
+    other_seen = model.training_step(other, 0)[0]
+    assert torch.equal(other_seen["edm_loss_per_frame"][0], masked["edm_loss_per_frame"][0])
+    with pytest.raises(DataError, match="do not hold 3 views"):
+        model.training_step({**batch, "shown": torch.ones(2, 3)}, 0)
 
 
 def test_a_run_records_its_views_and_so_do_exported_weights() -> None:

@@ -41,6 +41,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, ch
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, Form, choose_form, known_ranges
 from cosmos_predict2.data.split import SUCCESS_COLUMN, read_split, recorded_outcomes, split_of
 from cosmos_predict2.data.video.clips import Clip, Fit, choose_decoder
+from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.data.facts import DataFacts, known, with_defaults
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 
 HELD_OUT = ("val", "test")
 OUTCOMES = {"success": True, "failure": False}
+MISSING = ("error", MASK := "mask")
 SkipIdle = bool | Mapping[str, Any] | None
 PART_OF = {"train": "train", "val": "calibrate", "test": "test"}  # of a split file, by data_split
 
@@ -112,6 +114,9 @@ class LeRobotActionDataset(ClipDataset):
     ``split_file`` of scripts.split_recordings holds episodes out in place of ``val_fraction`` and of the data set's own
     splits: train, val, which is its part calibrate, and test.
 
+    Of several cameras, ``missing_cameras`` "mask" takes episodes that lack some of them, too: what was not filmed is
+    black, and no error there counts (``shown`` of a sample, 1 for each view). Held-out parts have whole episodes.
+
     ``state`` names columns of the robot's state, or parts of them by modality.json, with + between several: samples
     have it at each frame, for a world model that predicts it.
 
@@ -145,6 +150,7 @@ class LeRobotActionDataset(ClipDataset):
         outcome: str | None = None,
         success_column: str | None = None,
         state: str = "",
+        missing_cameras: str = "error",
         annotation: str | None = None,
         load_t5_embeddings: bool = False,
         embedding_dir: str | None = None,
@@ -157,7 +163,7 @@ class LeRobotActionDataset(ClipDataset):
         num_threads: int = 1,
     ) -> None:
         problems = [
-            *_problems(data_split, embodiment, stride, start_interval, combine_actions, outcome),
+            *_problems(data_split, embodiment, stride, start_interval, combine_actions, outcome, missing_cameras),
             *shape_problems(num_frames, video_size),
         ]
         if problems:
@@ -178,6 +184,7 @@ class LeRobotActionDataset(ClipDataset):
             _idle_rule(skip_idle, files.info, form),
             dict(known=known_ranges(embodiment, units), contract=files.action_contract(parts, stride)),
             choose_state(files.info, state, files.modality) if state else (),
+            missing_cameras == MASK,
         )
         given = _given_transform(action_transform, files.width(parts))
         if load_t5_embeddings and (note := files.episodes.several_tasks()) is not None:
@@ -191,13 +198,13 @@ class LeRobotActionDataset(ClipDataset):
         if outcome is not None:
             outcomes = recorded_outcomes(files, success_column or form.success or SUCCESS_COLUMN)
             episodes = episodes[[outcomes[i] is OUTCOMES[outcome] for i in episodes.tolist()]]
-        episodes = _with_files(source, episodes, skip_bad_samples)
+        is_training = data_split not in HELD_OUT  # notes are logged once, by the data of training, which has the same
+        episodes = _with_files(source, episodes, skip_bad_samples, is_training)
         if not len(episodes):
             which = f"data_split='{data_split}' with val_fraction={val_fraction}, outcome={outcome}"
             raise DataError(f"{root} has no episode for {which}.")
         if not skip_bad_samples:
             files.require_lengths(source.camera, episodes.tolist())
-        is_training = data_split not in HELD_OUT  # notes are logged once, by the data of training, which has the same
         if is_training and (note := files.rate_note()) is not None:
             log.warning("%s: %s", root, note)
         super().__init__(
@@ -225,7 +232,15 @@ class LeRobotActionDataset(ClipDataset):
         """Findings about the arguments; the episodes are not read."""
         options = with_defaults(cls, {"root": "", **arguments})
         stride, combine = options["stride"], options["combine_actions"]
-        names = ("data_split", "embodiment", "stride", "start_interval", "combine_actions", "outcome")
+        names = (
+            "data_split",
+            "embodiment",
+            "stride",
+            "start_interval",
+            "combine_actions",
+            "outcome",
+            "missing_cameras",
+        )
         yield from errors(context.key, _problems(*(options[name] for name in names)))
         yield from errors(context.key, shape_problems(options["num_frames"], options["video_size"]))
 
@@ -299,6 +314,7 @@ class LeRobotClips(Source):
     idle: tuple[IdleRule, Sequence[Part]] | None = None  # and the commands that it looks at
     action_form: Mapping[str, Any] | None = field(default_factory=dict)
     state_parts: Sequence[Part] = ()
+    masks: bool = False  # cameras that an episode lacks
 
     def __str__(self) -> str:
         return str(self.files.info.root)
@@ -312,7 +328,8 @@ class LeRobotClips(Source):
 
     def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:
         def read(frames: Sequence[int], fit: Fit | None) -> Tensor:
-            return self.files.frames(i, self.camera, frames, fit=fit, **self.decoding)
+            shown = self.files.shown(i, self.camera) if self.masks else ()
+            return self.files.frames(i, self.camera, frames, fit=fit, shown=shown, **self.decoding)
 
         return nullcontext(FramesOf(int(self.lengths[i]), self.files.info.fps, read))
 
@@ -336,16 +353,30 @@ class LeRobotClips(Source):
             raise DataError(f"{self.files.layout.rows(i).path}: {self.files.name(i)} has actions that are not finite.")
         return combined_actions(rows, frames, self.combine)
 
+    def shown(self, i: int) -> Sequence[bool] | None:
+        return self.files.shown(i, self.camera) if self.masks else None
+
     def states(self, i: int, frames: NDArray[numpy.int64]) -> NDArray[Any] | None:
         return self.files.parts(i, self.state_parts)[frames] if self.state_parts else None
 
 
-def _with_files(source: LeRobotClips, episodes: NDArray[numpy.int64], skip: bool) -> NDArray[numpy.int64]:
+def _with_files(
+    source: LeRobotClips, episodes: NDArray[numpy.int64], skip: bool, is_training: bool
+) -> NDArray[numpy.int64]:
     """The episodes whose files are there; with ``skip`` the others are excluded, else they are an error."""
     files, camera = source.files, source.camera
+    if source.masks:
+        counts = numpy.array([sum(files.shown(i, camera)) for i in episodes.tolist()], dtype=int)
+        is_partial = (counts > 0) & (counts < len(cameras_in(camera)))
+        if is_partial.any():
+            what = "that is masked" if is_training else "they are left out of the held-out ones"
+            log.info("%s: %d of %d episodes lack a camera: %s", source, is_partial.sum(), len(episodes), what)
+        partial, episodes = episodes[is_partial & is_training], episodes[~is_partial]
+    else:
+        partial = episodes[:0]
     missing = set(files.missing_files(camera, episodes.tolist()))
     if not missing:
-        return episodes
+        return numpy.sort(numpy.concatenate([partial, episodes]))
     some = ", ".join(str(path) for path in sorted(missing)[:3])
     is_there = [not files.missing_files(camera, [i]) for i in episodes.tolist()]
     if not skip:
@@ -356,12 +387,20 @@ def _with_files(source: LeRobotClips, episodes: NDArray[numpy.int64], skip: bool
         )
     excluded = len(episodes) - sum(is_there)
     log.warning("%d of %d episodes are excluded, their files are missing: %s", excluded, len(episodes), some)
-    return episodes[numpy.array(is_there)]
+    return numpy.sort(numpy.concatenate([partial, episodes[numpy.array(is_there)]]))
 
 
 def _problems(
-    data_split: Any, embodiment: Any, stride: Any, start_interval: Any, combine_actions: Any, outcome: Any
+    data_split: Any,
+    embodiment: Any,
+    stride: Any,
+    start_interval: Any,
+    combine_actions: Any,
+    outcome: Any,
+    missing_cameras: Any,
 ) -> Iterator[str]:
+    if missing_cameras not in MISSING:
+        yield f"missing_cameras is '{missing_cameras}'.{near(str(missing_cameras), MISSING)}"
     if data_split not in SPLITS:
         yield f"data_split is '{data_split}'.{near(str(data_split), SPLITS)}"
     if embodiment is not None and embodiment not in KNOWN_ROBOTS:

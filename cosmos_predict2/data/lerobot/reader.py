@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
@@ -161,14 +162,18 @@ class LeRobotSource:
         fit: Fit | None = None,
         decoder: str = "auto",
         num_threads: int = 1,
+        shown: Sequence[bool] = (),
     ) -> Tensor:
         """uint8 [3, F, H, W]: frames of episode i, counted from its first, in the order that is asked for.
 
-        ``fit`` brings [3, 1, H, W] of each camera to another size on the way; see `views` for several.
+        ``fit`` brings [3, 1, H, W] of each camera to another size on the way; see `views` for several, of which those
+        that are not ``shown`` are black.
         """
         if len(several := cameras_in(camera)) > 1:
             read = partial(self.frames, i, indices=indices, fit=fit, decoder=decoder, num_threads=num_threads)
-            return stacked([read(one) for one in several])
+            views = [read(one) if is_shown else None for one, is_shown in zip(several, shown or [True] * len(several))]
+            black = torch.zeros_like(next(view for view in views if view is not None))
+            return stacked([black if view is None else view for view in views])
         length = int(self.episodes.lengths[i])
         if not len(indices) or min(indices) < 0 or max(indices) >= length:
             raise DataError(f"{self.info.root}: episode {self.episodes.numbers[i]} has {length} frames, not {indices}.")
@@ -255,6 +260,10 @@ class LeRobotSource:
         paths = {self.layout.rows(int(i)).path for i in everything}
         paths |= {self.file_of(int(i), one) for i in everything for one in cameras_in(camera)}
         return sorted(path for path in paths if not path.is_file())
+
+    def shown(self, i: int, camera: str) -> list[bool]:
+        """True for each camera whose file episode i has."""
+        return [self.file_of(i, one).is_file() for one in cameras_in(camera)]
 
     def lack(self, i: int, camera: str) -> str:
         """A sentence on the cameras that episode i lacks and on those that it has; empty where it lacks none."""

@@ -38,6 +38,7 @@ EVERY = 100  # iterations between validations
 SAME = (  # of validation as of training
     *("root", "split_file", "val_fraction", "video_size", "camera", "action_keys", "embodiment", "action_transform"),
     *("stride", "frame_rate", "combine_actions", "skip_bad_samples", "units", "skip_idle", "state"),
+    "missing_cameras",
 )
 VAL_EVERY = 12  # frames between windows of validation
 
