@@ -40,6 +40,7 @@ from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, write_classifier
 from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.streaming import Stream
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from imaginaire import distributed
 from imaginaire.config import L
@@ -52,7 +53,7 @@ from tests.rl import runs as rl_runs
 from tests.rl import vla_runs
 from tests.rl.test_flow_grpo import VARIANTS
 from tests.training import losses, run_dir, train
-from tests.world_model import test_flow
+from tests.world_model import test_flow, test_streaming
 
 Waits = dict[str, int]
 Losses = list[tuple[int, float]]
@@ -411,7 +412,19 @@ def _imagined() -> dict[str, tuple[Waits, Tensor, Tensor]]:
         video = pipe.rollout(frames, actions, seeds, **options)
         far.watching = False
         found["rollout"] = (dict(far.waits), video.cpu(), expected)
+    imagination, inputs = test_streaming.make_imagination(), test_streaming.inputs()
+    expected = _streamed(imagination, *inputs)
+    with FarDevice() as far:
+        world = imagination.world
+        net, tokenizer = (copy.deepcopy(part).to(device()) for part in (world.net, world.tokenizer))
+        moved = Imagination(WorldModel(world.config, net, tokenizer, device=device()))
+        found["stream"] = ({}, _streamed(moved, *inputs).cpu(), expected)
     return found
+
+
+def _streamed(imagination: Imagination, first: Tensor, actions: Tensor) -> Tensor:
+    stream = Stream(imagination, first, [5, 6], SamplingOptions(num_steps=1))
+    return torch.cat([stream.advance(part, as_float=True) for part in actions.split(4, dim=1)], dim=2)
 
 
 def _moved(pipe: Any, on: Any) -> Any:

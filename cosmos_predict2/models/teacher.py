@@ -91,6 +91,11 @@ def check_teacher(config: Mapping[str, Any], context: CheckContext) -> Iterator[
     run = context.config
     if run is not None and (size := run.model_parallel.context_parallel_size) > 1:
         yield error("model_parallel.context_parallel_size", f"{size}, but a teacher makes whole clips", "Set it to 1")
+    most = int(config["pipe_config"]["timestamps"]["nfe"])
+    for name, callback in (run.trainer.callbacks if run is not None else {}).items():
+        if isinstance(callback, Mapping) and (steps := callback.get("num_sampling_step") or 0) > most:
+            key = f"trainer.callbacks.{name}.num_sampling_step"
+            yield error(key, f"{steps}, but the student has {most}", f"Set it to {most}")
 
 
 def passes_of_teacher(config: Mapping[str, Any], clips: int) -> Passes | None:

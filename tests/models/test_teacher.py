@@ -20,6 +20,7 @@ from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError
+from imaginaire.training.preflight import check_launch
 from tests.findings import checked_model
 from tests.models.test_action_model import _node, action_batch, awaken, make_config, make_model
 from tests.training import difference, saved, train
@@ -138,6 +139,12 @@ def test_a_student_without_a_teacher_is_found_before_the_start(tmp_path: Path) -
         Video2WorldModel(config)
     found = checked_model(Video2WorldModel, _node(config))
     assert "objective.teacher" in str(found)
+
+
+def test_a_callback_that_samples_in_more_steps_is_found_before_the_start() -> None:
+    config = compose(CONFIG, ["experiment=tiny_student", "trainer.callbacks.draw_samples.num_sampling_step=20"])
+    with pytest.raises(ConfigError, match=r"draw_samples\.num_sampling_step.*20, but the student has 1"):
+        check_launch(config)
 
 
 @pytest.mark.slow
