@@ -22,6 +22,7 @@ from torch import Tensor
 from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
+from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.controllability import ActionGap, Distances
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionAgreement
@@ -48,6 +49,7 @@ from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
+from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.world_model.world_model import SamplingOptions, build_world_model
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError
@@ -269,6 +271,17 @@ def test_weights_without_actions_are_told_before_their_actions_are_asked_for(
     assert call(evaluate_world_model, "--dit_path", weights, "--data", "toy") == 2
     told = capsys.readouterr().err
     assert "is of a model without actions" in told and "--experiment" in told and "--action_transform" not in told
+
+
+def test_clips_of_the_toy_world_are_held_out_and_those_of_the_probe_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation_data, "NUM_FOR_PROBE", 2)
+    found = toy_recordings("default", TOY, num=2, num_actions=12)
+    held_out, learnt = (
+        torch.from_numpy(make_episodes(2, first=SPLITS[part], ring_elsewhere=0.0).actions[:, :12]).float()
+        for part in ("val", "train")
+    )
+    assert found.others is not None
+    assert torch.equal(found.action_B_L_D, held_out) and torch.equal(found.others[1], learnt)
 
 
 def test_no_recording_is_both_fitted_to_and_asked_about() -> None:
