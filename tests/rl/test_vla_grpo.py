@@ -407,7 +407,7 @@ def test_windows_are_kept_with_their_own_actions_however_many_are_encoded_at_onc
     world = SimpleNamespace(encode=lambda video: video[:, :1, :, :1, :1])
     ours._model = SimpleNamespace(world=world, pipe_config=SimpleNamespace(sigma_data=0.5))
     ours._imagination.transformed = lambda raw: 100 + torch.from_numpy(raw)
-    ours.windows.newest_latents, ours.windows.newest_actions = torch.zeros(0, 1, 3, 1, 1), torch.zeros(0, 2, 1)
+    ours.windows.newest_latents, ours.windows.newest_actions = torch.zeros(1, 1, 3, 1, 1), torch.zeros(1, 2, 1)
     ours._kept = partial(Refinement._kept, ours)
     places = [(1, 6), (0, 2), (1, 0)]
     for at_once in (2, 64):
