@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """cosmos_predict2.data.views: several cameras of a recording are one picture, the same in every reader."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ import pytest
 import torch
 
 from cosmos_predict2.checkpoints.card import ModelCard, _of_run, _typed, card_texts
+from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes, read_windows
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.video.clips import stretch
-from cosmos_predict2.data.views import require_same, split, views_of
+from cosmos_predict2.data.views import require_same, split, views_of, views_of_data
 from cosmos_predict2.evaluation.metrics.imagined_chunks import by_chunk
 from cosmos_predict2.evaluation.reports.action_evaluation import _of_views
 from cosmos_predict2.models.video2world_model import weight_of_views
+from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import ConfigError, DataError
 from tests.data import sources_lerobot as made
 from tests.data.sources_lerobot import FRONT, WRIST
@@ -86,6 +89,25 @@ def test_a_recording_that_lacks_a_camera_is_named_with_what_it_has(tmp_path: Pat
     for wrong in ("front+front", "front+", "ego_view+front"):
         with pytest.raises(ConfigError, match="names of different cameras"):
             LeRobotSource.open(made.write_v2(tmp_path / f"m{wrong}", modality=True)).camera(wrong)
+
+
+def test_cameras_of_bridge_are_views_by_their_numbers(tmp_path: Path) -> None:
+    write_folder(str(tmp_path), ToyFolder(episodes=3, frames=15, form="bridge", action_dim=4))
+    folder = next(tmp_path.glob("annotation/train"))
+    videos: list[Any] = []
+    for path in sorted(tmp_path.glob("annotation/*/*.json")):  # the second camera of each shows the recording before it
+        content = json.loads(path.read_text())
+        videos += content["videos"]
+        path.write_text(json.dumps({**content, "videos": [videos[-1], videos[-2 if len(videos) > 1 else -1]]}))
+    place: dict[str, Any] = dict(train_annotation_path=str(folder), video_path=str(tmp_path), num_frames=5)
+    data = ActionConditionedDataset(**place, video_size=(48, 48), cam_id="0+1")
+    for camera, view in enumerate(split(data[15]["video"], 2)):
+        assert torch.equal(view, ActionConditionedDataset(**place, video_size=(48, 48), cam_id=camera)[15]["video"])
+    assert data.source.num_cameras == 1 and views_of_data(dict(cam_id="0+1")) == ("0", "1")
+    episode = open_episodes(tmp_path, camera="0+1")[1]
+    assert episode.pictures([0]).shape == (1, 96, 48, 3)
+    with pytest.raises(ConfigError, match=r"cam_id='front\+1': numbers"):
+        ActionConditionedDataset(**place, video_size=(48, 48), cam_id="front+1")
 
 
 def test_what_an_episode_does_not_show_is_black_and_masked_in_training_alone(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ BRIDGE/annotation/{train,val,test}/NAME.npy     embeddings of the captions, read
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from cosmos_predict2.data.action_conditioned.recordings import (
 from cosmos_predict2.data.clip_dataset import (
     ACTION_FPS,
     ClipDataset,
+    FramesOf,
     GivenTransform,
     Source,
     Text,
@@ -44,6 +45,7 @@ from cosmos_predict2.data.clip_dataset import (
     state_range,
 )
 from cosmos_predict2.data.video.clips import Clip, open_clip, probe
+from cosmos_predict2.data.views import cameras_in, stacked
 from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
@@ -65,8 +67,9 @@ class ActionConditionedDataset(ClipDataset):
 
     Items have actions relative to the frame before; ``accumulate_action``
     makes them relative to the first frame (True), or to a base that moves up every n frames (such as 4). In training
-    a window begins at every frame, otherwise at every ``val_start_frame_interval``-th. ``cam_id`` chooses the camera;
-    without it one of ``cam_ids`` is drawn for each item in training, and they take turns otherwise.
+    a window begins at every frame, otherwise at every ``val_start_frame_interval``-th. ``cam_id`` chooses the camera,
+    or several that are views of one picture, "0+1" (`data.views`), each of ``video_size``; without it one of
+    ``cam_ids`` is drawn for each item in training, and they take turns otherwise.
 
     Position and angles are multiplied by ``action_scale`` (20), the gripper by ``gripper_rescale_factor``; or all of
     them by ``action_transform``, where "statistics" or "quantiles" fits one to all recordings (`fitted_transform`).
@@ -98,7 +101,7 @@ class ActionConditionedDataset(ClipDataset):
         *,
         num_action_per_chunk: int | None = None,
         fps_downsample_ratio: int | None = None,
-        cam_id: int | None = None,
+        cam_id: int | str | None = None,
         state_key: str = "state",
         gripper_key: str = "continuous_gripper_state",
         gripper_rescale_factor: float = 1.0,
@@ -116,7 +119,7 @@ class ActionConditionedDataset(ClipDataset):
         num_threads: int = 1,
     ) -> None:
         num_frames, stride = _frames(num_frames, sequence_interval, num_action_per_chunk, fps_downsample_ratio)
-        cameras = tuple(cam_ids) if cam_id is None else (cam_id,)
+        cameras, num_views = _cameras(cam_ids, cam_id)
         problems = [*_problems(normalize, pre_encode, mode, cameras), *shape_problems(num_frames, video_size)]
         if stride < 1 or val_start_frame_interval < 1:
             problems.append(
@@ -145,6 +148,7 @@ class ActionConditionedDataset(ClipDataset):
                 (num_tokens, text_width) if load_t5_embeddings else None,
                 dict(decoder=decoder, num_threads=num_threads),
                 require_state(state, POSE),
+                num_views,
             ),
             num_frames,
             video_size,
@@ -165,7 +169,7 @@ class ActionConditionedDataset(ClipDataset):
         """Findings about the arguments; the annotations are not read."""
         options, key = with_defaults(cls, arguments), context.key
         mode, videos = options["mode"], options["video_path"]
-        cameras = options["cam_ids"] if options["cam_id"] is None else (options["cam_id"],)
+        cameras, _ = _cameras(options["cam_ids"], options["cam_id"])
         yield from errors(key, _problems(options["normalize"], options["pre_encode"], mode, cameras))
         names = ("num_frames", "sequence_interval", "num_action_per_chunk", "fps_downsample_ratio")
         try:
@@ -187,7 +191,7 @@ class ActionConditionedDataset(ClipDataset):
         def rate() -> float:
             """Frame rate by the header of the first video."""
             first = annotation_files(Path(options[f"{options['mode']}_annotation_path"]))[0]
-            camera = options["cam_ids"][0] if options["cam_id"] is None else options["cam_id"]
+            camera = _cameras(options["cam_ids"], options["cam_id"])[0][0]
             keys = (options["state_key"], options["gripper_key"], (camera,))
             recording = recording_of(first, read_annotation(first), *keys)
             stride = options["fps_downsample_ratio"] or options["sequence_interval"]
@@ -218,6 +222,7 @@ class BridgeSource(Source):
     text_shape: tuple[int, int] | None  # (tokens, width) of the embedding beside each annotation; None: not read
     decoding: Mapping[str, Any]  # decoder and num_threads
     with_state: bool = False
+    num_views: int = 1  # of a picture: all cameras, where there are several
 
     def __str__(self) -> str:
         return str(self.recordings.folder)
@@ -228,7 +233,7 @@ class BridgeSource(Source):
 
     @property
     def num_cameras(self) -> int:  # type: ignore[override]
-        return self.recordings.num_cameras
+        return self.recordings.num_cameras // self.num_views
 
     @property
     def action_form(self) -> Mapping[str, Any] | None:  # type: ignore[override]
@@ -238,7 +243,20 @@ class BridgeSource(Source):
         return len(self.recordings)
 
     def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:
+        return self._views(i) if self.num_views > 1 else self._view(i, camera)
+
+    def _view(self, i: int, camera: int) -> AbstractContextManager[Clip]:
         return open_clip(self.videos / self.recordings.video(i, camera), **self.decoding)
+
+    @contextmanager
+    def _views(self, i: int) -> Iterator[Clip]:
+        with ExitStack() as opened:
+            clips = [opened.enter_context(self._view(i, k)) for k in range(self.num_views)]
+            forms = [(clip.num_frames, clip.fps) for clip in clips]
+            if len(set(forms)) > 1:
+                found = ", ".join(f"{count} at {fps:g} a second" for count, fps in forms)
+                raise DataError(f"{self.recordings.path(i)}: its cameras have frames that do not go together: {found}.")
+            yield FramesOf(*forms[0], lambda frames, fit: stacked([clip.read(frames, fit) for clip in clips]))
 
     def names(self, i: int, camera: int) -> dict[str, str]:
         video = str(self.videos / self.recordings.video(i, camera))
@@ -277,6 +295,17 @@ class BridgeSource(Source):
         mask = torch.zeros(num_tokens, dtype=torch.int64)
         mask[: len(rows)] = (rows != 0).any(dim=1)
         return Text(caption, (padded(rows, num_tokens), mask), str(path))
+
+
+def _cameras(cam_ids: Sequence[int], cam_id: int | str | None) -> tuple[tuple[int, ...], int]:
+    """The numbers of the cameras, and how many of them are views of one picture."""
+    if not isinstance(cam_id, str):
+        return (tuple(cam_ids) if cam_id is None else (cam_id,)), 1
+    try:
+        numbers = tuple(int(name) for name in cameras_in(cam_id))
+    except ValueError as error:
+        raise ConfigError(f"cam_id='{cam_id}': numbers of cameras with + between them, 0+1.") from error
+    return numbers, len(numbers)
 
 
 def _frames(num_frames: int, interval: int, chunk: int | None, ratio: int | None) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import evenly
 from cosmos_predict2.data.video.clips import read_frames
-from cosmos_predict2.data.views import stretched
+from cosmos_predict2.data.views import cameras_in, stacked, stretched
 from cosmos_predict2.tokenizers.sizes import small_size
 from imaginaire.errors import DataError
 
@@ -157,25 +157,29 @@ def _lerobot(
 
 def _bridge(folder: Path, camera: str | None) -> Iterator[RecordedEpisode]:
     try:
-        number = int(camera or 0)
+        numbers = tuple(int(name) for name in cameras_in(camera or "0"))
     except ValueError as error:
         raise DataError(
             f"camera '{camera}': recordings in Bridge's layout number their cameras, 0 and so on."
         ) from error
     for annotations in annotation_folders(folder):
-        recordings = read_recordings(annotations, camera_ids=(number,))
+        recordings = read_recordings(annotations, camera_ids=numbers)
         for i in range(len(recordings)):
-            yield _of_bridge(recordings, i, folder / recordings.video(i, 0))
+            yield _of_bridge(recordings, i, [folder / recordings.video(i, k) for k in range(len(numbers))])
 
 
-def _of_bridge(recordings: BridgeRecordings, i: int, video: Path) -> RecordedEpisode:
+def _of_bridge(recordings: BridgeRecordings, i: int, videos: Sequence[Path]) -> RecordedEpisode:
     poses = recordings.poses(i)
+
+    def pictures(frames: Sequence[int]) -> Pictures:
+        return _channels_last(stacked([read_frames(video, list(frames)) for video in videos]).numpy())
+
     return RecordedEpisode(
         name=f"{recordings.folder.name}_{Path(recordings.names[i]).stem}",
         path=str(recordings.path(i)),
         task=recordings.captions[i],
         num_frames=len(poses),
-        pictures=lambda frames: _channels_last(read_frames(video, list(frames)).numpy()),
+        pictures=pictures,
         actions=lambda: pose_differences(poses[:, :6], poses[:, 6]),
         gripper=lambda: poses[:, 6],
         known=lambda frame: {"state": poses[frame]},
