@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cosmos_predict2.rl.episodes.episodes import lost, require_known_sentences, require_views
 from cosmos_predict2.rl.interfaces import Mode
 from cosmos_predict2.rl.policies.remote.layouts import Layout, observed
-from cosmos_predict2.rl.policies.remote.wire import LARGEST, TOKEN, Modality, pack, package, unpack
+from cosmos_predict2.rl.policies.remote.wire import LARGEST, TOKEN, Modality, pack, package, reading, unpack
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.listening import listening
@@ -68,7 +68,8 @@ class ServedPolicy:
     def decide(self, request: Any) -> NDArray[Any]:
         """The actions, float32 [E, A, D]."""
         policy = self.policy
-        seen = observed(self.layout, request, max(1, len(policy.views)), reads_state=policy.reads_state)
+        with reading("The request"):
+            seen = observed(self.layout, request, max(1, len(policy.views)), reads_state=policy.reads_state)
         require_known_sentences(policy.sentences, seen)
         require_views(type(policy).__name__, policy.views, seen)
         with self._lock:
@@ -95,6 +96,8 @@ def fault_of(error: Exception) -> str:
 def serve(served: ServedPolicy, protocol: str, host: str, port: int, token: str) -> None:
     """Serve until Ctrl-C; ``protocol`` is openpi, gr00t or gr00t_n1.5."""
     scheme = protocol.partition("_")[0]
+    for name in ("msgpack", "websockets.sync.server" if scheme == "openpi" else "zmq"):
+        package(name)  # before anybody asks
     with listening(host, port) as listener, contextlib.suppress(KeyboardInterrupt):
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         print(f"{address} serves the policy (Ctrl-C ends it)", flush=True)

@@ -4,6 +4,8 @@
 import contextlib
 import logging
 import re
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +21,7 @@ from websockets.sync.client import connect
 from websockets.sync.server import serve as serve_websocket
 
 from cosmos_predict2.actions.transforms import ActionContract
+from cosmos_predict2.released import tiny_policy_path
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
@@ -32,10 +35,11 @@ from cosmos_predict2.rl.policies.remote.policy import RemotePolicy
 from cosmos_predict2.rl.policies.remote.wire import TOKEN
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.serve.server import Gr00tAnswers, ServedPolicy, gr00t_socket, openpi_server
+from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.listening import listening
 from scripts import evaluate_policy, serve_policy
-from tests.programs import HANG_S, call
+from tests.programs import HANG_S, call, warm_python
 
 PARTS = {"x": 1, "y": 1, "rest": 2}  # of the toy world's actions
 ADDRESS = re.compile(r"(openpi|gr00t)://127\.0\.0\.1:\d+")
@@ -332,6 +336,7 @@ BAD = [
     (request_of(observation__state=numpy.zeros(7)), r"float64 \[7\]; 8 finite"),
     (request_of(observation__state=numpy.full(8, numpy.nan)), "8 finite"),
     (request_of(observation__state=["a"] * 8), "8 finite"),
+    (request_of(observation__state=[[1.0], [2.0, 3.0]]), "The request cannot be used: ValueError"),
     (request_of(prompt=7), "a sentence is expected"),
     (request_of(prompt=["go", "on"]), "1 and 2 environments"),
     ([1, 2], "is a map"),
@@ -588,7 +593,47 @@ def test_a_served_policy_is_evaluated_as_itself(protocol: str, capsys: pytest.Ca
     assert lines[0] == lines[1] and len(lines[0]) == 3
 
 
-def test_the_public_client_and_server_of_openpi_talk_with_ours(remotes: Any) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["openpi", "gr00t"])
+def test_the_program_serves_until_it_is_interrupted(protocol: str) -> None:
+    address, words = f"{protocol}://127.0.0.1:{(port := free_port())}", ["--policy", tiny_policy_path()]
+    words += ["--protocol", protocol, "--port", str(port), "--layout", "actions={actions: 4}"]
+    program = [warm_python(), "-m", "scripts.serve_policy", *words]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            remote = find_policy(address, options={"patience": HANG_S})[0]
+            shown, _ = ToyEnv(1).reset(seed=0)
+            found = decided(remote, shown)
+            remote.connection.close()
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert f"{address} serves the policy" in server.communicate(timeout=HANG_S)[0] and server.returncode == 0
+    torch.testing.assert_close(found, decided(read_policy(tiny_policy_path())[0], shown))
+
+
+def test_the_public_server_of_openpi_talks_with_our_client(remotes: Any) -> None:
+    """From a checkout of Physical-Intelligence/openpi on PYTHONPATH, with openpi-client; its policy is a stand-in."""
+    public = pytest.importorskip("openpi.serving.websocket_policy_server", reason="openpi is not installed")
+
+    class Policy:
+        def infer(self, request: dict[str, Any]) -> dict[str, Any]:
+            return {"actions": openpi_actions(request), "policy_timing": {"infer_ms": 1.0}}
+
+    server = public.WebsocketPolicyServer(Policy(), "127.0.0.1", port := free_port(), metadata={"reset_pose": [0.0]})
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    remote = remotes(f"openpi://127.0.0.1:{port}", patience=HANG_S)
+    assert torch.equal(decided(remote, seen()), decided(Echo(), seen()))
+
+
+def openpi_actions(request: dict[str, Any]) -> Any:
+    """The decision of `Echo` about a request in openpi's names."""
+    pictures = [torch.from_numpy(request[f"observation/{name}"].copy()) for name in ("image", "wrist_image")]
+    state = torch.from_numpy(request["observation/state"].copy())[None]
+    observation = dict(full_image=pictures[0][None], wrist_image=pictures[1][None, None], state=state)
+    return Echo().act({**observation, "task_description": [request["prompt"]]}).actions_E_A_D[0].numpy()
+
+
+def test_the_public_client_of_openpi_talks_with_our_server(remotes: Any) -> None:
     """pip install --no-deps openpi-client, which asks for numpy 1 and runs with 2."""
     public = pytest.importorskip("openpi_client.websocket_client_policy", reason="openpi-client is not installed")
     observation, policy = seen(1), Echo()
