@@ -224,6 +224,17 @@ def test_policies_see_the_state_that_follows_from_the_one_of_the_start(imaginati
     assert torch.allclose(short["state"], trail.step([7]), atol=1e-5)  # after the last action that was done
 
 
+def test_two_noises_have_a_state_each_and_the_policy_sees_the_first(imagination: Imagination) -> None:
+    actions = torch.rand(3, 12, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    found = []
+    for num_noises in (1, 2):
+        env = environment(imagination, STATES, num_noises=num_noises)
+        env.reset(options=dict(trial_ids=range(3), seeds=range(3)))
+        found.append(env.chunk_step(actions)[0]["state"])
+    assert torch.allclose(found[0], found[1], atol=1e-5)
+    assert env._states.shape == (2, 3, 2) and not torch.equal(*env._states)
+
+
 def test_a_policy_that_reads_the_state_may_act_in_a_world_model_that_shows_it(imagination: Imagination) -> None:
     reads = PolicyDefaults()
     reads.reads_state = True
